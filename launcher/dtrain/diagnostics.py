@@ -1,0 +1,114 @@
+"""What can go wrong, as values and exceptions.
+
+The tree, with the exit code that each branch ends in:
+
+    DtrainError
+    ├── SpecError        2   the cluster file is wrong; carries every problem found
+    ├── UsageError       2   the command line is wrong
+    └── NodeError        3   a host could not be reached or prepared
+        ├── ConnectError     no connection (name, route, port, timeout)
+        ├── HostKeyError     the host is not who it was, or is not known
+        ├── AuthError        the host refused every key offered
+        └── PrepareError     connected, but the job cannot start there
+
+Every message says where and what; every hint says what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """The documented exit codes of every `dtrain` command."""
+
+    OK = 0
+    JOB_FAILED = 1
+    INVALID = 2
+    NODE_FAILED = 3
+    INTERNAL = 70
+    INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in a text file; line and column count from 1."""
+
+    file: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a cluster file.
+
+    ``source_line`` is the text of the line at ``position`` and ``width`` the number of
+    characters that the caret underlines.
+    """
+
+    message: str
+    position: Position | None = None
+    source_line: str = ""
+    width: int = 1
+    hint: str = ""
+
+
+class DtrainError(Exception):
+    """A failure that is explained to the user; never shown as a traceback."""
+
+    exit_code: ExitCode = ExitCode.INTERNAL
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class SpecError(DtrainError):
+    """The cluster file is wrong. ``problems`` is never empty and is in file order."""
+
+    exit_code = ExitCode.INVALID
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("; ".join(problem.message for problem in problems))
+        self.problems = tuple(problems)
+
+
+class UsageError(DtrainError):
+    """The command line asks for something that cannot be."""
+
+    exit_code = ExitCode.INVALID
+
+
+class NodeError(DtrainError):
+    """A host failed. ``attempted`` is what was being tried, as a phrase after "while"."""
+
+    exit_code = ExitCode.NODE_FAILED
+
+    def __init__(self, host: str, attempted: str, reason: str, *, hint: str = "") -> None:
+        super().__init__(f"{host}: {attempted}: {reason}", hint=hint)
+        self.host = host
+        self.attempted = attempted
+        self.reason = reason
+
+
+class ConnectError(NodeError):
+    """No connection to the host could be made, or it was lost."""
+
+
+class HostKeyError(NodeError):
+    """The host's key is unknown, or differs from the known one."""
+
+
+class AuthError(NodeError):
+    """The host refused every way of authenticating."""
+
+
+class PrepareError(NodeError):
+    """The host was reached, but the job cannot start there."""

@@ -1,0 +1,107 @@
+"""What the launcher and a node's relay say to each other, as bytes.
+
+The launcher writes lines of JSON (commands) to the relay's stdin; the relay writes frames to its
+stdout. A frame is a header and a payload:
+
+    kind    u8    MESSAGE or DATA
+    stream  u32   which stream the payload belongs to; 0 for messages
+    offset  u64   the payload's first byte in that stream; 0 for messages
+    length  u32   bytes of payload
+
+A MESSAGE is one JSON object with a ``type``; DATA is raw bytes of a worker's output file.
+Before the first frame the relay writes ``PREAMBLE``: whatever a login shell printed ahead of it
+is noise, kept to explain a failed start.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+VERSION = 1
+PREAMBLE = b"\x00dtrain-relay-1\n"
+HEADER = struct.Struct(">BIQI")
+MESSAGE, DATA = 1, 2
+MAX_PAYLOAD = 1 << 20
+MAX_NOISE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    stream: int
+    offset: int
+    payload: bytes
+
+
+class ProtocolError(Exception):
+    """The peer is not a relay, or speaks another version."""
+
+
+class FrameDecoder:
+    """Turns the relay's stdout, in pieces of any size, into frames.
+
+    ``noise`` is what came before the preamble.
+    """
+
+    def __init__(self) -> None:
+        self.noise = b""
+        self._synced = False
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message | Data]:
+        """Yield the frames that ``data`` completes.
+
+        Raises ProtocolError for output that no relay writes.
+        """
+        self._buffer += data
+        if not self._synced and not self._sync():
+            return
+        start = 0
+        try:
+            while len(self._buffer) - start >= HEADER.size:
+                kind, stream, offset, length = HEADER.unpack_from(self._buffer, start)
+                if kind not in (MESSAGE, DATA) or length > MAX_PAYLOAD:
+                    raise ProtocolError(f"unreadable frame (kind {kind}, {length} bytes)")
+                end = start + HEADER.size + length
+                if len(self._buffer) < end:
+                    return
+                payload = bytes(self._buffer[start + HEADER.size : end])
+                start = end
+                yield Data(stream, offset, payload) if kind == DATA else _message(payload)
+        finally:
+            del self._buffer[:start]
+
+    def _sync(self) -> bool:
+        at = self._buffer.find(PREAMBLE)
+        if at < 0:
+            self.noise = bytes(self._buffer[-MAX_NOISE:])
+            # Keep enough to recognise a preamble that is split between two reads.
+            del self._buffer[: max(0, len(self._buffer) - MAX_NOISE)]
+            return False
+        self.noise = bytes(self._buffer[:at])
+        del self._buffer[: at + len(PREAMBLE)]
+        self._synced = True
+        return True
+
+
+def _message(payload: bytes) -> Message:
+    try:
+        body = json.loads(payload)
+    except ValueError as error:
+        raise ProtocolError(f"unreadable message: {error}") from None
+    if not isinstance(body, dict) or not isinstance(body.get("type"), str):
+        raise ProtocolError("a message without a type")
+    return Message(body)
+
+
+def encode_command(body: dict[str, Any]) -> bytes:
+    """One command for the relay's stdin."""
+    return json.dumps(body, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,30 @@
+"""What a session tells whoever watches it. The CLI's views implement this."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dtrain.cause import Report
+from dtrain.launchplan import LaunchPlan
+from dtrain.logs.store import Stream
+
+
+class Observer(Protocol):
+    """All calls may come from any thread, and must return at once: a slow terminal never
+    slows a run, because what is shown is read back from the stream's file."""
+
+    def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        """The run has a name and a folder; nothing has been started on any host."""
+
+    def host_state(self, host: str, state: str, detail: str = "") -> None:
+        """A host is now ``connecting``, ``syncing``, ``preparing``, ``ready``, ``running``,
+        ``stopping``, ``ended``, ``failed`` or ``unreachable``."""
+
+    def notice(self, text: str) -> None:
+        """Something a person should know: a port that was moved, a stop that was asked for."""
+
+    def output(self, stream: Stream, size: int) -> None:
+        """``stream.path`` now holds ``size`` bytes."""
+
+    def finished(self, report: Report) -> None:
+        """The run is over and nothing more will come."""

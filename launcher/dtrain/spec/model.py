@@ -1,0 +1,151 @@
+"""The cluster file as values: checked, defaults filled in, host lists unfolded.
+
+Everything here is plain data. Text from the file stays text: no path is expanded, no variable
+is substituted and no name is resolved, because that depends on the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Framework = Literal["torch", "tensorflow"]
+Backend = Literal["direct", "static", "c10d"]
+HostKeys = Literal["strict", "accept-new"]
+TransportName = Literal["ssh", "local"]
+
+LAUNCH_ROLES = ("chief", "worker", "ps", "evaluator")
+"""TensorFlow's task types, in the order in which tasks are placed on hosts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ssh:
+    """How to reach hosts by SSH. ``None`` leaves the choice to ``~/.ssh/config``."""
+
+    user: str | None = None
+    port: int | None = None
+    identity: str | None = None
+    jump: str | None = None
+    known_hosts: str | None = None
+    host_keys: HostKeys = "strict"
+    config: str | None = None
+    connect_timeout: float = 15.0
+    """Seconds for one attempt to connect and authenticate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One machine, with the cluster's defaults and its own overrides merged."""
+
+    name: str
+    address: str
+    """What the other hosts reach it by: an IP address or a name. Defaults to ``name``."""
+    explicit_address: bool = False
+    transport: TransportName = "ssh"
+    gpus: tuple[int, ...] = ()
+    """CUDA device indices that the job may use; empty for a CPU host."""
+    slots: int = 1
+    """Worker processes on a CPU host; on a GPU host there is one for each GPU."""
+    interface: str | None = None
+    """Network interface for collectives, e.g. ``ib0``."""
+    python: str = "python3"
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment of this host alone, over ``job.env``."""
+    ssh: Ssh = Ssh()
+
+    @property
+    def workers(self) -> int:
+        """Worker processes under one-process-per-device strategies."""
+        return len(self.gpus) or self.slots
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    hosts: tuple[Host, ...]
+    """In node-rank order; never empty."""
+    spares: tuple[Host, ...] = ()
+    gpu: str | None = None
+    """Name of the GPU in the hardware table, for planning."""
+    gbps: float | None = None
+    """Network bandwidth of one host, all NICs together, in gigabits per second."""
+    run_dir: str = "~/.dtrain"
+    """Folder on each node under which runs keep their logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    source: str
+    """Folder on the launching machine, relative to the cluster file."""
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    backend: Backend = "direct"
+    port: int = 29500
+    fixed: bool = False
+    """Whether the file names the port. If not, a launch may move to a free one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a model is split. The product of the parallel sizes is the world size."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    virtual_pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    data: int = 1
+    sharding: str = "none"
+    micro_batch: int = 1
+    recompute: str = "none"
+    sequence_parallel: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    global_batch: int | None = None
+    precision: str | None = None
+    seq_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    framework: Framework
+    strategy: str | None = None
+    script: str | None = None
+    module: str | None = None
+    """Exactly one of ``script`` and ``module`` is set."""
+    args: tuple[str, ...] = ()
+    workdir: str | None = None
+    """Where workers start. ``None``: the home folder over SSH (or where ``sync`` puts the
+    files), the cluster file's folder on this machine."""
+    setup: tuple[str, ...] = ()
+    sync: Sync | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    roles: Mapping[str, int] = field(default_factory=dict)
+    """TensorFlow task counts by role; empty means one worker on each host."""
+    rendezvous: Rendezvous = Rendezvous()
+    layout: Layout | None = None
+    training: Training | None = None
+    restart: Restart = Restart()
+    grace: float = 10.0
+    """Seconds between TERM and KILL when a job is asked to stop."""
+    on_disconnect: Literal["stop", "keep"] = "stop"
+    lease: float = 300.0
+    """Seconds without a launcher after which ``on_disconnect: stop`` stops the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFile:
+    name: str
+    cluster: Cluster
+    job: Job
