@@ -1,7 +1,13 @@
-"""What ended a run, told from what every host reported. Pure."""
+"""What ended a run, told from what every host reported. Pure.
+
+When one worker of a distributed job fails, the others fail too within milliseconds, and each
+blames its peer. The first cause is the earliest failure that is not such an echo.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dtrain.diagnostics import ExitCode
@@ -26,10 +32,29 @@ class Failure:
     traceback: str = ""
     """What it wrote about its end, as it wrote it (may hold control characters)."""
     pid: int | None = None
+    out_of_memory: bool = False
+    """Whether the kernel killed it for want of memory."""
 
     @property
     def label(self) -> str:
+        """Short name: the rank, or role and index."""
         return str(self.rank) if self.rank is not None else f"{self.role}{self.index}"
+
+    @property
+    def who(self) -> str:
+        """``rank 3 on gpu01``, ``ps1 on gpu02``."""
+        return f"{f'rank {self.rank}' if self.rank is not None else self.label} on {self.host}"
+
+    @property
+    def how(self) -> str:
+        """``exited with status 1``, ``was killed by SIGKILL``."""
+        if self.out_of_memory:
+            return "was killed: the host ran out of memory"
+        if self.signal is not None:
+            return f"was killed by {self.signal}"
+        if self.code is not None:
+            return f"exited with status {self.code}"
+        return "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +71,40 @@ class Report:
     seconds: float = 0.0
     logs: str = ""
     """The run's folder on this machine."""
+
+
+# What a worker says when the fault lies with the peer that it was talking to.
+_ECHO = re.compile(
+    r"Connection closed by peer"
+    r"|Connection reset by peer"
+    r"|Connection refused"
+    r"|Broken pipe"
+    r"|remote process (?:has )?(?:exited|closed)"
+    r"|ncclRemoteError|ncclSystemError"
+    r"|Socket closed"
+    r"|failed to connect to all addresses"
+    r"|(?:UnavailableError|AbortedError|CancelledError)\b"
+    r"|Coordination service|coordination service"
+    r"|Timed out (?:after|waiting)|Wait timeout"
+    r"|process group .*(?:aborted|shut down)"
+)
+
+# A worker that a launcher or an operator ended has not failed of itself.
+_ASKED_TO_END = {"SIGTERM", "SIGINT", "SIGHUP"}
+
+
+def in_order_of_blame(failures: Iterable[Failure]) -> tuple[Failure, ...]:
+    """The first cause first: by kind (own fault, told to end, echo of a peer), then by time.
+
+    A signal such as SIGKILL or SIGSEGV is the worker's own fault whatever it last said.
+    """
+    return tuple(sorted(failures, key=lambda failure: (_kind(failure), failure.time)))
+
+
+def _kind(failure: Failure) -> int:
+    if failure.signal in _ASKED_TO_END:
+        return 1
+    if failure.signal is not None:
+        return 0
+    said = f"{failure.message}\n{failure.traceback}"
+    return 2 if _ECHO.search(said) else 0

@@ -1,14 +1,24 @@
 """The launch plan: which processes run on which host, with which environment.
 
-A plan is the request that a launch executes and a dry run shows; both come from `build`.
+A plan is the request that a launch executes and a dry run shows; both come from `build`, which
+is pure: the same cluster file gives the same plan on every machine and every day.
+
+Of two settings of one variable the later in this list wins: what dtrain chooses by itself
+(threads, GPUs, interfaces), ``job.env``, the host's own ``env``. What tells one process from
+another (``RANK``, ``MASTER_ADDR``, ``TF_CONFIG``) a cluster file may not set at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 
-from dtrain.spec.model import Host, Job
+from dtrain.environ import devices, tf_config, torchrun
+from dtrain.environ.placement import is_service, place_tasks, trains
+from dtrain.spec.model import ClusterFile, Host, Job, Layout, Training
+from dtrain.spec.strategies import STRATEGIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +34,8 @@ class Process:
     """What differs from process to process; over the host's environment."""
     rank: int | None = None
     """Global rank, where this process is one rank."""
+    ranks: int = 1
+    """Worker processes that it stands for: more than one for torchrun."""
     service: bool = False
     """Runs until the others are done, and is then stopped (parameter servers)."""
 
@@ -35,21 +47,185 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
+    """One host's part of the launch."""
+
     host: Host
     node_rank: int
     environment: Mapping[str, str]
     """Shared by all processes of the host."""
     processes: tuple[Process, ...]
+    workdir: str
+    """Where processes start: absolute, ``~``-relative, or (on this machine) relative to the
+    cluster file."""
     ports: tuple[int, ...] = ()
     """TCP ports that the host's processes will listen on."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
+    """A whole launch. ``hosts`` is in node-rank order."""
+
     name: str
     hosts: tuple[HostPlan, ...]
     job: Job
-    workdir: str
-    """Where processes start: absolute, ``~``-relative, or (on this machine) relative to the
-    cluster file."""
     run_dir: str
+    """Folder on each node under which the run's own folder lies."""
+
+    @property
+    def world_size(self) -> int:
+        """Worker processes in the whole job."""
+        return sum(process.ranks for host in self.hosts for process in host.processes)
+
+
+def build(
+    spec: ClusterFile, *, run: str | None = None, port: int | None = None, local_python: str = ""
+) -> LaunchPlan:
+    """The launch plan of a cluster file.
+
+    A launch gives what only it knows: the ``run``'s unique name, a ``port`` other than the
+    file's, and the interpreter that stands for ``python3`` on this machine.
+    """
+    port = port or spec.job.rendezvous.port
+    if spec.job.framework == "tensorflow":
+        hosts = _tensorflow(spec, port, local_python)
+    else:
+        hosts = _torch(spec, run or spec.name, port, local_python)
+    return LaunchPlan(spec.name, tuple(hosts), spec.job, spec.cluster.run_dir)
+
+
+def _torch(spec: ClusterFile, run: str, port: int, local_python: str) -> Iterator[HostPlan]:
+    job, hosts = spec.job, spec.cluster.hosts
+    one_process = bool(job.strategy) and STRATEGIES["torch"][job.strategy or ""].processes == "host"
+    ranks_by_node = tuple(1 if one_process else host.workers for host in hosts)
+    world = torchrun.World(run, ranks_by_node, hosts[0].address, port)
+    backend = job.rendezvous.backend
+    for node_rank, host in enumerate(hosts):
+        python = _python(host, local_python)
+        ports = (port,) if node_rank == 0 else ()
+        processes: tuple[Process, ...]
+        if backend == "direct":
+            identity = torchrun.node_environment(world, node_rank)
+            first = world.first_rank(node_rank)
+            processes = tuple(
+                Process(
+                    role="worker",
+                    index=first + local_rank,
+                    rank=first + local_rank,
+                    argv=(python, *_program(job)),
+                    environment=torchrun.rank_environment(world, node_rank, local_rank),
+                )
+                for local_rank in range(ranks_by_node[node_rank])
+            )
+        else:
+            identity = torchrun.threads(ranks_by_node[node_rank])
+            options = torchrun.torchrun_arguments(world, node_rank, host.address, backend)
+            argv = (python, "-m", "torch.distributed.run", *options, *_program(job))
+            processes = (
+                Process("torchrun", node_rank, argv, {}, ranks=ranks_by_node[node_rank]),
+            )
+        environment = _host_environment(spec, host, identity)
+        yield HostPlan(host, node_rank, environment, processes, _workdir(spec, host), ports)
+
+
+def _tensorflow(spec: ClusterFile, port: int, local_python: str) -> Iterator[HostPlan]:
+    job, hosts = spec.job, spec.cluster.hosts
+    placed = _tensorflow_tasks(spec)
+    listening: Counter[str] = Counter()
+    tasks: list[tf_config.Task] = []
+    for role, index, on in placed:
+        # Hosts that share an address are one machine, and its ports are shared too.
+        address = hosts[on].address
+        tasks.append(tf_config.Task(role, index, address, port + listening[address]))
+        listening[address] += 1
+    alone = bool(job.strategy) and STRATEGIES["tensorflow"][job.strategy or ""].single_host
+    for node_rank, host in enumerate(hosts):
+        mine = [task for task, (_, _, on) in zip(tasks, placed, strict=True) if on == node_rank]
+        gpus = _gpus_by_task(mine, job.roles, host)
+        chosen_by_user = {*job.env, *host.env}
+        argv = (_python(host, local_python), *_program(job))
+        processes = tuple(
+            Process(
+                role=task.role,
+                index=task.index,
+                argv=argv,
+                environment={
+                    name: value
+                    for name, value in (
+                        devices.visible_devices(gpus[task])
+                        | ({} if alone else tf_config.task_environment(tasks, task))
+                    ).items()
+                    if name not in chosen_by_user
+                },
+                service=is_service(task.role, job.roles),
+            )
+            for task in mine
+        )
+        yield HostPlan(
+            host,
+            node_rank,
+            _host_environment(spec, host, {}),
+            processes,
+            _workdir(spec, host),
+            () if alone else tuple(task.port for task in mine),
+        )
+
+
+def _tensorflow_tasks(spec: ClusterFile) -> list[tuple[str, int, int]]:
+    """``(role, index, host)`` of every task; without ``job.roles``, workers on every host."""
+    hosts = spec.cluster.hosts
+    if spec.job.roles:
+        return place_tasks(spec.job.roles, len(hosts))
+    on = [n for n, host in enumerate(hosts) for _ in range(1 if host.gpus else host.slots)]
+    return [("worker", index, host) for index, host in enumerate(on)]
+
+
+def _gpus_by_task(
+    tasks: list[tf_config.Task], roles: Mapping[str, int], host: Host
+) -> dict[tf_config.Task, tuple[int, ...]]:
+    """A host's GPUs shared out among its tasks that train; an evaluator takes them only where
+    nothing trains."""
+    wanting = [task for task in tasks if trains(task.role, roles)]
+    wanting = wanting or [task for task in tasks if task.role == "evaluator"]
+    shares = devices.split(host.gpus, len(wanting)) if wanting else []
+    return dict.fromkeys(tasks, ()) | dict(zip(wanting, shares, strict=True))
+
+
+def _host_environment(spec: ClusterFile, host: Host, identity: Mapping[str, str]) -> dict[str, str]:
+    job = spec.job
+    environment = devices.network_interface(host.interface)
+    if job.framework == "torch":
+        # A TensorFlow host may share its GPUs between tasks, so there each task names its own.
+        environment |= devices.visible_devices(host.gpus)
+    environment |= _described("DTRAIN_STRATEGY", job.strategy)
+    environment |= _described("DTRAIN_LAYOUT", job.layout)
+    environment |= _described("DTRAIN_TRAINING", job.training)
+    return {**environment, **identity, **job.env, **host.env}
+
+
+def _described(variable: str, value: str | Layout | Training | None) -> dict[str, str]:
+    """What the file says about the model, for a script that wants to know."""
+    if value is None:
+        return {}
+    return {variable: value if isinstance(value, str) else json.dumps(asdict(value))}
+
+
+def _program(job: Job) -> tuple[str, ...]:
+    target = ("-m", job.module) if job.module is not None else (job.script or "",)
+    return (*target, *job.args)
+
+
+def _python(host: Host, local_python: str) -> str:
+    if host.transport == "local" and host.python == "python3":
+        return local_python or host.python
+    return host.python
+
+
+def _workdir(spec: ClusterFile, host: Host) -> str:
+    workdir = spec.job.workdir
+    if workdir is None:
+        if spec.job.sync is not None:
+            return f"~/dtrain/{spec.name}"
+        return "." if host.transport == "local" else "~"
+    if host.transport == "local" or workdir.startswith(("/", "~")):
+        return workdir
+    return f"~/{workdir}"

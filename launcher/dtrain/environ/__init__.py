@@ -1,0 +1,1 @@
+"""The environments that frameworks expect, computed from numbers and names alone."""

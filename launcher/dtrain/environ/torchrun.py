@@ -1,0 +1,95 @@
+"""torch: the environment that torchrun gives each worker, and torchrun's own command line.
+
+A rank that is started directly gets exactly the variables that torchrun sets (PyTorch 2.13,
+``LocalElasticAgent._start_workers``), so that a script cannot tell the difference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The whole job: how many ranks each node runs, and where rank 0 listens."""
+
+    name: str
+    ranks_by_node: tuple[int, ...]
+    master_address: str
+    master_port: int
+
+    @property
+    def size(self) -> int:
+        """World size: ranks in the whole job."""
+        return sum(self.ranks_by_node)
+
+    def first_rank(self, node_rank: int) -> int:
+        """Global rank of a node's first worker."""
+        return sum(self.ranks_by_node[:node_rank])
+
+
+def node_environment(world: World, node_rank: int) -> dict[str, str]:
+    """What all ranks of a node share when they are started directly."""
+    local = world.ranks_by_node[node_rank]
+    environment = {
+        "MASTER_ADDR": world.master_address,
+        "MASTER_PORT": str(world.master_port),
+        "WORLD_SIZE": str(world.size),
+        "LOCAL_WORLD_SIZE": str(local),
+        "GROUP_RANK": str(node_rank),
+        "GROUP_WORLD_SIZE": str(len(world.ranks_by_node)),
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(world.size),
+        "TORCHELASTIC_RUN_ID": world.name,
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+    return environment | threads(local)
+
+
+def rank_environment(world: World, node_rank: int, local_rank: int) -> dict[str, str]:
+    """What tells one rank from the others of its node."""
+    rank = str(world.first_rank(node_rank) + local_rank)
+    return {"RANK": rank, "LOCAL_RANK": str(local_rank), "ROLE_RANK": rank}
+
+
+def threads(local_ranks: int) -> dict[str, str]:
+    """torchrun's default of one OpenMP thread for each of several ranks on a node."""
+    return {"OMP_NUM_THREADS": "1"} if local_ranks > 1 else {}
+
+
+def torchrun_arguments(
+    world: World, node_rank: int, node_address: str, backend: Literal["static", "c10d"]
+) -> list[str]:
+    """torchrun's options on one node, up to the script.
+
+    The store's host is named outright (``is_host``): torchrun's own guess takes any loopback
+    name for itself and misses aliases and second network cards.
+    """
+    arguments = [
+        f"--nnodes={len(world.ranks_by_node)}",
+        f"--nproc-per-node={world.ranks_by_node[node_rank]}",
+        "--max-restarts=0",
+        f"--rdzv-id={world.name}",
+        f"--rdzv-backend={backend}",
+        f"--local-addr={node_address}",
+    ]
+    if backend == "static":
+        return [
+            *arguments,
+            f"--node-rank={node_rank}",
+            f"--master-addr={world.master_address}",
+            f"--master-port={world.master_port}",
+        ]
+    endpoint = address_and_port(world.master_address, world.master_port)
+    is_host = "true" if node_rank == 0 else "false"
+    return [*arguments, f"--rdzv-endpoint={endpoint}", f"--rdzv-conf=is_host={is_host}"]
+
+
+def address_and_port(address: str, port: int) -> str:
+    """``host:port``, with the brackets that an IPv6 address needs."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
