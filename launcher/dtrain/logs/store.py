@@ -1,10 +1,33 @@
-"""The run's folder on the launching machine: every worker's output, byte for byte."""
+"""The run's folder on the launching machine: every worker's output, byte for byte.
+
+    <home>/runs/<run>/journal.jsonl
+    <home>/runs/<run>/logs/<host>/<role>-<index>.out    stdout
+    <home>/runs/<run>/logs/<host>/<role>-<index>.err    stderr
+
+``<home>`` is ``$DTRAIN_HOME``, or ``~/.dtrain``. Folders are 0700 and files 0600.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from dtrain.diagnostics import DtrainError, ExitCode, UsageError
+from dtrain.protocol import ProtocolError
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_STREAM_NAME = re.compile(r"[a-z]+-[0-9]{1,9}\.(?:out|err)")
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+class StorageError(DtrainError):
+    """This machine can't keep the run's files; the message names the file."""
+
+    exit_code = ExitCode.NODE_FAILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +44,148 @@ class Stream:
     @property
     def label(self) -> str:
         return str(self.rank) if self.rank is not None else f"{self.role}{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Where one run keeps its files on this machine."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, run: str) -> RunFolder:
+        """A new folder for ``run``. Raises FileExistsError where that run has one already, and
+        StorageError where it can't be made."""
+        folder = cls(_runs() / _checked(run))
+        try:
+            for parent in (folder.path.parent.parent, folder.path.parent):
+                parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.path.mkdir(mode=0o700)
+            folder.logs.mkdir(mode=0o700)
+        except FileExistsError:
+            if folder.path.is_dir():
+                raise
+            raise StorageError(
+                f"{folder.path}: cannot make this folder: a file is in the way",
+                hint="remove the file, or name another folder in DTRAIN_HOME",
+            ) from None
+        except OSError as error:
+            raise _storage_error(folder.path, error) from None
+        return folder
+
+    @classmethod
+    def open(cls, run: str) -> RunFolder:
+        """The folder of an earlier run. Raises UsageError where there is none."""
+        if _RUN_NAME.fullmatch(run) and (path := _runs() / run).is_dir():
+            return cls(path)
+        raise UsageError(
+            f"no run {run!r} in {_runs()}", hint="`dtrain ps` lists the runs of this machine"
+        )
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    def stream(self, host: str, name: str, *, role: str, index: int, rank: int | None) -> Stream:
+        """The stream that ``host`` calls ``name``, e.g. ``worker-3.err``.
+
+        Raises ValueError for names that are not those of a file in this run's folder: both come
+        from outside.
+        """
+        if not host or host in (".", "..") or "/" in host or "\0" in host:
+            raise ValueError(f"not a host name: {host!r}")
+        if not _STREAM_NAME.fullmatch(name):
+            raise ValueError(f"not the name of a worker's output: {name!r}")
+        fd: Literal["stdout", "stderr"] = "stdout" if name.endswith(".out") else "stderr"
+        return Stream(host, role, index, rank, fd, self.logs / host / name)
+
+
+class LogWriter:
+    """Keeps one stream's bytes. One thread uses it at a time.
+
+    Each piece is in the file when `append` returns, so that a killed launcher loses nothing. The
+    file is open only meanwhile: hundreds of hosts have more streams than a process may open.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        """Raises StorageError where the file can't be made. What it holds already is kept."""
+        self.path = stream.path
+        try:
+            self.path.parent.mkdir(mode=0o700, exist_ok=True)
+            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                self.size = os.fstat(fd).st_size
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise _storage_error(self.path, error) from None
+
+    def append(self, offset: int, payload: bytes) -> int:
+        """Store ``payload``, the stream's bytes from ``offset`` on; returns how many it has now.
+
+        Bytes that are there already are not written again, so that a piece may be sent twice.
+        Raises ProtocolError for a gap, and StorageError when the file can't be written; what was
+        written before that counts, and the same piece may be appended again.
+        """
+        if offset > self.size:
+            raise ProtocolError(
+                f"{self.path.name}: bytes {self.size} to {offset} of the stream are missing"
+            )
+        new = memoryview(payload)[self.size - offset :]
+        if not new:
+            return self.size
+        try:
+            fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                while new:
+                    # At its place rather than at the end: a second launcher attached to the same
+                    # run then writes the same bytes over each other's.
+                    written = os.pwrite(fd, new, self.size)
+                    self.size += written
+                    new = new[written:]
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise _storage_error(self.path, error) from None
+        return self.size
+
+
+def tail(path: Path, max_bytes: int) -> bytes:
+    """The last ``max_bytes`` bytes of a file; all of a shorter one, nothing of a missing one."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - max_bytes))
+            return file.read(max_bytes)
+    except OSError:
+        return b""
+
+
+def home() -> Path:
+    """``$DTRAIN_HOME`` or ``~/.dtrain``, absolute."""
+    return Path(os.environ.get("DTRAIN_HOME") or "~/.dtrain").expanduser().absolute()
+
+
+def _runs() -> Path:
+    return home() / "runs"
+
+
+def _checked(run: str) -> str:
+    if not _RUN_NAME.fullmatch(run):
+        raise ValueError(f"not a run's name: {run!r}")
+    return run
+
+
+def _storage_error(path: Path, error: OSError) -> StorageError:
+    reason = error.strerror or str(error)
+    if error.errno in _NO_SPACE:
+        hint = "free some space on this machine, or name a folder on another disk in DTRAIN_HOME"
+    elif isinstance(error, FileNotFoundError):
+        hint = "the run's folder was removed while the run was going on"
+    else:
+        hint = "name a folder that you can write to in DTRAIN_HOME"
+    return StorageError(f"this machine: {path}: cannot keep the run's files: {reason}", hint=hint)

@@ -1,0 +1,57 @@
+"""What a person or a program sees of a running launch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TextIO
+
+from dtrain_cli.views.outlet import Outlet
+from dtrain_cli.views.view import Display, Filters, View
+
+__all__ = ["Filters", "View", "make_view"]
+
+
+def make_view(
+    json: bool,
+    stdout: TextIO | None,
+    stderr: TextIO | None,
+    filters: Filters,
+    fold: bool,
+    on_broken_pipe: Callable[[], None],
+) -> View:
+    """The view that fits where the output goes; its thread runs from now on.
+
+    - ``json``: JSON Lines on stdout, nothing on stderr.
+    - stderr is a terminal that can move its cursor, and stdout is no pipe: log lines above a live
+      header. (A pipe's reader, ``tee`` say, mostly writes to the same terminal, at the cursor.)
+    - otherwise plain lines.
+
+    ``on_broken_pipe`` is called once, from another thread, when stdout or stderr has lost its
+    reader.
+    """
+
+    def display(broken: Callable[[OSError], None]) -> Display:
+        out, err = Outlet(stdout, broken), Outlet(stderr, broken)
+        if json:
+            from dtrain_cli.views.json_lines import JsonLines
+
+            return JsonLines(out)
+        from dtrain_cli.views.live import Live
+        from dtrain_cli.views.plain import Plain
+
+        live = err.terminal and not out.pipe and os.environ.get("TERM", "dumb") != "dumb"
+        kind = Live if live else Plain
+        return kind(out, err, fold=fold, color=(_color(out), _color(err)))
+
+    return View(display, filters, on_broken_pipe)
+
+
+def _color(outlet: Outlet) -> bool:
+    """See https://no-color.org and https://force-color.org."""
+    environment = os.environ
+    if environment.get("NO_COLOR"):
+        return False
+    if environment.get("FORCE_COLOR"):
+        return True
+    return outlet.terminal and environment.get("TERM", "dumb") != "dumb"

@@ -1,0 +1,92 @@
+"""A run as JSON Lines on stdout, for programs.
+
+Every object has ``"schema": 1`` and an ``event``: ``started``, ``host``, ``notice``, ``line``
+and, last, ``finished``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from dtrain.cause import Report
+from dtrain.launchplan import LaunchPlan
+from dtrain.logs.store import Stream
+from dtrain_cli.views.outlet import Outlet
+
+SCHEMA = 1
+
+
+class JsonLines:
+    limit = 1 << 20
+    """A line longer than this is cut, and says so."""
+
+    def __init__(self, out: Outlet) -> None:
+        self._out = out
+        self._buffer: list[str] = []
+
+    def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        hosts = [
+            {
+                "host": host.host.name,
+                "processes": [
+                    {"role": process.role, "index": process.index, "rank": process.rank}
+                    for process in host.processes
+                ],
+            }
+            for host in plan.hosts
+        ]
+        self._put("started", run=run, name=plan.name, logs=folder, hosts=hosts)
+
+    def host_state(self, host: str, state: str, detail: str) -> None:
+        self._put("host", host=host, state=state, detail=detail)
+
+    def notice(self, text: str) -> None:
+        self._put("notice", text=text)
+
+    def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
+        """``text`` is as the worker wrote it, escape sequences included (JSON escapes them)."""
+        if not lines:
+            return
+        origin = {
+            "schema": SCHEMA,
+            "event": "line",
+            "host": stream.host,
+            "role": stream.role,
+            "index": stream.index,
+            "rank": stream.rank,
+            "stream": stream.fd,
+            "text": "",
+        }
+        # Everything but the text is the same for all of them.
+        head = json.dumps(origin)[: -len('""}')]
+        self._buffer += [f"{head}{json.dumps(line)}}}\n" for line in lines]
+
+    def flush(self, now: float) -> None:
+        if self._buffer:
+            text = "".join(self._buffer)
+            self._buffer = []
+            self._out.write(text)
+
+    def next_flush(self, now: float) -> float | None:
+        return None
+
+    def suspend(self) -> None:
+        self.flush(0.0)
+
+    def finished(self, report: Report, paths: dict[tuple[str, str, int, str], str]) -> None:
+        self._put(
+            "finished",
+            exit_code=int(report.exit_code),
+            reason=report.reason,
+            failures=[asdict(failure) for failure in report.failures],
+            problems=list(report.problems),
+            hint=report.hint,
+            logs=report.logs,
+            seconds=round(report.seconds, 3),
+        )
+        self.flush(0.0)
+
+    def _put(self, event: str, **fields: Any) -> None:
+        self._buffer.append(json.dumps({"schema": SCHEMA, "event": event, **fields}) + "\n")

@@ -1,0 +1,101 @@
+"""A run on a terminal: log lines scroll above a header that is redrawn in place."""
+
+from __future__ import annotations
+
+import time
+
+from dtrain.cause import Report
+from dtrain.launchplan import LaunchPlan
+from dtrain.logs.store import Stream
+from dtrain_cli.views import names
+from dtrain_cli.views.header import BAD, Header, cells
+from dtrain_cli.views.outlet import Outlet
+from dtrain_cli.views.plain import Plain, workers
+
+_BETWEEN_WRITES = 0.05
+_BETWEEN_CLOCKS = 1.0
+_BUFFERED = 64 << 10
+"""Characters that are written without waiting for more."""
+
+
+class Live(Plain):
+    """The header is on stderr. Each write takes it away, prints, and puts it back, so that what
+    comes from elsewhere meanwhile (an echoed ^C) costs a line of it at most."""
+
+    def __init__(self, out: Outlet, err: Outlet, *, fold: bool, color: tuple[bool, bool]) -> None:
+        # On one terminal, one file descriptor keeps everything in order and in one piece.
+        super().__init__(err if out.same_terminal(err) else out, err, fold=fold, color=color)
+        self._header = Header()
+        self._began = time.monotonic()
+        self._drawn: list[int] = []
+        self._written = 0.0
+        self._size = 0
+        self._stale = False
+        self._lowest: tuple[bool, int, str, int] | None = None
+
+    def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        super().started(run, plan, folder)
+        self._began = time.monotonic()
+        self._header.run = run
+        self._header.workers = workers(plan)
+        self._header.hosts = {host.host.name: "" for host in plan.hosts}
+
+    def host_state(self, host: str, state: str, detail: str) -> None:
+        self._stale = True
+        self._header.hosts[host] = state
+        if state in BAD:
+            super().host_state(host, state, detail)
+
+    def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
+        super().lines(stream, lines, partial)
+        order = (stream.rank is None, stream.rank or 0, stream.role, stream.index)
+        if self._lowest is None or order <= self._lowest:
+            said = partial if partial.strip() else next(filter(str.strip, reversed(lines)), "")
+            if said:
+                self._lowest = order
+                self._header.progress = (names.prefix(stream.host, stream.label), said)
+                self._stale = True
+
+    def flush(self, now: float) -> None:
+        self._fold(now)
+        if self._size >= _BUFFERED or self._next_draw(now) <= 0:
+            self._draw(now)
+
+    def next_flush(self, now: float) -> float | None:
+        folded = super().next_flush(now)
+        draw = max(0.0, self._next_draw(now))
+        return draw if folded is None else min(draw, folded)
+
+    def suspend(self) -> None:
+        self._write(self._erase(), "")
+        self._size = 0
+
+    def finished(self, report: Report, paths: dict[tuple[str, str, int, str], str]) -> None:
+        self.suspend()
+        super().finished(report, paths)
+
+    def _next_draw(self, now: float) -> float:
+        fresh = not self._buffer and not self._stale and self._drawn
+        return self._written + (_BETWEEN_CLOCKS if fresh else _BETWEEN_WRITES) - now
+
+    def _draw(self, now: float) -> None:
+        columns, rows = self._err.size()
+        lines = self._header.lines(columns, rows, now - self._began, self._color["stderr"])
+        erase = self._erase()
+        self._drawn = [cells(line) for line in self._header.lines(columns, rows, 0, False)]
+        self._write(erase, "\n".join(lines))
+        self._written, self._size, self._stale = now, 0, False
+
+    def _erase(self) -> str:
+        """Moves from the end of the header to where it began, and clears from there."""
+        if not self._drawn:
+            return ""
+        columns, _ = self._err.size()
+        # A terminal that has become narrower has wrapped what is there.
+        rows = sum(max(1, -(-width // columns)) for width in self._drawn)
+        self._drawn = []
+        return "\r" + (f"\x1b[{rows - 1}A" if rows > 1 else "") + "\x1b[J"
+
+    def _put(self, fd: str, text: str) -> None:
+        super()._put(fd, text)
+        self._size += len(text)

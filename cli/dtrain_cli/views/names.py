@@ -1,0 +1,83 @@
+"""How hosts, ranks, paths and durations are written for people. Pure."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dtrain.framing import clean
+from dtrain.hostlist import fold
+
+_COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
+"""SGR codes of prefixes; red is kept for errors."""
+_FEW = 3
+
+
+def prefix(host: str, label: str, host_width: int = 0, label_width: int = 0) -> str:
+    """``[gpu01  3] ``, padded so that the lines of all ranks begin in one column."""
+    return f"[{clean(host):<{host_width}} {clean(label):>{label_width}}] "
+
+
+def paint(text: str, code: int | str) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m"
+
+
+def color_of(host: str, label: str) -> int:
+    """The SGR code of a rank: the same in every run."""
+    number = int(label) if label.isdecimal() else zlib.crc32(f"{host} {label}".encode())
+    return _COLORS[number % len(_COLORS)]
+
+
+def hosts(names: Sequence[str]) -> str:
+    """``node0, node1``, or folded where there are more: ``gpu[01-08]``."""
+    if len(names) <= _FEW:
+        return clean(", ".join(names))
+    return folded_hosts(names)
+
+
+def folded_hosts(names: Iterable[str]) -> str:
+    """``gpu[01-08]``."""
+    return clean(fold(names))
+
+
+def labels(names: Iterable[str]) -> str:
+    """Ranks and other labels, folded: ``0-63``, ``0-3,8``, ``ps[0-1]``."""
+    names = list(names)
+    ranks = sorted({int(name) for name in names if name.isdecimal()})
+    others = list(dict.fromkeys(name for name in names if not name.isdecimal()))
+    parts: list[str] = []
+    start = 0
+    for end in range(1, len(ranks) + 1):
+        if end == len(ranks) or ranks[end] != ranks[end - 1] + 1:
+            first, last = ranks[start], ranks[end - 1]
+            parts.append(str(first) if first == last else f"{first}-{last}")
+            start = end
+    if others:
+        parts.append(fold(others))
+    return ",".join(parts)
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def path(text: str) -> str:
+    """A path with the home folder as ``~``."""
+    try:
+        home = str(Path.home())
+    except RuntimeError:
+        return clean(text)
+    if home != "/" and (text == home or text.startswith(f"{home}/")):
+        text = f"~{text[len(home) :]}"
+    return clean(text)
+
+
+def duration(seconds: float) -> str:
+    """``41 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,73 @@
+"""Standard output and standard error as bytes that are written at once, and may break."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+from collections.abc import Callable
+from typing import TextIO
+
+_READER_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO)
+"""A closed pipe; a terminal that was closed gives EIO."""
+
+
+class Outlet:
+    """One of the two. Not buffered: what `write` took is out when it returns.
+
+    When the reader is gone ``on_broken`` is called once, with the error, and everything from then
+    on is discarded, also what Python itself still had to flush at its exit.
+    """
+
+    def __init__(self, stream: TextIO | None, on_broken: Callable[[OSError], None]) -> None:
+        """``stream`` is None where the process was started with it closed."""
+        self._on_broken = on_broken
+        if stream is None:
+            self.fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            self._encoding = "utf-8"
+        else:
+            stream.flush()
+            self.fd = stream.fileno()
+            self._encoding = stream.encoding or "utf-8"
+        self.terminal = os.isatty(self.fd)
+        mode = os.fstat(self.fd).st_mode
+        self.pipe = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+    def write(self, text: str) -> None:
+        data = memoryview(text.encode(self._encoding, "replace"))
+        while data:
+            try:
+                data = data[os.write(self.fd, data) :]
+            except BlockingIOError:
+                # Whoever gave us this terminal or pipe made it non-blocking.
+                select.select([], [self.fd], [])
+            except OSError as error:
+                self._discard()
+                self._on_broken(error)
+                return
+
+    def size(self) -> tuple[int, int]:
+        """Columns and lines of the terminal."""
+        try:
+            columns, lines = os.get_terminal_size(self.fd)
+        except OSError:
+            return 80, 24
+        return columns or 80, lines or 24
+
+    def same_terminal(self, other: Outlet) -> bool:
+        try:
+            mine, its = os.fstat(self.fd), os.fstat(other.fd)
+        except OSError:
+            return False
+        return self.terminal and other.terminal and mine.st_rdev == its.st_rdev
+
+    def _discard(self) -> None:
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(null, self.fd)
+        os.close(null)
+
+
+def reader_gone(error: OSError) -> bool:
+    """Whether nobody reads any more, rather than that there is no room to write to."""
+    return error.errno in _READER_GONE

@@ -1,0 +1,136 @@
+"""A run as plain lines: for pipes, files and terminals that can't move a cursor."""
+
+from __future__ import annotations
+
+import time
+
+from dtrain.cause import Report
+from dtrain.framing import LIMIT, clean, clean_all
+from dtrain.launchplan import LaunchPlan
+from dtrain.logs.store import Stream
+from dtrain_cli.views import names
+from dtrain_cli.views.folding import Folder
+from dtrain_cli.views.outlet import Outlet
+from dtrain_cli.views.report import render
+
+
+class Plain:
+    """Workers' stdout on ours and their stderr on ours, each line behind ``[host rank]``; what
+    dtrain itself says on stderr."""
+
+    limit = LIMIT
+
+    def __init__(self, out: Outlet, err: Outlet, *, fold: bool, color: tuple[bool, bool]) -> None:
+        """``color`` says whether stdout and stderr may have some."""
+        self._out = out
+        self._err = err
+        self._color = dict(zip(("stdout", "stderr"), color, strict=True))
+        self._folder: Folder[tuple[str, str]] | None = Folder() if fold else None
+        self._buffer: list[tuple[Outlet, str]] = []
+        self._widths = (0, 0)
+        self._workers = 0
+        self._starting: set[str] = set()
+
+    def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        hosts = [host.host.name for host in plan.hosts]
+        self._starting = set(hosts)
+        self._workers = workers(plan)
+        labels = [process.label for host in plan.hosts for process in host.processes]
+        self._widths = (max(map(len, hosts)), max(map(len, labels), default=0))
+        count = f"{names.count(self._workers, 'worker')} on {names.count(len(hosts), 'host')}"
+        self.notice(f"run {run}, logs in {names.path(folder)}")
+        self.notice(f"starting {count} ({names.hosts(hosts)})")
+
+    def host_state(self, host: str, state: str, detail: str) -> None:
+        if state in ("failed", "unreachable"):
+            self._starting = set()
+            self.notice(f"{host} {'failed' if state == 'failed' else 'cannot be reached'}")
+        elif state == "running" and host in self._starting:
+            self._starting.remove(host)
+            if not self._starting:
+                self.notice(f"{names.count(self._workers, 'worker')} started")
+
+    def notice(self, text: str) -> None:
+        head = names.paint("dtrain:", 1) if self._color["stderr"] else "dtrain:"
+        for line in text.splitlines():
+            self._put("stderr", f"{head} {clean(line)}\n")
+
+    def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
+        if not lines:
+            return
+        if self._folder is None:
+            self._print(stream.fd, [(stream.host, stream.label)], lines)
+            return
+        now = time.monotonic()
+        for line in lines:
+            self._folder.add(now, (stream.host, stream.label), stream.fd, line)
+        self._fold(now)
+
+    def flush(self, now: float) -> None:
+        self._fold(now)
+        self._write("", "")
+
+    def next_flush(self, now: float) -> float | None:
+        if self._folder is None or self._folder.due is None:
+            return None
+        return max(0.0, self._folder.due - now)
+
+    def suspend(self) -> None:
+        self._write("", "")
+
+    def finished(self, report: Report, paths: dict[tuple[str, str, int, str], str]) -> None:
+        if self._folder is not None:
+            for folded in self._folder.flush():
+                self._print(folded.kind, folded.sources, [folded.text])
+        self._put("stderr", render(report, paths, color=self._color["stderr"]))
+        self._write("", "")
+
+    def _fold(self, now: float) -> None:
+        if self._folder is not None:
+            for folded in self._folder.take(now):
+                self._print(folded.kind, folded.sources, [folded.text])
+
+    def _print(self, fd: str, sources: list[tuple[str, str]], lines: list[str]) -> None:
+        if len(sources) == 1:
+            host, label = sources[0]
+        else:
+            sources = sorted(sources, key=_order)
+            host = names.folded_hosts(dict.fromkeys(host for host, _ in sources))
+            label = names.labels(label for _, label in sources)
+        head = names.prefix(host, label, *self._widths)
+        if self._color[fd]:
+            head = names.paint(head[:-1], names.color_of(*sources[0])) + " "
+        body = f"\n{head}".join(clean_all(lines, self._color[fd]))
+        self._put(fd, f"{head}{body}\n")
+
+    def _put(self, fd: str, text: str) -> None:
+        self._buffer.append((self._out if fd == "stdout" else self._err, text))
+
+    def _write(self, before: str, after: str) -> None:
+        """Everything that has come together, ``before`` and ``after`` it on stderr; neighbors
+        that go to one place in one piece."""
+        pieces = [(self._err, before), *self._buffer, (self._err, after)]
+        self._buffer = []
+        at = 0
+        while at < len(pieces):
+            outlet = pieces[at][0]
+            end = at
+            while end < len(pieces) and pieces[end][0] is outlet:
+                end += 1
+            if text := "".join(text for _, text in pieces[at:end]):
+                outlet.write(text)
+            at = end
+
+
+def workers(plan: LaunchPlan) -> int:
+    """Processes that train; under torchrun, those that it will start."""
+    return sum(
+        host.host.workers if process.role == "torchrun" else 1
+        for host in plan.hosts
+        for process in host.processes
+    )
+
+
+def _order(source: tuple[str, str]) -> tuple[int, str, str]:
+    host, label = source
+    return (int(label), host, label) if label.isdecimal() else (1 << 60, host, label)

@@ -1,0 +1,116 @@
+"""How a run ended, on one screen: the first cause first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dtrain.cause import Failure, Report
+from dtrain.diagnostics import ExitCode
+from dtrain.framing import clean
+from dtrain_cli.views import names
+
+_TRACEBACK_HEAD = 4
+_TRACEBACK_TAIL = 26
+_LINE_WIDTH = 400
+_MAX_OUTCOMES = 4
+_MAX_PROBLEMS = 8
+
+Paths = Mapping[tuple[str, str, int, str], str]
+"""The log file of each stream by host, role, index and ``stdout`` or ``stderr``."""
+
+
+def render(report: Report, paths: Paths, *, color: bool) -> str:
+    """The report as text for stderr, with its final newline."""
+    after = names.duration(report.seconds)
+    logs = f"; logs in {names.path(report.logs)}" if report.logs else ""
+    failed = report.exit_code not in (ExitCode.OK, ExitCode.INTERRUPTED)
+    lines: list[str] = []
+    if failed:
+        first = report.failures[0] if report.failures else None
+        if first is not None and report.exit_code == ExitCode.JOB_FAILED:
+            lines.append(_mark("error", 31, color) + _headline(first))
+            lines += _traceback(first, paths)
+            lines += _consequences(report.failures[1:])
+        else:
+            lines.append(_mark("error", 31, color) + clean(report.reason))
+            lines += _consequences(report.failures)
+    lines += _problems(report, color)
+    if report.hint:
+        lines += _marked("hint", 36, report.hint, color)
+    word = "done in" if report.exit_code == ExitCode.OK else "failed after"
+    reason = "" if failed else f": {clean(report.reason)}"
+    if report.exit_code == ExitCode.INTERRUPTED:
+        word = "stopped after"
+    head = names.paint("dtrain:", 1) if color else "dtrain:"
+    lines.append(f"{head} {word} {after}{reason}{logs}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def describe(failure: Failure) -> str:
+    """``exited with status 1``, ``was killed by SIGKILL``."""
+    if failure.signal is not None:
+        return f"was killed by {clean(failure.signal)}"
+    if failure.code is not None:
+        return f"exited with status {failure.code}"
+    return "failed"
+
+
+def _headline(failure: Failure) -> str:
+    who = f"rank {failure.rank}" if failure.rank is not None else f"{failure.role} {failure.index}"
+    text = f"{clean(who)} on {clean(failure.host)} {describe(failure)}"
+    return f"{text}: {_cut(clean(failure.message))}" if failure.message.strip() else text
+
+
+def _traceback(failure: Failure, paths: Paths) -> list[str]:
+    lines = [_cut(clean(line)) for line in failure.traceback.strip("\n").split("\n")]
+    if not any(lines):
+        return []
+    left_out = len(lines) - _TRACEBACK_HEAD - _TRACEBACK_TAIL
+    if left_out > 1:
+        path = paths.get((failure.host, failure.role, failure.index, "stderr"))
+        where = f" (all of it in {names.path(path)})" if path else ""
+        middle = f"… {names.count(left_out, 'line')} left out{where}"
+        lines = [*lines[:_TRACEBACK_HEAD], middle, *lines[-_TRACEBACK_TAIL:]]
+    return ["", *(f"    {line}" if line else "" for line in lines), ""]
+
+
+def _consequences(failures: Sequence[Failure]) -> list[str]:
+    """Who else failed, those that ended in one way together."""
+    outcomes: dict[str, list[Failure]] = {}
+    for failure in failures:
+        outcomes.setdefault(describe(failure), []).append(failure)
+    lines = []
+    for outcome, those in list(outcomes.items())[:_MAX_OUTCOMES]:
+        hosts = names.folded_hosts(sorted({failure.host for failure in those}))
+        ranks = [failure.label for failure in those if failure.rank is not None]
+        others = [failure.label for failure in those if failure.rank is None]
+        who = [f"rank{'s' * (len(ranks) > 1)} {names.labels(ranks)}"] if ranks else []
+        who += [names.labels(sorted(others))] if others else []
+        lines.append(f"then also failed: {hosts} {clean(', '.join(who))} ({outcome})")
+    if (more := sum(map(len, list(outcomes.values())[_MAX_OUTCOMES:]))) > 0:
+        lines.append(f"then also failed: {names.count(more, 'other')}")
+    return lines
+
+
+def _problems(report: Report, color: bool) -> list[str]:
+    # Where a host's problem is the reason itself, it has been said.
+    problems = [text for text in report.problems if text != report.reason]
+    lines: list[str] = []
+    for text in problems[:_MAX_PROBLEMS]:
+        lines += _marked("problem", 33, text, color)
+    if len(problems) > _MAX_PROBLEMS:
+        lines += _marked("problem", 33, f"and {len(problems) - _MAX_PROBLEMS} more", color)
+    return lines
+
+
+def _marked(word: str, code: int, text: str, color: bool) -> list[str]:
+    first, *rest = [_cut(clean(line)) for line in text.strip("\n").split("\n")]
+    return [_mark(word, code, color) + first, *(f"    {line}" for line in rest)]
+
+
+def _mark(word: str, code: int, color: bool) -> str:
+    return names.paint(f"{word}:", f"1;{code}") + " " if color else f"{word}: "
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _LINE_WIDTH else f"{line[:_LINE_WIDTH]}…"

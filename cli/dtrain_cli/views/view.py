@@ -1,0 +1,251 @@
+"""One thread that prints, so that nobody else ever waits for a terminal.
+
+    session threads ── started, host_state, notice, output, finished ──> View
+    View's thread   ── reads what is new in the stream files ──> Display ──> stdout, stderr
+
+What has been written by workers is never queued in memory: a call only says how long a file is,
+and the thread reads it back in pieces, each stream in its turn, when the terminal takes more.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from dtrain.cause import Report
+from dtrain.framing import LIMIT, LineFramer
+from dtrain.launchplan import LaunchPlan
+from dtrain.logs.store import Stream
+
+_PIECE = 128 << 10
+"""Bytes read from one stream before the next one has its turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which workers' output is shown; None shows all. Files always have everything."""
+
+    ranks: frozenset[int] | None = None
+    hosts: frozenset[str] | None = None
+
+    def show(self, stream: Stream) -> bool:
+        return (self.hosts is None or stream.host in self.hosts) and (
+            self.ranks is None or stream.rank in self.ranks
+        )
+
+
+class Display(Protocol):
+    """One form of output. All calls come from one thread at a time, and may block."""
+
+    limit: int
+    """Bytes of one line that are shown."""
+
+    def started(self, run: str, plan: LaunchPlan, folder: str) -> None: ...
+
+    def host_state(self, host: str, state: str, detail: str) -> None: ...
+
+    def notice(self, text: str) -> None: ...
+
+    def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
+        """Lines that ``stream`` completed, and what it shows of the next one."""
+
+    def flush(self, now: float) -> None:
+        """Write what has come together, unless it is better to wait for more."""
+
+    def next_flush(self, now: float) -> float | None:
+        """Seconds after which `flush` has something to do without being told anything new."""
+
+    def suspend(self) -> None:
+        """Write everything and leave the cursor on an empty line."""
+
+    def finished(self, report: Report, paths: dict[tuple[str, str, int, str], str]) -> None:
+        """The last call. ``paths`` has the file of each stream by host, role, index and fd."""
+
+
+class _Followed:
+    """How far one stream has been shown."""
+
+    def __init__(self, stream: Stream, limit: int) -> None:
+        self.framer = LineFramer(limit=limit, whole_in=str(stream.path))
+        self.offset = 0
+
+
+class View:
+    """Shows a run as it goes on (see `session.observer.Observer`). Calls return at once."""
+
+    def __init__(
+        self,
+        display: Callable[[Callable[[OSError], None]], Display],
+        filters: Filters,
+        on_broken_pipe: Callable[[], None],
+    ) -> None:
+        """``display`` is called with what to do when stdout or stderr fails. ``on_broken_pipe``
+        is called once, from the printing thread, when the reader of either is gone."""
+        self._filters = filters
+        self._on_broken_pipe = on_broken_pipe
+        self._broken = False
+        self._wake = threading.Condition()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._grown: dict[Stream, int] = {}
+        self._paused = 0
+        self._busy = False
+        self._hurry = False
+        # The rest belongs to the printing thread.
+        self._followed: dict[Stream, _Followed] = {}
+        self._unread: dict[Stream, int] = {}
+        self._report: Report | None = None
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+        self._display = display(self._output_failed)
+        threading.Thread(target=self._serve, name="dtrain-view", daemon=True).start()
+
+    def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        self._call(lambda: self._display.started(run, plan, folder))
+
+    def host_state(self, host: str, state: str, detail: str = "") -> None:
+        self._call(lambda: self._display.host_state(host, state, detail))
+
+    def notice(self, text: str) -> None:
+        self._call(lambda: self._display.notice(text))
+
+    def output(self, stream: Stream, size: int) -> None:
+        if not self._filters.show(stream):
+            return
+        with self._wake:
+            if size > self._grown.get(stream, 0):
+                self._grown[stream] = size
+                self._wake.notify_all()
+
+    def finished(self, report: Report) -> None:
+        def finish() -> None:
+            self._report = report
+
+        self._call(finish)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether everything, the report included, has been written within ``timeout`` seconds
+        after `finished`. Raises what the printing thread died of, if it did."""
+        done = self._done.wait(timeout)
+        if self._error is not None:
+            raise self._error
+        return done
+
+    def hurry(self) -> None:
+        """Skip the output that is not shown yet: it is in the files, and somebody is waiting."""
+        with self._wake:
+            self._hurry = True
+            self._wake.notify_all()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """While the terminal is used for something else, a passphrase say, nothing is printed."""
+        with self._wake:
+            self._paused += 1
+            self._wake.wait_for(lambda: not self._busy)
+            self._display.suspend()
+        try:
+            yield
+        finally:
+            with self._wake:
+                self._paused -= 1
+                self._wake.notify_all()
+
+    def _call(self, call: Callable[[], None]) -> None:
+        with self._wake:
+            self._calls.append(call)
+            self._wake.notify_all()
+
+    def _output_failed(self, error: OSError) -> None:
+        from dtrain_cli.views.outlet import reader_gone
+
+        if not reader_gone(error):
+            self.notice(f"output is no longer shown: {error.strerror}")
+        elif not self._broken:
+            self._broken = True
+            self._on_broken_pipe()
+
+    def _serve(self) -> None:
+        try:
+            while not self._step():
+                pass
+        except BaseException as error:  # noqa: BLE001 - `wait` raises it where somebody sees it
+            self._error = error
+        finally:
+            with self._wake:
+                self._busy = False
+                self._wake.notify_all()
+            self._done.set()
+
+    def _step(self) -> bool:
+        """Print what there is. Whether that was the end."""
+        with self._wake:
+            self._busy = False
+            self._wake.notify_all()
+            if not self._unread:
+                timeout = self._display.next_flush(time.monotonic())
+                self._wake.wait_for(self._something, timeout)
+            self._wake.wait_for(lambda: not self._paused)
+            calls, self._calls = self._calls, deque()
+            grown, self._grown = self._grown, {}
+            hurry = self._hurry
+            self._busy = True
+        for call in calls:
+            call()
+        self._unread.update(grown)
+        if hurry:
+            self._unread.clear()
+        read = 0
+        for stream in list(self._unread):
+            read += self._show(stream)
+            if read >= 2 * _PIECE:
+                self._display.flush(time.monotonic())
+                read = 0
+        if self._report is not None and not self._unread:
+            with self._wake:
+                if self._calls or (self._grown and not hurry):
+                    return False
+            self._finish(self._report)
+            return True
+        self._display.flush(time.monotonic())
+        return False
+
+    def _something(self) -> bool:
+        return bool(self._calls or self._grown or self._paused or self._hurry)
+
+    def _show(self, stream: Stream) -> int:
+        """Show one piece of a stream; its bytes."""
+        followed = self._followed.get(stream)
+        if followed is None:
+            followed = self._followed[stream] = _Followed(stream, self._display.limit)
+        size = self._unread[stream]
+        try:
+            # Opened for each piece: there may be more streams than a process may have open files.
+            fd = os.open(stream.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                piece = os.pread(fd, min(_PIECE, size - followed.offset), followed.offset)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self._display.notice(f"{stream.path}: cannot show this output: {error.strerror}")
+            piece = b""
+        followed.offset += len(piece)
+        if not piece or followed.offset >= size:
+            # No piece before the end: somebody has cut or removed the file.
+            followed.offset = max(followed.offset, size)
+            del self._unread[stream]
+        if piece:
+            self._display.lines(stream, followed.framer.feed(piece), followed.framer.partial)
+        return len(piece)
+
+    def _finish(self, report: Report) -> None:
+        for stream, followed in self._followed.items():
+            if lines := followed.framer.flush():
+                self._display.lines(stream, lines, "")
+        paths = {(s.host, s.role, s.index, s.fd): str(s.path) for s in self._followed}
+        self._display.finished(report, paths)

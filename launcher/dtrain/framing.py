@@ -1,0 +1,149 @@
+"""From a worker's bytes to lines that are safe to show. Pure; memory is bounded.
+
+A worker writes what it likes: progress bars that redraw themselves with carriage returns, bytes
+that are not UTF-8, lines of a megabyte, escape sequences that retitle the window. `LineFramer`
+makes lines of it and `clean` makes a line harmless. The whole bytes stay in the log file.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+
+LIMIT = 16 << 10
+"""Bytes of one line that are shown; also what a framer may hold of a line that has no end yet."""
+
+
+class LineFramer:
+    """Turns one stream's bytes, in pieces of any size, into the lines a terminal would show.
+
+    ``whole_in`` names the file that has the whole of a line longer than ``limit`` bytes. The
+    result does not depend on how the bytes are cut into pieces.
+    """
+
+    def __init__(self, *, limit: int = LIMIT, whole_in: str = "") -> None:
+        self._limit = limit
+        self._whole_in = whole_in
+        # A line is drawn by segments that carriage returns separate. ``_shown`` is what the
+        # finished segments left; ``_head`` and ``_size`` describe the segment still being written.
+        self._shown = ""
+        self._head = b""
+        self._size = 0
+
+    @property
+    def partial(self) -> str:
+        """What a terminal shows of the line that has not ended yet: a progress bar, usually."""
+        return _overwrite(self._shown, self._segment(self._head, self._size))
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that ``data`` completes, without their newlines."""
+        if b"\n" not in data:
+            self._extend(data)
+            return []
+        first, _, rest = data.partition(b"\n")
+        self._extend(first)
+        lines = [self._take()]
+        body, newline, tail = rest.rpartition(b"\n")
+        if newline:
+            lines += self._bulk(body)
+        self._extend(tail)
+        return lines
+
+    def flush(self) -> list[str]:
+        """The last line, where the stream ended without a newline."""
+        return [self._take()] if self._size or self._shown else []
+
+    def _bulk(self, body: bytes) -> list[str]:
+        """Whole lines; only those with a carriage return, or very long ones, cost extra."""
+        if b"\r" not in body:
+            lines = body.decode("utf-8", "backslashreplace").split("\n")
+            # Each byte gives at most four characters (``\xff``), each character at most four bytes.
+            if max(map(len, lines)) <= self._limit // 4:
+                return lines
+        return [self._line(line) for line in body.split(b"\n")]
+
+    def _line(self, line: bytes) -> str:
+        if b"\r" not in line and len(line) <= self._limit:
+            return line.decode("utf-8", "backslashreplace")
+        self._extend(line)
+        return self._take()
+
+    def _extend(self, data: bytes) -> None:
+        if b"\r" in data:
+            *finished, data = data.split(b"\r")
+            for segment in finished:
+                self._append(segment)
+                self._shown = self.partial
+                self._head, self._size = b"", 0
+        self._append(data)
+
+    def _append(self, data: bytes) -> None:
+        if len(self._head) < self._limit:
+            self._head += data[: self._limit - len(self._head)]
+        self._size += len(data)
+
+    def _take(self) -> str:
+        line = self.partial
+        self._shown, self._head, self._size = "", b"", 0
+        return line
+
+    def _segment(self, head: bytes, size: int) -> str:
+        if size <= self._limit:
+            return head.decode("utf-8", "backslashreplace")
+        # Not final: a character that the cut goes through is left out.
+        text = codecs.getincrementaldecoder("utf-8")("backslashreplace").decode(head)
+        where = f", whole in {self._whole_in}" if self._whole_in else ""
+        return f"{text}… ({size:,} bytes{where})"
+
+
+def _overwrite(shown: str, segment: str) -> str:
+    """What is left on a terminal's line when ``segment`` is written over ``shown``."""
+    # A segment with escapes redraws its line whole (its columns are not its characters).
+    if len(segment) >= len(shown) or "\x1b" in segment or ("\x1b" in shown and segment):
+        return segment or shown
+    return segment + shown[len(segment) :]
+
+
+_BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+_UNSAFE = re.compile(
+    r"(?P<sgr>\x1b\[[0-9;:]{0,64}m)"
+    # Strings: OSC (titles, links, clipboard), DCS, SOS, PM, APC. One without an end loses its
+    # introducer only, so that it hides nothing.
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x18\x1a\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|\x1b[ -/]*[0-~]?"
+    r"|(?P<newline>[\n\r\u2028\u2029]+)"
+    r"|(?P<surrogate>[\ud800-\udfff])"
+    rf"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f{_BIDI}]"
+)
+_RESET = "\x1b[0m"
+
+
+def clean(text: str, color: bool = False) -> str:
+    """``text`` as one line that does nothing to a terminal but print.
+
+    Tabs stay; line breaks become spaces; colors stay where ``color`` allows them, and end with
+    the line. All other control characters and sequences, and those that reorder text, are gone.
+    """
+    if text.isprintable():
+        return text
+    colored = False
+
+    def replace(match: re.Match[str]) -> str:
+        nonlocal colored
+        if match["newline"]:
+            return " "
+        if match["surrogate"]:
+            return "\ufffd"
+        if color and match["sgr"]:
+            colored = True
+            return match["sgr"]
+        return ""
+
+    cleaned = _UNSAFE.sub(replace, text)
+    return cleaned + _RESET if colored else cleaned
+
+
+def clean_all(lines: list[str], color: bool = False) -> list[str]:
+    """`clean` for many lines, quick where there is nothing to clean."""
+    return [line if line.isprintable() else clean(line, color) for line in lines]

@@ -1,0 +1,83 @@
+"""What a process said last, taken from the end of its stderr. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from dtrain.framing import LineFramer, clean
+
+PLAIN_LINES = 20
+"""Lines that stand in for a traceback where there is none."""
+_MESSAGE_LINES = 20
+_STALE_AFTER = 60
+"""A traceback with more other lines than this after it is not how the process ended."""
+
+_PREFIX = re.compile(
+    r"\[rank\d+\]: ?"  # torch, once a process group exists
+    r"|[EWIF]\d{4} \d\d:\d\d:\d\d(?:\.\d+)? +\d+ [^\]]*\] ?"  # torch's own log lines
+)
+_HEADER = re.compile(
+    r"(?:  \+ Exception Group )?Traceback \(most recent call last\):|Fatal Python error: "
+)
+_CHAINED = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+_LOG_LINE = re.compile(r"\[?[EWIF]\d{2,4}[ :]|\d{4}-\d\d-\d\d[ T]\d\d:|\[\w+ \d|\w+: WARNING")
+
+
+def last_words(stderr: bytes) -> str:
+    """The last Python traceback in ``stderr`` with those it is chained to, or its last lines.
+
+    Prefixes that torch puts before every line are gone, and so is whatever is not text. Returns
+    ``""`` for a process that said nothing.
+    """
+    framer = LineFramer()
+    raw = [clean(line).rstrip() for line in framer.feed(stderr) + framer.flush()]
+    lines = [_PREFIX.sub("", line, count=1) if _PREFIX.match(line) else line for line in raw]
+    headers = [number for number, line in enumerate(lines) if _HEADER.match(line)]
+    if headers:
+        end = _end(raw, lines, headers[-1])
+        if sum(1 for line in raw[end:] if line) <= _STALE_AFTER:
+            return "\n".join(lines[_start(lines, headers) : end])
+    said = [line for line in lines if line]
+    return "\n".join(said[-PLAIN_LINES:])
+
+
+def _start(lines: list[str], headers: list[int]) -> int:
+    """Where the first traceback of the chain that ends with the last one begins."""
+    start = headers[-1]
+    for earlier in reversed(headers[:-1]):
+        before = [line for line in lines[earlier:start] if line]
+        if not before or before[-1] not in _CHAINED:
+            break
+        start = earlier
+    return start
+
+
+def _end(raw: list[str], lines: list[str], header: int) -> int:
+    """The line after a traceback's message, which may itself be of several lines."""
+    prefix = _PREFIX.match(raw[header])
+    if prefix:
+        # Every line of it has the prefix, except empty ones.
+        end = header + 1
+        for number in range(header + 1, len(raw)):
+            if raw[number] and not raw[number].startswith(prefix[0].split()[0]):
+                break
+            if raw[number]:
+                end = number + 1
+        return end
+    end = header + 1
+    if lines[header].startswith("Fatal Python error"):
+        while end < len(lines) and (
+            not lines[end] or lines[end].startswith(("  ", "Current thread", "Thread", "Python"))
+        ):
+            end += 1
+        return end
+    while end < len(lines) and (lines[end].startswith((" ", "\t"))):
+        end += 1
+    limit = end + _MESSAGE_LINES
+    end += 1
+    while end < min(limit, len(lines)) and lines[end] and not _LOG_LINE.match(lines[end]):
+        end += 1
+    return min(end, len(lines))
