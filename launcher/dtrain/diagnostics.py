@@ -10,6 +10,7 @@ The tree, with the exit code that each branch ends in:
         ├── HostKeyError     the host is not who it was, or is not known
         ├── AuthError        the host refused every key offered
         └── PrepareError     connected, but the job cannot start there
+            └── PortBusyError    ... because a port is taken
 
 Every message says where and what; every hint says what to do about it.
 """
@@ -112,3 +113,7 @@ class AuthError(NodeError):
 
 class PrepareError(NodeError):
     """The host was reached, but the job cannot start there."""
+
+
+class PortBusyError(PrepareError):
+    """Another process listens on a port that the job needs."""

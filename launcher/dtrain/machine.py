@@ -122,11 +122,16 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
+class Broken:
+    """The launching machine itself cannot go on: its disk is full, say."""
+
+
+@dataclass(frozen=True, slots=True)
 class Alarm:
     """The alarm that was set has come."""
 
 
-Event = Prepared | Refused | Exited | Ended | Lost | Interrupted | Alarm
+Event = Prepared | Refused | Exited | Ended | Lost | Interrupted | Broken | Alarm
 
 
 # Actions --------------------------------------------------------------------------------------
@@ -263,8 +268,11 @@ def _worker_exited(state: State, event: Event) -> Step:
 
 def _host_ended(state: State, event: Event) -> Step:
     assert isinstance(event, Ended)
-    # Its workers' exits come before this, so one that had failed has changed the phase already;
-    # a host may well have nothing left to do while others still run.
+    # A host may well have nothing left to do while others still run; but if it owes the end of a
+    # worker, somebody else stopped the job there.
+    if any(worker.host == event.host for worker in state.awaited):
+        state = replace(state, outcome=Outcome.HOST_FAILED)
+        return _stop(_gone(state, event), min(state.grace, FAILURE_GRACE))
     return _gone(state, event), []
 
 
@@ -272,6 +280,14 @@ def _host_lost(state: State, event: Event) -> Step:
     assert isinstance(event, Lost | Refused)
     state = replace(_mark(state, event.host, HostState.LOST), outcome=Outcome.HOST_FAILED)
     return _stop(state, min(state.grace, FAILURE_GRACE))
+
+
+def _broken_early(state: State, event: Event) -> Step:
+    return _abort(replace(state, outcome=Outcome.HOST_FAILED))
+
+
+def _broken(state: State, event: Event) -> Step:
+    return _stop(replace(state, outcome=Outcome.HOST_FAILED), min(state.grace, FAILURE_GRACE))
 
 
 def _interrupted(state: State, event: Event) -> Step:
@@ -336,6 +352,7 @@ TABLE: dict[tuple[Phase, type[Event]], Callable[[State, Event], Step]] = {
     (Phase.PREPARING, Ended): _cannot_start,
     (Phase.PREPARING, Lost): _cannot_start,
     (Phase.PREPARING, Interrupted): _interrupted_early,
+    (Phase.PREPARING, Broken): _broken_early,
     (Phase.PREPARING, Alarm): _ignore,
     (Phase.GIVING_UP, Prepared): _host_ready_in_vain,
     (Phase.GIVING_UP, Refused): _cannot_start,
@@ -343,6 +360,7 @@ TABLE: dict[tuple[Phase, type[Event]], Callable[[State, Event], Step]] = {
     (Phase.GIVING_UP, Ended): _cannot_start,
     (Phase.GIVING_UP, Lost): _cannot_start,
     (Phase.GIVING_UP, Interrupted): _interrupted_early,
+    (Phase.GIVING_UP, Broken): _broken_early,
     (Phase.GIVING_UP, Alarm): _give_up,
     (Phase.RUNNING, Prepared): _ignore,
     (Phase.RUNNING, Refused): _host_lost,
@@ -350,6 +368,7 @@ TABLE: dict[tuple[Phase, type[Event]], Callable[[State, Event], Step]] = {
     (Phase.RUNNING, Ended): _host_ended,
     (Phase.RUNNING, Lost): _host_lost,
     (Phase.RUNNING, Interrupted): _interrupted,
+    (Phase.RUNNING, Broken): _broken,
     (Phase.RUNNING, Alarm): _ignore,
     (Phase.STOPPING, Prepared): _too_late_to_be_ready,
     (Phase.STOPPING, Refused): _one_less,
@@ -357,6 +376,7 @@ TABLE: dict[tuple[Phase, type[Event]], Callable[[State, Event], Step]] = {
     (Phase.STOPPING, Ended): _one_less,
     (Phase.STOPPING, Lost): _one_less,
     (Phase.STOPPING, Interrupted): _force,
+    (Phase.STOPPING, Broken): _ignore,
     (Phase.STOPPING, Alarm): _force,
     (Phase.KILLING, Prepared): _too_late_to_be_ready,
     (Phase.KILLING, Refused): _one_less,
@@ -364,6 +384,7 @@ TABLE: dict[tuple[Phase, type[Event]], Callable[[State, Event], Step]] = {
     (Phase.KILLING, Ended): _one_less,
     (Phase.KILLING, Lost): _one_less,
     (Phase.KILLING, Interrupted): _leave,
+    (Phase.KILLING, Broken): _ignore,
     (Phase.KILLING, Alarm): _leave,
     (Phase.ENDED, Prepared): _ignore,
     (Phase.ENDED, Refused): _ignore,
@@ -371,5 +392,6 @@ TABLE: dict[tuple[Phase, type[Event]], Callable[[State, Event], Step]] = {
     (Phase.ENDED, Ended): _ignore,
     (Phase.ENDED, Lost): _ignore,
     (Phase.ENDED, Interrupted): _ignore,
+    (Phase.ENDED, Broken): _ignore,
     (Phase.ENDED, Alarm): _ignore,
 }

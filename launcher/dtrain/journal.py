@@ -1,0 +1,40 @@
+"""The run's journal: what happened, a line of JSON each, appended as it happens.
+
+Enough to tell afterwards what a run was and how it went. It holds no secret: plans carry the
+names of secrets, never their values.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+
+
+class Journal:
+    """Appends to one file, from any thread.
+
+    A journal that cannot be written (a full disk) falls silent: it records a run, and must not
+    be what ends it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+
+    def write(self, time: float, event: str, **details: Any) -> None:
+        """Append one event. ``time`` is seconds since the epoch; details are JSON values."""
+        line = json.dumps({"schema": SCHEMA, "time": round(time, 6), "event": event, **details})
+        with self._lock:
+            try:
+                fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    os.write(fd, line.encode() + b"\n")
+                finally:
+                    os.close(fd)
+            except OSError:
+                return

@@ -1,0 +1,298 @@
+"""The one place where decisions meet effects: it runs a launch from its plan to its report.
+
+`dtrain.machine` decides; a `Link` for each host acts and tells. The controller carries the news
+to the machine and the machine's actions to the links, and puts together the report.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import secrets
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from dtrain import hostlist, machine
+from dtrain.cause import Failure, Report, in_order_of_blame
+from dtrain.diagnostics import DtrainError, ExitCode, PortBusyError
+from dtrain.journal import Journal
+from dtrain.launchplan import LaunchPlan, build
+from dtrain.logs.store import RunFolder, tail
+from dtrain.logs.traceback import last_words
+from dtrain.machine import HostState, Outcome, Phase
+from dtrain.session.link import Link, Post, Run
+from dtrain.session.observer import Observer
+from dtrain.spec.model import ClusterFile
+from dtrain.sync import Tree, scan
+from dtrain.transport.contract import Transport
+
+PORTS_TO_TRY = 10
+PORT_STEP = 64
+"""Distance to the next port to try; more than the tasks that one host is likely to run."""
+STDERR_TAIL = 1 << 16
+DRAIN_POLL = 0.2
+
+_EXIT_CODES = {
+    Outcome.DONE: ExitCode.OK,
+    Outcome.WORKER_FAILED: ExitCode.JOB_FAILED,
+    Outcome.HOST_FAILED: ExitCode.NODE_FAILED,
+    Outcome.INTERRUPTED: ExitCode.INTERRUPTED,
+}
+
+
+class Session:
+    """One launch. `run` blocks until nothing of it is left; `interrupt` may come meanwhile."""
+
+    def __init__(
+        self,
+        spec: ClusterFile,
+        *,
+        base: Path,
+        transport: Transport,
+        observer: Observer,
+        secret_values: Mapping[str, str],
+    ) -> None:
+        """``base`` is the cluster file's folder, from which its relative paths start."""
+        self._spec = spec
+        self._base = base
+        self._transport = transport
+        self._observer = observer
+        self._secrets = secret_values
+        self._posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
+        self._begun = time.monotonic()
+
+    def interrupt(self) -> None:
+        """Ask the launch to end; a second time, to end at once. Safe in a signal handler."""
+        self._posts.put(Post(machine.Interrupted()))
+
+    def run(self) -> Report:
+        """Launch, follow, clean up. The observer has seen the report when this returns.
+
+        Raises StorageError when this machine cannot keep the run's files, and DtrainError when
+        the folder to send cannot be read; nothing has been started then.
+        """
+        name = _run_name(self._spec.name)
+        folder = RunFolder.create(name)
+        journal = Journal(folder.journal)
+        ports = self._ports()
+        plan = self._plan(name, next(ports))
+        self._observer.started(name, plan, str(folder.path))
+        journal.write(time.time(), "started", run=name, hosts=[h.host.name for h in plan.hosts])
+        sync = self._spec.job.sync
+        tree = scan(self._base / Path(sync.source).expanduser(), sync.exclude) if sync else None
+        while True:
+            attempt = _Attempt(
+                Run(
+                    name,
+                    plan,
+                    self._base,
+                    self._secrets,
+                    self._transport,
+                    tree,
+                    folder,
+                    journal,
+                    self._observer,
+                    self._posts.put,
+                ),
+                self._posts,
+            )
+            report = attempt.run()
+            port = next(ports, None) if attempt.only_ports_are_busy else None
+            if port is None:
+                break
+            plan = self._plan(name, port)
+            self._observer.notice(f"{attempt.problems[0].message}; trying port {port}")
+        report = replace(report, seconds=time.monotonic() - self._begun, logs=str(folder.path))
+        journal.write(
+            time.time(), "finished", exit_code=int(report.exit_code), reason=report.reason
+        )
+        self._observer.finished(report)
+        return report
+
+    def _ports(self) -> Iterable[int]:
+        rendezvous = self._spec.job.rendezvous
+        count = 1 if rendezvous.fixed else PORTS_TO_TRY
+        return iter([rendezvous.port + PORT_STEP * n for n in range(count)])
+
+    def _plan(self, name: str, port: int) -> LaunchPlan:
+        return build(self._spec, run=name, port=port, local_python=sys.executable)
+
+
+class _Attempt:
+    """One try at starting and following a plan."""
+
+    def __init__(self, run: Run, posts: queue.SimpleQueue[Post]) -> None:
+        self.problems: list[DtrainError] = []
+        self._failures: list[Failure] = []
+        self._run = run
+        self._posts = posts
+        self._links = {part.host.name: Link(run, part) for part in run.plan.hosts}
+        awaited, services = _workers(run.plan)
+        self._state = machine.begin(list(self._links), awaited, services, grace=run.plan.job.grace)
+        self._alarm: float | None = None
+
+    @property
+    def only_ports_are_busy(self) -> bool:
+        """Whether the launch would have begun, had another process not taken its port."""
+        return bool(self.problems) and all(
+            isinstance(problem, PortBusyError) for problem in self.problems
+        )
+
+    def run(self) -> Report:
+        for link in self._links.values():
+            link.begin()
+        try:
+            while self._state.phase is not Phase.ENDED:
+                self._handle(self._next())
+            self._drain()
+        finally:
+            for link in self._links.values():
+                link.close()
+        return self._report()
+
+    def _next(self) -> Post:
+        timeout = None if self._alarm is None else max(0.0, self._alarm - time.monotonic())
+        try:
+            return self._posts.get(timeout=timeout)
+        except queue.Empty:
+            self._alarm = None
+            return Post(machine.Alarm())
+
+    def _handle(self, post: Post) -> None:
+        before = self._state.outcome
+        if post.problem is not None:
+            self.problems.append(post.problem)
+        self._failures += post.failures
+        if isinstance(post.event, machine.Interrupted):
+            self._tell_of_interrupt()
+        self._state, actions = machine.step(self._state, post.event)
+        if before is None and self._state.outcome is Outcome.WORKER_FAILED:
+            self._run.observer.notice(f"{self._first_failure()}; stopping the others")
+        for action in actions:
+            self._act(action)
+
+    def _act(self, action: machine.Action) -> None:
+        match action:
+            case machine.Start(host):
+                self._links[host].start()
+            case machine.Abort(host):
+                self._links[host].abort()
+            case machine.Stop(host, grace):
+                self._links[host].stop(grace)
+            case machine.Kill(host):
+                self._links[host].kill()
+            case machine.SetAlarm(seconds):
+                self._alarm = time.monotonic() + seconds
+
+    def _tell_of_interrupt(self) -> None:
+        notice = self._run.observer.notice
+        grace = self._state.grace
+        match self._state.phase:
+            case Phase.PREPARING | Phase.GIVING_UP:
+                notice("stopping before anything was started")
+            case Phase.RUNNING:
+                notice(
+                    f"stopping: workers get TERM, and KILL after {grace:g} s;"
+                    " Ctrl-C again kills them now"
+                )
+            case Phase.STOPPING:
+                notice("killing what is left; Ctrl-C again gives up on hosts that do not answer")
+            case Phase.KILLING:
+                notice("giving up on hosts that do not answer")
+
+    def _drain(self) -> None:
+        """Wait for what hosts have written and we have not read; a person may cut it short."""
+        for link in self._links.values():
+            if self._state.hosts[link.host] is HostState.LOST:
+                continue
+            while not link.drained(DRAIN_POLL):
+                try:
+                    post = self._posts.get_nowait()
+                except queue.Empty:
+                    continue
+                if isinstance(post.event, machine.Interrupted):
+                    self._run.observer.notice("the rest of the logs stays on the hosts")
+                    return
+                if post.problem is not None:
+                    self.problems.append(post.problem)
+
+    # The report --------------------------------------------------------------------------------
+
+    def _report(self) -> Report:
+        outcome = self._state.outcome or Outcome.DONE
+        failures = in_order_of_blame(self._explained(failure) for failure in self._failures)
+        if outcome is Outcome.DONE:
+            # Services that were stopped at the end have not failed.
+            failures = ()
+        lost = [host for host, now in self._state.hosts.items() if now is HostState.LOST]
+        problems = [problem.message for problem in self.problems]
+        unexplained = [
+            host for host in lost if not any(text.startswith(f"{host}: ") for text in problems)
+        ]
+        if unexplained:
+            problems.append(
+                f"{hostlist.fold(unexplained)}: did not say that the job's processes are gone"
+            )
+        hints = [problem.hint for problem in self.problems if problem.hint]
+        exit_code = _EXIT_CODES[outcome]
+        if outcome is Outcome.DONE and self.problems:
+            exit_code = ExitCode.NODE_FAILED
+        return Report(
+            exit_code=exit_code,
+            reason=self._reason(outcome, failures),
+            failures=failures,
+            problems=tuple(problems),
+            hint="\n".join(dict.fromkeys(hints)),
+        )
+
+    def _reason(self, outcome: Outcome, failures: tuple[Failure, ...]) -> str:
+        match outcome:
+            case Outcome.DONE:
+                count = self._run.plan.world_size
+                return "the worker finished" if count == 1 else f"all {count} workers finished"
+            case Outcome.INTERRUPTED:
+                return "stopped on request"
+            case Outcome.WORKER_FAILED if failures:
+                return f"{failures[0].who} {failures[0].how}"
+            case Outcome.WORKER_FAILED:
+                return "a worker was ended from outside dtrain"
+            case _:
+                started = any(now is HostState.LOST for now in self._state.hosts.values())
+                return "a host failed" if started else "not started: a host is not ready"
+
+    def _first_failure(self) -> str:
+        failures = in_order_of_blame(self._failures)
+        return f"{failures[0].who} {failures[0].how}" if failures else "a worker was ended"
+
+    def _explained(self, failure: Failure) -> Failure:
+        """With the end of what the process wrote to stderr, where it left no error file."""
+        if failure.traceback or failure.message:
+            return failure
+        logs = self._run.folder.logs / failure.host
+        names = [f"{failure.role}-{failure.index}.err"]
+        if failure.rank is not None:
+            names.append(f"rank-{failure.rank}.err")
+        for name in names:
+            if said := last_words(tail(logs / name, STDERR_TAIL)):
+                return replace(failure, traceback=said, message=said.splitlines()[-1])
+        return failure
+
+
+def _workers(plan: LaunchPlan) -> tuple[list[machine.Worker], list[machine.Worker]]:
+    """The processes whose end a run waits for, and its services."""
+    awaited: list[machine.Worker] = []
+    services: list[machine.Worker] = []
+    for part in plan.hosts:
+        for process in part.processes:
+            worker = machine.Worker(part.host.name, process.role, process.index)
+            (services if process.service else awaited).append(worker)
+    return awaited, services
+
+
+def _run_name(job: str) -> str:
+    """A name for the run that sorts by time and is unique among all launching machines."""
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", job).strip("-.")[:60] or "run"
+    return f"{slug}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
