@@ -24,7 +24,7 @@ class Header:
     progress: tuple[str, str] = ("", "")
     """A prefix, and the last line of the worker with the lowest rank."""
 
-    def lines(self, columns: int, rows: int, seconds: float, color: bool) -> list[str]:
+    def lines(self, columns: int, rows: int, seconds: float) -> list[str]:
         """At most three lines, none wider than the terminal, and no more than half its height."""
         if not self.run:
             return []
@@ -37,8 +37,6 @@ class Header:
         if text:
             # Spread here what a terminal would: the width of a tab depends on where it stands.
             lines.append(fit(f"   {head}{clean(text).expandtabs(4)}", width))
-        if color:
-            lines[0] = names.paint(lines[0], 2)
         return lines[: max(1, rows // 2)]
 
 
@@ -53,7 +51,7 @@ def state(hosts: Mapping[str, str]) -> str:
 
 
 def summary(hosts: Mapping[str, str], workers: int) -> str:
-    """``8 hosts: 7 running, gpu03 failed · 64 workers``."""
+    """``8 hosts running · 64 workers``, ``8 hosts: 7 running, gpu03 failed · 64 workers``."""
     groups: dict[str, list[str]] = {}
     for host, word in hosts.items():
         groups.setdefault(word, []).append(host)
@@ -65,7 +63,11 @@ def summary(hosts: Mapping[str, str], workers: int) -> str:
     waiting = len(groups.get("", ()))
     parts += [f"{waiting} waiting"] if waiting else []
     count = names.count(len(hosts), "host")
-    return f"{count}: {', '.join(parts)} · {names.count(workers, 'worker')}"
+    if len(groups) == 1 and (word := next(iter(groups))) not in BAD:
+        said = f"{count} {word or 'waiting'}"
+    else:
+        said = f"{count}: {', '.join(parts)}"
+    return f"{said} · {names.count(workers, 'worker')}"
 
 
 def cells(text: str) -> int:

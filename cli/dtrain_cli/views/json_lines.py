@@ -7,13 +7,17 @@ and, last, ``finished``.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dtrain.cause import Report
-from dtrain.launchplan import LaunchPlan
-from dtrain.logs.store import Stream
 from dtrain_cli.views.outlet import Outlet
+from dtrain_cli.views.view import StreamKey
+
+if TYPE_CHECKING:
+    from dtrain.cause import Report
+    from dtrain.launchplan import LaunchPlan
+    from dtrain.logs.store import Stream
 
 SCHEMA = 1
 
@@ -75,7 +79,7 @@ class JsonLines:
     def suspend(self) -> None:
         self.flush(0.0)
 
-    def finished(self, report: Report, paths: dict[tuple[str, str, int, str], str]) -> None:
+    def finished(self, report: Report, paths: Mapping[StreamKey, str]) -> None:
         self._put(
             "finished",
             exit_code=int(report.exit_code),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from dtrain.cause import Report
-from dtrain.launchplan import LaunchPlan
-from dtrain.logs.store import Stream
 from dtrain_cli.views import names
 from dtrain_cli.views.header import BAD, Header, cells
 from dtrain_cli.views.outlet import Outlet
-from dtrain_cli.views.plain import Plain, workers
+from dtrain_cli.views.plain import Plain
+from dtrain_cli.views.view import StreamKey
+
+if TYPE_CHECKING:
+    from dtrain.cause import Report
+    from dtrain.launchplan import LaunchPlan
+    from dtrain.logs.store import Stream
 
 _BETWEEN_WRITES = 0.05
 _BETWEEN_CLOCKS = 1.0
@@ -37,7 +42,7 @@ class Live(Plain):
         super().started(run, plan, folder)
         self._began = time.monotonic()
         self._header.run = run
-        self._header.workers = workers(plan)
+        self._header.workers = plan.world_size
         self._header.hosts = {host.host.name: "" for host in plan.hosts}
 
     def host_state(self, host: str, state: str, detail: str) -> None:
@@ -68,21 +73,23 @@ class Live(Plain):
 
     def suspend(self) -> None:
         self._write(self._erase(), "")
-        self._size = 0
+        self._size, self._stale = 0, True
 
-    def finished(self, report: Report, paths: dict[tuple[str, str, int, str], str]) -> None:
+    def finished(self, report: Report, paths: Mapping[StreamKey, str]) -> None:
         self.suspend()
         super().finished(report, paths)
 
     def _next_draw(self, now: float) -> float:
-        fresh = not self._buffer and not self._stale and self._drawn
+        fresh = not self._buffer and not self._stale
         return self._written + (_BETWEEN_CLOCKS if fresh else _BETWEEN_WRITES) - now
 
     def _draw(self, now: float) -> None:
         columns, rows = self._err.size()
-        lines = self._header.lines(columns, rows, now - self._began, self._color["stderr"])
+        lines = self._header.lines(columns, rows, now - self._began)
         erase = self._erase()
-        self._drawn = [cells(line) for line in self._header.lines(columns, rows, 0, False)]
+        self._drawn = [cells(line) for line in lines]
+        if lines and self._color["stderr"]:
+            lines[0] = names.paint(lines[0], 2)
         self._write(erase, "\n".join(lines))
         self._written, self._size, self._stale = now, 0, False
 

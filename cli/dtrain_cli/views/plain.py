@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from dtrain.cause import Report
 from dtrain.framing import LIMIT, clean, clean_all
-from dtrain.launchplan import LaunchPlan
-from dtrain.logs.store import Stream
 from dtrain_cli.views import names
 from dtrain_cli.views.folding import Folder
 from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.report import render
+from dtrain_cli.views.view import StreamKey
+
+if TYPE_CHECKING:
+    from dtrain.cause import Report
+    from dtrain.launchplan import LaunchPlan
+    from dtrain.logs.store import Stream
 
 
 class Plain:
@@ -34,7 +39,7 @@ class Plain:
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
         hosts = [host.host.name for host in plan.hosts]
         self._starting = set(hosts)
-        self._workers = workers(plan)
+        self._workers = plan.world_size
         labels = [process.label for host in plan.hosts for process in host.processes]
         self._widths = (max(map(len, hosts)), max(map(len, labels), default=0))
         count = f"{names.count(self._workers, 'worker')} on {names.count(len(hosts), 'host')}"
@@ -78,7 +83,7 @@ class Plain:
     def suspend(self) -> None:
         self._write("", "")
 
-    def finished(self, report: Report, paths: dict[tuple[str, str, int, str], str]) -> None:
+    def finished(self, report: Report, paths: Mapping[StreamKey, str]) -> None:
         if self._folder is not None:
             for folded in self._folder.flush():
                 self._print(folded.kind, folded.sources, [folded.text])
@@ -120,15 +125,6 @@ class Plain:
             if text := "".join(text for _, text in pieces[at:end]):
                 outlet.write(text)
             at = end
-
-
-def workers(plan: LaunchPlan) -> int:
-    """Processes that train; under torchrun, those that it will start."""
-    return sum(
-        host.host.workers if process.role == "torchrun" else 1
-        for host in plan.hosts
-        for process in host.processes
-    )
 
 
 def _order(source: tuple[str, str]) -> tuple[int, str, str]:

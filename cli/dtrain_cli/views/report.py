@@ -8,6 +8,7 @@ from dtrain.cause import Failure, Report
 from dtrain.diagnostics import ExitCode
 from dtrain.framing import clean
 from dtrain_cli.views import names
+from dtrain_cli.views.view import StreamKey
 
 _TRACEBACK_HEAD = 4
 _TRACEBACK_TAIL = 26
@@ -15,17 +16,15 @@ _LINE_WIDTH = 400
 _MAX_OUTCOMES = 4
 _MAX_PROBLEMS = 8
 
-Paths = Mapping[tuple[str, str, int, str], str]
-"""The log file of each stream by host, role, index and ``stdout`` or ``stderr``."""
 
-
-def render(report: Report, paths: Paths, *, color: bool) -> str:
+def render(report: Report, paths: Mapping[StreamKey, str], *, color: bool) -> str:
     """The report as text for stderr, with its final newline."""
     after = names.duration(report.seconds)
     logs = f"; logs in {names.path(report.logs)}" if report.logs else ""
     failed = report.exit_code not in (ExitCode.OK, ExitCode.INTERRUPTED)
     lines: list[str] = []
     if failed:
+        lines.append("")
         first = report.failures[0] if report.failures else None
         if first is not None and report.exit_code == ExitCode.JOB_FAILED:
             lines.append(_mark("error", 31, color) + _headline(first))
@@ -46,22 +45,16 @@ def render(report: Report, paths: Paths, *, color: bool) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def describe(failure: Failure) -> str:
-    """``exited with status 1``, ``was killed by SIGKILL``."""
-    if failure.signal is not None:
-        return f"was killed by {clean(failure.signal)}"
-    if failure.code is not None:
-        return f"exited with status {failure.code}"
-    return "failed"
-
-
 def _headline(failure: Failure) -> str:
-    who = f"rank {failure.rank}" if failure.rank is not None else f"{failure.role} {failure.index}"
-    text = f"{clean(who)} on {clean(failure.host)} {describe(failure)}"
-    return f"{text}: {_cut(clean(failure.message))}" if failure.message.strip() else text
+    text = clean(f"{failure.who} {failure.how}")
+    message = failure.message.strip()
+    # A traceback that follows says it better.
+    return (
+        f"{text}: {_cut(clean(message))}" if message and message not in failure.traceback else text
+    )
 
 
-def _traceback(failure: Failure, paths: Paths) -> list[str]:
+def _traceback(failure: Failure, paths: Mapping[StreamKey, str]) -> list[str]:
     lines = [_cut(clean(line)) for line in failure.traceback.strip("\n").split("\n")]
     if not any(lines):
         return []
@@ -78,7 +71,7 @@ def _consequences(failures: Sequence[Failure]) -> list[str]:
     """Who else failed, those that ended in one way together."""
     outcomes: dict[str, list[Failure]] = {}
     for failure in failures:
-        outcomes.setdefault(describe(failure), []).append(failure)
+        outcomes.setdefault(failure.how, []).append(failure)
     lines = []
     for outcome, those in list(outcomes.items())[:_MAX_OUTCOMES]:
         hosts = names.folded_hosts(sorted({failure.host for failure in those}))
@@ -86,7 +79,9 @@ def _consequences(failures: Sequence[Failure]) -> list[str]:
         others = [failure.label for failure in those if failure.rank is None]
         who = [f"rank{'s' * (len(ranks) > 1)} {names.labels(ranks)}"] if ranks else []
         who += [names.labels(sorted(others))] if others else []
-        lines.append(f"then also failed: {hosts} {clean(', '.join(who))} ({outcome})")
+        lines.append(
+            f"then also failed: {hosts} {clean(', '.join(who))} ({clean(outcome.removeprefix('was '))})"
+        )
     if (more := sum(map(len, list(outcomes.values())[_MAX_OUTCOMES:]))) > 0:
         lines.append(f"then also failed: {names.count(more, 'other')}")
     return lines

@@ -13,15 +13,21 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from dtrain.cause import Report
-from dtrain.framing import LIMIT, LineFramer
-from dtrain.launchplan import LaunchPlan
-from dtrain.logs.store import Stream
+from dtrain.framing import LineFramer
+from dtrain_cli.views.outlet import reader_gone
+
+if TYPE_CHECKING:
+    from dtrain.cause import Report
+    from dtrain.launchplan import LaunchPlan
+    from dtrain.logs.store import Stream
+
+StreamKey = tuple[str, str, int, str]
+"""Host, role, index, and ``stdout`` or ``stderr``."""
 
 _PIECE = 128 << 10
 """Bytes read from one stream before the next one has its turn."""
@@ -64,8 +70,8 @@ class Display(Protocol):
     def suspend(self) -> None:
         """Write everything and leave the cursor on an empty line."""
 
-    def finished(self, report: Report, paths: dict[tuple[str, str, int, str], str]) -> None:
-        """The last call. ``paths`` has the file of each stream by host, role, index and fd."""
+    def finished(self, report: Report, paths: Mapping[StreamKey, str]) -> None:
+        """The last call. ``paths`` has each stream's file."""
 
 
 class _Followed:
@@ -115,7 +121,7 @@ class View:
         self._call(lambda: self._display.notice(text))
 
     def output(self, stream: Stream, size: int) -> None:
-        if not self._filters.show(stream):
+        if self._hurry or not self._filters.show(stream):
             return
         with self._wake:
             if size > self._grown.get(stream, 0):
@@ -138,9 +144,8 @@ class View:
 
     def hurry(self) -> None:
         """Skip the output that is not shown yet: it is in the files, and somebody is waiting."""
-        with self._wake:
-            self._hurry = True
-            self._wake.notify_all()
+        self._hurry = True
+        self._call(self._unread.clear)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -162,8 +167,6 @@ class View:
             self._wake.notify_all()
 
     def _output_failed(self, error: OSError) -> None:
-        from dtrain_cli.views.outlet import reader_gone
-
         if not reader_gone(error):
             self.notice(f"output is no longer shown: {error.strerror}")
         elif not self._broken:
@@ -193,13 +196,11 @@ class View:
             self._wake.wait_for(lambda: not self._paused)
             calls, self._calls = self._calls, deque()
             grown, self._grown = self._grown, {}
-            hurry = self._hurry
             self._busy = True
         for call in calls:
             call()
-        self._unread.update(grown)
-        if hurry:
-            self._unread.clear()
+        if not self._hurry:
+            self._unread.update(grown)
         read = 0
         for stream in list(self._unread):
             read += self._show(stream)
@@ -208,7 +209,7 @@ class View:
                 read = 0
         if self._report is not None and not self._unread:
             with self._wake:
-                if self._calls or (self._grown and not hurry):
+                if self._calls or self._grown:
                     return False
             self._finish(self._report)
             return True
@@ -216,7 +217,7 @@ class View:
         return False
 
     def _something(self) -> bool:
-        return bool(self._calls or self._grown or self._paused or self._hurry)
+        return bool(self._calls or self._grown or self._paused)
 
     def _show(self, stream: Stream) -> int:
         """Show one piece of a stream; its bytes."""
@@ -244,8 +245,9 @@ class View:
         return len(piece)
 
     def _finish(self, report: Report) -> None:
+        paths: dict[StreamKey, str] = {}
         for stream, followed in self._followed.items():
-            if lines := followed.framer.flush():
+            paths[stream.host, stream.role, stream.index, stream.fd] = str(stream.path)
+            if not self._hurry and (lines := followed.framer.flush()):
                 self._display.lines(stream, lines, "")
-        paths = {(s.host, s.role, s.index, s.fd): str(s.path) for s in self._followed}
         self._display.finished(report, paths)
