@@ -1,0 +1,70 @@
+"""The strategies of each framework: what a launch has to know about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from dtrain.spec.model import Framework
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One way of training. ``summary`` completes "this strategy …"."""
+
+    processes: Literal["device", "host", "role"]
+    """What there is one process for: each GPU (or slot), each host, or each task of
+    ``job.roles``."""
+    summary: str
+    single_host: bool = False
+    """Whether it works within one process on one host."""
+    instead: str = ""
+    """For several hosts, where this one stays on a single host."""
+
+
+_TORCH = {
+    "none": Strategy("device", "leaves everything to the script"),
+    "auto": Strategy("device", "lets `dtrain plan` choose"),
+    "data_parallel": Strategy(
+        "host", "copies the model to every GPU of one process", single_host=True, instead="ddp"
+    ),
+    "ddp": Strategy("device", "copies the model to every GPU and averages gradients"),
+    "fsdp": Strategy("device", "shards parameters, gradients and optimizer over all GPUs"),
+    "hsdp": Strategy("device", "shards within groups of GPUs and copies between groups"),
+    "tensor": Strategy("device", "splits every layer over GPUs"),
+    "pipeline": Strategy("device", "puts consecutive layers on different GPUs"),
+    "3d": Strategy("device", "combines tensor, pipeline and data parallelism as in job.layout"),
+}
+
+_TENSORFLOW = {
+    "none": Strategy("host", "leaves everything to the script"),
+    "auto": Strategy("host", "lets dtrain choose"),
+    "one_device": Strategy(
+        "host",
+        "trains on one device",
+        single_host=True,
+        instead="multi_worker_mirrored",
+    ),
+    "mirrored": Strategy(
+        "host",
+        "copies the model to every GPU of one host",
+        single_host=True,
+        instead="multi_worker_mirrored",
+    ),
+    "central_storage": Strategy(
+        "host",
+        "keeps variables on one device and computes on all GPUs of one host",
+        single_host=True,
+        instead="parameter_server",
+    ),
+    "multi_worker_mirrored": Strategy("host", "copies the model to every GPU of every host"),
+    "parameter_server": Strategy("role", "keeps variables on parameter servers (job.roles)"),
+    "tpu": Strategy("host", "trains on the TPU chips of every host"),
+    "model_parallel": Strategy("host", "shards the model over devices"),
+}
+
+STRATEGIES: Mapping[Framework, Mapping[str, Strategy]] = MappingProxyType(
+    {"torch": MappingProxyType(_TORCH), "tensorflow": MappingProxyType(_TENSORFLOW)}
+)
