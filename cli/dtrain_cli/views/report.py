@@ -79,9 +79,8 @@ def _consequences(failures: Sequence[Failure]) -> list[str]:
         others = [failure.label for failure in those if failure.rank is None]
         who = [f"rank{'s' * (len(ranks) > 1)} {names.labels(ranks)}"] if ranks else []
         who += [names.labels(sorted(others))] if others else []
-        lines.append(
-            f"then also failed: {hosts} {clean(', '.join(who))} ({clean(outcome.removeprefix('was '))})"
-        )
+        how = outcome.removeprefix("was ")
+        lines.append(clean(f"then also failed: {hosts} {', '.join(who)} ({how})"))
     if (more := sum(map(len, list(outcomes.values())[_MAX_OUTCOMES:]))) > 0:
         lines.append(f"then also failed: {names.count(more, 'other')}")
     return lines

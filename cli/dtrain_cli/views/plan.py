@@ -1,0 +1,93 @@
+"""A launch plan, for a person to read and for a program."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+
+from dtrain import hostlist
+from dtrain.export.document import document, masked
+from dtrain.launchplan import HostPlan, LaunchPlan, Process
+
+
+def as_json(plan: LaunchPlan) -> str:
+    """One JSON object; see `dtrain.export.document`."""
+    return json.dumps(document(plan), indent=2, ensure_ascii=False) + "\n"
+
+
+def as_text(plan: LaunchPlan) -> str:
+    """What a launch would execute: first what all hosts share, then each host's own."""
+    shared = _shared([masked(part.environment, plan) for part in plan.hosts])
+    return "\n".join([*_summary(plan), *_environment(shared), *_hosts(plan, shared)]) + "\n"
+
+
+def _summary(plan: LaunchPlan) -> Iterator[str]:
+    job = plan.job
+    hosts = hostlist.fold([part.host.name for part in plan.hosts])
+    count = len(plan.hosts)
+    how = f"torch, {job.rendezvous.backend}" if job.framework == "torch" else "tensorflow"
+    strategy = f", {job.strategy}" if job.strategy else ""
+    processes = f"{plan.world_size} process" + ("es" if plan.world_size != 1 else "")
+    yield f"{plan.name}: {processes} on {count} host{'s' * (count != 1)} {hosts} ({how}{strategy})"
+    if job.sync is not None:
+        yield f"sync      {job.sync.source} to each host"
+    for line in job.setup:
+        yield f"setup     {_inline(line)}"
+
+
+def _environment(shared: Mapping[str, str]) -> Iterator[str]:
+    if shared:
+        yield "every process"
+        yield from (f"  {_assignment(*item)}" for item in shared.items())
+
+
+def _hosts(plan: LaunchPlan, shared: Mapping[str, str]) -> Iterator[str]:
+    for part in plan.hosts:
+        yield ""
+        yield f"{part.host.name}  address {part.host.address}  node rank {part.node_rank}"
+        yield f"  in {part.workdir}"
+        own = {
+            name: value
+            for name, value in masked(part.environment, plan).items()
+            if name not in shared
+        }
+        yield from (f"  {_assignment(*item)}" for item in own.items())
+        yield from _processes(part)
+
+
+def _processes(part: HostPlan) -> Iterator[str]:
+    """Each process on a line; a command that all of them share stands once, above them."""
+    commands = {process.argv for process in part.processes}
+    if len(commands) == 1:
+        yield f"  {shlex.join(commands.pop())}"
+        commands = set()
+    for process in part.processes:
+        yield f"    {_process(process, with_command=bool(commands))}"
+
+
+def _process(process: Process, *, with_command: bool) -> str:
+    words = [f"{process.role} {process.index}"]
+    words += [_assignment(*item) for item in process.environment.items()]
+    if with_command:
+        words.append(shlex.join(process.argv))
+    return "  ".join(words)
+
+
+def _shared(environments: list[dict[str, str]]) -> dict[str, str]:
+    """The assignments that all environments have."""
+    first, *others = environments
+    return {
+        name: value
+        for name, value in first.items()
+        if all(other.get(name) == value for other in others)
+    }
+
+
+def _assignment(name: str, value: str) -> str:
+    return f"{name}={_inline(shlex.quote(value)) if value else ''}"
+
+
+def _inline(text: str) -> str:
+    """``text`` on one line, with nothing in it that a terminal acts upon."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -1,0 +1,171 @@
+"""The run's folder: exact bytes, private files, errors that name the file."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtrain.diagnostics import ExitCode, UsageError
+from dtrain.logs.store import LogWriter, RunFolder, StorageError, home, tail
+from dtrain.protocol import ProtocolError
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path / "state"))
+    return RunFolder.create("run-1")
+
+
+def stream(folder, name="worker-0.out", host="gpu01"):
+    return folder.stream(host, name, role="worker", index=0, rank=0)
+
+
+def test_layout_and_permissions(folder):
+    writer = LogWriter(stream(folder))
+    writer.append(0, b"hi")
+    assert folder.path == home() / "runs" / "run-1"
+    assert stream(folder).path == folder.path / "logs/gpu01/worker-0.out"
+    for path in (home(), folder.path, folder.logs, folder.logs / "gpu01"):
+        assert path.stat().st_mode & 0o777 == 0o700
+    assert writer.path.stat().st_mode & 0o777 == 0o600
+    assert folder.journal.parent == folder.path
+    assert RunFolder.open("run-1") == folder
+
+
+def test_a_run_has_its_folder_alone(folder):
+    with pytest.raises(FileExistsError):
+        RunFolder.create("run-1")
+
+
+@pytest.mark.parametrize("run", ["nope", "../run-1", "", ".", "a/b", "run-1\n"])
+def test_unknown_runs(folder, run):
+    with pytest.raises(UsageError) as caught:
+        RunFolder.open(run)
+    assert "dtrain ps" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("..", "worker-0.out"),
+        ("a/b", "worker-0.out"),
+        ("", "worker-0.out"),
+        ("gpu01", "../../x.out"),
+        ("gpu01", "worker-0"),
+        ("gpu01", "worker-0.out\n"),
+    ],
+)
+def test_names_from_outside_stay_inside(folder, host, name):
+    with pytest.raises(ValueError, match="not "):
+        stream(folder, name, host)
+
+
+def test_fd_follows_from_the_name(folder):
+    assert stream(folder, "rank-12.err").fd == "stderr"
+    assert stream(folder, "chief-0.out").fd == "stdout"
+
+
+def test_overlap_is_cut_and_a_gap_refused(folder):
+    writer = LogWriter(stream(folder))
+    assert writer.append(0, b"hello ") == 6
+    assert writer.append(3, b"lo world") == 11
+    assert writer.append(0, b"hello") == 11
+    with pytest.raises(ProtocolError, match="11 to 12"):
+        writer.append(12, b"!")
+    assert writer.path.read_bytes() == b"hello world"
+    assert LogWriter(stream(folder)).size == 11
+
+
+@given(
+    data=st.binary(max_size=300),
+    cuts=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 40)), max_size=30),
+)
+def test_pieces_sent_again_give_the_same_bytes(tmp_path_factory, data, cuts):
+    path = tmp_path_factory.mktemp("pieces")
+    (path / "logs").mkdir()
+    writer = LogWriter(RunFolder(path).stream("h", "worker-0.out", role="w", index=0, rank=None))
+    for back, length in cuts:
+        start = max(0, writer.size - back)
+        assert writer.append(start, data[start : start + length]) <= len(data)
+    writer.append(writer.size, data[writer.size :])
+    assert writer.path.read_bytes() == data
+
+
+def test_two_launchers_following_one_run_write_it_once(folder):
+    first, second = LogWriter(stream(folder)), LogWriter(stream(folder))
+    data = os.urandom(5000)
+    first.append(0, data[:3000])
+    second.append(0, data[:1000])
+    second.append(1000, data[1000:])
+    first.append(3000, data[3000:])
+    assert first.path.read_bytes() == data
+
+
+def test_more_streams_than_open_files(folder):
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        writers = [LogWriter(stream(folder, f"worker-{number}.out")) for number in range(200)]
+        for writer in writers:
+            writer.append(0, b"x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_many_threads(folder):
+    data = os.urandom(1 << 16)
+
+    def write(number: int) -> None:
+        writer = LogWriter(stream(folder, f"worker-{number}.out"))
+        for start in range(0, len(data), 1000):
+            writer.append(start, data[start : start + 1000])
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    files = sorted(folder.logs.rglob("*.out"))
+    assert len(files) == 16
+    assert all(file.read_bytes() == data for file in files)
+
+
+def test_a_full_disk_names_file_and_remedy(folder):
+    writer = LogWriter(stream(folder))
+    writer.append(0, b"before")
+    file, writer.path = writer.path, Path("/dev/full")
+    with pytest.raises(StorageError, match=r"/dev/full.*No space left") as caught:
+        writer.append(6, b"more")
+    assert "free some space" in caught.value.hint
+    assert caught.value.exit_code is ExitCode.NODE_FAILED
+    writer.path = file
+    assert writer.append(6, b"more") == 10
+    assert writer.path.read_bytes() == b"beforemore"
+
+
+def test_a_removed_folder_is_reported(folder):
+    writer = LogWriter(stream(folder))
+    writer.path.unlink()
+    with pytest.raises(StorageError, match="worker-0") as caught:
+        writer.append(0, b"x")
+    assert "removed" in caught.value.hint
+
+
+def test_a_file_in_the_way(tmp_path, monkeypatch):
+    (tmp_path / "state").write_text("a file")
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path / "state"))
+    with pytest.raises(StorageError, match="state") as caught:
+        RunFolder.create("run-1")
+    assert "DTRAIN_HOME" in caught.value.hint
+
+
+def test_tail(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b"0123456789")
+    assert tail(path, 4) == b"6789"
+    assert tail(path, 100) == b"0123456789"
+    assert tail(tmp_path / "missing", 4) == b""

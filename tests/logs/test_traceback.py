@@ -1,0 +1,98 @@
+"""What a process said last, from tracebacks that Python itself prints."""
+
+import subprocess
+import sys
+
+import pytest
+
+from dtrain.logs.traceback import last_words
+
+
+def stderr_of(code: str) -> bytes:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).stderr
+
+
+def test_a_traceback_is_found_between_other_output():
+    said = stderr_of(
+        "import sys; print('loading', file=sys.stderr)\n"
+        "def step(): raise ValueError('bad batch')\n"
+        "step()"
+    )
+    text = last_words(said + b"\n[W1121 10:00:00.1 ProcessGroup.cpp:1] destroy it\n")
+    assert text.startswith("Traceback (most recent call last):")
+    assert text.endswith("ValueError: bad batch")
+
+
+def test_the_last_of_several():
+    said = stderr_of("raise KeyError(1)") + b"retrying\n" + stderr_of("raise OSError('second')")
+    text = last_words(said)
+    assert text.count("Traceback") == 1
+    assert text.endswith("OSError: second")
+
+
+@pytest.mark.parametrize(
+    ("how", "between"),
+    [("", "During handling of the above"), ("from e", "direct cause of the following")],
+)
+def test_chained_exceptions_come_whole(how, between):
+    said = stderr_of(
+        "try:\n  try: 1/0\n"
+        f"  except ZeroDivisionError as e: raise ValueError('second') {how}\n"
+        f"except ValueError as e: raise RuntimeError('third') {how}"
+    )
+    text = last_words(stderr_of("raise KeyError('earlier')") + said)
+    assert text.count("Traceback") == 3
+    assert between in text
+    assert "earlier" not in text
+    assert text.endswith("RuntimeError: third")
+
+
+def test_the_rank_prefix_of_torch_is_taken_off():
+    said = stderr_of("def f():\n  raise RuntimeError('CUDA error\\n\\nFor debugging, see')\nf()")
+    prefixed = "\n".join(f"[rank3]: {line}" if line else "" for line in said.decode().split("\n"))
+    text = last_words(said + prefixed.encode() + b"[W1121 later.cpp] noise\n")
+    assert "[rank3]" not in text
+    assert text.count("Traceback") == 1
+    assert text.startswith("Traceback (most recent call last):\n  File")
+    assert text.endswith("For debugging, see")
+
+
+def test_messages_of_several_lines():
+    text = last_words(stderr_of("raise RuntimeError('CUDA error: assert\\nCompile with X')"))
+    assert text.endswith("RuntimeError: CUDA error: assert\nCompile with X")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with 3.11")
+def test_exception_groups_come_whole():
+    said = stderr_of("raise ExceptionGroup('many', [ValueError('one'), OSError('two')])")
+    text = last_words(b"noise\n" + said)
+    assert text.startswith("  + Exception Group Traceback")
+    assert "ValueError: one" in text
+    assert "OSError: two" in text
+
+
+def test_a_crash_of_the_interpreter():
+    said = stderr_of("import faulthandler, os; faulthandler.enable(); os.abort()")
+    text = last_words(b"x\n" * 5 + said)
+    assert text.startswith("Fatal Python error: Aborted")
+    assert 'File "<string>"' in text
+
+
+def test_without_a_traceback_the_last_lines():
+    said = b"".join(b"line %d\n\n" % number for number in range(100)) + b"Killed \xff\x1b[2J"
+    lines = last_words(said).split("\n")
+    assert lines == [f"line {number}" for number in range(81, 100)] + ["Killed \\xff"]
+    assert last_words(b"") == ""
+
+
+def test_an_old_traceback_is_not_the_end():
+    said = stderr_of("raise ValueError('handled')") + b"".join(
+        b"step %d\n" % number for number in range(500)
+    )
+    assert "handled" not in last_words(said)
+
+
+def test_any_tail_of_a_file_will_do():
+    said = stderr_of("def f(): raise ValueError('x')\nf()")
+    for start in range(len(said) - len("ValueError: x\n")):
+        assert last_words(said[start:]).endswith("ValueError: x")
