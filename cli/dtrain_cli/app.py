@@ -1,5 +1,147 @@
-"""The command line: verbs, the error boundary, exit codes."""
+"""The command line: verbs, the error boundary, exit codes.
+
+Each verb's work is imported when it is called, so that `dtrain --help` stays fast.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+app = typer.Typer(
+    name="dtrain",
+    help="Launch multi-node training over SSH from one YAML file.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # Help in plain text: rich would double the time that it takes to show.
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=(
+        "Exit codes: 0 done, 1 the job failed, 2 usage or invalid file, 3 a node failed,"
+        " 70 internal error, 130 interrupted."
+    ),
+)
 
 
-def main() -> None:
+def _version(wanted: bool) -> None:
+    if wanted:
+        from dtrain import __version__
+
+        typer.echo(f"dtrain {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Options before the verb."""
+
+
+@app.command()
+def launch(
+    file: Annotated[Path, typer.Argument(help="The cluster file.")],
+    args: Annotated[
+        list[str] | None,
+        typer.Argument(help="Arguments for the script, after --.", metavar="ARGS"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be started; touch no host.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --dry-run: write a script and its environment for each process.",
+            metavar="DIR",
+        ),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="JSON: the plan of a dry run, or a line an event.")
+    ] = False,
+    rank: Annotated[
+        str | None, typer.Option(help="Show only these ranks' output, e.g. 0,4-7.")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Show only these hosts' output, e.g. gpu[01-03].")
+    ] = None,
+    fold: Annotated[
+        bool, typer.Option("--fold", help="Show a line that several ranks write alike once.")
+    ] = False,
+) -> None:
+    """Start a job on all its hosts, stream its output, and clean up."""
+    from dtrain.diagnostics import UsageError
+    from dtrain_cli.commands import launch as command
+
+    options = command.Options(file, tuple(args or ()), json, fold, rank, host)
+    if output is not None and not dry_run:
+        raise UsageError("--output is for --dry-run", hint="add --dry-run")
+    if dry_run:
+        typer.echo(command.dry_run(options, output), nl=False)
+    else:
+        raise typer.Exit(command.launch(options))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the cluster file, for editors."""
+    from dtrain_cli.commands.schema import schema_json
+
+    typer.echo(schema_json(), nl=False)
+
+
+def main() -> NoReturn:
     """Entry point of the `dtrain` command."""
+    sys.exit(run())
+
+
+def run() -> int:
+    """Run the command line; every failure ends as a message and an exit code."""
+    from dtrain.diagnostics import DtrainError, ExitCode, SpecError
+
+    try:
+        app()
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else int(bool(exit_.code))
+    except SpecError as error:
+        from dtrain.spec.report import render_problems
+
+        _say(render_problems(error))
+        return error.exit_code
+    except DtrainError as error:
+        _say(f"error: {error.message}")
+        for line in error.hint.splitlines():
+            _say(f"hint: {line}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has left; there is nobody to tell.
+        sys.stdout = None  # type: ignore[assignment]
+        return ExitCode.INTERRUPTED
+    except Exception:  # noqa: BLE001  the last boundary: no traceback of ours reaches a user
+        _say(f"error: a fault in dtrain itself; please report the file {_crash_report()}")
+        return ExitCode.INTERNAL
+    return ExitCode.OK
+
+
+def _say(text: str) -> None:
+    if sys.stderr is not None:
+        typer.echo(text, err=True)
+
+
+def _crash_report() -> str:
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="dtrain-fault-", suffix=".txt", delete=False
+    ) as file:
+        file.write(f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}")
+    return file.name

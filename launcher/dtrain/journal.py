@@ -31,7 +31,9 @@ class Journal:
         line = json.dumps({"schema": SCHEMA, "time": round(time, 6), "event": event, **details})
         with self._lock:
             try:
-                fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fd = os.open(
+                    self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
+                )
                 try:
                     os.write(fd, line.encode() + b"\n")
                 finally:

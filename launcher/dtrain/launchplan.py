@@ -120,9 +120,7 @@ def _torch(spec: ClusterFile, run: str, port: int, local_python: str) -> Iterato
             identity = torchrun.threads(ranks_by_node[node_rank])
             options = torchrun.torchrun_arguments(world, node_rank, host.address, backend)
             argv = (python, "-m", "torch.distributed.run", *options, *_program(job))
-            processes = (
-                Process("torchrun", node_rank, argv, {}, ranks=ranks_by_node[node_rank]),
-            )
+            processes = (Process("torchrun", node_rank, argv, {}, ranks=ranks_by_node[node_rank]),)
         environment = _host_environment(spec, host, identity)
         yield HostPlan(host, node_rank, environment, processes, _workdir(spec, host), ports)
 

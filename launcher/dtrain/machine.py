@@ -201,7 +201,7 @@ def _host_ready(state: State, event: Event) -> Step:
     state = _mark(state, event.host, HostState.READY)
     if any(host is not HostState.READY for host in state.hosts.values()):
         return state, []
-    started = {host: HostState.RUNNING for host in state.hosts}
+    started = dict.fromkeys(state.hosts, HostState.RUNNING)
     return replace(state, phase=Phase.RUNNING, hosts=started), [Start(host) for host in started]
 
 
@@ -233,9 +233,7 @@ def _all_heard(state: State) -> Step:
 
 def _abort(state: State) -> Step:
     waiting = [
-        host
-        for host, now in state.hosts.items()
-        if now in (HostState.PREPARING, HostState.READY)
+        host for host, now in state.hosts.items() if now in (HostState.PREPARING, HostState.READY)
     ]
     state = _end_if_clean(replace(state, phase=Phase.STOPPING))
     return state, [*(Abort(host) for host in waiting), *_alarm(state, CLEANING)]
@@ -331,9 +329,7 @@ def _gone(state: State, event: Refused | Ended | Lost) -> State:
 
 def _running(state: State) -> list[str]:
     return [
-        host
-        for host, now in state.hosts.items()
-        if now not in (HostState.CLEAN, HostState.LOST)
+        host for host, now in state.hosts.items() if now not in (HostState.CLEAN, HostState.LOST)
     ]
 
 

@@ -1,0 +1,1 @@
+"""A launch plan in other forms: one JSON object, scripts that a person can run."""

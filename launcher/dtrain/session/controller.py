@@ -26,7 +26,7 @@ from dtrain.machine import HostState, Outcome, Phase
 from dtrain.session.link import Link, Post, Run
 from dtrain.session.observer import Observer
 from dtrain.spec.model import ClusterFile
-from dtrain.sync import Tree, scan
+from dtrain.sync import scan
 from dtrain.transport.contract import Transport
 
 PORTS_TO_TRY = 10

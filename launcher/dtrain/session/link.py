@@ -283,7 +283,7 @@ class Link:
             return self._broken(error)
         except protocol.ProtocolError as error:
             return self._broken(self._agent_failed(str(error), process, decoder))
-        if last == "bye" or self._given_up and not self._started:
+        if last == "bye" or (self._given_up and not self._started):
             self._ended()
             return True
         if last in ("refused", "lost"):
@@ -393,7 +393,7 @@ class Link:
                 self._streams[body["id"]] = (LogWriter(stream), stream)
             case "event":
                 self._offsets["events"] = body["offset"] + body.get("length", 0)
-                run.journal.write(time.time(), "node", host=self.host, **{"node": body["event"]})
+                run.journal.write(time.time(), "node", host=self.host, node=body["event"])
                 self._happened(body["event"])
             case "lost":
                 reason = body.get("reason", "the supervisor died")

@@ -1,0 +1,214 @@
+"""`dtrain launch`: start, stream, clean up; or show what would be started."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dtrain.spec.load import read
+
+from dtrain import hostlist
+from dtrain.diagnostics import DtrainError, ExitCode, UsageError
+from dtrain.launchplan import LaunchPlan, build
+from dtrain.spec.model import ClusterFile
+from dtrain_cli.views import Filters, View, make_view
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command line of `dtrain launch`."""
+
+    file: Path
+    args: Sequence[str]
+    """Added to ``job.args``."""
+    json: bool
+    fold: bool
+    ranks: str | None
+    hosts: str | None
+
+
+def launch(options: Options) -> ExitCode:
+    """Run the job of a cluster file until nothing of it is left; returns the exit code."""
+    spec = _spec(options)
+    filters = Filters(_ranks(options.ranks), _hosts(options.hosts, spec))
+    secrets = _secret_values(spec)
+
+    # Session brings threads and transports, which a dry run and `--help` have no use for.
+    from dtrain.session.controller import Session
+    from dtrain.transport import Transports
+
+    interrupts: list[Callable[[], None]] = []
+    view = make_view(
+        options.json,
+        sys.stdout,
+        sys.stderr,
+        filters,
+        options.fold,
+        on_broken_pipe=lambda: interrupts[-1](),
+    )
+    base = options.file.absolute().parent
+    transport = Transports(base, ask_passphrase=_asker(view), notice=view.notice)
+    session = Session(spec, base=base, transport=transport, observer=view, secret_values=secrets)
+    interrupts.append(session.interrupt)
+    with _on_signals(lambda: interrupts[-1]()):
+        try:
+            for text in _not_acted_on(spec):
+                view.notice(text)
+            report = session.run()
+            interrupts.append(view.hurry)
+            while not view.wait(0.5):
+                pass
+        except DtrainError:
+            with view.pause():
+                raise
+        finally:
+            transport.close()
+    return report.exit_code
+
+
+def dry_run(options: Options, output: Path | None) -> str:
+    """What a launch would execute, as text for stdout; written into ``output`` if given.
+
+    Touches no network and no clock, and gives the same bytes wherever it runs.
+    """
+    from dtrain_cli.views import plan as plan_view
+
+    spec = _spec(options)
+    plan = build(spec)
+    if output is not None:
+        count = _write(plan, plan_view.as_json(plan), output)
+        if not options.json:
+            return f"{count} files for {len(plan.hosts)} hosts written to {output}\n"
+    return plan_view.as_json(plan) if options.json else plan_view.as_text(plan)
+
+
+def _spec(options: Options) -> ClusterFile:
+    spec = read(options.file)
+    if not options.args:
+        return spec
+    return replace(spec, job=replace(spec.job, args=(*spec.job.args, *options.args)))
+
+
+def _ranks(text: str | None) -> frozenset[int] | None:
+    """``0,4-7`` as a set."""
+    if text is None:
+        return None
+    ranks: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UsageError(f"--rank {text}: {part!r} is no rank", hint="write e.g. --rank 0,4-7")
+        ranks.update(range(int(first), int(last or first) + 1))
+    return frozenset(ranks)
+
+
+def _hosts(text: str | None, spec: ClusterFile) -> frozenset[str] | None:
+    """``gpu[01-03]`` as a set of the file's hosts."""
+    if text is None:
+        return None
+    try:
+        wanted = hostlist.unfold(text)
+    except hostlist.HostListError as error:
+        raise UsageError(f"--host {text}: {error}") from None
+    known = [host.name for host in spec.cluster.hosts]
+    if unknown := [name for name in wanted if name not in known]:
+        raise UsageError(
+            f"--host {text}: no host {hostlist.fold(unknown)} in this cluster",
+            hint=f"its hosts are {hostlist.fold(known)}",
+        )
+    return frozenset(wanted)
+
+
+def _secret_values(spec: ClusterFile) -> dict[str, str]:
+    if missing := [name for name in spec.job.secrets if name not in os.environ]:
+        raise UsageError(
+            f"job.secrets names {', '.join(missing)}, which this environment does not have",
+            hint=f"export {missing[0]} before launching",
+        )
+    return {name: os.environ[name] for name in spec.job.secrets}
+
+
+def _not_acted_on(spec: ClusterFile) -> Iterator[str]:
+    """What the file asks for and this version does not do, rather than ignore it silently."""
+    if spec.job.restart.max:
+        yield "job.restart is not acted on in this version: the job ends at its first failure"
+    if spec.cluster.spares:
+        yield "cluster.spares is not acted on in this version: no host is replaced"
+
+
+def _asker(view: View) -> Callable[[str], str | None] | None:
+    """How to ask for a passphrase; None where nobody is there to answer."""
+    if not sys.stdin or not sys.stdin.isatty():
+        return None
+
+    def ask(prompt: str) -> str | None:
+        with view.pause():
+            try:
+                return getpass.getpass(prompt)
+            except (EOFError, KeyboardInterrupt):
+                return None
+
+    return ask
+
+
+@contextmanager
+def _on_signals(interrupt: Callable[[], None]) -> Iterator[None]:
+    """Have Ctrl-C, a polite kill and a closed terminal all end the launch in good order."""
+    before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    for number in _STOP_SIGNALS:
+        # nohup's choice to outlive the terminal is kept.
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: interrupt())
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _write(plan: LaunchPlan, manifest: str, output: Path) -> int:
+    """Write one folder for each host, and the plan itself; files of an earlier plan that are no
+    longer part of it are removed, so that a CI's diff shows them gone."""
+    import json
+
+    from dtrain.export import shell
+
+    marker = output / "plan.json"
+    files = dict(shell.files(plan))
+    try:
+        if output.is_dir() and any(output.iterdir()) and not marker.is_file():
+            raise UsageError(
+                f"{output}: not empty, and not written by an earlier dry run",
+                hint="name a new folder",
+            )
+        if marker.is_file():
+            for stale in _written_by(json.loads(marker.read_text())):
+                if stale not in files:
+                    (output / stale).unlink(missing_ok=True)
+        for name, text in files.items():
+            target = output / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+            target.chmod(0o755 if name.endswith(".sh") else 0o644)
+        marker.write_text(manifest)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{output}: cannot write the dry run: {error}") from None
+    for folder in output.iterdir():
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+    return len(files)
+
+
+def _written_by(document: dict[str, list[dict[str, object]]]) -> Iterator[str]:
+    for host in document["hosts"]:
+        for process in host["processes"]:  # type: ignore[attr-defined]
+            for suffix in ("sh", "env"):
+                yield f"{host['host']}/{process['role']}-{process['index']}.{suffix}"

@@ -1,0 +1,62 @@
+"""The launch plan as scripts: one for each process, to be run by hand on its host.
+
+A script does what the node agent does for that process, in the same order: the job's setup
+lines, the environment, the working folder, the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from dtrain.launchplan import HostPlan, LaunchPlan, Process
+from dtrain.quoting import path, sh, word, words
+
+
+def files(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
+    """``(relative path, text)`` of every file: ``<host>/<role>-<index>.sh`` and ``.env``."""
+    for part in plan.hosts:
+        for process in part.processes:
+            stem = f"{part.host.name}/{process.role}-{process.index}"
+            yield f"{stem}.sh", script(plan, part, process)
+            yield f"{stem}.env", environment_file(plan, part, process)
+
+
+def environment_file(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
+    """Assignments that a shell reads; secrets are named, not set."""
+    secret = [
+        f"# {name} is a secret: it comes from the caller's environment\n"
+        for name in plan.job.secrets
+    ]
+    return "".join(secret) + assignments({**part.environment, **process.environment})
+
+
+def assignments(environment: Mapping[str, str]) -> str:
+    """``NAME=value`` lines, quoted for a POSIX shell."""
+    return "".join(f"{name}={word(value)}\n" for name, value in environment.items())
+
+
+def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
+    """A bash script that runs one process on its host."""
+    name = f"{process.role}-{process.index}"
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {process.role} {process.index} of {_comment(plan.name)}; run it on {part.host.name}:",
+        f"#   bash {name}.sh",
+        "# Written by `dtrain launch --dry-run --output`.",
+        "",
+        'here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit',
+    ]
+    lines += [f': "${{{secret}:?is a secret: export it first}}"' for secret in plan.job.secrets]
+    lines += [str(sh("eval ", word(line), " || exit")) for line in plan.job.setup]
+    lines += [
+        "set -o allexport",
+        str(sh('. "$here"/', word(f"{name}.env"), " || exit")),
+        "set +o allexport",
+    ]
+    lines += [f"export {secret}" for secret in plan.job.secrets]
+    lines += [str(sh("cd -- ", path(part.workdir), " || exit")), f"exec {words(process.argv)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> str:
+    return " ".join(text.split())
