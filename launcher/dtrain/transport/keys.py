@@ -1,0 +1,357 @@
+"""The user's keys: files, their passphrases, and the ssh agent's.
+
+A passphrase is asked for at most once per key and launch (a wrong one three times), and only
+for a key that the server has said it would accept. It is never stored: the decrypted key is.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import copy
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import paramiko
+from paramiko.agent import AgentKey, AgentSSH
+from paramiko.pkey import PublicBlob
+
+from dtrain.transport.endpoint import Endpoint
+from dtrain.transport.host_keys import fingerprint
+
+PASSPHRASE_TRIES = 3
+AGENT_TIMEOUT = 60.0
+"""Seconds for one answer of the agent: a person may have to touch a key or confirm."""
+
+_MAGIC = b"openssh-key-v1\x00"
+_CLASSES: dict[str, type[paramiko.PKey]] = {
+    "ssh-ed25519": paramiko.Ed25519Key,
+    "ssh-rsa": paramiko.RSAKey,
+    "ecdsa-sha2-nistp256": paramiko.ECDSAKey,
+    "ecdsa-sha2-nistp384": paramiko.ECDSAKey,
+    "ecdsa-sha2-nistp521": paramiko.ECDSAKey,
+}
+
+
+class UnusableKeyError(Exception):
+    """A key that cannot be used; the message says why, in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublicKey:
+    kind: str
+    """``ssh-ed25519``, …, or a certificate's type."""
+    blob: bytes
+    comment: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A key to offer to a server."""
+
+    label: str
+    """What messages call it: a path, or the agent's comment, with the fingerprint."""
+    public: PublicKey | None
+    """None when only decrypting the file would tell."""
+    load: Callable[[], paramiko.PKey]
+    """The key itself, ready to sign. May ask for a passphrase; raises UnusableKeyError."""
+    needs_passphrase: Callable[[], bool]
+    path: Path | None = None
+
+
+class Keyring:
+    """The keys of one launch, shared by all its connections.
+
+    ``ask_passphrase`` gets a prompt and returns the passphrase, or None when nobody answers;
+    without it encrypted keys are left to the agent.
+    """
+
+    def __init__(self, ask_passphrase: Callable[[str], str | None] | None) -> None:
+        self._ask = ask_passphrase
+        self._lock = threading.Lock()
+        self._files: dict[Path, _KeyFile | UnusableKeyError] = {}
+        self._agents: dict[str, _Agent | None] = {}
+        self._prompting = threading.Lock()
+
+    def candidates(self, endpoint: Endpoint) -> tuple[list[Candidate], list[str]]:
+        """Keys in the order in which to offer them, and why others are left out.
+
+        Keys named for this host come first: a server hangs up after a few refused keys, so a
+        well-filled agent must not use up the tries. Then the agent's, then the default files.
+        """
+        left_out: list[str] = []
+        agent = self._agent(endpoint.agent, left_out)
+        offered = {key.blob: key for key in agent.keys} if agent else {}
+        found: list[Candidate] = []
+        for path in endpoint.identities:
+            found += self._from_file(path, endpoint, offered, left_out, named=True)
+        if agent and not endpoint.identities_only:
+            found += [agent.candidate(key) for key in agent.keys]
+        for path in endpoint.default_identities:
+            found += self._from_file(path, endpoint, offered, left_out, named=False)
+        unique: dict[object, Candidate] = {}
+        for candidate in found:
+            unique.setdefault(candidate.public.blob if candidate.public else candidate, candidate)
+        return list(unique.values()), left_out
+
+    def close(self) -> None:
+        with self._lock:
+            for agent in self._agents.values():
+                if agent:
+                    agent.close()
+            self._agents.clear()
+
+    def _from_file(
+        self,
+        path: Path,
+        endpoint: Endpoint,
+        offered: Mapping[bytes, AgentKey],
+        left_out: list[str],
+        *,
+        named: bool,
+    ) -> Iterator[Candidate]:
+        file = self._file(path)
+        if isinstance(file, UnusableKeyError):
+            public = _public_file(path)
+            if public and public.blob in offered:
+                # Only the public half is here: IdentityFile then picks a key of the agent.
+                yield _agent_candidate(offered[public.blob], str(path))
+            elif named or path.exists():
+                left_out.append(f"{path}: {file}")
+            return
+        if file.public:
+            for certificate in (Path(f"{path}-cert.pub"), *endpoint.certificates):
+                public = _read_public(certificate)
+                if public and _certifies(public, file.public):
+                    yield self._candidate(file, public)
+            if file.public.blob in offered:
+                yield _agent_candidate(offered[file.public.blob], str(path))
+                return
+        if file.encrypted and file.key is None and self._ask is None:
+            left_out.append(
+                f"{_label(str(path), file.public)}: encrypted, and there is no terminal to ask "
+                "for its passphrase"
+            )
+            return
+        yield self._candidate(file, file.public)
+
+    def _candidate(self, file: _KeyFile, public: PublicKey | None) -> Candidate:
+        def load() -> paramiko.PKey:
+            key = self._unlock(file)
+            if public and public.kind.endswith("-cert-v01@openssh.com"):
+                key = copy.copy(key)
+                key.public_blob = PublicBlob(public.kind, public.blob)
+            return key
+
+        return Candidate(
+            _label(str(file.path), public),
+            public,
+            load,
+            lambda: file.encrypted and file.key is None,
+            file.path,
+        )
+
+    def _unlock(self, file: _KeyFile) -> paramiko.PKey:
+        # One prompt at a time, and whoever waited for it finds the key decrypted.
+        with self._prompting if file.encrypted else file.lock:
+            if file.failure:
+                raise file.failure
+            if file.key is not None:
+                return file.key
+            try:
+                file.key = self._decrypt(file) if file.encrypted else file.load(None)
+            except UnusableKeyError as failure:
+                file.failure = failure
+                raise
+            return file.key
+
+    def _decrypt(self, file: _KeyFile) -> paramiko.PKey:
+        if self._ask is None:
+            raise UnusableKeyError("encrypted, and there is no terminal to ask for its passphrase")
+        prompt = f"Passphrase for {file.path}: "
+        for _ in range(PASSPHRASE_TRIES):
+            passphrase = self._ask(prompt)
+            if passphrase is None:
+                raise UnusableKeyError("encrypted, and no passphrase was given")
+            try:
+                return file.load(passphrase)
+            except UnusableKeyError:
+                prompt = f"That was not it. Passphrase for {file.path}: "
+        raise UnusableKeyError(f"encrypted, and {PASSPHRASE_TRIES} wrong passphrases were given")
+
+    def _file(self, path: Path) -> _KeyFile | UnusableKeyError:
+        with self._lock:
+            if path not in self._files:
+                try:
+                    self._files[path] = _KeyFile(path)
+                except UnusableKeyError as problem:
+                    self._files[path] = problem
+            return self._files[path]
+
+    def _agent(self, path: str | None, left_out: list[str]) -> _Agent | None:
+        if not path:
+            return None
+        with self._lock:
+            if path not in self._agents:
+                try:
+                    self._agents[path] = _Agent(path)
+                except (OSError, paramiko.SSHException, struct.error):
+                    self._agents[path] = None
+            agent = self._agents[path]
+        if agent is None:
+            left_out.append(f"the ssh agent at {path} does not answer")
+        return agent
+
+
+class _KeyFile:
+    """A private key file. Raises UnusableKeyError when it is missing or is not a key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock = threading.Lock()
+        self.key: paramiko.PKey | None = None
+        self.failure: UnusableKeyError | None = None
+        try:
+            text = path.read_text(encoding="ascii", errors="replace")
+        except FileNotFoundError:
+            raise UnusableKeyError("no such file") from None
+        except OSError as error:
+            raise UnusableKeyError(str(error.strerror)) from None
+        header = re.search(r"-----BEGIN ([A-Z ]*)PRIVATE KEY-----", text)
+        if not header:
+            raise UnusableKeyError("not a private key")
+        if header[1] == "OPENSSH ":
+            self.public, self.encrypted = _openssh_header(text)
+        else:
+            self.public = _public_file(path)
+            self.encrypted = header[1] == "ENCRYPTED " or "Proc-Type: 4,ENCRYPTED" in text
+        kinds = {"RSA ": "ssh-rsa", "EC ": "ecdsa-sha2-nistp256"}
+        kind = self.public.kind if self.public else kinds.get(header[1], "")
+        if header[1] not in {"OPENSSH ", *kinds} or kind not in _CLASSES:
+            raise UnusableKeyError(
+                f"keys of this kind are not supported ({kind or header[1].strip() or 'PKCS#8'}); "
+                "the ssh agent can use it (ssh-add)"
+            )
+        self._class = _CLASSES[kind]
+
+    def load(self, passphrase: str | None) -> paramiko.PKey:
+        try:
+            return self._class.from_private_key_file(str(self.path), password=passphrase)
+        except Exception as error:  # noqa: BLE001 (a wrong passphrase fails in a dozen ways)
+            # Nothing of the cause is kept: it could hold the passphrase.
+            raise UnusableKeyError(f"cannot be loaded ({type(error).__name__})") from None
+
+
+class _Agent(AgentSSH):
+    """One connection to an ssh agent, shared: requests are answered in order, one at a time."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._turn = threading.Lock()
+        self._agent_socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._agent_socket.settimeout(AGENT_TIMEOUT)
+            self._agent_socket.connect(path)
+            self._connect(self._agent_socket)  # type: ignore[attr-defined]
+        except BaseException:
+            self._agent_socket.close()
+            raise
+        self.keys = [_SigningKey(self, key.blob, key.comment) for key in self.get_keys()]
+
+    def close(self) -> None:
+        self._agent_socket.close()
+
+    def candidate(self, key: AgentKey) -> Candidate:
+        return _agent_candidate(key, f"agent key {key.comment!r}")
+
+    def _send_message(self, message: object) -> object:
+        with self._turn:
+            return super()._send_message(message)  # type: ignore[misc]
+
+
+class _SigningKey(AgentKey):
+    """An agent's key. paramiko signs in the thread that runs the connection, where an agent
+    that declines (or is locked) would end it; an empty signature is refused by the server
+    instead, and the next key gets its turn."""
+
+    def sign_ssh_data(self, data: object, algorithm: str | None = None) -> object:  # type: ignore[override]
+        try:
+            return super().sign_ssh_data(data, algorithm)  # type: ignore[arg-type]
+        except (paramiko.SSHException, OSError):
+            return b""
+
+
+def _agent_candidate(key: AgentKey, name: str) -> Candidate:
+    if key.name.endswith("-cert-v01@openssh.com"):
+        key.public_blob = PublicBlob(key.name, key.blob)  # type: ignore[assignment]
+    public = PublicKey(key.name, key.blob, key.comment)
+    suffix = "" if name.startswith("agent key") else " (from the agent)"
+    return Candidate(_label(name, public) + suffix, public, lambda: key, lambda: False)
+
+
+def _label(name: str, public: PublicKey | None) -> str:
+    if not public:
+        return name
+    kind = " certificate" if "-cert-" in public.kind else ""
+    return f"{name}{kind} ({fingerprint(public.blob)})"
+
+
+def _openssh_header(text: str) -> tuple[PublicKey | None, bool]:
+    """The public key, which is never encrypted, and whether the private one is."""
+    body = re.search(r"BEGIN OPENSSH PRIVATE KEY-----(.*?)-----END", text, re.DOTALL)
+    try:
+        data = base64.b64decode(body[1] if body else "")
+        if not data.startswith(_MAGIC):
+            raise UnusableKeyError("a damaged private key")
+        message = paramiko.Message(data[len(_MAGIC) :])
+        cipher = message.get_text()
+        message.get_binary()
+        message.get_binary()
+        message.get_int()
+        blob = message.get_binary()
+        return PublicKey(paramiko.Message(blob).get_text(), blob), cipher != "none"
+    except (binascii.Error, struct.error, UnicodeDecodeError):
+        raise UnusableKeyError("a damaged private key") from None
+
+
+def _public_file(path: Path) -> PublicKey | None:
+    return _read_public(path if path.suffix == ".pub" else Path(f"{path}.pub"))
+
+
+def _read_public(path: Path) -> PublicKey | None:
+    try:
+        kind, encoded, *comment = path.read_text(errors="replace").split(None, 2)
+        return PublicKey(kind, base64.b64decode(encoded), comment[0].strip() if comment else "")
+    except (OSError, ValueError):
+        return None
+
+
+def _certifies(certificate: PublicKey, key: PublicKey) -> bool:
+    """Whether a certificate is for this key: it repeats the key's numbers after a nonce."""
+    if not certificate.kind.endswith("-cert-v01@openssh.com"):
+        return False
+    try:
+        message = paramiko.Message(certificate.blob)
+        plain = paramiko.Message(key.blob)
+        kind = plain.get_text()
+        message.get_text()
+        message.get_binary()
+        return certificate.kind.startswith(kind) and message.get_remainder().startswith(
+            plain.get_remainder()
+        )
+    except (struct.error, UnicodeDecodeError):
+        return False
+
+
+def permissions_hint(path: Path) -> str:
+    """ssh refuses key files that others can read; dtrain does not, but says so."""
+    try:
+        lax = path.stat().st_mode & 0o077
+    except OSError:
+        return ""
+    return f"; ssh would ignore {path} until `chmod 600 {path}`" if lax else ""

@@ -1,0 +1,89 @@
+"""ssh's ProxyCommand: a program whose stdin and stdout are the connection."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+from contextlib import suppress
+
+from dtrain.transport.tail import Tail
+
+KILL_AFTER = 2.0
+"""Seconds that the program gets to end after TERM."""
+
+
+class ProxyCommand:
+    """Runs ``command`` with the shell; a Stream for LiveSocket.
+
+    One end of a socket pair is the program's stdin and stdout, so that the other behaves like
+    any socket; when this process dies, the program sees the end of its input.
+    Raises OSError when no program can be started.
+    """
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._popen = subprocess.Popen(
+                ["/bin/sh", "-c", f"exec {command}"],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        self._tail = Tail()
+        self._ended = threading.Event()
+        self._attendant = threading.Thread(target=self._attend, daemon=True)
+        self._attendant.start()
+        self._closing = threading.Lock()
+        self._closed = False
+
+    def send(self, data: bytes) -> int:
+        return self._socket.send(data)
+
+    def recv(self, size: int) -> bytes:
+        return self._socket.recv(size)
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._socket.settimeout(seconds)
+
+    def close(self) -> None:
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._signal(signal.SIGTERM)
+        threading.Thread(target=self._kill_if_needed, daemon=True).start()
+
+    def explain(self) -> str:
+        """What the program said on stderr, and how it ended, for an error message."""
+        self._ended.wait(0.5)
+        said = self._tail.contents().decode(errors="replace").strip()
+        status = self._popen.poll()
+        how = "is still running" if status is None else f"ended with status {status}"
+        return f"its ProxyCommand ({self.command}) {how}" + (f": {said[-500:]}" if said else "")
+
+    def _attend(self) -> None:
+        assert self._popen.stderr  # noqa: S101 (for the type checker)
+        with self._popen.stderr as pipe:
+            while data := os.read(pipe.fileno(), 1 << 14):
+                self._tail.feed(data)
+        self._popen.wait()
+        self._ended.set()
+
+    def _kill_if_needed(self) -> None:
+        try:
+            self._popen.wait(KILL_AFTER)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._popen.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._popen.pid, number)

@@ -1,0 +1,52 @@
+"""The transport of each host: by SSH, or on this machine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtrain.spec.model import Host
+from dtrain.transport.contract import Connection
+from dtrain.transport.local import LocalTransport
+
+if TYPE_CHECKING:
+    from dtrain.transport.ssh import SshTransport
+
+
+class Transports:
+    """Connects each host as its ``transport`` says. SSH is loaded with the first host that
+    needs it. The arguments are those of `SshTransport`."""
+
+    def __init__(
+        self,
+        base: Path,
+        ask_passphrase: Callable[[str], str | None] | None = None,
+        notice: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        self._base = base
+        self._ask_passphrase = ask_passphrase
+        self._notice = notice
+        self._local = LocalTransport()
+        self._lock = threading.Lock()
+        self._ssh: SshTransport | None = None
+
+    def connect(self, host: Host) -> Connection:
+        """Raises ConnectError, HostKeyError or AuthError, each with a hint."""
+        if host.transport == "local":
+            return self._local.connect(host)
+        return self._ssh_transport().connect(host)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._ssh:
+                self._ssh.close()
+
+    def _ssh_transport(self) -> SshTransport:
+        with self._lock:
+            if self._ssh is None:
+                from dtrain.transport.ssh import SshTransport
+
+                self._ssh = SshTransport(self._base, self._ask_passphrase, self._notice)
+            return self._ssh

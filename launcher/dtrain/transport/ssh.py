@@ -1,0 +1,340 @@
+"""Hosts that are reached by SSH.
+
+paramiko is imported by this module and by those that only it imports, so that commands which
+need no SSH do not pay for it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import paramiko
+
+from dtrain.diagnostics import ConnectError, NodeError
+from dtrain.spec.model import Host
+from dtrain.transport import retry
+from dtrain.transport.authentication import authenticate
+from dtrain.transport.endpoint import Endpoint, Resolver
+from dtrain.transport.host_keys import HostKey, KnownHosts
+from dtrain.transport.keys import Keyring
+from dtrain.transport.live_socket import Stream
+from dtrain.transport.proxy_command import ProxyCommand
+from dtrain.transport.retry import DroppedError, Transient
+from dtrain.transport.ssh_connection import ClientTransport, SshConnection
+
+HANDSHAKES = 64
+"""Connections being set up at a time, all hosts together."""
+HANDSHAKES_PER_SERVER = 8
+"""And on one server: sshd drops connections at random from 10 unauthenticated ones on
+(MaxStartups 10:30:100), and this launch may not be its only client."""
+
+
+class SshTransport:
+    """Connects to hosts; one object serves a launch, from many threads.
+
+    Relative paths in the cluster file start from ``base``. ``ask_passphrase`` gets a prompt and
+    returns a passphrase, or None when nobody answers; None in its place means that there is no
+    one to ask. ``notice`` is told what a person should know: accepted keys, ignored settings.
+    """
+
+    def __init__(
+        self,
+        base: Path,
+        ask_passphrase: Callable[[str], str | None] | None = None,
+        notice: Callable[[str], None] = lambda _text: None,
+        *,
+        system_config: Path = Path("/etc/ssh/ssh_config"),
+    ) -> None:
+        self._notice_once = notice
+        self._noticed: set[str] = set()
+        self._lock = threading.Lock()
+        self._resolving = threading.Lock()
+        self._resolver = Resolver(base, system_config, self._notice)
+        self._keyring = Keyring(ask_passphrase)
+        self._known_hosts = KnownHosts()
+        self._handshakes = threading.BoundedSemaphore(HANDSHAKES)
+        self._per_server: defaultdict[object, threading.BoundedSemaphore] = defaultdict(
+            lambda: threading.BoundedSemaphore(HANDSHAKES_PER_SERVER)
+        )
+        self._jumps: dict[Endpoint, Future[SshConnection]] = {}
+        self._closing = threading.Event()
+
+    def connect(self, host: Host) -> SshConnection:
+        """Raises ConnectError, HostKeyError or AuthError, each with a hint."""
+        with self._resolving:
+            endpoint = self._resolver.resolve(host)
+        return self._reach(endpoint)
+
+    def close(self) -> None:
+        """Close jump hosts' connections and the agent's; waiting attempts end."""
+        self._closing.set()
+        with self._lock:
+            jumps, self._jumps = list(self._jumps.values()), {}
+        for jump in jumps:
+            if jump.done() and not jump.exception():
+                jump.result().close()
+        self._keyring.close()
+
+    def _reach(self, endpoint: Endpoint) -> SshConnection:
+        started = time.monotonic()
+        attempt = 1
+        while True:
+            try:
+                return self._attempt(endpoint)
+            except DroppedError as failure:
+                started += failure.excused
+                elapsed = time.monotonic() - started
+                pause = retry.pause(failure.kind, attempt, elapsed, retry.jitter)
+                if pause is None or self._closing.wait(pause):
+                    tries = f" ({attempt} attempts in {elapsed:.0f} s)" if attempt > 1 else ""
+                    raise ConnectError(
+                        endpoint.host,
+                        endpoint.attempted,
+                        failure.reason + tries,
+                        hint=_DROPPED_HINTS[failure.kind].format(command=endpoint.command),
+                    ) from None
+                attempt += 1
+
+    def _attempt(self, endpoint: Endpoint) -> SshConnection:
+        # Before taking a slot: a jump host's own connection needs one too.
+        via = self._jump(endpoint, endpoint.via) if endpoint.via else None
+        server = self._server_slots(endpoint)
+        with server, self._handshakes:
+            if self._closing.is_set():
+                raise ConnectError(endpoint.host, endpoint.attempted, "the launch is ending")
+            deadline = time.monotonic() + endpoint.timeout
+            stream = self._open_stream(endpoint, via, deadline)
+            transport = ClientTransport(stream)
+            try:
+                self._handshake(endpoint, transport, stream, deadline)
+                notice = self._known_hosts.check(endpoint, _host_key(transport))
+                if notice:
+                    self._notice(notice)
+                authenticate(
+                    transport,
+                    endpoint,
+                    self._keyring,
+                    max(1.0, deadline - time.monotonic()),
+                    transport.explain,
+                )
+            except BaseException:
+                transport.close()
+                raise
+        return SshConnection(endpoint, transport)
+
+    def _handshake(
+        self,
+        endpoint: Endpoint,
+        transport: ClientTransport,
+        stream: Stream,
+        deadline: float,
+    ) -> None:
+        """Exchange keys with the server, up to the point where its host key is known."""
+        transport.get_security_options().key_types = self._known_hosts.algorithms(endpoint)
+        # The deadline below is the one that counts; paramiko's own come after it.
+        transport.banner_timeout = transport.handshake_timeout = endpoint.timeout + 5
+        done = threading.Event()
+        transport.start_client(event=done)
+        done.wait(max(0.0, deadline - time.monotonic()))
+        if transport.is_active() and transport.initial_kex_done:
+            return
+        if isinstance(stream, ProxyCommand):
+            raise ConnectError(
+                endpoint.host,
+                endpoint.attempted,
+                stream.explain(),
+                hint=f"see whether `{endpoint.command}` gets in",
+            )
+        greeting = transport.live.greeting.decode("latin-1").splitlines()
+        said = next((line for line in greeting if line and not line.startswith("SSH-")), "")
+        if transport.is_active():
+            what = "finish its SSH handshake" if transport.remote_version else "greet as SSH does"
+            raise DroppedError(
+                Transient.SILENT, f"the server did not {what} within {endpoint.timeout:g} s"
+            )
+        failure = transport.saved_exception
+        if isinstance(failure, paramiko.ssh_exception.IncompatiblePeer):
+            raise ConnectError(
+                endpoint.host,
+                endpoint.attempted,
+                f"no common algorithm: {failure}",
+                hint="the server's SSH is too old, or configured for algorithms that paramiko "
+                "does not know",
+            )
+        if said and not said.startswith("Exceeded MaxStartups") and "allowed" not in said:
+            raise ConnectError(
+                endpoint.host,
+                endpoint.attempted,
+                f"what answers there is not an SSH server: it said {said[:80]!r}",
+                hint="check the host's `address` and `port`",
+            )
+        if said:
+            raise DroppedError(
+                Transient.THROTTLED, f"the server turned the connection away: {said}"
+            )
+        raise DroppedError(
+            Transient.DROPPED,
+            "the server closed the connection before its SSH handshake was over",
+        )
+
+    def _open_stream(
+        self, endpoint: Endpoint, via: SshConnection | None, deadline: float
+    ) -> Stream:
+        if via:
+            return _through_jump(endpoint, via)
+        if endpoint.proxy_command:
+            try:
+                return ProxyCommand(endpoint.proxy_command)
+            except OSError as error:
+                raise ConnectError(
+                    endpoint.host, endpoint.attempted, f"its ProxyCommand did not start: {error}"
+                ) from error
+        return _dial(endpoint, deadline)
+
+    def _jump(self, endpoint: Endpoint, via: Endpoint) -> SshConnection:
+        """The one connection to a jump host, made by the first thread that needs it."""
+        with self._lock:
+            pending = self._jumps.get(via)
+            if pending and pending.done() and (pending.exception() or not pending.result().alive):
+                pending = None
+            mine = pending is None
+            if pending is None:
+                pending = self._jumps[via] = Future()
+        if mine:
+            try:
+                pending.set_result(self._reach(via))
+            except BaseException as error:
+                pending.set_exception(error)
+                if not isinstance(error, NodeError):
+                    raise
+        try:
+            return pending.result()
+        except NodeError as error:
+            raise type(error)(
+                endpoint.host,
+                endpoint.attempted,
+                f"its jump host is out of reach: {error.message}",
+                hint=error.hint,
+            ) from error
+
+    def _server_slots(self, endpoint: Endpoint) -> threading.BoundedSemaphore:
+        with self._lock:
+            return self._per_server[(endpoint.via, endpoint.address, endpoint.port)]
+
+    def _notice(self, text: str) -> None:
+        with self._lock:
+            if text in self._noticed:
+                return
+            self._noticed.add(text)
+        self._notice_once(text)
+
+
+_DROPPED_HINTS = {
+    Transient.THROTTLED: "too many connections at once for its sshd: raise MaxStartups there, or "
+    "wait if others are logging in",
+    Transient.DROPPED: "see whether `{command}` gets in; an overloaded sshd (MaxStartups), a "
+    "firewall or fail2ban closes connections like this",
+    Transient.SILENT: "see whether `{command}` gets in; the host may be overloaded, or something "
+    "other than sshd may listen there",
+}
+
+
+def _host_key(transport: ClientTransport) -> HostKey:
+    key = transport.get_remote_server_key()
+    return HostKey(key.get_name(), key.asbytes())
+
+
+def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
+    """A TCP connection to the endpoint; every address of its name is tried."""
+    try:
+        found = socket.getaddrinfo(
+            endpoint.address, endpoint.port, endpoint.family, socket.SOCK_STREAM
+        )
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConnectError(
+            endpoint.host,
+            endpoint.attempted,
+            f"no address is known for the name {endpoint.address!r} ({_words(error)})",
+            hint="check the name, or give the host an `address` in the cluster file",
+        ) from error
+    failure: OSError = OSError(errno.EADDRNOTAVAIL, "the name has no addresses")
+    for index, (family, kind, protocol, _, where) in enumerate(found):
+        # An address that does not answer leaves a fair share of the time to the others.
+        share = (deadline - time.monotonic()) / (len(found) - index)
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(max(0.1, share))
+            connection.connect(where)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connection
+        except OSError as error:
+            connection.close()
+            failure = error
+    if isinstance(failure, ConnectionResetError):
+        raise DroppedError(Transient.DROPPED, "the connection was reset")
+    raise ConnectError(
+        endpoint.host,
+        endpoint.attempted,
+        f"no answer within {endpoint.timeout:g} s"
+        if isinstance(failure, TimeoutError)
+        else _words(failure).lower(),
+        hint=_dial_hint(failure, endpoint),
+    ) from failure
+
+
+def _dial_hint(failure: OSError, endpoint: Endpoint) -> str:
+    if isinstance(failure, ConnectionRefusedError):
+        return f"is sshd running there, and on port {endpoint.port}? See `ssh.port`"
+    if isinstance(failure, TimeoutError) or failure.errno in {
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+        errno.EHOSTDOWN,
+    }:
+        return (
+            "is the host up, and does a firewall or a missing VPN lie between? A jump host is "
+            "named with `jump` under `ssh`"
+        )
+    return f"see whether `{endpoint.command}` gets in"
+
+
+def _through_jump(endpoint: Endpoint, via: SshConnection) -> paramiko.Channel:
+    try:
+        return via.open_stream(endpoint.address, endpoint.port, endpoint.timeout)
+    except paramiko.ChannelException as error:
+        forbidden = error.code == 1
+        raise ConnectError(
+            endpoint.host,
+            endpoint.attempted,
+            f"jump host {via.endpoint.host} "
+            + ("does not forward connections" if forbidden else f"cannot reach {endpoint.place}"),
+            hint="AllowTcpForwarding in its sshd_config must allow it"
+            if forbidden
+            else f"is the host up? From the jump host, try `nc -vz {endpoint.address} "
+            f"{endpoint.port}`",
+        ) from error
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        if via.alive:
+            raise ConnectError(
+                endpoint.host,
+                endpoint.attempted,
+                f"jump host {via.endpoint.host} did not open a connection to {endpoint.place} "
+                f"within {endpoint.timeout:g} s",
+                hint="is the host up, and does a firewall lie between the two?",
+            ) from error
+        raise DroppedError(
+            Transient.DROPPED, f"the connection to jump host {via.endpoint.host} was lost"
+        ) from error
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno)
+    return str(error.args[-1]) if error.args else str(error)
