@@ -104,6 +104,11 @@ class Host:
     _init: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
+    def mac(self) -> str:
+        """Its network card."""
+        return f"02:00:00:00:00:{int(self.address.rpartition('.')[2]):02x}"
+
+    @property
     def home(self) -> Path:
         """root's home folder on that host, as a path that works on this machine."""
         path = self.folder / "home" / "root"
@@ -339,7 +344,8 @@ class Cluster:
         assert self._switch
         switch = self._switch.pid
         links = [
-            f"link add eth0 netns {host.pid} type veth peer name {host.name} netns {switch}"
+            # The same card after a reboot, or its neighbors would look for the old one.
+            f"link add eth0 netns {host.pid} address {host.mac} type veth peer name {host.name} netns {switch}"
             for host in hosts
         ]
         _run(["ip", "-batch", "-"], "\n".join(links))
