@@ -1,0 +1,201 @@
+"""Bringing the working folder to one host: the launcher's half of `dtrain.node.tree`."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from dtrain.diagnostics import PrepareError
+from dtrain.spec.model import Host
+from dtrain.sync.contents import ABANDONED, REQUEST, SourceChangedError, frame
+from dtrain.sync.source import Tree, shown
+from dtrain.transport.contract import Connection, RemoteProcess
+
+ATTEMPTED = "sending the working folder"
+_PREAMBLE = b"\x00dtrain-tree-1\n"
+_MAX_NOISE = 1 << 16
+_WRITE = 1 << 18
+_TOO_OLD = 86
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Times in seconds."""
+
+    lock: float = 120.0
+    """How long another sync of the same folder may show no progress."""
+    unused: float = 900.0
+    """How long a snapshot is kept for a launch that was given it and has started nothing yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncResult:
+    sent_files: int
+    sent_bytes: int
+    """Bytes of the files sent, before compression."""
+    unchanged_files: int
+    """Files whose content the node had already."""
+    tree_path: str
+    """Absolute path of the snapshot on the node: where this launch's workers start. ``workdir``
+    is a link that leads there until the next sync."""
+    notices: tuple[str, ...] = ()
+    """What the user should know, one sentence each."""
+
+
+def send(
+    connection: Connection,
+    host: Host,
+    tree: Tree,
+    workdir: str,
+    *,
+    patience: Patience = Patience(),
+) -> SyncResult:
+    """Make ``workdir`` on ``host`` show ``tree``; blocks until it does.
+
+    A relative ``workdir`` starts at the home folder. Raises PrepareError when it cannot be, and
+    ConnectError when the connection breaks; in both cases the node shows what it showed before.
+    """
+    if host.transport == "local":
+        _refuse_inside_source(host, tree, workdir)
+    process = connection.start(str(boot_command(host.python, "sync")))
+    try:
+        return _converse(process, host, tree, workdir, patience)
+    finally:
+        process.close()
+
+
+def boot_command(python: str, run: str) -> str:  # STAND-IN until dtrain.node.boot exists
+    from dtrain.quoting import path, sh, words
+
+    code = (
+        "import sys\nf=sys.stdin.buffer\nn=int(f.readline())\ns=f.read(n)\n"
+        "exec(compile(s,'dtrain-agent','exec'))"
+    )
+    return str(sh("exec ", path(python), " ", words(["-c", code, "dtrain-agent", run])))
+
+
+def _converse(
+    process: RemoteProcess, host: Host, tree: Tree, workdir: str, patience: Patience
+) -> SyncResult:
+    source = resources.files("dtrain.node").joinpath("tree.py").read_bytes()
+    request = {
+        "workdir": workdir,
+        "patience": patience.lock,
+        "grace": patience.unused,
+        "tree": {
+            "digest": tree.digest,
+            "folders": tree.folders,
+            "links": tree.links,
+            "files": [(f.path, f.size, f.executable, f.sha256, f.mtime_ns) for f in tree.files],
+        },
+    }
+    process.write(b"%d\n" % len(source) + source)
+    process.write(frame(REQUEST, zlib.compress(json.dumps(request).encode(), 1)))
+    answers = _answers(process, host)
+    wanted = _accepted(next(answers), host, tree)
+    files = [tree.files[index] for index in wanted["indices"]]
+    try:
+        for block in _blocks(tree, wanted["indices"]):
+            process.write(block)
+    except SourceChangedError as changed:
+        process.write(frame(ABANDONED, b""))
+        process.close_stdin()
+        raise _changed(host, tree, changed.path) from None
+    process.close_stdin()
+    done = _accepted(next(answers), host, tree)
+    process.wait()
+    return SyncResult(
+        sent_files=len(files),
+        sent_bytes=sum(file.size for file in files),
+        unchanged_files=len(tree.files) - len(files),
+        tree_path=done["path"],
+        notices=tuple(done["notices"]),
+    )
+
+
+def _blocks(tree: Tree, indices: list[int]) -> Iterator[bytes]:
+    """The contents asked for, small files gathered: every write costs a packet and a wakeup."""
+    gathered, size = [], 0
+    for index in indices:
+        for piece in tree.contents.frames(tree.files[index]):
+            gathered.append(piece)
+            size += len(piece)
+            if size >= _WRITE:
+                yield b"".join(gathered)
+                gathered, size = [], 0
+    yield b"".join(gathered)
+
+
+def _answers(process: RemoteProcess, host: Host) -> Iterator[dict[str, Any]]:
+    """What the node says. Raises PrepareError when it ends instead."""
+    buffer = b""
+    while _PREAMBLE not in buffer:
+        buffer = buffer[-_MAX_NOISE:] + _more(process, host, noise=buffer)
+    buffer = buffer.split(_PREAMBLE, 1)[1]
+    while True:
+        while len(buffer) < 4 or len(buffer) < 4 + struct.unpack(">I", buffer[:4])[0]:
+            buffer += _more(process, host)
+        end = 4 + struct.unpack(">I", buffer[:4])[0]
+        answer: dict[str, Any] = json.loads(buffer[4:end])
+        buffer = buffer[end:]
+        yield answer
+
+
+def _more(process: RemoteProcess, host: Host, noise: bytes = b"") -> bytes:
+    data = process.read()
+    if data:
+        return data
+    status = process.wait()
+    said = (process.stderr() or noise).decode("utf-8", "replace").strip()
+    last = said.splitlines()[-1] if said else "it said nothing"
+    if status in (127, _TOO_OLD):
+        raise PrepareError(
+            host.name,
+            ATTEMPTED,
+            f"{host.python} cannot run there ({last})",
+            hint="set cluster.python to a Python 3.8 or newer of that host",
+        )
+    raise PrepareError(
+        host.name,
+        ATTEMPTED,
+        f"the receiver on the node ended with status {status}: {last}",
+        hint="run `ssh` to that host and look at its memory and its Python, then launch again",
+    )
+
+
+def _accepted(answer: dict[str, Any], host: Host, tree: Tree) -> dict[str, Any]:
+    """``answer``, unless it is a refusal."""
+    if answer["type"] != "refused":
+        return answer
+    if "changed" in answer:
+        raise _changed(host, tree, tree.files[answer["changed"]].path)
+    raise PrepareError(host.name, ATTEMPTED, answer["reason"], hint=answer["hint"])
+
+
+def _changed(host: Host, tree: Tree, path: str) -> PrepareError:
+    # Sending its new content would give this host another state than the hosts before it.
+    return PrepareError(
+        host.name,
+        ATTEMPTED,
+        f"{shown(path)} in {tree.source} changed while it was being sent",
+        hint="launch again when nothing writes to it, or add it to job.sync.exclude",
+    )
+
+
+def _refuse_inside_source(host: Host, tree: Tree, workdir: str) -> None:
+    """Each sync would send the snapshots of the last."""
+    here = (Path.home() / Path(workdir).expanduser()).resolve()
+    source = tree.source.resolve()
+    if here == source or source in here.parents:
+        raise PrepareError(
+            host.name,
+            ATTEMPTED,
+            f"{workdir} lies in the folder that is to be sent, {tree.source}",
+            hint="choose a job.workdir outside it, or leave out job.sync on this machine",
+        )
