@@ -1,0 +1,208 @@
+"""The session machine, for every state that two hosts can come to and every event there."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import product
+from typing import get_args
+
+import pytest
+from dtrain.machine import (
+    FAILURE_GRACE,
+    TABLE,
+    Abort,
+    Action,
+    Alarm,
+    Broken,
+    Ended,
+    Event,
+    Exited,
+    HostState,
+    Interrupted,
+    Kill,
+    Lost,
+    Outcome,
+    Phase,
+    Prepared,
+    Refused,
+    SetAlarm,
+    Start,
+    State,
+    Stop,
+    Worker,
+    begin,
+    step,
+)
+
+HOSTS = ["a", "b"]
+WORKERS = [Worker("a", "worker", 0), Worker("b", "worker", 1)]
+SERVICE = Worker("b", "ps", 0)
+EVENTS: list[Event] = [
+    *(kind(host) for kind in (Prepared, Refused, Ended, Lost) for host in HOSTS),
+    *(Exited(worker, failed) for worker in [*WORKERS, SERVICE] for failed in (True, False)),
+    Interrupted(),
+    Broken(),
+    Alarm(),
+]
+OVER = (HostState.CLEAN, HostState.LOST)
+
+
+def start(*, service: bool = False) -> State:
+    return begin(HOSTS, WORKERS, [SERVICE] if service else [], grace=10.0)
+
+
+def run(state: State, *events: Event) -> tuple[State, list[Action]]:
+    """The state after all events, and the actions of the last."""
+    actions: list[Action] = []
+    for event in events:
+        state, actions = step(state, event)
+    return state, actions
+
+
+def running(*, service: bool = False) -> State:
+    return run(start(service=service), Prepared("a"), Prepared("b"))[0]
+
+
+def reachable() -> list[tuple[State, Event, State, list[Action]]]:
+    """Every transition out of every state that events in any order lead to."""
+    found: list[tuple[State, Event, State, list[Action]]] = []
+    seen: set[str] = set()
+    ahead = deque([start(), start(service=True)])
+    while ahead:
+        state = ahead.popleft()
+        if repr(state) in seen:
+            continue
+        seen.add(repr(state))
+        for event in EVENTS:
+            after, actions = step(state, event)
+            found.append((state, event, after, actions))
+            ahead.append(after)
+    return found
+
+
+TRANSITIONS = reachable()
+
+
+def test_the_table_has_every_phase_and_event() -> None:
+    assert set(TABLE) == set(product(Phase, get_args(Event)))
+
+
+def test_every_phase_is_reached() -> None:
+    assert {state.phase for state, *_ in TRANSITIONS} == set(Phase)
+
+
+def test_the_first_outcome_stays() -> None:
+    for state, _, after, _ in TRANSITIONS:
+        if state.outcome is not None:
+            assert after.outcome is state.outcome
+
+
+def test_nothing_starts_unless_all_are_ready() -> None:
+    for state, event, after, actions in TRANSITIONS:
+        started = {action.host for action in actions if isinstance(action, Start)}
+        if started:
+            assert isinstance(event, Prepared)
+            assert state.phase is Phase.PREPARING
+            assert started == set(HOSTS)
+            others = [now for host, now in state.hosts.items() if host != event.host]
+            assert others == [HostState.READY]
+            assert after.phase is Phase.RUNNING
+
+
+def test_an_end_leaves_no_host_unaccounted_for() -> None:
+    for _, _, after, _ in TRANSITIONS:
+        if after.phase is Phase.ENDED:
+            assert all(now in OVER for now in after.hosts.values())
+            assert after.outcome is not None
+
+
+def test_the_end_is_final_and_silent() -> None:
+    for state, _, after, actions in TRANSITIONS:
+        if state.phase is Phase.ENDED:
+            assert after == state
+            assert actions == []
+
+
+def test_orders_go_only_to_hosts_that_may_still_run_something() -> None:
+    for state, _, _, actions in TRANSITIONS:
+        for action in actions:
+            if isinstance(action, Stop | Kill):
+                assert state.hosts[action.host] not in OVER
+
+
+def test_whoever_waits_has_set_an_alarm() -> None:
+    """A phase that waits for hosts cannot wait for ever."""
+    for state, event, after, actions in TRANSITIONS:
+        waits = after.phase in (Phase.GIVING_UP, Phase.STOPPING, Phase.KILLING)
+        if waits and (state.phase is not after.phase or isinstance(event, Alarm)):
+            assert any(isinstance(action, SetAlarm) for action in actions), (state, event)
+
+
+def test_two_alarms_or_two_interrupts_end_any_stop() -> None:
+    for state, *_ in TRANSITIONS:
+        if state.phase in (Phase.STOPPING, Phase.KILLING):
+            for event in (Alarm(), Interrupted()):
+                assert run(state, event, event)[0].phase is Phase.ENDED
+
+
+def test_a_run_that_goes_well() -> None:
+    state, actions = run(start(), Prepared("b"), Prepared("a"))
+    assert actions == [Start("a"), Start("b")]
+    state, _ = run(state, Exited(WORKERS[0], False), Ended("a"), Exited(WORKERS[1], False))
+    assert (state.phase, state.outcome) == (Phase.STOPPING, Outcome.DONE)
+    assert run(state, Ended("b"))[0].phase is Phase.ENDED
+
+
+def test_a_failed_worker_stops_every_host_soon() -> None:
+    state, actions = run(running(), Exited(WORKERS[1], True))
+    assert state.outcome is Outcome.WORKER_FAILED
+    assert actions[:2] == [Stop("a", FAILURE_GRACE), Stop("b", FAILURE_GRACE)]
+
+
+def test_services_are_stopped_when_the_others_are_done() -> None:
+    done = [Exited(worker, False) for worker in WORKERS]
+    state, actions = run(running(service=True), *done)
+    assert state.outcome is Outcome.DONE
+    assert Stop("b", FAILURE_GRACE) in actions
+
+
+def test_a_service_that_dies_early_fails_the_run() -> None:
+    state, _ = run(running(service=True), Exited(SERVICE, True))
+    assert state.outcome is Outcome.WORKER_FAILED
+
+
+def test_a_refusal_waits_for_the_others_to_speak() -> None:
+    state, actions = run(start(), Refused("a"))
+    assert (state.phase, actions) == (Phase.GIVING_UP, [SetAlarm(3.0)])
+    state, actions = run(state, Prepared("b"))
+    assert actions[0] == Abort("b")
+    assert run(state, Ended("b"))[0].phase is Phase.ENDED
+
+
+@pytest.mark.parametrize("last", [Prepared("b"), Refused("b"), Alarm(), Interrupted(), Broken()])
+def test_a_refusal_never_starts_anything(last: Event) -> None:
+    state, actions = run(start(), Refused("a"), last)
+    assert state.outcome is Outcome.HOST_FAILED
+    assert not any(isinstance(action, Start) for action in actions)
+
+
+def test_a_host_that_is_ready_too_late_is_sent_home() -> None:
+    state, _ = run(start(), Prepared("a"), Interrupted())
+    assert run(state, Prepared("b"))[1] == [Abort("b")]
+
+
+def test_a_person_gets_grace_then_force_then_an_end() -> None:
+    state, actions = run(running(), Interrupted())
+    assert actions[:2] == [Stop("a", 10.0), Stop("b", 10.0)]
+    state, actions = run(state, Ended("a"), Interrupted())
+    assert actions[:1] == [Kill("b")]
+    state, _ = run(state, Interrupted())
+    assert state.phase is Phase.ENDED
+    assert state.hosts == {"a": HostState.CLEAN, "b": HostState.LOST}
+    assert state.outcome is Outcome.INTERRUPTED
+
+
+def test_a_host_that_ends_owing_a_worker_fails_the_run() -> None:
+    state, actions = run(running(), Ended("a"))
+    assert state.outcome is Outcome.HOST_FAILED
+    assert actions[:1] == [Stop("b", FAILURE_GRACE)]
