@@ -77,7 +77,8 @@ class Cluster:
 class Sync:
     source: str
     """Folder on the launching machine, relative to the cluster file."""
-    exclude: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = (".git", "__pycache__", ".venv", "*.pyc")
+    """Patterns of `dtrain.sync.exclude`. A list in the file replaces the default."""
 
 
 @dataclass(frozen=True, slots=True)
