@@ -1,0 +1,337 @@
+"""What one key of a cluster file demands of another.
+
+Every check looks at what was read without a problem and passes over the rest, so that one
+mistake is reported once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from dtrain.hostlist import fold
+from dtrain.spec.hosts import Named
+from dtrain.spec.problems import Place, Problems, either, nearest, shown
+from dtrain.spec.schema import Section
+from dtrain.spec.source import Mapping
+from dtrain.spec.strategies import STRATEGIES, Strategy
+
+_FROM_HOSTS = "it follows from the hosts and their gpus"
+SET_BY_DTRAIN = {
+    "RANK": _FROM_HOSTS,
+    "LOCAL_RANK": _FROM_HOSTS,
+    "WORLD_SIZE": _FROM_HOSTS,
+    "LOCAL_WORLD_SIZE": _FROM_HOSTS,
+    "GROUP_RANK": _FROM_HOSTS,
+    "MASTER_ADDR": "it is the first host's address; set that in cluster.overrides",
+    "MASTER_PORT": "set job.rendezvous.port",
+    "TF_CONFIG": "it follows from the hosts and job.roles",
+    "DTRAIN_RUN_ID": "it names the run",
+    "DTRAIN_HOST": "it is the host's name",
+    "DTRAIN_RUN_DIR": "set cluster.run_dir",
+}
+"""Variables that a cluster file may not set, and what decides them."""
+
+
+def check(document: Section, problems: Problems) -> None:
+    """Report every contradiction between the keys of a cluster file."""
+    cluster, job = document.section("cluster"), document.section("job")
+    if "cluster" in document:
+        _check_hosts(cluster, problems)
+        _check_devices(cluster, problems)
+    if "job" in document:
+        _check_program(job, problems)
+        _check_environment(cluster, job, problems)
+        _check_strategy(cluster, job, problems)
+        _check_roles(job, problems)
+        _check_rendezvous(job, problems)
+    if "cluster" in document and "job" in document:
+        _check_layout(cluster, job, problems)
+
+
+def _check_hosts(cluster: Section, problems: Problems) -> None:
+    hosts: dict[str, Named] = {}
+    for named in cluster.get("hosts", ()):
+        first = hosts.setdefault(named.name, named)
+        if first is not named:
+            problems.add(
+                f"the host {shown(named.name)} is listed twice",
+                named.place,
+                f"keep one; the first is on line {first.place.line}",
+            )
+    spares: dict[str, Named] = {}
+    for named in cluster.get("spares", ()):
+        if named.name in hosts:
+            problems.add(
+                f"the spare {shown(named.name)} is also one of the hosts",
+                named.place,
+                "a spare stands by for a host that fails; remove it here or there",
+            )
+        first = spares.setdefault(named.name, named)
+        if first is not named:
+            problems.add(
+                f"the spare {shown(named.name)} is listed twice",
+                named.place,
+                f"keep one; the first is on line {first.place.line}",
+            )
+    if "hosts" not in cluster.values or ("spares" in cluster and "spares" not in cluster.values):
+        return
+    for named, settings in cluster.get("overrides", ()):
+        if named.name not in hosts and named.name not in spares and not problems.full:
+            close = nearest(named.name, [*hosts, *spares])
+            problems.add(
+                f"the host {shown(named.name)} is overridden, but is neither a host nor a spare",
+                named.place,
+                f"did you mean {shown(close)}?" if close else f"hosts: {_some(hosts)}",
+            )
+        for key in ("user", "port"):
+            ssh = settings.section("ssh")
+            if key in settings and key in ssh:
+                problems.add(
+                    f"cluster.overrides.{named.name} gives {key} twice",
+                    settings.key_place(key),
+                    f"keep this one, or ssh.{key} on line {ssh.key_place(key).line}",
+                )
+
+
+def _check_devices(cluster: Section, problems: Problems) -> None:
+    """Each host's GPUs or slots are known, and no slots are given in vain."""
+    if "hosts" not in cluster.values or not _sound(cluster, "gpus", "slots", "overrides"):
+        return
+    own = _by_host(cluster)
+    undecided, cpu_hosts = [], 0
+    for named in cluster.get("hosts"):
+        overrides = own.get(named.name, [])
+        gpus = _last([cluster, *overrides], "gpus")
+        slots = [settings for settings in overrides if "slots" in settings]
+        if gpus:
+            for settings in slots:
+                problems.add(
+                    f"slots has no effect on {named.name}, which has GPUs",
+                    settings.key_place("slots"),
+                    "slots counts the workers of a host without GPUs; remove it, or add 'gpus: 0'",
+                )
+            continue
+        cpu_hosts += 1
+        if gpus is None and not slots and "slots" not in cluster:
+            undecided.append(named.name)
+    if undecided:
+        problems.add(
+            "cluster.gpus is missing"
+            if len(undecided) == len(cluster.get("hosts"))
+            else f"nothing says how many GPUs these hosts have: {_some(undecided)}",
+            cluster.head,
+            "say how many GPUs each host has, e.g. 'gpus: 8'; with 'gpus: 0', workers use CPUs",
+        )
+    if "slots" in cluster and not cpu_hosts:
+        problems.add(
+            "cluster.slots has no effect, because every host has GPUs",
+            cluster.key_place("slots"),
+            "slots counts the workers of a host without GPUs; remove it, or set 'gpus: 0'",
+        )
+
+
+def _check_program(job: Section, problems: Problems) -> None:
+    if "script" in job and "module" in job:
+        problems.add(
+            "job gives both a script and a module",
+            max(job.key_place("script"), job.key_place("module"), key=_order),
+            "keep the one that is to run",
+        )
+    if "script" not in job and "module" not in job:
+        problems.add(
+            "job does not say what to run",
+            job.head,
+            "add 'script: train.py', or 'module: my.train' for `python -m my.train`",
+        )
+
+
+def _check_environment(cluster: Section, job: Section, problems: Problems) -> None:
+    secrets = set(job.get("secrets", ()))
+    for name, place in _variables(cluster, job):
+        if name in SET_BY_DTRAIN:
+            problems.add(
+                f"{name} is set by dtrain for each worker",
+                place,
+                f"remove it; {SET_BY_DTRAIN[name]}",
+            )
+        elif name in secrets:
+            problems.add(
+                f"{name} is both a secret and given here",
+                place,
+                "a secret's value comes from your own environment; keep one of the two",
+            )
+    secrets_node = job.entries["secrets"].value if "secrets" in job else None
+    for item in getattr(secrets_node, "items", ()):
+        name = getattr(item, "text", "")
+        if name in SET_BY_DTRAIN:
+            problems.add(
+                f"{name} is set by dtrain for each worker",
+                item.place,
+                f"remove it; {SET_BY_DTRAIN[name]}",
+            )
+
+
+def _check_strategy(cluster: Section, job: Section, problems: Problems) -> None:
+    name, framework = job.get("strategy"), job.get("framework")
+    if name is None or framework is None:
+        return
+    strategy = STRATEGIES[framework].get(name)
+    if strategy is None:
+        others = [other for other, known in STRATEGIES.items() if name in known]
+        close = nearest(name, STRATEGIES[framework])
+        hint = f"strategies of {framework}: {', '.join(STRATEGIES[framework])}"
+        if others:
+            hint = f"it is one of {others[0]}; {hint}"
+        elif close:
+            hint = f"did you mean {shown(close)}? {hint}"
+        problems.add(f"{framework} has no strategy {shown(name)}", job.place("strategy"), hint)
+        return
+    _check_single_host(cluster, job, name, strategy, problems)
+    roles = job.section("roles")
+    if strategy.processes == "role" and not roles.get("ps") and _sound(job, "roles"):
+        problems.add(
+            f"the strategy {name} needs parameter servers",
+            job.place("strategy"),
+            "add them to job, e.g. 'roles: {chief: 1, worker: 4, ps: 2}'",
+        )
+    if framework != "tensorflow" or strategy.processes == "role" or name in ("none", "auto"):
+        return
+    if roles.get("ps"):
+        problems.add(
+            f"the strategy {name} has no parameter servers",
+            roles.key_place("ps"),
+            "remove ps, or use 'strategy: parameter_server'",
+        )
+
+
+def _check_single_host(
+    cluster: Section, job: Section, name: str, strategy: Strategy, problems: Problems
+) -> None:
+    if not strategy.single_host:
+        return
+    hosts = cluster.get("hosts", ())
+    if len(hosts) > 1:
+        problems.add(
+            f"the strategy {name} {strategy.summary}, but there are {len(hosts)} hosts",
+            job.place("strategy"),
+            f"use 'strategy: {strategy.instead}', or keep one host",
+        )
+    elif "roles" in job:
+        problems.add(
+            f"the strategy {name} {strategy.summary}, so it has no roles",
+            job.key_place("roles"),
+            f"remove roles, or use 'strategy: {strategy.instead}'",
+        )
+
+
+def _check_roles(job: Section, problems: Problems) -> None:
+    if "roles" not in job or "framework" not in job.values:
+        return
+    if job.get("framework") != "tensorflow":
+        problems.add(
+            f"roles are for tensorflow; {job.get('framework')} has ranks instead",
+            job.key_place("roles"),
+            "remove roles: the number of workers follows from hosts and gpus",
+        )
+        return
+    roles = job.section("roles")
+    if "roles" not in job.values or not _sound(roles, "chief", "worker", "ps", "evaluator"):
+        return
+    missing = [role for role in ("chief", "worker") if not roles.get(role)]
+    if roles.get("ps") and missing:
+        problems.add(
+            f"parameter servers need a {' and a '.join(missing)}",
+            roles.key_place("ps"),
+            f"add '{', '.join(f'{role}: 1' for role in missing)}' to roles",
+        )
+    elif len(missing) == 2:
+        problems.add(
+            "roles name nothing that trains", job.key_place("roles"), "add 'worker: 2', say"
+        )
+
+
+def _check_rendezvous(job: Section, problems: Problems) -> None:
+    rendezvous = job.section("rendezvous")
+    backend = rendezvous.get("backend")
+    if backend in ("static", "c10d") and job.get("framework") == "tensorflow":
+        problems.add(
+            f"the rendezvous backend {backend} belongs to torch",
+            rendezvous.place("backend"),
+            "remove it: TensorFlow workers find each other through TF_CONFIG",
+        )
+    strategy = STRATEGIES["torch"].get(job.get("strategy", ""))
+    if backend in ("static", "c10d") and strategy and strategy.processes == "host":
+        problems.add(
+            f"the strategy {job.get('strategy')} runs in one process, without torchrun",
+            rendezvous.place("backend"),
+            "remove backend, or use 'strategy: ddp'",
+        )
+
+
+def _check_layout(cluster: Section, job: Section, problems: Problems) -> None:
+    sizes = ("tensor", "pipeline", "context", "data")
+    layout = job.section("layout")
+    sound = _sound(layout, *sizes) and _sound(cluster, "hosts", "gpus", "slots", "overrides")
+    if "layout" not in job.values or job.get("framework") != "torch" or not sound:
+        return
+    own = _by_host(cluster)
+    world = sum(_workers([cluster, *own.get(named.name, [])]) for named in cluster.get("hosts", ()))
+    product = 1
+    for size in sizes:
+        product *= layout.get(size, 1)
+    if product != world and world:
+        given = " x ".join(f"{size} {layout.get(size)}" for size in sizes if size in layout)
+        problems.add(
+            f"the layout is for {product} workers ({given or 'one of each'}), "
+            f"but the hosts have {world}",
+            job.key_place("layout"),
+            "the product of tensor, pipeline, context and data has to be the number of workers",
+        )
+
+
+def _workers(settings: list[Section]) -> int:
+    gpus = _last(settings, "gpus")
+    count = len(gpus) if isinstance(gpus, tuple) else gpus
+    return int(count or _last(settings, "slots") or 1)
+
+
+def _variables(cluster: Section, job: Section) -> Iterator[tuple[str, Place]]:
+    """Every environment variable that the file sets, with the place of its name."""
+    environments = [job]
+    seen: set[int] = set()
+    for _, settings in cluster.get("overrides", ()):
+        if id(settings) not in seen:
+            seen.add(id(settings))
+            environments.append(settings)
+    for section in environments:
+        env = section.entries["env"].value if "env" in section else None
+        if isinstance(env, Mapping):
+            for entry in env.entries:
+                yield entry.key.text, entry.key.place
+
+
+def _by_host(cluster: Section) -> dict[str, list[Section]]:
+    found: dict[str, list[Section]] = {}
+    for named, settings in cluster.get("overrides", ()):
+        found.setdefault(named.name, []).append(settings)
+    return found
+
+
+def _last(settings: Iterable[Section], key: str) -> Any:
+    """The value of ``key`` in the last section that gives it."""
+    return next((own.get(key) for own in reversed([*settings]) if key in own), None)
+
+
+def _sound(section: Section, *keys: str) -> bool:
+    """Whether each key is absent or was read without a problem."""
+    return all(key in section.values for key in keys if key in section)
+
+
+def _order(place: Place) -> tuple[int, int]:
+    return place.line, place.column
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return fold(listed[:200])[:80] if len(listed) > 1 else either(listed)

@@ -1,0 +1,131 @@
+"""Host lists in a cluster file: names with their places."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dtrain.hostlist import MAX_HOSTS, HostListError, unfold
+from dtrain.spec import source
+from dtrain.spec.problems import Place, Problems, shown, visible
+from dtrain.spec.schema import JsonSchema, Record, Section, Type, short
+from dtrain.spec.source import Node, Scalar
+
+_WRONG_CHARACTER = re.compile(r"[^A-Za-z0-9._:-]")
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A host name, at the place of the text that stands for it: ``gpu[01-08]``, say."""
+
+    name: str
+    place: Place
+
+
+@dataclass(frozen=True)
+class HostList(Type[tuple[Named, ...]]):
+    """Hosts in order: one host list as text, or a list of them."""
+
+    needed: bool = False
+    """Whether there has to be a host."""
+    expects: str = "a host list such as gpu[01-08,11]"
+
+    def read(self, node: Node, problems: Problems, name: str) -> tuple[Named, ...] | None:
+        if isinstance(node, source.Sequence):
+            if self.needed and not node.items:
+                problems.add(f"{name} cannot be empty", node.place)
+                return None
+            return _names(node.items, problems, name)
+        if isinstance(node, Scalar) and node.empty and not self.needed:
+            return ()
+        if not isinstance(node, Scalar) or node.empty:
+            return self.refuse(node, problems, name)
+        return _names([node], problems, name)
+
+    def json_schema(self) -> JsonSchema:
+        one = {"type": ["string", "number"]}
+        several: JsonSchema = {"type": "array", "items": one}
+        return {"anyOf": [one, several | {"minItems": 1} if self.needed else several]}
+
+
+@dataclass(frozen=True)
+class Overrides(Type[tuple[tuple[Named, Section], ...]]):
+    """Settings of hosts; a key may be a host list, which gives its settings to each host."""
+
+    settings: Record
+    expects: str = "hosts with their settings below them"
+
+    def read(
+        self, node: Node, problems: Problems, name: str
+    ) -> tuple[tuple[Named, Section], ...] | None:
+        if isinstance(node, Scalar) and node.empty:
+            return ()
+        if not isinstance(node, source.Mapping):
+            return self.refuse(node, problems, name)
+        found: list[tuple[Named, Section]] = []
+        for entry in node.entries:
+            names = _names([entry.key], problems, name, MAX_HOSTS - len(found))
+            section = self.settings.read(entry.value, problems, f"{name}.{short(entry.key.text)}")
+            if names and section:
+                found.extend((named, section) for named in names)
+        return tuple(found)
+
+    def json_schema(self) -> JsonSchema:
+        return {"type": ["object", "null"], "additionalProperties": self.settings.json_schema()}
+
+
+def _names(
+    texts: Iterable[Node], problems: Problems, name: str, limit: int = MAX_HOSTS
+) -> tuple[Named, ...]:
+    """The hosts that texts stand for, with problems reported for those that stand for none."""
+    found: list[Named] = []
+    for text in texts:
+        if not isinstance(text, Scalar) or text.empty:
+            HostList().refuse(text, problems, name)
+            continue
+        try:
+            names = unfold(text.text, limit=limit - len(found))
+        except HostListError as error:
+            # The limit is on all texts together, which the message for one cannot know.
+            message = re.sub(r"more than \d+ hosts", f"more than {limit} hosts", error.message)
+            hint = error.hint
+            if re.search(r"\[[^]]*:", text.text):
+                hint = "write an IPv6 address without brackets"
+            offset = min(error.offset, max(len(text.text) - 1, 0))
+            problems.add(f"{name}: {message}", text.part(offset, error.width), hint)
+            continue
+        found.extend(_valid(names, text, problems, name))
+    return tuple(found)
+
+
+def _valid(names: Sequence[str], text: Scalar, problems: Problems, name: str) -> Iterable[Named]:
+    for host in names:
+        wrong, hint = host_name_fault(host)
+        if wrong:
+            problems.add(f"{name}: the host name {shown(host)} {wrong}", text.place, hint)
+            return
+        yield Named(host, text.place)
+
+
+def host_name_fault(name: str) -> tuple[str, str]:
+    """What is wrong with a host name or address, as the end of a sentence, and a hint.
+
+    Names become folder names and arguments of commands, so they are kept to what DNS and IP
+    addresses need.
+    """
+    if "@" in name:
+        return "holds a user", "give the user as cluster.ssh.user, or for one host in overrides"
+    if re.fullmatch(r"[^:]+:[0-9]+", name):
+        return "holds a port", "give the port as cluster.ssh.port, or for one host in overrides"
+    wrong = _WRONG_CHARACTER.search(name)
+    if wrong:
+        return (
+            f"cannot hold '{visible(wrong[0])}'",
+            "host names are letters, digits, '.', '_', ':' and '-'",
+        )
+    if name.startswith("-"):
+        return "cannot start with '-'", ""
+    if name in (".", ".."):
+        return "is not a name", ""
+    return "", ""

@@ -1,0 +1,109 @@
+"""Collecting what is wrong with one cluster file, so that one pass reports all of it."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from dtrain.diagnostics import Position, Problem, SpecError
+
+MAX_PROBLEMS = 500
+"""Beyond this, problems are no longer recorded: the file is not a cluster file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something stands: line and column count from 1, width in characters."""
+
+    line: int
+    column: int
+    width: int = 1
+
+
+class Problems:
+    """The problems of one file, in the order in which they stand in it.
+
+    ``homes`` tells for each key of the format where it belongs, for hints about misplaced keys.
+    """
+
+    def __init__(
+        self, file: str, lines: Sequence[str], homes: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        self._file = file
+        self._lines = lines
+        self._found: dict[tuple[Place, str], Problem] = {}
+        self.homes = homes or {}
+
+    @property
+    def full(self) -> bool:
+        return len(self._found) >= MAX_PROBLEMS
+
+    def add(self, message: str, place: Place, hint: str = "") -> None:
+        if not self.full:
+            # Something shared by aliases is read, and found wrong, several times.
+            self._found.setdefault(
+                (place, message),
+                Problem(
+                    message,
+                    Position(self._file, place.line, place.column),
+                    self._line(place.line),
+                    place.width,
+                    hint,
+                ),
+            )
+
+    def raise_if_any(self) -> None:
+        """Raise SpecError if a problem was added."""
+        if self._found:
+            raise self.error()
+
+    def error(self) -> SpecError:
+        """The SpecError with every problem added so far, in file order."""
+        ordered = sorted(self._found, key=lambda key: (key[0].line, key[0].column))
+        return SpecError([self._found[key] for key in ordered])
+
+    def _line(self, line: int) -> str:
+        return self._lines[line - 1] if line <= len(self._lines) else ""
+
+
+def shown(text: str, limit: int = 60) -> str:
+    """Quote text from the file for a message: one line, safe on a terminal, not too long."""
+    if len(text) > limit:
+        text = text[: limit - 1] + "…"
+    return "'" + "".join(map(visible, text)) + "'"
+
+
+def visible(character: str) -> str:
+    """A character as it can be printed: control and formatting characters as an escape."""
+    if unicodedata.category(character) in _INVISIBLE:
+        code = ord(character)
+        short = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\0": r"\0"}
+        return short.get(character) or (
+            f"\\x{code:02x}"
+            if code < 256
+            else f"\\u{code:04x}"
+            if code < 65536
+            else f"\\U{code:08x}"
+        )
+    return character
+
+
+_INVISIBLE = frozenset(["Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"])
+
+
+def nearest(text: str, known: Iterable[str]) -> str | None:
+    """The name in ``known`` that ``text`` was probably meant to be."""
+    if len(text) > 64:
+        return None
+    names = {name.lower(): name for name in known}
+    close = get_close_matches(text.lower().replace("-", "_"), names, n=1, cutoff=0.6)
+    close = close or get_close_matches(text.lower(), names, n=1, cutoff=0.6)
+    return names[close[0]] if close else None
+
+
+def either(names: Iterable[str], word: str = "or") -> str:
+    """``a, b or c``."""
+    listed = list(names)
+    return f" {word} ".join(filter(None, [", ".join(listed[:-1]), listed[-1]])) if listed else ""

@@ -1,0 +1,70 @@
+"""A SpecError as text for a terminal: every problem with its line, a caret and a hint."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from dtrain.diagnostics import Problem, SpecError
+from dtrain.spec.problems import visible
+
+MAX_SHOWN = 50
+WIDTH = 100
+"""Columns of a source line to show; a longer line is cut around the caret."""
+
+_TAB = "    "
+
+
+def render_problems(error: SpecError) -> str:
+    """The report, ending with a count; every line of it is safe to print on a terminal."""
+    blocks = [_block(problem) for problem in error.problems[:MAX_SHOWN]]
+    left = len(error.problems) - MAX_SHOWN
+    if left > 0:
+        blocks.append(f"… and {left} more\n")
+    count = len(error.problems)
+    position = error.problems[0].position
+    where = f" in {_safe(position.file)}" if position else ""
+    blocks.append(f"{count} problem{'s' if count != 1 else ''}{where}\n")
+    return "\n".join(blocks)
+
+
+def _block(problem: Problem) -> str:
+    position = problem.position
+    where = f"{_safe(position.file)}:{position.line}:{position.column}: " if position else ""
+    lines = [f"error: {where}{_safe(problem.message)}"]
+    if position and problem.source_line.strip():
+        text, indent, width = _excerpt(problem.source_line, position.column - 1, problem.width)
+        number = str(position.line)
+        lines.append(f"  {number} | {text}")
+        lines.append(f"  {' ' * len(number)} | {' ' * indent}{'^' * width}")
+    if problem.hint:
+        lines.append(f"hint: {_safe(problem.hint)}")
+    return "\n".join(lines) + "\n"
+
+
+def _excerpt(line: str, start: int, width: int) -> tuple[str, int, int]:
+    """A line as it can be shown, and where and how wide the caret goes, in terminal columns."""
+    line = line.rstrip()
+    stop = max(min(start + width, len(line)), start + 1)
+    first = 0 if len(line) <= WIDTH else max(0, min(start - WIDTH // 4, len(line) - WIDTH))
+    last = first + WIDTH
+    before, marked = line[first:start], line[start : min(stop, last)]
+    head, tail = "…" if first else "", "…" if len(line) > last else ""
+    text = head + _safe(line[first:last]) + tail
+    indent = _columns(head + _safe(before))
+    return text, indent, max(_columns(_safe(marked)), 1)
+
+
+def _safe(text: str) -> str:
+    return "".join(_TAB if character == "\t" else visible(character) for character in text)
+
+
+def _columns(text: str) -> int:
+    """How many terminal columns a text takes."""
+    return sum(
+        0
+        if unicodedata.combining(character)
+        else 2
+        if unicodedata.east_asian_width(character) in "WF"
+        else 1
+        for character in text
+    )

@@ -1,0 +1,346 @@
+"""YAML text as a tree whose every node knows its place.
+
+No types are guessed: a scalar keeps its text and whether it was quoted, and the schema decides
+what it means. The tree is built from PyYAML's events without recursion, so that hostile depth,
+and aliases that expand without bound, are found before they cost anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import yaml
+
+from dtrain.spec.problems import Place, Problems, shown, visible
+from dtrain.spec.syntax import explain
+
+MAX_SIZE = 1 << 20
+"""Bytes, or characters of text that is already decoded."""
+MAX_DEPTH = 32
+MAX_NODES = 50_000
+"""Keys and values once aliases are expanded: three for each of the most hosts allowed."""
+
+_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+# What YAML does not allow in a file, and a byte-order mark anywhere but at the start.
+_UNPRINTABLE = re.compile(
+    "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
+)
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
+_KNOWN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")) | {"!"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    text: str
+    plain: bool
+    """Written without quotes, and not as a block."""
+    place: Place
+    inner: int | None = None
+    """Column where ``text`` stands word for word; None if the file spells it otherwise."""
+
+    @property
+    def empty(self) -> bool:
+        """Nothing was written where a value was expected."""
+        return self.plain and not self.text
+
+    def part(self, offset: int, width: int = 1) -> Place:
+        """The place of some characters of ``text``."""
+        if self.inner is None:
+            return self.place
+        return Place(self.place.line, self.inner + offset, width)
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    items: tuple[Node, ...]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    key: Scalar
+    value: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    entries: tuple[Entry, ...]
+    """In file order, keys unique, ``<<`` merged in."""
+    place: Place
+    head: Place
+    """The key that the mapping belongs to, where it has one."""
+
+
+Node = Scalar | Sequence | Mapping
+
+
+class _UnreadableError(Exception):
+    """What follows cannot be read; the problem has been added."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A collection that is still being read."""
+
+    event: Any
+    head: Place
+    key: Scalar | None = None
+    awaits_value: bool = False
+    items: list[Node] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    size: int = 1
+
+
+def compose(source: str | bytes, file: str) -> tuple[Node, Problems]:
+    """Read one YAML document. ``file`` names it in positions.
+
+    Returns the tree and the problems found so far, to which a schema adds its own.
+    Raises SpecError if the text is no YAML document that could be read further: not UTF-8, too
+    large, too deep, malformed, empty.
+    """
+    text = _decoded(source, file)
+    lines = _BREAK.split(text)
+    problems = Problems(file, lines)
+    try:
+        return _Builder(text, lines, problems).document(), problems
+    except _UnreadableError:
+        raise problems.error() from None
+
+
+def _decoded(source: str | bytes, file: str) -> str:
+    """The text, without a leading byte-order mark. Raises SpecError."""
+    problems = Problems(file, [])
+    if len(source) > MAX_SIZE:
+        problems.add(
+            f"the file is larger than {MAX_SIZE >> 10} KiB",
+            Place(1, 1),
+            "a cluster file is a few kilobytes; is this the right file?",
+        )
+        problems.raise_if_any()
+    if isinstance(source, bytes):
+        if source[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            problems.add("the file is UTF-16 text", Place(1, 1), "save it as UTF-8")
+            problems.raise_if_any()
+        source = source.decode("utf-8", "surrogateescape")
+    text = source.removeprefix("\ufeff")
+    if _UNPRINTABLE.search(text):
+        lines = _BREAK.split(text)
+        problems = Problems(file, lines)
+        for number, line in enumerate(lines, 1):
+            for match in _UNPRINTABLE.finditer(line):
+                place = Place(number, match.start() + 1)
+                code = ord(match[0])
+                if 0xDC80 <= code <= 0xDCFF:
+                    problems.add(
+                        f"the byte 0x{code - 0xDC00:02x} is not UTF-8", place, "save it as UTF-8"
+                    )
+                else:
+                    problems.add(
+                        f"the character {visible(match[0])} is not allowed in a YAML file",
+                        place,
+                        "delete it, or write it as an escape between double quotes",
+                    )
+        problems.raise_if_any()
+    return text
+
+
+class _Builder:
+    """Turns events into nodes. One use."""
+
+    def __init__(self, text: str, lines: list[str], problems: Problems) -> None:
+        self._text = text
+        self._lines = lines
+        self._problems = problems
+        self._open: list[_Open] = []
+        self._anchors: dict[str, tuple[Node, int]] = {}
+        self._root: Node | None = None
+
+    def document(self) -> Node:
+        """The document's tree. Raises _UnreadableError."""
+        for event in self._events():
+            match event:
+                case yaml.DocumentStartEvent() if self._root is not None:
+                    self._stop(
+                        "a second document starts here",
+                        self._place(event),
+                        "a cluster file is one document; keep one of them, and no '---' between",
+                    )
+                case yaml.ScalarEvent():
+                    self._check_tag(event)
+                    self._anchored(event.anchor, self._scalar(event), 1)
+                case yaml.AliasEvent():
+                    self._alias(event)
+                case yaml.SequenceStartEvent() | yaml.MappingStartEvent():
+                    self._check_tag(event)
+                    self._enter(event)
+                case yaml.SequenceEndEvent() | yaml.MappingEndEvent():
+                    self._leave(event)
+        if self._root is None:
+            self._stop(
+                "the file is empty", Place(1, 1), "`dtrain init` writes a first cluster file"
+            )
+        return self._root
+
+    def _events(self) -> Iterator[Any]:
+        loader = yaml.BaseLoader(self._text)
+        try:
+            while loader.check_event():
+                yield loader.get_event()  # type: ignore[no-untyped-call]
+        except yaml.MarkedYAMLError as error:
+            message, mark, hint = explain(error)
+            line, column = (mark.line, mark.column) if mark else (0, 0)
+            self._stop(message, self._within(line, column), hint)
+        except (yaml.YAMLError, ValueError, OverflowError):
+            # PyYAML lets numbers in %YAML lines and \U escapes overflow.
+            self._stop(
+                "this is not valid YAML",
+                self._within(loader.line, loader.column),
+                "check the escape or directive here",
+            )
+
+    def _enter(self, event: Any) -> None:
+        if len(self._open) >= MAX_DEPTH:
+            self._stop(
+                f"values are nested more than {MAX_DEPTH} deep",
+                self._place(event),
+                "a cluster file needs no more than five levels",
+            )
+        parent = self._open[-1] if self._open else None
+        place = self._place(event)
+        head = parent.key.place if parent and parent.key else place
+        self._open.append(_Open(event, head))
+
+    def _leave(self, end: Any) -> None:
+        done = self._open.pop()
+        place = self._place(done.event, end)
+        node: Node
+        if isinstance(done.event, yaml.SequenceStartEvent):
+            node = Sequence(tuple(done.items), place)
+        else:
+            node = Mapping(self._merged(done.entries), place, done.head)
+        self._anchored(done.event.anchor, node, done.size)
+
+    def _alias(self, event: Any) -> None:
+        place = self._place(event)
+        known = self._anchors.get(event.anchor)
+        if any(collection.event.anchor == event.anchor for collection in self._open):
+            self._stop(f"the alias {shown('*' + event.anchor)} stands for itself", place)
+        if known is None:
+            self._problems.add(
+                f"the alias {shown('*' + event.anchor)} refers to no anchor",
+                place,
+                f"if a text starting with '*' was meant, quote it: {shown('*' + event.anchor)}",
+            )
+            known = (Scalar("*" + event.anchor, False, place), 1)
+        self._add(*known)
+
+    def _anchored(self, anchor: str | None, node: Node, size: int) -> None:
+        if anchor is not None:
+            self._anchors[anchor] = (node, size)
+        self._add(node, size)
+
+    def _add(self, node: Node, size: int) -> None:
+        parent = self._open[-1] if self._open else None
+        if parent is None:
+            self._root = node
+            return
+        parent.size += size
+        if parent.size > MAX_NODES:
+            self._stop(
+                f"the file holds more than {MAX_NODES} values once its aliases are expanded",
+                node.place,
+                "a cluster file is a few hundred values; shorten hosts with brackets: gpu[01-99]",
+            )
+        if isinstance(parent.event, yaml.SequenceStartEvent):
+            parent.items.append(node)
+        elif not parent.awaits_value:
+            parent.awaits_value = True
+            parent.key = self._key(node)
+        else:
+            parent.awaits_value = False
+            if parent.key:
+                parent.entries.append(Entry(parent.key, node))
+                parent.key = None
+
+    def _key(self, node: Node) -> Scalar | None:
+        if not isinstance(node, Scalar):
+            self._problems.add("a key has to be text", node.place)
+            return None
+        if node.empty:
+            self._problems.add("a key is missing before ':'", node.place)
+            return None
+        return node
+
+    def _merged(self, entries: list[Entry]) -> tuple[Entry, ...]:
+        """Without repeated keys, and with what ``<<`` brings in."""
+        own: dict[str, Entry] = {}
+        brought: dict[str, Entry] = {}
+        for entry in entries:
+            key = entry.key
+            if key.text == "<<" and key.plain:
+                sources = entry.value.items if isinstance(entry.value, Sequence) else (entry.value,)
+                for source in sources:
+                    if isinstance(source, Mapping):
+                        for merged in source.entries:
+                            brought.setdefault(merged.key.text, merged)
+                    else:
+                        self._problems.add(
+                            "'<<' merges keys and values, or a list of them", source.place
+                        )
+            elif key.text in own:
+                self._problems.add(
+                    f"the key {shown(key.text)} is given twice",
+                    key.place,
+                    f"keep one; the first is on line {own[key.text].key.place.line}",
+                )
+            else:
+                own[key.text] = entry
+        return (*own.values(), *(brought[text] for text in brought if text not in own))
+
+    def _scalar(self, event: Any) -> Scalar:
+        place = self._place(event)
+        plain = event.style is None
+        if not event.value and plain:
+            # An empty value has no place of its own: show what it is missing from.
+            key = self._open[-1].key if self._open else None
+            return Scalar("", True, key.place if key else place)
+        found = _UNUSABLE.search(event.value)
+        if found:
+            self._problems.add(
+                f"the character {visible(found[0])} cannot be passed to a program",
+                place,
+                "remove it",
+            )
+        start = place.column - 1 + (0 if plain else 1)
+        line = self._lines[place.line - 1]
+        verbatim = line[start : start + len(event.value)] == event.value
+        return Scalar(event.value, plain, place, start + 1 if verbatim else None)
+
+    def _check_tag(self, event: Any) -> None:
+        if event.tag is not None and event.tag not in _KNOWN_TAGS:
+            self._problems.add(
+                f"the tag {shown(event.tag.replace('tag:yaml.org,2002:', '!!'))} is not supported",
+                self._within(event.start_mark.line, event.start_mark.column),
+                "remove it; a value's type follows from its key",
+            )
+
+    def _place(self, event: Any, end: Any = None) -> Place:
+        start, stop = event.start_mark, (end or event).end_mark
+        place = self._within(start.line, start.column)
+        line = self._lines[place.line - 1] if place.line <= len(self._lines) else ""
+        last = stop.column if stop.line == start.line else len(line.rstrip())
+        return Place(place.line, place.column, max(last - start.column, 1))
+
+    def _within(self, line: int, column: int) -> Place:
+        """The place at a mark (counted from 0), at the latest just behind the last text."""
+        if line >= len(self._lines) or (line == len(self._lines) - 1 and not self._lines[line]):
+            line = max((n for n, text in enumerate(self._lines) if text.strip()), default=0)
+            column = len(self._lines[line].rstrip())
+        return Place(line + 1, column + 1)
+
+    def _stop(self, message: str, place: Place, hint: str = "") -> NoReturn:
+        self._problems.add(message, place, hint)
+        raise _UnreadableError
