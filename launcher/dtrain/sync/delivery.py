@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.diagnostics import PrepareError
+from dtrain.node.boot import TOO_OLD, boot_command
 from dtrain.spec.model import Host
 from dtrain.sync.contents import ABANDONED, REQUEST, SourceChangedError, frame
 from dtrain.sync.source import Tree, shown
@@ -21,7 +22,6 @@ ATTEMPTED = "sending the working folder"
 _PREAMBLE = b"\x00dtrain-tree-1\n"
 _MAX_NOISE = 1 << 16
 _WRITE = 1 << 18
-_TOO_OLD = 86
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +63,11 @@ def send(
     """
     if host.transport == "local":
         _refuse_inside_source(host, tree, workdir)
-    process = connection.start(str(boot_command(host.python, "sync")))
+    process = connection.start(boot_command(host.python, "sync"))
     try:
         return _converse(process, host, tree, workdir, patience)
     finally:
         process.close()
-
-
-def boot_command(python: str, run: str) -> str:  # STAND-IN until dtrain.node.boot exists
-    from dtrain.quoting import path, sh, words
-
-    code = (
-        "import sys\nf=sys.stdin.buffer\nn=int(f.readline())\ns=f.read(n)\n"
-        "exec(compile(s,'dtrain-agent','exec'))"
-    )
-    return str(sh("exec ", path(python), " ", words(["-c", code, "dtrain-agent", run])))
 
 
 def _converse(
@@ -154,7 +144,7 @@ def _more(process: RemoteProcess, host: Host, noise: bytes = b"") -> bytes:
     status = process.wait()
     said = (process.stderr() or noise).decode("utf-8", "replace").strip()
     last = said.splitlines()[-1] if said else "it said nothing"
-    if status in (127, _TOO_OLD):
+    if status in (127, TOO_OLD):
         raise PrepareError(
             host.name,
             ATTEMPTED,
