@@ -11,6 +11,41 @@ stdout. A frame is a header and a payload:
 A MESSAGE is one JSON object with a ``type``; DATA is raw bytes of a worker's output file.
 Before the first frame the relay writes ``PREAMBLE``: whatever a login shell printed ahead of it
 is noise, kept to explain a failed start.
+
+Commands, by ``op``; the first one says what this relay is for:
+
+    launch   protocol, run, host, run_dir, workdir, script, python, setup, environment, secrets,
+             processes, ports, on_disconnect, lease: check everything, start nothing
+    attach   protocol, run, host, run_dir, offsets: follow a run that was launched before, each
+             stream (and ``events``) from the offset given, or from its beginning
+    start    start the processes of a launch that is prepared
+    abort    forget a launch; once it has started, the same as ``kill``
+    stop     grace: TERM, ``grace`` seconds, KILL. A later stop may only shorten the wait
+    kill     KILL at once
+    ping     somebody is still there; every command says so too
+
+Messages, by ``type``:
+
+    hello     protocol, python, hostname, time (the node's clock, seconds since the epoch), pid
+    prepared  workdir, folder (both absolute): a ``start`` would find everything it needs
+    refused   what (python, setup, workdir, script, port, disk, permission or agent), reason, hint:
+              it cannot, and nothing is left of the attempt. The last message
+    attached  folder, running
+    stream    id, name, role, index, rank, fd: the next output file. Its DATA follows
+    event     offset, event: one line of the run's events; ``offset`` is where the next begins
+    lost      reason, survivors: the supervisor died, and what it had started has been ended
+    bye       everything has been sent
+
+An event is an object with ``event`` and ``time``:
+
+    started   role, index, rank, pid
+    rank      role, index, local_rank, rank, pid (null if it was too quick), logs: torchrun has
+              started a rank. Its streams are ``rank-<rank>.out`` and ``.err``
+    exited    role, index, rank, pid, code, signal, stopping, error {message, traceback, time},
+              out_of_memory; for torchrun also ranks [{rank, local_rank, exitcode, message,
+              traceback, time}] of those that failed
+    stopping  reason
+    ended     survivors [{pid, name}], and error if the supervisor itself failed
 """
 
 from __future__ import annotations

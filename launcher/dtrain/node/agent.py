@@ -1,0 +1,1704 @@
+"""The node agent: what dtrain runs on a host. One file, Python 3.8, standard library alone.
+
+Theory of operation
+===================
+
+The launcher runs `python -c BOOT` on the host through SSH (or as a local process), sends this
+file over stdin, and then commands as lines of JSON. Three kinds of process come out of it:
+
+    launcher  <== stdin, stdout ==>  relay  <== unix socket ==>  supervisor  --->  workers
+                                       |                             |                |
+                                       +-------- reads --------- events file    .out .err files
+
+*   The **relay** is the process on the SSH channel. It makes the run's folder, starts the
+    supervisor, passes commands on, and follows files, sending what is new as frames. It owns
+    nothing: it may be killed at any moment, and a slow reader slows only the relay.
+*   The **supervisor** is detached (own session, no terminal, no pipe of the channel). It starts
+    the workers, reaps them, stops them, and appends what happens to the events file. Anything a
+    launcher can learn is in that file and the workers' output files, so a new relay can always
+    pick up where another one ended: that is what `attach` does.
+*   A **guard** lives only until the supervisor is up. Should the relay die before, it ends what
+    the setup lines have started and removes the folder.
+
+The supervisor is started *through* the setup shell, as its last `exec`, so that whatever setup
+changed (environment, limits, umask, cgroup, affinity) is inherited and not imitated.
+
+Nothing of the job runs before `start`; a launch that is refused, aborted or forgotten before
+that leaves neither process nor folder.
+
+What belongs to a run
+---------------------
+
+Everything that the supervisor's children started. Three marks tell:
+
+*   descent: the supervisor is a subreaper, so that orphans become its children;
+*   the tag: DTRAIN_RUN_ID and DTRAIN_HOST in /proc/PID/environ, both exact, same user;
+*   and a *different* tag says the opposite. A run launched from inside a worker has its own
+    supervisor and its own tag, and its whole subtree is left alone although it descends from us.
+
+To end a run: TERM to all, grace, then KILL again and again until two scans of /proc in a row find
+nothing. What is still there after `PATIENCE` seconds (stuck in the kernel) is reported by name.
+Signals go through pidfds, or where there are none after the start time has been compared, so that
+a recycled process id is never hit.
+
+What the launcher sends and what it is told is specified in `dtrain/protocol.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import marshal
+import os
+import re
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+
+TYPE_CHECKING = False  # importing typing would cost as much as importing json
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO, NoReturn
+
+    Json = dict[str, Any]
+
+# Protocol. Held equal to dtrain/protocol.py by a test.
+
+VERSION = 1
+PREAMBLE = b"\x00dtrain-relay-1\n"
+HEADER = struct.Struct(">BIQI")
+MESSAGE, DATA = 1, 2
+
+CHUNK = 512 << 10
+"""Bytes of one stream sent before the next one has its turn."""
+QUICK, SLOW = 0.005, 0.1
+"""Seconds between two looks at files that grow, and at files that do not."""
+
+RESERVED = 64 << 10
+"""Bytes set aside for events, so that a full disk does not silence the supervisor."""
+LEAST_FREE = 16 << 20
+"""Bytes that must be free for a launch to begin."""
+START_WITHIN = 60.0
+"""Seconds, besides the lease, that a prepared job waits for `start`."""
+GRACE = 10.0
+"""Seconds from TERM to KILL where nobody said otherwise."""
+PATIENCE = 10.0
+"""Seconds of KILL before what is left counts as a survivor."""
+MAX_ERROR_FILE = 1 << 20
+MAX_TRACEBACK = 16 << 10
+
+CONTROL_FD, REQUEST_FD = 7, 8
+"""Where the supervisor finds its relay, and its code and request; setup never sees them."""
+STAGE = (
+    "import os,marshal;boot=os.fdopen(8,'rb');code=marshal.loads(boot.read(int(boot.readline())));"
+    "exec(code)"
+)
+
+
+class RefusedError(Exception):
+    """The job cannot start on this host."""
+
+    def __init__(self, what: str, reason: str, hint: str = "") -> None:
+        super().__init__(reason)
+        self.message = {"type": "refused", "what": what, "reason": reason, "hint": hint}
+
+
+def raw(text: str) -> bytes:
+    """The bytes that ``text`` stands for, whatever this host's locale."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def shown(data: bytes) -> str:
+    """``data`` for a message to a person."""
+    return data.decode("utf-8", "backslashreplace")
+
+
+def encode(body: Json) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            select.select([], [fd], [])
+
+
+# Processes on this host
+
+
+class Proc:
+    """One line of /proc/PID/stat. Process id and start time together name a process for good."""
+
+    __slots__ = ("alive", "name", "pgrp", "pid", "ppid", "start", "state")
+
+    def __init__(self, pid: int, stat: bytes) -> None:
+        # The name stands in parentheses and may itself hold parentheses and spaces.
+        head, _, tail = stat.rpartition(b")")
+        fields = tail.split()
+        self.pid = pid
+        self.name = head.partition(b"(")[2]
+        self.state = fields[0]
+        self.ppid = int(fields[1])
+        self.pgrp = int(fields[2])
+        self.start = int(fields[19])
+        # A zombie whose main thread alone has ended still runs the other threads.
+        self.alive = self.state not in (b"Z", b"X") or int(fields[17]) > 1
+
+
+def read_file(path: str | bytes, limit: int = 1 << 22) -> bytes | None:
+    """Up to ``limit`` bytes of a file, or None if it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    parts = []
+    try:
+        while limit > 0:
+            part = os.read(fd, min(limit, 1 << 16))
+            if not part:
+                break
+            parts.append(part)
+            limit -= len(part)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return b"".join(parts)
+
+
+def look(pid: int) -> Proc | None:
+    stat = read_file("/proc/%d/stat" % pid)
+    return Proc(pid, stat) if stat else None
+
+
+def processes() -> dict[int, Proc]:
+    table = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            proc = look(int(name))
+            if proc is not None:
+                table[proc.pid] = proc
+    return table
+
+
+def environment_of(pid: int, having: bytes = b"") -> dict[bytes, bytes]:
+    """The environment that the process was started with; empty if it cannot be read, or has no
+    variable ``having``."""
+    data = read_file("/proc/%d/environ" % pid) or b""
+    found: dict[bytes, bytes] = {}
+    if having in data:
+        for entry in data.split(b"\0"):
+            name, equals, value = entry.partition(b"=")
+            if equals:
+                found.setdefault(name, value)
+    return found
+
+
+class Tag:
+    """What every process of one run on one host has in its environment."""
+
+    def __init__(self, run: str, host: str) -> None:
+        self.environment = {b"DTRAIN_RUN_ID": raw(run), b"DTRAIN_HOST": raw(host)}
+
+    def of(self, pid: int) -> bool | None:
+        """True for this run's, False for another run's, None without a tag."""
+        entries = environment_of(pid, having=b"DTRAIN_RUN_ID=")
+        if b"DTRAIN_RUN_ID" not in entries:
+            return None
+        return all(entries.get(name) == value for name, value in self.environment.items())
+
+
+def members(tag: Tag, root: int | None) -> list[Proc]:
+    """The living processes of a run: below ``root`` (itself left out), or tagged, or below those.
+
+    Subtrees tagged as another run's are left out, wherever they are.
+    """
+    table = processes()
+    children: dict[int, list[Proc]] = {}
+    for proc in table.values():
+        children.setdefault(proc.ppid, []).append(proc)
+    me, uid = os.getpid(), os.geteuid()
+    found: dict[int, Proc] = {}
+
+    def descend(proc: Proc) -> None:
+        pending = [proc]
+        while pending:
+            proc = pending.pop()
+            if proc.pid in found or proc.pid in (me, root) or tag.of(proc.pid) is False:
+                continue
+            found[proc.pid] = proc
+            pending += children.get(proc.pid, ())
+
+    for child in children.get(root, ()) if root is not None else ():
+        descend(child)
+    for proc in table.values():
+        try:
+            own = os.stat("/proc/%d" % proc.pid).st_uid == uid
+        except OSError:
+            continue
+        if own and proc.pid not in found and tag.of(proc.pid):
+            descend(proc)
+    return [proc for proc in found.values() if proc.alive]
+
+
+def send(proc: Proc, signum: int) -> None:
+    """Signal ``proc``, and never another process that has come to bear its number."""
+    pidfd = -1
+    if hasattr(os, "pidfd_open"):
+        try:
+            pidfd = os.pidfd_open(proc.pid)
+        except OSError as error:
+            if error.errno != errno.ENOSYS:
+                return
+    now = look(proc.pid)
+    with contextlib.suppress(OSError):  # gone, or not ours to signal: the next scan tells
+        if now is not None and now.start == proc.start:
+            if pidfd >= 0:
+                signal.pidfd_send_signal(pidfd, signum)
+            else:
+                os.kill(proc.pid, signum)
+    if pidfd >= 0:
+        os.close(pidfd)
+
+
+class Sweep:
+    """Ends the processes of a run, one step at a time."""
+
+    def __init__(self, tag: Tag, root: int | None, grace: float, groups: set[int]) -> None:
+        """``groups`` are process groups known to hold nothing but this run's processes."""
+        self._tag, self._root, self._groups = tag, root, groups
+        self.kill_at = time.monotonic() + grace
+        self.survivors: list[Proc] = []
+        self._told: set[tuple[int, int]] = set()
+        self._last: set[int] = set()
+        self._clean = 0
+
+    def step(self) -> float | None:
+        """Do what is due. Seconds until the next step, or None when it is over."""
+        now = time.monotonic()
+        found = members(self._tag, self._root)
+        if not found:
+            self._clean += 1
+            return 0.005 if self._clean < 2 else None
+        self._clean = 0
+        if now < self.kill_at:
+            for proc in found:
+                if (proc.pid, proc.start) not in self._told:
+                    self._told.add((proc.pid, proc.start))
+                    send(proc, signal.SIGTERM)
+                    if proc.state == b"T":
+                        send(proc, signal.SIGCONT)
+            return min(0.1, self.kill_at - now)
+        if now > self.kill_at + PATIENCE:
+            self.survivors = found
+            return None
+        # A group is killed in one stroke, before any of its processes can fork again.
+        for group in self._groups.intersection(proc.pgrp for proc in found):
+            with contextlib.suppress(OSError):
+                os.killpg(group, signal.SIGKILL)
+        for proc in found:
+            send(proc, signal.SIGKILL)
+        pids = {proc.pid for proc in found}
+        fresh, self._last = pids - self._last, pids
+        return 0.0 if fresh else 0.02
+
+    def finish(self) -> list[Proc]:
+        """Take every step. The survivors."""
+        while True:
+            pause = self.step()
+            if pause is None:
+                return self.survivors
+            time.sleep(pause)
+
+
+def name_list(procs: list[Proc]) -> list[Json]:
+    return [{"pid": proc.pid, "name": shown(proc.name)} for proc in procs]
+
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def load_prctl() -> Any:
+    """The C function prctl, or None where Python was built without ctypes."""
+    try:
+        import ctypes
+
+        return ctypes.CDLL(None).prctl
+    except (ImportError, OSError, AttributeError):
+        return None
+
+
+def spawn(
+    argv: list[bytes],
+    environment: dict[bytes, bytes],
+    workdir: bytes,
+    outputs: tuple[int, int],
+    extra: dict[int, int] | None = None,
+    prctl: Any = None,
+) -> tuple[int, OSError | None]:
+    """Start a program in a session of its own: its process id, and why it could not be executed.
+
+    It gets /dev/null as stdin, ``outputs`` as stdout and stderr, and of all other descriptors
+    only those in ``extra`` (number there -> number here). With ``prctl`` it dies with us.
+    """
+    me = os.getpid()
+    reading, writing = os.pipe()
+    before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            if prctl is not None:
+                prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+                if os.getppid() != me:
+                    os._exit(126)
+            signal.set_wakeup_fd(-1)
+            for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+                with contextlib.suppress(OSError, ValueError):  # the C library's own
+                    signal.signal(signum, signal.SIG_DFL)
+            null = os.open(os.devnull, os.O_RDONLY)
+            wanted = {0: null, 1: outputs[0], 2: outputs[1]}
+            wanted.update(extra or {})
+            # Out of the way first: a descriptor may have the number that another one is to get.
+            aside = {to: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 32) for to, fd in wanted.items()}
+            writing = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, 32)
+            for fd in map(int, os.listdir("/proc/self/fd")):
+                if fd != writing and fd not in aside.values():
+                    with contextlib.suppress(OSError):
+                        os.close(fd)
+            for to, fd in aside.items():
+                os.dup2(fd, to)
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            os.chdir(workdir)
+            raise execute(argv, environment)
+        except OSError as error:
+            os.write(writing, b"%d %s" % (error.errno or 0, os.fsencode(error.filename or argv[0])))
+        except BaseException as error:  # noqa: BLE001
+            os.write(writing, b"%d %s" % (errno.EINVAL, repr(error).encode()))
+        finally:
+            os._exit(127)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    os.close(writing)
+    told = b""
+    while True:
+        part = os.read(reading, 1 << 16)
+        if not part:
+            break
+        told += part
+    os.close(reading)
+    if not told:
+        return pid, None
+    code, _, subject = told.partition(b" ")
+    return pid, OSError(int(code), os.strerror(int(code)), shown(subject))
+
+
+def execute(argv: list[bytes], environment: dict[bytes, bytes]) -> OSError:
+    """Become ``argv``, searched for as a shell would: the first that is there and may be run.
+    If this returns, it returns why not."""
+    failure: OSError | None = None
+    for path in search(argv[0], environment):
+        try:
+            os.execve(path, argv, environment)
+        except OSError as error:
+            error.filename = path
+            if failure is None or failure.errno in (errno.ENOENT, errno.ENOTDIR):
+                failure = error
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
+                break
+    if failure is not None and failure.errno != errno.EACCES and b"/" not in argv[0]:
+        failure.filename = argv[0]
+    return failure or OSError(errno.ENOENT, "", argv[0])
+
+
+def search(program: bytes, environment: dict[bytes, bytes]) -> list[bytes]:
+    """Where ``program`` may be, in order."""
+    if b"/" in program:
+        return [program]
+    folders = environment.get(b"PATH", os.fsencode(os.defpath)).split(b":")
+    return [os.path.join(folder or b".", program) for folder in folders]
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for lack of memory: in our cgroup if it can be
+    told, on this host otherwise."""
+    for line in (read_file("/proc/self/cgroup") or b"").splitlines():
+        if line.startswith(b"0::"):
+            path = b"/sys/fs/cgroup" + line[3:] + b"/memory.events"
+            counted = read_file(path)
+            if counted is not None:
+                break
+    else:
+        counted = read_file("/proc/vmstat")
+    for line in (counted or read_file("/proc/vmstat") or b"").splitlines():
+        if line.startswith(b"oom_kill "):
+            return int(line.split()[1])
+    return 0
+
+
+# The run's folder
+
+
+def expand(path: str, base: bytes | None = None) -> bytes:
+    """An absolute path: `~` is the home folder, and so is what a relative path starts from."""
+    home = os.environb.get(b"HOME") or os.fsencode(os.path.expanduser("~"))
+    if path == "~" or path.startswith("~/"):
+        path_bytes = home + raw(path[1:])
+    else:
+        path_bytes = os.path.join(base or home, raw(path))
+    return os.path.normpath(path_bytes)
+
+
+def folder_of(command: Json) -> bytes:
+    for word in (command["run"], command["host"]):
+        if word in ("", ".", "..") or "/" in word or "\0" in word:
+            raise RefusedError("agent", "%r cannot be the name of a run or host" % word)
+    run_dir = expand(command["run_dir"])
+    return os.path.join(run_dir, b"nodes", raw(command["run"]), raw(command["host"]))
+
+
+def cannot_write(error: OSError, folder: bytes) -> RefusedError:
+    """What to tell about a folder or file that could not be made."""
+    where = shown(folder)
+    hint = "point `cluster.run_dir` at a folder on this host that you can write to"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        parent = folder
+        while not os.path.isdir(parent):
+            parent = os.path.dirname(parent)
+        disk = os.statvfs(parent)
+        quota = "your quota is used up" if error.errno == errno.EDQUOT else "the disk is full"
+        return RefusedError(
+            "disk",
+            "%s: %s (%d bytes free)" % (where, quota, disk.f_bavail * disk.f_frsize),
+            "free some space, or point `cluster.run_dir` at another disk",
+        )
+    if error.errno == errno.EROFS:
+        return RefusedError("permission", "%s: the file system is read-only" % where, hint)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return RefusedError("permission", "%s: permission denied" % where, hint)
+    return RefusedError("permission", "%s: %s" % (where, os.strerror(error.errno or 0)), hint)
+
+
+def make_folder(folder: bytes) -> list[bytes]:
+    """Make the run's folder, for its owner alone. Every folder that had to be made, outermost
+    first."""
+    made: list[bytes] = []
+    try:
+        missing = [folder]
+        while missing:
+            try:
+                os.mkdir(missing[-1], 0o700)
+            except FileNotFoundError:
+                missing.append(os.path.dirname(missing[-1]))
+            except FileExistsError:
+                if missing[-1] == folder or not os.path.isdir(missing[-1]):
+                    raise
+                missing.pop()
+            else:
+                os.chmod(missing[-1], 0o700)
+                made.append(missing.pop())
+        disk = os.statvfs(folder)
+        free = disk.f_bavail * disk.f_frsize
+        if free < LEAST_FREE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except FileExistsError as error:
+        discard(None, made)
+        if error.filename == folder:
+            raise RefusedError(
+                "agent",
+                "%s: a run of this name has already been launched here" % shown(folder),
+                "every launch needs a name of its own",
+            ) from None
+        raise cannot_write(OSError(errno.ENOTDIR, ""), error.filename) from None
+    except OSError as error:
+        refusal = cannot_write(error, folder)
+        discard(folder if folder in made else None, made)
+        raise refusal from None
+    return made
+
+
+def discard(folder: bytes | None, made: list[bytes]) -> None:
+    """Remove the folder of a run that never started, and the folders made for it if empty."""
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                os.unlink(os.path.join(folder, name))
+        run = os.path.dirname(folder)
+        made = [*made, os.path.dirname(run), run, folder]
+    for path in reversed(made):
+        with contextlib.suppress(OSError):  # another run's folder is in it
+            os.rmdir(path)
+
+
+def create(path: bytes, flags: int = 0) -> int:
+    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    os.fchmod(fd, 0o600)
+    return fd
+
+
+class Events:
+    """The supervisor's side of the events file: lines of JSON, zeros after the last one."""
+
+    def __init__(self, path: bytes) -> None:
+        self._fd = create(path)
+        self._end = 0
+        try:
+            os.posix_fallocate(self._fd, 0, RESERVED)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+            os.pwrite(self._fd, b"\0" * RESERVED, 0)
+
+    def append(self, kind: str, **body: Any) -> None:
+        event = {"event": kind, "time": time.time(), **body}
+        if not self._write(encode(event) + b"\n"):
+            # The disk is full and the reserve used up: what happened matters more than details.
+            event.update({name: None for name in ("error", "ranks") if name in event})
+            self._write(encode(event) + b"\n")
+
+    def _write(self, line: bytes) -> bool:
+        done = 0
+        try:
+            while done < len(line):
+                done += os.pwrite(self._fd, line[done:], self._end + done)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._fd, b"\0" * done, self._end)
+            return False
+        self._end += len(line)
+        return True
+
+
+def read_events(path: bytes, offset: int) -> list[tuple[Json, int]]:
+    """The complete events from ``offset`` on, each with the offset at which the next begins."""
+    found: list[tuple[Json, int]] = []
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return found
+    try:
+        data = os.pread(fd, 4 << 20, offset)
+    finally:
+        os.close(fd)
+    for line in data.partition(b"\0")[0].splitlines(True):
+        if not line.endswith(b"\n"):
+            break
+        offset += len(line)
+        with contextlib.suppress(ValueError):  # the offset lay inside a line
+            found.append((json.loads(line), offset))
+    return found
+
+
+def error_report(path: bytes, most: int = MAX_TRACEBACK) -> Json | None:
+    """What a worker wrote into its error file (the format of torch's `@record`), cut to size."""
+    data = read_file(path, MAX_ERROR_FILE)
+    if not data:
+        return None
+    report: Json = {"message": "", "traceback": "", "time": None}
+    try:
+        body = json.loads(data)
+        said = body["message"] if isinstance(body, dict) and "message" in body else body
+        if isinstance(said, dict):
+            extra = said.get("extraInfo") or {}
+            report["message"] = str(said.get("message", ""))
+            report["traceback"] = str(extra.get("py_callstack", ""))
+            stamp = extra.get("timestamp")
+        else:
+            report["message"] = str(said)
+            stamp = body.get("timestamp") if isinstance(body, dict) else None
+        report["time"] = float(stamp) if stamp is not None else os.stat(path).st_mtime
+    except (ValueError, TypeError, AttributeError, OSError, RecursionError):
+        if not report["message"]:
+            report["message"] = shown(data)
+    report["message"] = report["message"][: most // 4]
+    report["traceback"] = report["traceback"][-most:]
+    return report
+
+
+def tail_of(path: bytes, lines: int) -> str:
+    """The last lines of a log, for a message."""
+    data = (read_file(path) or b"")[-4096:].strip()
+    return "\n".join(shown(line) for line in data.splitlines()[-lines:])
+
+
+# Ranks that torchrun starts. Its agent gives each a folder:
+#     PET_LOG_DIR/<run>_<random>/attempt_0/<local rank>/{stdout.log,stderr.log,error.json}
+# dtrain runs torchrun without restarts of its own, so there is one attempt.
+
+FAILURE = re.compile(rb"rank\s*: (\d+) \(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+) \(pid: \d+\)")
+"""One entry of the summary that torchrun writes to stderr."""
+NODE_RANK = re.compile(rb"--node[-_]rank[= ](\d+)")
+SHORT_TRACEBACK = 4 << 10
+
+
+class Ranks:
+    """Finds the ranks of one torchrun."""
+
+    def __init__(self, path: bytes, argv: list[bytes]) -> None:
+        self._stderr, self._logs = path + b".err", path + b".ranks"
+        self._node_rank = NODE_RANK.search(b" ".join(argv))
+        self._first_seen: dict[bytes, float] = {}
+        self._known: dict[bytes, int] = {}  # folder -> rank
+
+    def scan(self, tag: Tag, last: bool = False) -> tuple[list[Json], float]:
+        """The ranks not seen before, and seconds until it is worth looking again.
+
+        ``last``: torchrun has exited, so take what there is.
+        """
+        places = self._places()
+        new = [place for place in places if place not in self._known]
+        if not new:
+            return [], 0.5 if places else 0.02
+        now = time.monotonic()
+        found = []
+        living = self._living(tag)
+        for place in new:
+            local = int(os.path.basename(place))
+            pid, rank = living.get(os.path.join(place, b"error.json"), (None, None))
+            if rank is None:
+                # It may not have been executed yet, or it came and went between two scans.
+                if not last and now - self._first_seen.setdefault(place, now) < 1.0:
+                    continue
+                rank = self._guess(place, local, len(places))
+            self._known[place] = rank
+            logs = place[len(os.path.dirname(self._logs)) + 1 :]
+            found.append({"local_rank": local, "rank": rank, "pid": pid, "logs": shown(logs)})
+        return found, 0.01
+
+    def _places(self) -> list[bytes]:
+        """The ranks' folders."""
+        return [
+            os.path.join(self._logs, run, b"attempt_0", local)
+            for run in listed(self._logs)
+            for local in listed(os.path.join(self._logs, run, b"attempt_0"))
+            if local.isdigit()
+        ]
+
+    def _living(self, tag: Tag) -> dict[bytes, tuple[int, int]]:
+        """Process id and rank by error file."""
+        found = {}
+        # Oldest last: a rank's own children have the same environment.
+        for proc in sorted(members(tag, os.getpid()), key=lambda proc: -proc.start):
+            environment = environment_of(proc.pid, having=b"LOCAL_RANK=")
+            with contextlib.suppress(KeyError, ValueError):
+                path = environment[b"TORCHELASTIC_ERROR_FILE"]
+                found[path] = proc.pid, int(environment[b"RANK"])
+        return found
+
+    def _guess(self, place: bytes, local: int, count: int) -> int:
+        """Ranks of one node are consecutive: tell one from a neighbor's, from what torchrun said,
+        or from the node's."""
+        for other, rank in self._known.items():
+            return rank - int(os.path.basename(other)) + local
+        for rank_text, other_local, _ in self._summary():
+            return int(rank_text) - int(other_local) + local
+        return (int(self._node_rank[1]) * count if self._node_rank else 0) + local
+
+    def _summary(self) -> list[tuple[bytes, bytes, bytes]]:
+        return FAILURE.findall((read_file(self._stderr) or b"")[-(256 << 10) :])
+
+    def failures(self) -> list[Json]:
+        """What the ranks left behind: their error files, and torchrun's summary."""
+        codes = {int(rank): int(code) for rank, _, code in self._summary()}
+        found = []
+        for place, rank in sorted(self._known.items(), key=lambda item: item[1]):
+            report = error_report(os.path.join(place, b"error.json"), SHORT_TRACEBACK)
+            if report or rank in codes:
+                body: Json = {"rank": rank, "local_rank": int(os.path.basename(place))}
+                body["exitcode"] = codes.get(rank)
+                body.update(report or {"message": "", "traceback": "", "time": None})
+                found.append(body)
+        return found
+
+
+def listed(path: bytes) -> list[bytes]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+# Sockets and ports
+
+
+def control_name(run: str, host: str) -> bytes:
+    name = b"\0dtrain/" + raw(run) + b"/" + raw(host)
+    if len(name) > 100:
+        import hashlib
+
+        name = b"\0dtrain/" + hashlib.sha256(name).hexdigest().encode()
+    return name
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Process id and user id at the other end."""
+    creds = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", creds)
+    return pid, uid
+
+
+def call(name: bytes) -> socket.socket | None:
+    """A connection to an abstract socket, if somebody listens."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(name)
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+def user_name(uid: int) -> str:
+    try:
+        import pwd
+
+        return pwd.getpwuid(uid).pw_name
+    except (ImportError, KeyError):
+        return "with id %d" % uid
+
+
+def reserve_port(port: int) -> socket.socket:
+    """Keep ``port`` for this run as far as other dtrain runs go, and see that it is free.
+
+    Raises RefusedError, naming who holds it where that can be told.
+    """
+    hint = "stop it, or choose another `job.rendezvous.port`"
+    name = b"\0dtrain-port/%d" % port
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        lock.bind(name)
+        lock.listen(1)
+    except OSError:
+        lock.close()
+        raise RefusedError(
+            "port", "port %d is taken by %s" % (port, lock_holder(name)), hint
+        ) from None
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            probe = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:
+            continue  # no IPv6 here
+        with probe:
+            try:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind((address, port))
+            except PermissionError:
+                lock.close()
+                raise RefusedError(
+                    "port",
+                    "port %d may not be used by ordinary users" % port,
+                    "choose a `job.rendezvous.port` of 1024 or above",
+                ) from None
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    continue
+                lock.close()
+                raise RefusedError(
+                    "port", "port %d is taken by %s" % (port, port_holder(port)), hint
+                ) from None
+    return lock
+
+
+def lock_holder(name: bytes) -> str:
+    sock = call(name)
+    if sock is None:
+        return "another dtrain run"
+    pid, uid = peer_of(sock)
+    sock.close()
+    run = environment_of(pid).get(b"DTRAIN_RUN_ID")
+    if run is not None:
+        return "another dtrain run, %s" % shown(run)
+    return "another dtrain run, of user %s" % user_name(uid)
+
+
+def port_holder(port: int) -> str:
+    inodes: dict[bytes, int] = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in (read_file(table, 1 << 24) or b"").splitlines()[1:]:
+            fields = line.split()
+            if int(fields[1].rpartition(b":")[2], 16) == port and fields[9] != b"0":
+                inodes[b"socket:[" + fields[9] + b"]"] = int(fields[7])
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or not inodes:
+            continue
+        folder = b"/proc/" + name.encode() + b"/fd"
+        for fd in listed(folder):
+            try:
+                held = os.readlink(os.path.join(folder, fd)) in inodes
+            except OSError:
+                continue
+            if held:
+                words = (read_file("/proc/%s/cmdline" % name) or b"").replace(b"\0", b" ")
+                return "process %s (%s)" % (name, shown(words.strip())[:120])
+    for uid in inodes.values():
+        return "a process of user %s" % user_name(uid)
+    return "another process"
+
+
+# The supervisor
+
+
+class Worker:
+    __slots__ = ("error", "index", "pid", "rank", "ranks", "role")
+
+    def __init__(self, body: Json) -> None:
+        self.role: str = body["role"]
+        self.index: int = body["index"]
+        self.rank: int | None = body.get("rank")
+        self.pid = 0
+        self.error: Json | None = None  # why it could not be executed
+        self.ranks: Ranks | None = None
+
+    @property
+    def name(self) -> bytes:
+        return b"%s-%d" % (raw(self.role), self.index)
+
+
+class Supervisor:
+    """Owns the workers of one run on this host, from `prepared` to `ended`."""
+
+    def __init__(self, request: Json, relay: socket.socket) -> None:
+        self._request = request
+        self._launcher: socket.socket | None = relay
+        self._tag = Tag(request["run"], request["host"])
+        self._folder = raw(request["folder"])
+        self._workdir = raw(request["absolute_workdir"])
+        self._clients: dict[int, tuple[socket.socket, bytearray]] = {}
+        self._poll = select.poll()
+        self._sockets: list[socket.socket] = []  # held for the run's life
+        self._plan: list[tuple[Worker, list[bytes], dict[bytes, bytes], tuple[int, int]]] = []
+        self._workers: dict[int, Worker] = {}
+        self._groups: set[int] = set()
+        self._sweep: Sweep | None = None
+        self._stopping = False
+        self._started = False
+        self._over = False
+        self._next_step = self._next_scan = 0.0
+        self._oom_kills = 0
+        self._signal = 0  # that asked us to stop
+        self._prctl = load_prctl()
+        self._lease = float(request["lease"])
+        self._heard = time.monotonic()
+
+    def run(self) -> None:
+        if self._prctl is not None:
+            self._prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._wake, waker = socket.socketpair()
+        for sock in (self._wake, waker):
+            sock.setblocking(False)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._note_signal)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._poll.register(self._wake, select.POLLIN)
+        assert self._launcher is not None
+        self._welcome(self._launcher)
+        self._say({"type": "up"})
+        try:
+            self._prepare()
+        except RefusedError as refusal:
+            self._give_up(refusal.message)
+            return
+        self._say(
+            {
+                "type": "prepared",
+                "workdir": self._request["absolute_workdir"],
+                "folder": self._request["folder"],
+            }
+        )
+        try:
+            while not self._over:
+                self._wait(self._tick())
+        except BaseException as failure:
+            # Not one worker may outlive its supervisor, least of all one that has a bug.
+            survivors = Sweep(self._tag, os.getpid(), 0.0, self._groups).finish()
+            if self._started:
+                self._reap()
+                words = "%s: %s" % (type(failure).__name__, failure)
+                self._events.append("ended", survivors=name_list(survivors), error=words)
+            raise
+
+    def _note_signal(self, signum: int, _frame: object) -> None:
+        self._signal = signum
+
+    # Before the start
+
+    def _prepare(self) -> None:
+        """Check and reserve everything that the start will need. Raises RefusedError."""
+        request = self._request
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(control_name(request["run"], request["host"]))
+        except OSError:
+            raise RefusedError("agent", "run %s is already on this host" % request["run"]) from None
+        listener.listen(16)
+        listener.setblocking(False)
+        self._listener = listener
+        self._sockets.append(listener)
+        self._poll.register(listener, select.POLLIN)
+
+        base = {name: value for name, value in os.environb.items() if name != b"DTRAIN_SETUP"}
+        base.setdefault(b"PYTHONUNBUFFERED", b"1")
+        for source in (request["environment"], request.get("secrets") or {}):
+            base.update({raw(name): raw(value) for name, value in source.items()})
+        base.update(self._tag.environment)
+        base[b"DTRAIN_RUN_DIR"] = self._folder
+
+        python = self._find_python(request.get("python"), base)
+        script = request.get("script")
+        if script is not None and not os.path.isfile(os.path.join(self._workdir, raw(script))):
+            raise RefusedError(
+                "script",
+                "script %s not found in %s" % (script, shown(self._workdir)),
+                "set `job.workdir` to its folder on this host, or let `job.sync` send it",
+            )
+        for port in request.get("ports") or ():
+            self._sockets.append(reserve_port(int(port)))
+        try:
+            self._events = Events(os.path.join(self._folder, b"events"))
+            for body in request["processes"]:
+                self._plan.append(self._planned(body, python, base))
+        except OSError as error:
+            raise cannot_write(error, self._folder) from None
+        record = {"pid": os.getpid(), "start": own_start(), "machine": machine_id()}
+        fd = create(os.path.join(self._folder, b"supervisor"))
+        write_all(fd, encode(record))
+        os.close(fd)
+
+    def _find_python(self, python: str | None, environment: dict[bytes, bytes]) -> bytes | None:
+        if python is None:
+            return None
+        wanted = expand(python) if python.startswith("~/") else raw(python)
+        places = [os.path.join(self._workdir, place) for place in search(wanted, environment)]
+        for place in places:
+            if os.path.isfile(place) and os.access(place, os.X_OK):
+                return place
+        where = "" if b"/" in wanted else " on PATH (%s)" % shown(environment.get(b"PATH", b""))
+        there = any(os.path.isfile(place) for place in places)
+        raise RefusedError(
+            "python",
+            "python %s %s%s"
+            % (python, "may not be executed" if there else "not found", where or " on this host"),
+            "set `cluster.python` to an interpreter of this host, or put it on PATH in `job.setup`",
+        )
+
+    def _planned(
+        self, body: Json, python: bytes | None, base: dict[bytes, bytes]
+    ) -> tuple[Worker, list[bytes], dict[bytes, bytes], tuple[int, int]]:
+        worker = Worker(body)
+        path = os.path.join(self._folder, worker.name)
+        environment = dict(base)
+        environment.update({raw(name): raw(value) for name, value in body["environment"].items()})
+        environment.update(self._tag.environment)
+        environment[b"DTRAIN_RUN_DIR"] = self._folder
+        environment[b"TORCHELASTIC_ERROR_FILE"] = path + b".error.json"
+        if worker.role == "torchrun":
+            environment[b"PET_LOG_DIR"] = path + b".ranks"
+            environment[b"PET_REDIRECTS"] = b"3"
+        argv = [raw(word) for word in body["argv"]]
+        if python is not None and body["argv"][0] == self._request["python"]:
+            argv[0] = python
+        if worker.role == "torchrun":
+            worker.ranks = Ranks(path, argv)
+        outputs = create(path + b".out", os.O_APPEND), create(path + b".err", os.O_APPEND)
+        return worker, argv, environment, outputs
+
+    def _give_up(self, message: Json | None) -> None:
+        """End a run that has not started: nothing stays behind."""
+        Sweep(self._tag, os.getpid(), 0.0, set()).finish()  # what setup left running
+        discard(self._folder, [raw(path) for path in self._request["made"]])
+        if message is not None:
+            self._say(message)
+        self._over = True
+
+    # The life of the run
+
+    def _start(self) -> None:
+        self._started = True
+        self._oom_kills = oom_kills()
+        for worker, argv, environment, outputs in self._plan:
+            worker.pid, failure = spawn(
+                argv, environment, self._workdir, outputs, prctl=self._prctl
+            )
+            if failure is not None:
+                worker.error = {
+                    "message": why_not_executed(failure, argv[0], environment),
+                    "traceback": "",
+                    "time": time.time(),
+                    "code": 127 if missing(failure) else 126,
+                }
+            self._workers[worker.pid] = worker
+            self._groups.add(worker.pid)
+            for fd in outputs:
+                os.close(fd)
+            self._events.append(
+                "started",
+                role=worker.role,
+                index=worker.index,
+                rank=worker.rank,
+                pid=worker.pid,
+            )
+        self._plan.clear()
+
+    def _tick(self) -> float | None:
+        """Do what is due by the clock. Seconds until something is due again."""
+        now = time.monotonic()
+        if self._signal:
+            signame, self._signal = signal_name(self._signal), 0
+            if not self._started:
+                self._give_up(RefusedError("agent", "stopped by " + signame).message)
+                return 0.0
+            self._stop("the supervisor got " + signame, GRACE)
+        if not self._started:
+            left = self._heard + START_WITHIN + self._lease - now
+            if left <= 0:
+                waited = START_WITHIN + self._lease
+                reason = "no start command came within %d seconds" % waited
+                self._give_up(RefusedError("agent", reason).message)
+            return max(left, 0.0)
+        if self._sweep is None and not self._workers:
+            # Everything has exited; what the workers left behind goes too.
+            self._sweep = Sweep(self._tag, os.getpid(), GRACE, self._groups)
+            self._next_step = now
+        due: list[float] = []
+        if self._sweep is not None:
+            if now >= self._next_step:
+                pause = self._sweep.step()
+                self._reap()
+                if pause is None:
+                    self._finish(self._sweep.survivors)
+                    return 0.0
+                self._next_step = time.monotonic() + pause
+            due.append(self._next_step)
+        elif self._request["on_disconnect"] == "stop":
+            left = self._heard + self._lease - now
+            if left <= 0:
+                self._stop("no launcher for %g seconds" % self._lease, GRACE)
+                return 0.0
+            due.append(self._heard + self._lease)
+        torchruns = [worker for worker in self._workers.values() if worker.ranks is not None]
+        if torchruns:
+            if now >= self._next_scan:
+                pause = min(self._find_ranks(worker) for worker in torchruns)
+                self._next_scan = time.monotonic() + pause
+            due.append(self._next_scan)
+        return max(min(due) - time.monotonic(), 0.0) if due else None
+
+    def _find_ranks(self, worker: Worker, last: bool = False) -> float:
+        """Report ranks that torchrun has started. Seconds until it is worth looking again."""
+        assert worker.ranks is not None
+        found, pause = worker.ranks.scan(self._tag, last)
+        for rank in found:
+            self._events.append("rank", role=worker.role, index=worker.index, **rank)
+        return pause
+
+    def _stop(self, reason: str, grace: float) -> None:
+        if not self._stopping:
+            self._stopping = True
+            self._events.append("stopping", reason=reason)
+        if self._sweep is None:
+            self._sweep = Sweep(self._tag, os.getpid(), grace, self._groups)
+        else:
+            self._sweep.kill_at = min(self._sweep.kill_at, time.monotonic() + grace)
+        self._next_step = 0.0
+
+    def _finish(self, survivors: list[Proc]) -> None:
+        self._events.append("ended", survivors=name_list(survivors))
+        self._over = True
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            worker = self._workers.pop(pid, None)
+            if worker is not None:
+                self._exited(worker, status)
+            if self._sweep is not None:
+                self._next_step = 0.0
+
+    def _exited(self, worker: Worker, status: int) -> None:
+        code: int | None = None
+        signame: str | None = None
+        error = worker.error
+        if error is not None:
+            code = error.pop("code")
+        elif os.WIFSIGNALED(status):
+            signame = signal_name(os.WTERMSIG(status))
+        else:
+            code = os.WEXITSTATUS(status)
+        bad = code != 0
+        if bad and error is None:
+            error = error_report(os.path.join(self._folder, worker.name + b".error.json"))
+        kills = oom_kills()
+        body: Json = {
+            "role": worker.role,
+            "index": worker.index,
+            "rank": worker.rank,
+            "pid": worker.pid,
+            "code": code,
+            "signal": signame,
+            "stopping": self._stopping,
+            "error": error,
+            "out_of_memory": bad and kills > self._oom_kills,
+        }
+        if worker.ranks is not None:
+            self._find_ranks(worker, last=True)
+            body["ranks"] = worker.ranks.failures() if bad else []
+        self._oom_kills = kills
+        self._events.append("exited", **body)
+
+    # What comes in
+
+    def _wait(self, timeout: float | None) -> None:
+        for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000):
+            if fd == self._wake.fileno():
+                with contextlib.suppress(BlockingIOError):
+                    self._wake.recv(4096)
+                self._reap()
+            elif fd == self._listener.fileno():
+                try:
+                    client, _ = self._listener.accept()
+                except OSError:
+                    continue
+                if peer_of(client)[1] == os.geteuid():
+                    self._welcome(client)
+                else:
+                    client.close()
+            elif fd in self._clients:
+                self._hear(fd)
+
+    def _welcome(self, client: socket.socket) -> None:
+        client.setblocking(False)
+        self._clients[client.fileno()] = client, bytearray()
+        self._poll.register(client, select.POLLIN)
+
+    def _hear(self, fd: int) -> None:
+        client, pending = self._clients[fd]
+        try:
+            data = client.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._poll.unregister(fd)
+            del self._clients[fd]
+            client.close()
+            if client is self._launcher:
+                self._launcher = None
+                if not self._started:
+                    self._give_up(None)
+            return
+        pending += data
+        while b"\n" in pending and not self._over:
+            line, _, rest = bytes(pending).partition(b"\n")
+            pending[:] = rest
+            try:
+                command = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(command, dict):
+                self._obey(command)
+
+    def _obey(self, command: Json) -> None:
+        op = command.get("op")
+        self._heard = time.monotonic()
+        if not self._started:
+            if op == "start":
+                self._start()
+            elif op in ("abort", "stop", "kill"):
+                self._give_up(None)
+        elif op == "stop":
+            grace = float(command.get("grace", GRACE))
+            self._stop(str(command.get("reason") or "asked by the launcher"), grace)
+        elif op in ("kill", "abort"):
+            self._stop(str(command.get("reason") or "asked by the launcher"), 0.0)
+
+    def _say(self, message: Json) -> None:
+        if self._launcher is not None:
+            with contextlib.suppress(OSError):
+                self._launcher.send(encode(message) + b"\n")
+
+
+def missing(failure: OSError) -> bool:
+    return failure.errno == errno.ENOENT and not os.path.exists(str(failure.filename))
+
+
+def why_not_executed(failure: OSError, program: bytes, environment: dict[bytes, bytes]) -> str:
+    words = "cannot run %s: %s" % (failure.filename, os.strerror(failure.errno or 0))
+    if failure.errno == errno.ENOENT:
+        if not missing(failure):
+            return words + " (the interpreter in its first line does not exist)"
+        if b"/" not in program:
+            return words + " on PATH (%s)" % shown(environment.get(b"PATH", b""))
+    return words
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "signal %d" % number
+
+
+def own_start() -> int:
+    me = look(os.getpid())
+    return me.start if me is not None else 0
+
+
+def machine_id() -> str:
+    """Changes with every start of the machine, and differs between machines."""
+    return shown((read_file("/proc/sys/kernel/random/boot_id") or b"").strip())
+
+
+# The relay
+
+
+class Stream:
+    """One output file, followed."""
+
+    def __init__(self, number: int, path: bytes, offset: int) -> None:
+        self.number = number
+        self.offset = offset
+        self._path = path
+        self._fd = -1
+
+    def read(self) -> bytes:
+        """What comes next; empty if there is nothing new."""
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.pread(self._fd, CHUNK, self.offset)
+        except OSError:
+            return b""
+
+
+class Relay:
+    """The process on the channel."""
+
+    def __init__(self, stdin: BinaryIO) -> None:
+        self._stdin = stdin
+        self._folder = b""
+        self._tag: Tag | None = None
+        self._supervisor: socket.socket | None = None
+        self._child = 0  # the supervisor, if we started it
+        self._up = False
+        self._aborted = False
+        self._events_at = 0
+        self._events_from = 0
+        self._offsets: dict[str, int] = {}
+        self._streams: list[Stream] = []
+        self._ended = False
+
+    def run(self) -> None:
+        write_all(1, PREAMBLE)
+        self._tell(
+            "hello",
+            protocol=VERSION,
+            python="%d.%d.%d" % sys.version_info[:3],
+            hostname=socket.gethostname(),
+            time=time.time(),
+            pid=os.getpid(),
+        )
+        line = self._stdin.readline()
+        if not line:
+            return
+        try:
+            command = json.loads(line)
+            if command.get("protocol") != VERSION:
+                raise RefusedError(
+                    "agent", "the launcher speaks protocol %s" % command.get("protocol")
+                )
+            if not os.path.exists("/proc/self/stat"):
+                raise RefusedError(
+                    "agent",
+                    "this host runs %s, and has no /proc" % sys.platform,
+                    "dtrain runs jobs on Linux hosts alone",
+                )
+            self._tag = Tag(command["run"], command["host"])
+            if command.get("op") == "attach":
+                self._attach(command)
+            else:
+                self._launch(command)
+        except RefusedError as refusal:
+            self._send(refusal.message)
+
+    # Launching
+
+    def _launch(self, command: Json) -> None:
+        workdir = expand(command["workdir"])
+        if not os.path.isdir(workdir):
+            there = os.path.exists(workdir)
+            raise RefusedError(
+                "workdir",
+                "workdir %s %s" % (shown(workdir), "is not a folder" if there else "not found"),
+                "create it on this host, or let `job.sync` send your files there",
+            )
+        if not os.access(workdir, os.X_OK):
+            raise RefusedError(
+                "workdir",
+                "workdir %s may not be entered: permission denied" % shown(workdir),
+                "choose a `job.workdir` that you can use on this host",
+            )
+        self._folder = folder_of(command)
+        made = make_folder(self._folder)
+        request = {
+            **command,
+            "absolute_workdir": workdir.decode("utf-8", "surrogateescape"),
+            "folder": self._folder.decode("utf-8", "surrogateescape"),
+            "made": [path.decode("utf-8", "surrogateescape") for path in made],
+        }
+        guard, leash = self._start_supervisor(request, workdir, made)
+        threading.Thread(target=self._listen, daemon=True).start()
+        prepared = self._await_prepared(command, made)
+        os.write(leash, b"k")
+        os.close(leash)
+        os.waitpid(guard, 0)
+        if not prepared:
+            self._tell("bye")
+            return
+        self._follow()
+
+    def _start_supervisor(
+        self, request: Json, workdir: bytes, made: list[bytes]
+    ) -> tuple[int, int]:
+        """Start it and its guard: the guard's process id, and the leash that it hangs on."""
+        assert self._tag is not None
+        try:
+            log = create(os.path.join(self._folder, b"agent.log"), os.O_APPEND)
+        except OSError as error:
+            refusal = cannot_write(error, self._folder)
+            discard(self._folder, made)
+            raise refusal from None
+        ours, theirs = socket.socketpair()
+        reading, writing = os.pipe()
+        environment = dict(os.environb)
+        environment.update(self._tag.environment)
+        environment[b"DTRAIN_SETUP"] = raw(setup_script(request))
+        shell = next(
+            (path for path in (b"/bin/bash", b"/usr/bin/bash") if os.access(path, os.X_OK)),
+            b"/bin/sh",
+        )
+        self._child, failure = spawn(
+            [shell, b"-c", b'eval "$DTRAIN_SETUP"'],
+            environment,
+            workdir,
+            (log, log),
+            {CONTROL_FD: theirs.fileno(), REQUEST_FD: reading},
+        )
+        os.close(log)
+        theirs.close()
+        os.close(reading)
+        if failure is not None:
+            discard(self._folder, made)
+            raise RefusedError("setup", why_not_executed(failure, shell, environment))
+        self._supervisor = ours
+        held, leash = os.pipe()
+        guard = os.fork()
+        if guard == 0:
+            self._guard(held, made)
+        os.close(held)
+        code = marshal.dumps(globals()["code"])
+        feed = b"%d\n" % len(code) + code + encode(request)
+
+        def hand_over() -> None:
+            with contextlib.suppress(OSError):  # setup failed
+                write_all(writing, feed)
+            os.close(writing)
+
+        threading.Thread(target=hand_over, daemon=True).start()
+        return guard, leash
+
+    def _guard(self, held: int, made: list[bytes]) -> NoReturn:
+        """Wait for the relay's word that all is well. Without it, undo the launch."""
+        try:
+            os.setsid()
+            for fd in map(int, os.listdir("/proc/self/fd")):
+                if fd != held:
+                    with contextlib.suppress(OSError):
+                        os.close(fd)
+            if os.read(held, 1) != b"k":
+                self._undo(made)
+        finally:
+            os._exit(0)
+
+    def _undo(self, made: list[bytes]) -> None:
+        assert self._tag is not None
+        Sweep(self._tag, self._child, 0.0, {self._child}).finish()
+        discard(self._folder, made)
+
+    def _await_prepared(self, command: Json, made: list[bytes]) -> bool:
+        """Pass on `prepared` or `refused`; False if the run is not to be."""
+        assert self._supervisor is not None
+        pending = b""
+        line, status = 0, None
+        while True:
+            if self._aborted and not self._up:
+                self._undo(made)
+                return False
+            if not select.select([self._supervisor], [], [], 0.05)[0]:
+                continue
+            try:
+                data = self._supervisor.recv(1 << 16)
+            except OSError:
+                data = b""
+            if not data:
+                break
+            *lines, pending = (pending + data).split(b"\n")
+            for one in lines:
+                message = json.loads(one)
+                if message["type"] == "setup":
+                    line, status = message["line"], message.get("status")
+                elif message["type"] == "up":
+                    self._up = True
+                    if self._aborted:
+                        self._forward(b'{"op":"abort"}\n')
+                else:
+                    self._send(message)
+                    return bool(message["type"] == "prepared")
+        if self._aborted:
+            return False
+        # It has closed its end without a word: the setup lines, or the supervisor, have failed.
+        log = tail_of(os.path.join(self._folder, b"agent.log"), 12)
+        fate = self._fate()
+        self._undo(made)
+        if self._up or not line or (line > len(command["setup"])):
+            where = " after `job.setup`" if command["setup"] else ""
+            refusal = RefusedError(
+                "agent", "the supervisor could not start%s (%s)" % (where, fate), log
+            )
+        else:
+            how = "failed with status %d" % status if status is not None else "ended the shell"
+            words = command["setup"][line - 1]
+            reason = "setup line %d (%s) %s" % (line, words, how)
+            refusal = RefusedError("setup", reason, log or "it printed nothing")
+        self._send(refusal.message)
+        return False
+
+    def _fate(self) -> str:
+        """How the supervisor that we started has ended."""
+        if self._child:
+            for _ in range(100):
+                try:
+                    pid, status = os.waitpid(self._child, os.WNOHANG)
+                except ChildProcessError:
+                    break
+                if pid:
+                    if os.WIFSIGNALED(status):
+                        return "killed by " + signal_name(os.WTERMSIG(status))
+                    return "status %d" % os.WEXITSTATUS(status)
+                time.sleep(0.01)
+        return "nothing is known of its end"
+
+    # Attaching
+
+    def _attach(self, command: Json) -> None:
+        self._folder = folder_of(command)
+        if not os.path.isdir(self._folder):
+            raise RefusedError(
+                "agent",
+                "no run %s on this host (%s does not exist)"
+                % (command["run"], shown(self._folder)),
+            )
+        self._offsets = dict(command.get("offsets") or {})
+        self._events_from = self._offsets.get("events", 0)
+        self._up = True
+        sock = call(control_name(command["run"], command["host"]))
+        if sock is not None and peer_of(sock)[1] != os.geteuid():
+            sock.close()
+            sock = None
+        self._supervisor = sock
+        if sock is None and not self._has_ended():
+            self._must_be_dead()
+        self._tell("attached", folder=shown(self._folder), running=sock is not None)
+        threading.Thread(target=self._listen, daemon=True).start()
+        self._follow()
+
+    def _has_ended(self) -> bool:
+        events = read_events(os.path.join(self._folder, b"events"), 0)
+        return any(event["event"] == "ended" for event, _ in events)
+
+    def _must_be_dead(self) -> None:
+        """Raise RefusedError if the supervisor may be alive although it does not answer."""
+        data = read_file(os.path.join(self._folder, b"supervisor"))
+        if not data:
+            raise RefusedError("agent", "%s is not the folder of a run" % shown(self._folder))
+        record = json.loads(data)
+        proc = look(record["pid"])
+        same = proc is not None and proc.alive and proc.start == record["start"]
+        if same and record["machine"] == machine_id():
+            raise RefusedError(
+                "agent", "the supervisor (process %d) does not answer" % record["pid"]
+            )
+
+    # Following
+
+    def _follow(self) -> None:
+        """Send what is new until the run is over and everything has been sent."""
+        pause = QUICK
+        while True:
+            gone = self._supervisor is None or self._has_hung_up(pause)
+            over = self._ended or gone
+            progress = self._relay_events()
+            if gone and not self._ended:
+                self._report_lost()
+                over = True
+            for stream in self._streams:
+                progress |= self._relay_stream(stream)
+            if progress:
+                pause = QUICK
+            elif over:
+                break
+            else:
+                pause = min(pause * 2, SLOW)
+        self._tell("bye")
+
+    def _has_hung_up(self, timeout: float) -> bool:
+        assert self._supervisor is not None
+        if not select.select([self._supervisor], [], [], timeout)[0]:
+            return False
+        try:
+            return not self._supervisor.recv(1 << 16)
+        except OSError:
+            return True
+
+    def _relay_events(self) -> bool:
+        found = read_events(os.path.join(self._folder, b"events"), self._events_at)
+        for event, end in found:
+            self._events_at = end
+            if event["event"] == "started":
+                name = "%s-%d" % (event["role"], event["index"])
+                path = os.path.join(self._folder, raw(name))
+                self._add(name, path + b".out", path + b".err", event["role"], event)
+            elif event["event"] == "rank":
+                place = os.path.join(self._folder, raw(event["logs"]))
+                paths = os.path.join(place, b"stdout.log"), os.path.join(place, b"stderr.log")
+                self._add("rank-%d" % event["rank"], *paths, "worker", event)
+            elif event["event"] == "ended":
+                self._ended = True
+            if end > self._events_from:
+                self._tell("event", offset=end, event=event)
+        return bool(found)
+
+    def _add(self, name: str, out: bytes, err: bytes, role: str, event: Json) -> None:
+        rank = event["rank"]
+        index = rank if event["event"] == "rank" else event["index"]
+        for fd, suffix, path in (("stdout", ".out", out), ("stderr", ".err", err)):
+            full = name + suffix
+            stream = Stream(len(self._streams) + 1, path, self._offsets.get(full, 0))
+            self._streams.append(stream)
+            self._tell(
+                "stream", id=stream.number, name=full, role=role, index=index, rank=rank, fd=fd
+            )
+
+    def _relay_stream(self, stream: Stream) -> bool:
+        data = stream.read()
+        if data:
+            self._write(HEADER.pack(DATA, stream.number, stream.offset, len(data)) + data)
+            stream.offset += len(data)
+        return bool(data)
+
+    def _report_lost(self) -> None:
+        """The supervisor is dead: do for it what it would have done."""
+        assert self._tag is not None
+        fate = self._fate() if self._child else "its end was not seen"
+        groups: set[int] = set()
+        survivors = Sweep(self._tag, None, 0.0, groups).finish()
+        log = tail_of(os.path.join(self._folder, b"agent.log"), 5)
+        self._tell(
+            "lost",
+            reason="the supervisor died: %s%s" % (fate, "\n" + log if log else ""),
+            survivors=name_list(survivors),
+        )
+        self._ended = True
+        self._supervisor = None
+
+    # Both ways
+
+    def _listen(self) -> None:
+        """Pass commands on, whatever the other thread waits for. Runs in a thread of its own."""
+        for line in iter(self._stdin.readline, b""):
+            if self._up:
+                self._forward(line)
+            elif b'"ping"' not in line:
+                self._aborted = True
+        # Nobody is there any more. What is not yet started the supervisor or the guard will undo.
+        os._exit(0)
+
+    def _forward(self, line: bytes) -> None:
+        supervisor = self._supervisor
+        if supervisor is not None:
+            with contextlib.suppress(OSError):
+                supervisor.sendall(line)
+
+    def _tell(self, kind: str, **body: Any) -> None:
+        self._send({"type": kind, **body})
+
+    def _send(self, message: Json) -> None:
+        data = encode(message)
+        self._write(HEADER.pack(MESSAGE, 0, 0, len(data)) + data)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            write_all(1, data)
+        except OSError:
+            os._exit(0)  # the reader is gone; the job is not ours to end
+
+
+def setup_script(request: Json) -> str:
+    """A shell script that runs the setup lines and becomes the supervisor."""
+
+    def quoted(word: str) -> str:
+        return "'" + word.replace("'", "'\\''") + "'"
+
+    def report(line: int, rest: str) -> str:
+        return 'printf \'{"type":"setup","line":%d%s}\\n\'' % (line, rest)
+
+    lines = ["unset DTRAIN_SETUP"]
+    for number, line in enumerate(request["setup"], 1):
+        lines.append("%s >&%d" % (report(number, ""), CONTROL_FD))
+        failed = report(number, ',"status":%d') + " $? >&%d; exit 1" % CONTROL_FD
+        hidden = "%d>&- %d>&-" % (CONTROL_FD, REQUEST_FD)
+        lines.append("eval %s %s || { %s; }" % (quoted(line), hidden, failed))
+    lines.append("%s >&%d" % (report(len(request["setup"]) + 1, ""), CONTROL_FD))
+    command = [sys.executable, "-ESs", "-c", STAGE, "dtrain-supervisor"]
+    command += [request["run"], request["host"]]
+    lines.append("exec " + " ".join(map(quoted, command)))
+    return "\n".join(lines)
+
+
+# Main
+
+
+def main() -> None:
+    """`boot` and `code` were left in our globals by what loaded this file: the stream that it
+    came from, which goes on with commands or the request, and its compiled code."""
+    boot: BinaryIO = globals()["boot"]
+    if sys.argv[1] == "dtrain-supervisor":
+        request = json.load(boot)
+        boot.close()
+        control = socket.socket(fileno=CONTROL_FD)
+        control.set_inheritable(False)
+        Supervisor(request, control).run()
+    else:
+        Relay(boot).run()
+    sys.stderr.flush()
+    os._exit(0)  # daemon threads and all
+
+
+if __name__ == "__main__":
+    main()
