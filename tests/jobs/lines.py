@@ -1,0 +1,60 @@
+"""Write numbered lines to stdout and stderr as fast as they go, and note what was written.
+
+    lines.py FOLDER LINES [RATE]
+
+FOLDER/RANK.json (this rank's, on the node) holds the number of bytes and the sha256 of either
+stream, to compare with what arrived. RATE limits lines a second. Among the lines are what a view
+must survive and a store must keep: a progress bar, ANSI colors, bytes that are no UTF-8, a line
+of 1 MB, and a last line without its end.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+CHUNK = 500
+
+
+class Counted:
+    """A binary stream that counts and hashes what it passes on."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor, self.size, self.hash = descriptor, 0, hashlib.sha256()
+
+    def write(self, data: bytes) -> None:
+        self.size += len(data)
+        self.hash.update(data)
+        while data:
+            data = data[os.write(self.descriptor, data) :]
+
+
+def main() -> None:
+    folder, lines = Path(sys.argv[1]).expanduser(), int(sys.argv[2])
+    rate = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
+    rank = os.environ.get("RANK", "0")
+    out, err = Counted(1), Counted(2)
+    out.write(b"\x1b[32mgreen\x1b[0m caf\xe9 \xff\xfe\n")
+    out.write(b"".join(b"\r%3d%%" % percent for percent in range(0, 101, 10)) + b"\n")
+    out.write(b"x" * 1_000_000 + b"\n")
+    begun = time.monotonic()
+    for start in range(0, lines, CHUNK):
+        numbers = range(start, min(start + CHUNK, lines))
+        out.write(b"".join(b"out %s %09d abcdefghij\n" % (rank.encode(), n) for n in numbers))
+        if start % (CHUNK * 10) == 0:
+            err.write(b"".join(b"err %s %09d\n" % (rank.encode(), n) for n in numbers))
+        if rate:
+            time.sleep(max(0.0, begun + (start + CHUNK) / rate - time.monotonic()))
+    out.write(b"no end")
+    folder.mkdir(parents=True, exist_ok=True)
+    note = {
+        name: {"size": stream.size, "sha256": stream.hash.hexdigest()}
+        for name, stream in (("stdout", out), ("stderr", err))
+    }
+    (folder / f"{rank}.json").write_text(json.dumps(note))
+
+
+if __name__ == "__main__":
+    main()
