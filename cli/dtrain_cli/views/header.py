@@ -36,7 +36,7 @@ class Header:
         head, text = self.progress
         if text:
             # Spread here what a terminal would: the width of a tab depends on where it stands.
-            lines.append(fit(f"   {head}{clean(text).expandtabs(4)}", width))
+            lines.append(fit(f"   {clean(head + text).expandtabs(4)}", width))
         return lines[: max(1, rows // 2)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -39,6 +40,17 @@ def hosts(names: Sequence[str]) -> str:
 def folded_hosts(names: Iterable[str]) -> str:
     """``gpu[01-08]``."""
     return clean(fold(names))
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Sorted as people count: ``gpu2`` before ``gpu10``."""
+    return sorted(
+        names,
+        key=lambda name: [
+            (0, int(part), "") if part.isdecimal() else (1, 0, part)
+            for part in re.split(r"([0-9]+)", name)
+        ],
+    )
 
 
 def labels(names: Iterable[str]) -> str:

@@ -48,10 +48,9 @@ def render(report: Report, paths: Mapping[StreamKey, str], *, color: bool) -> st
 def _headline(failure: Failure) -> str:
     text = clean(f"{failure.who} {failure.how}")
     message = failure.message.strip()
-    # A traceback that follows says it better.
-    return (
-        f"{text}: {_cut(clean(message))}" if message and message not in failure.traceback else text
-    )
+    if not message or message in failure.traceback:
+        return text  # What follows says it better.
+    return f"{text}: {_cut(clean(message))}"
 
 
 def _traceback(failure: Failure, paths: Mapping[StreamKey, str]) -> list[str]:
@@ -74,11 +73,11 @@ def _consequences(failures: Sequence[Failure]) -> list[str]:
         outcomes.setdefault(failure.how, []).append(failure)
     lines = []
     for outcome, those in list(outcomes.items())[:_MAX_OUTCOMES]:
-        hosts = names.folded_hosts(sorted({failure.host for failure in those}))
+        hosts = names.folded_hosts(names.in_order({failure.host for failure in those}))
         ranks = [failure.label for failure in those if failure.rank is not None]
         others = [failure.label for failure in those if failure.rank is None]
         who = [f"rank{'s' * (len(ranks) > 1)} {names.labels(ranks)}"] if ranks else []
-        who += [names.labels(sorted(others))] if others else []
+        who += [names.labels(names.in_order(others))] if others else []
         how = outcome.removeprefix("was ")
         lines.append(clean(f"then also failed: {hosts} {', '.join(who)} ({how})"))
     if (more := sum(map(len, list(outcomes.values())[_MAX_OUTCOMES:]))) > 0:

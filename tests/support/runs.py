@@ -1,0 +1,82 @@
+"""Small runs for tests of what is shown of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from dtrain.launchplan import HostPlan, LaunchPlan, Process
+from dtrain.logs.store import LogWriter, RunFolder, Stream
+from dtrain.spec.model import Host, Job
+
+
+def plan(hosts: int = 2, workers: int = 2) -> LaunchPlan:
+    """``node0`` and on, with ranks in order."""
+    return LaunchPlan(
+        "demo",
+        tuple(
+            HostPlan(
+                Host(f"node{node}", "127.0.0.1", slots=workers),
+                node,
+                {},
+                tuple(
+                    Process("worker", rank, ("python",), {}, rank=rank)
+                    for rank in range(node * workers, (node + 1) * workers)
+                ),
+                "~",
+            )
+            for node in range(hosts)
+        ),
+        Job("torch", script="train.py"),
+        "~/.dtrain",
+    )
+
+
+class Workers:
+    """Writes output into a run's folder the way a session does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = RunFolder(folder)
+        self.folder.logs.mkdir(exist_ok=True)
+
+    def stream(self, host: str, rank: int, fd: str = "stdout") -> Stream:
+        name = f"worker-{rank}.{'out' if fd == 'stdout' else 'err'}"
+        return self.folder.stream(host, name, role="worker", index=rank, rank=rank)
+
+    def write(self, stream: Stream, data: bytes) -> int:
+        """Append to the stream; its size."""
+        writer = LogWriter(stream)
+        return writer.append(writer.size, data)
+
+
+class Capture:
+    """A pipe that a thread reads to its end. ``stream`` is its writing end, as text.
+
+    One that is ``stopped`` is not read before `resume`.
+    """
+
+    def __init__(self, *, stopped: bool = False) -> None:
+        self._read, write = os.pipe()
+        self.stream = os.fdopen(write, "w", encoding="utf-8")
+        self._pieces: list[bytes] = []
+        self._thread = threading.Thread(target=self._drain, daemon=True)
+        if not stopped:
+            self.resume()
+
+    def resume(self) -> None:
+        self._thread.start()
+
+    def _drain(self) -> None:
+        while piece := os.read(self._read, 1 << 20):
+            self._pieces.append(piece)
+        os.close(self._read)
+
+    def data(self) -> bytes:
+        """Everything that was written; closes the writing end."""
+        self.stream.close()
+        self._thread.join(60)
+        return b"".join(self._pieces)
+
+    def text(self) -> str:
+        return self.data().decode()

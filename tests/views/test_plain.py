@@ -1,0 +1,212 @@
+"""Plain lines in pipes: complete, in order, and never in anybody's way."""
+
+import os
+import threading
+import time
+from collections import defaultdict
+
+import pytest
+
+from dtrain.cause import Failure, Report
+from dtrain.diagnostics import ExitCode
+from dtrain_cli.views import Filters, make_view
+from support.runs import Capture, plan
+
+DONE = Report(ExitCode.OK, "all 4 workers finished", seconds=41, logs="/runs/demo-1")
+
+
+class Shown:
+    """A plain view into two pipes."""
+
+    def __init__(self, fold=False, json=False, filters=None):
+        self.out, self.err = Capture(), Capture()
+        self.broken = threading.Event()
+        self.view = make_view(
+            json, self.out.stream, self.err.stream, filters or Filters(), fold, self.broken.set
+        )
+
+    def finish(self, report=DONE):
+        self.view.finished(report)
+        assert self.view.wait(120)
+        return self.out.text(), self.err.text()
+
+
+def test_a_run_as_a_newcomer_sees_it(workers):
+    shown = Shown()
+    shown.view.started("demo-1", plan(), os.path.expanduser("~/.dtrain/runs/demo-1"))
+    for state in ("connecting", "preparing", "ready", "running"):
+        for host in ("node0", "node1"):
+            shown.view.host_state(host, state)
+    stream = workers.stream("node1", 3)
+    shown.view.output(stream, workers.write(stream, b"hello\nunfinished"))
+    shown.view.notice("stopping on request\nplease wait")
+    out, err = shown.finish()
+    assert out == "[node1 3] hello\n[node1 3] unfinished\n"
+    assert err.splitlines() == [
+        "dtrain: run demo-1, logs in ~/.dtrain/runs/demo-1",
+        "dtrain: starting 4 workers on 2 hosts (node0, node1)",
+        "dtrain: 4 workers started",
+        "dtrain: stopping on request",
+        "dtrain: please wait",
+        "dtrain: done in 41 s: all 4 workers finished; logs in /runs/demo-1",
+    ]
+
+
+def test_stdout_and_stderr_stay_apart_and_prefixes_align(workers):
+    shown = Shown()
+    shown.view.started("demo-1", plan(hosts=6, workers=2), "/runs/demo-1")
+    for rank, fd, text in ((3, "stdout", b"out\n"), (11, "stderr", b"err\n")):
+        stream = workers.stream(f"node{rank // 2}", rank, fd)
+        shown.view.output(stream, workers.write(stream, text))
+    out, err = shown.finish()
+    assert out == "[node1  3] out\n"
+    assert "[node5 11] err\n" in err
+    assert "(node[0-5])" in err
+
+
+def test_a_million_lines_of_many_streams_come_out_exactly(workers):
+    shown = Shown()
+    streams = [workers.stream("node0", rank) for rank in range(4)]
+    sent = defaultdict(list)
+    for batch in range(50):
+        for stream in streams:
+            lines = [f"{batch} {number}" for number in range(5000)]
+            sent[str(stream.rank)] += lines
+            data = "".join(f"{line}\n" for line in lines).encode()
+            shown.view.output(stream, workers.write(stream, data))
+    out, _ = shown.finish()
+    got = defaultdict(list)
+    for line in out.splitlines():
+        prefix, _, text = line.partition("] ")
+        got[prefix.removeprefix("[node0 ")].append(text)
+    assert got == sent
+
+
+def test_a_stopped_reader_delays_nobody(workers):
+    out, err = Capture(stopped=True), Capture()
+    view = make_view(False, out.stream, err.stream, Filters(), False, lambda: None)
+    stream = workers.stream("node0", 0)
+    size = workers.write(stream, b"some text\n" * 500_000)
+    began = time.monotonic()
+    for number in range(10_000):
+        view.output(stream, size * number // 9_999)
+        view.host_state("node0", "running")
+    view.finished(DONE)
+    assert time.monotonic() - began < 10
+    assert not view.wait(0.2)
+    out.resume()
+    assert view.wait(60)
+    assert out.data() == b"[node0 0] some text\n" * 500_000
+
+
+def test_hurry_skips_what_nobody_waits_for(workers):
+    out, err = Capture(stopped=True), Capture()
+    view = make_view(False, out.stream, err.stream, Filters(), False, lambda: None)
+    stream = workers.stream("node0", 0)
+    view.output(stream, workers.write(stream, b"some text\n" * 1_000_000))
+    view.hurry()
+    view.finished(DONE)
+    out.resume()
+    assert view.wait(60)
+    assert len(out.data()) < 10_000_000
+    assert "done in" in err.text()
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        (Filters(), {"0", "1", "2", "3"}),
+        (Filters(ranks=frozenset({1, 2})), {"1", "2"}),
+        (Filters(hosts=frozenset({"node1"})), {"2", "3"}),
+        (Filters(ranks=frozenset({1, 2}), hosts=frozenset({"node1"})), {"2"}),
+    ],
+)
+def test_filters(workers, filters, expected):
+    shown = Shown(filters=filters)
+    for rank in range(4):
+        stream = workers.stream(f"node{rank // 2}", rank)
+        shown.view.output(stream, workers.write(stream, b"%d\n" % rank))
+    out, _ = shown.finish()
+    assert {line[-1] for line in out.splitlines()} == expected
+
+
+def test_folded_on_request(workers):
+    shown = Shown(fold=True)
+    shown.view.started("demo-1", plan(hosts=8, workers=2), "/runs/demo-1")
+    for rank in range(16):
+        stream = workers.stream(f"node{rank // 2}", rank)
+        own = b"mine\n" if rank == 0 else b""
+        shown.view.output(stream, workers.write(stream, b"loading\n" + own + b"epoch 1\n"))
+    out, _ = shown.finish()
+    assert "[node[0-7] 0-15] loading\n" in out
+    assert "[node[0-7] 0-15] epoch 1\n" in out
+    assert "[node0  0] mine\n" in out
+
+
+def test_hostile_output_and_names_do_nothing(workers):
+    shown = Shown()
+    stream = workers.stream("node0", 0)
+    attack = b"\x1b]0;owned\x07\x1b[2J[red]x[/red] \xff\n"
+    shown.view.output(stream, workers.write(stream, attack))
+    shown.view.notice("\x1b[2Jmoved")
+    shown.view.started("demo\x1b[2J", plan(), "/runs/\x1b]0;t\x07")
+    out, err = shown.finish()
+    assert out == "[node0 0] [red]x[/red] \\xff\n"
+    assert "\x1b" not in err
+
+
+def test_a_removed_log_file_is_said_and_skipped(workers):
+    shown = Shown()
+    stream = workers.stream("node0", 0)
+    size = workers.write(stream, b"gone\n")
+    stream.path.unlink()
+    shown.view.output(stream, size)
+    out, err = shown.finish()
+    assert out == ""
+    assert "cannot show this output" in err
+    assert "done in" in err
+
+
+def test_color_in_a_pipe_only_when_forced(workers, monkeypatch):
+    text = b"\x1b[31mred\x1b[0m\n"
+    shown = Shown()
+    stream = workers.stream("node0", 0)
+    shown.view.output(stream, workers.write(stream, text))
+    assert shown.finish()[0] == "[node0 0] red\n"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = Shown()
+    shown.view.output(stream, stream.path.stat().st_size)
+    assert "\x1b[31mred" in shown.finish()[0]
+
+
+def test_a_failing_host_is_named_at_once_and_the_report_comes_last(workers):
+    shown = Shown()
+    shown.view.started("demo-1", plan(), "/runs/demo-1")
+    shown.view.host_state("node1", "unreachable", "no route")
+    report = Report(
+        ExitCode.NODE_FAILED, "node1: connecting: no route to host", hint="is it on?", seconds=3
+    )
+    _, err = shown.finish(report)
+    assert err.splitlines()[2:] == [
+        "dtrain: node1 cannot be reached",
+        "",
+        "error: node1: connecting: no route to host",
+        "hint: is it on?",
+        "dtrain: failed after 3 s",
+    ]
+
+
+def test_the_last_line_of_a_failed_worker_precedes_the_report(workers):
+    shown = Shown()
+    stream = workers.stream("node0", 0, "stderr")
+    shown.view.output(stream, workers.write(stream, b"last words"))
+    failure = Failure("node0", "worker", 0, 0, 0.0, signal="SIGKILL")
+    _, err = shown.finish(Report(ExitCode.JOB_FAILED, "x", (failure,)))
+    assert err.index("last words") < err.index("error: rank 0 on node0 was killed by SIGKILL")
+
+
+def test_an_error_of_the_view_reaches_the_waiter(workers):
+    shown = Shown()
+    shown.view.started("demo-1", None, "/runs/demo-1")
+    with pytest.raises(AttributeError):
+        shown.view.wait(60)
