@@ -38,7 +38,9 @@ class Folders:
     def scan(self) -> Tree:
         return scan(self.source, self.exclude)
 
-    def sync(self, tree: Tree | None = None, *, unused: float = 900, lock: float = 20) -> SyncResult:
+    def sync(
+        self, tree: Tree | None = None, *, unused: float = 900, lock: float = 20
+    ) -> SyncResult:
         """Send the folder; a snapshot is kept for ``unused`` seconds without a process in it."""
         return send(
             self.connection,

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.synced import Folders
 
 from dtrain.spec.model import Host
 from dtrain.transport.local import LocalTransport
+from support.synced import Folders
 
 
 @pytest.fixture

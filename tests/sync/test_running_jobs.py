@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from support.synced import Folders
 
 # Reads every file over and over, and tells at the end what it has seen.

@@ -7,11 +7,11 @@ import socket
 from pathlib import Path
 
 import pytest
-from support.synced import Folders
 
 from dtrain.diagnostics import UsageError
 from dtrain.sync import scan
 from dtrain.sync import source as source_module
+from support.synced import Folders
 
 
 def test_paths_kinds_and_exclusion(folders: Folders) -> None:

@@ -7,10 +7,10 @@ import stat
 from pathlib import Path
 
 import pytest
-from support.synced import Folders, contents
 
 from dtrain.diagnostics import PrepareError
 from dtrain.sync import send
+from support.synced import Folders, contents
 
 HOSTILE = [
     "spaces and 'quotes\" $(reboot) ; echo `x`",

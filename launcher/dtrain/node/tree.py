@@ -634,18 +634,21 @@ def synchronize(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
             )
             root, final = place.temporary("incoming"), os.path.join(place.container, name)
             try:
-                receive(channel, lock, tree, current, root)
-                # Once more: receiving may have taken long, and jobs go on writing.
-                for snapshot in snapshots:
-                    snapshot.examine()
-                carried = Carried(snapshots, current, tree)
-                refused = carried.place_into(root)
-                notices += kept_back(carried.hidden, current, "a sent file or a later one is there")
-                notices += kept_back(refused, None, "the file system cannot link it")
-                write_json(final + b".json", tree.manifest())
-                current = Snapshot(place, name, tree)
-                current.give(machine())
-                os.rename(root, final)
+                with full_disk_told(place.container):
+                    receive(channel, lock, tree, current, root)
+                    # Once more: receiving may have taken long, and jobs go on writing.
+                    for snapshot in snapshots:
+                        snapshot.examine()
+                    carried = Carried(snapshots, current, tree)
+                    refused = carried.place_into(root)
+                    notices += kept_back(
+                        carried.hidden, current, "a sent file or a later one is there"
+                    )
+                    notices += kept_back(refused, None, "the file system cannot link it")
+                    write_json(final + b".json", tree.manifest())
+                    current = Snapshot(place, name, tree)
+                    current.give(machine())
+                    os.rename(root, final)
                 place.switch(current)
             except BaseException:
                 shutil.rmtree(root, ignore_errors=True)
@@ -769,6 +772,17 @@ def full(folder: bytes, needed: int | None = None) -> RefusedError:
     )
 
 
+@contextlib.contextmanager
+def full_disk_told(folder: bytes) -> Iterator[None]:
+    """Measure what is free when the disk is full, not after the cleanup."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise full(folder) from None
+
+
 def create(root: bytes, sent: Sent) -> Any:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     mode = 0o700 if sent.executable else 0o600
@@ -843,7 +857,7 @@ def explain(error: OSError, workdir: bytes) -> RefusedError:
         folder = os.path.join(os.path.expanduser(b"~"), os.path.expanduser(workdir))
         while not os.path.isdir(folder):
             folder = os.path.dirname(folder)
-        return full(os.path.dirname(os.path.realpath(folder)))
+        return full(os.path.realpath(folder))
     where = workdir if error.filename is None else error.filename
     where = where if isinstance(where, bytes) else os.fsencode(str(where))
     denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)

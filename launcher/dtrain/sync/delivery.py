@@ -6,12 +6,13 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dtrain.diagnostics import PrepareError
+from dtrain.diagnostics import NodeError, PrepareError
 from dtrain.node.boot import TOO_OLD, boot_command
 from dtrain.spec.model import Host
 from dtrain.sync.contents import ABANDONED, REQUEST, SourceChangedError, frame
@@ -22,6 +23,8 @@ ATTEMPTED = "sending the working folder"
 _PREAMBLE = b"\x00dtrain-tree-1\n"
 _MAX_NOISE = 1 << 16
 _WRITE = 1 << 18
+_CLEANUP = 10.0
+"""Seconds to wait for the receiver to end after its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,10 @@ def send(
     try:
         return _converse(process, host, tree, workdir, patience)
     finally:
+        # It cleans up and frees the lock; what happens next on that host should find that done.
+        process.close_stdin()
+        with suppress(TimeoutError, NodeError):
+            process.wait(_CLEANUP)
         process.close()
 
 
@@ -95,11 +102,9 @@ def _converse(
             process.write(block)
     except SourceChangedError as changed:
         process.write(frame(ABANDONED, b""))
-        process.close_stdin()
         raise _changed(host, tree, changed.path) from None
     process.close_stdin()
     done = _accepted(next(answers), host, tree)
-    process.wait()
     return SyncResult(
         sent_files=len(files),
         sent_bytes=sum(file.size for file in files),
