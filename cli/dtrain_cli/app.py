@@ -123,7 +123,7 @@ def run() -> int:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has left; there is nobody to tell.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return ExitCode.INTERRUPTED
     except Exception:  # noqa: BLE001  the last boundary: no traceback of ours reaches a user
         _say(f"error: a fault in dtrain itself; please report the file {_crash_report()}")

@@ -43,7 +43,7 @@ def launch(options: Options) -> ExitCode:
 
     # Session brings threads and transports, which a dry run and `--help` have no use for.
     from dtrain.session.controller import Session
-    from dtrain.transport import Transports
+    from dtrain.transport.select import Transports
 
     interrupts: list[Callable[[], None]] = []
     view = make_view(

@@ -11,7 +11,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,7 +112,7 @@ class Session:
         self._observer.finished(report)
         return report
 
-    def _ports(self) -> Iterable[int]:
+    def _ports(self) -> Iterator[int]:
         rendezvous = self._spec.job.rendezvous
         count = 1 if rendezvous.fixed else PORTS_TO_TRY
         return iter([rendezvous.port + PORT_STEP * n for n in range(count)])

@@ -24,7 +24,7 @@ from dtrain.cause import Failure
 from dtrain.diagnostics import ConnectError, DtrainError, NodeError, PortBusyError, PrepareError
 from dtrain.journal import Journal
 from dtrain.launchplan import HostPlan, LaunchPlan
-from dtrain.logs.store import LogWriter, RunFolder
+from dtrain.logs.store import LogWriter, RunFolder, StorageError, Stream
 from dtrain.node.boot import TOO_OLD, boot_command
 from dtrain.session.observer import Observer
 from dtrain.sync import Tree, send
@@ -78,8 +78,9 @@ class Link:
         self._started = False
         self._given_up = False
         self._clean = False
+        self._full = False
         self._clock_offset = 0.0
-        self._streams: dict[int, tuple[LogWriter, Any]] = {}
+        self._streams: dict[int, tuple[LogWriter, Stream]] = {}
         self._offsets: dict[str, int] = {}
         self._reader = threading.Thread(
             target=self._guarded, args=(self._read,), name=f"{self.host} reader", daemon=True
@@ -136,12 +137,11 @@ class Link:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except DtrainError as error:
-            self._run.post(Post(machine.Broken(), error))
         except Exception:  # noqa: BLE001  a thread's fault must end the run, not vanish with it
-            detail = traceback.format_exc()
-            error = DtrainError(f"{self.host}: a fault in dtrain itself:\n{detail}")
-            self._run.post(Post(machine.Broken(), error))
+            fault = DtrainError(f"{self.host}: a fault in dtrain itself:\n{traceback.format_exc()}")
+            self._run.post(Post(machine.Broken(), fault))
+            self.kill()
+            self._run.post(Post(machine.Lost(self.host)))
 
     def _write(self) -> None:
         while True:
@@ -209,15 +209,18 @@ class Link:
         return None
 
     def _start_agent(self, connection: Connection) -> RemoteProcess:
-        command = boot_command(self._part.host.python, self._run.name)
-        if self._part.host.transport == "local":
-            # `python3` on this machine is the interpreter that runs dtrain, as for its workers.
-            command = boot_command(self._part.processes[0].argv[0], self._run.name)
-        process = connection.start(str(command))
+        process = connection.start(boot_command(self._python, self._run.name))
         self._process = process
-        source = _agent_source()
-        process.write(b"%d\n" % len(source) + source)
+        source = resources.files("dtrain.node").joinpath("agent.py").read_bytes()
+        process.write(b"%d\n%b" % (len(source), source))
         return process
+
+    @property
+    def _python(self) -> str:
+        """The interpreter that runs the agent: the workers', unless setup has yet to find it."""
+        part = self._part
+        python = part.processes[0].argv[0] if part.processes else part.host.python
+        return "python3" if self._run.plan.job.setup and "/" not in python else python
 
     def _request(self, workdir: str) -> dict[str, Any]:
         run, part = self._run, self._part
@@ -258,6 +261,7 @@ class Link:
 
     def _refuse(self, error: NodeError) -> None:
         self.problem = error
+        self._clean = True
         self._state("failed", error.reason)
         with self._lock:
             called_off = self._given_up and not self._begun
@@ -286,7 +290,7 @@ class Link:
         if last == "bye" or (self._given_up and not self._started):
             self._ended()
             return True
-        if last in ("refused", "lost"):
+        if self._clean:
             return True
         return self._broken(self._agent_failed("it ended", process, decoder))
 
@@ -304,7 +308,7 @@ class Link:
         self, what: str, process: RemoteProcess, decoder: protocol.FrameDecoder
     ) -> NodeError:
         """Why the agent's end of the channel is not what it should be."""
-        python = self._part.host.python
+        python = self._python
         try:
             status = process.wait(timeout=5)
         except (TimeoutError, ConnectError):
@@ -366,8 +370,16 @@ class Link:
         }
 
     def _keep(self, frame: protocol.Data) -> None:
+        if self._full:
+            return
         writer, stream = self._streams[frame.stream]
-        size = writer.append(frame.offset, frame.payload)
+        try:
+            size = writer.append(frame.offset, frame.payload)
+        except StorageError as error:
+            # The job has to be stopped, and for that the host's events are still wanted.
+            self._full = True
+            self._run.post(Post(machine.Broken(), error))
+            return
         self._offsets[stream.path.name] = size
         self._run.observer.output(stream, size)
 
@@ -390,22 +402,25 @@ class Link:
                     index=body["index"],
                     rank=body["rank"],
                 )
-                self._streams[body["id"]] = (LogWriter(stream), stream)
+                try:
+                    self._streams[body["id"]] = (LogWriter(stream), stream)
+                except StorageError as error:
+                    self._full = True
+                    run.post(Post(machine.Broken(), error))
             case "event":
-                self._offsets["events"] = body["offset"] + body.get("length", 0)
+                self._offsets["events"] = body["offset"]
                 run.journal.write(time.time(), "node", host=self.host, node=body["event"])
                 self._happened(body["event"])
             case "lost":
                 reason = body.get("reason", "the supervisor died")
-                error = PrepareError(
+                self.problem = PrepareError(
                     self.host,
                     "running the job",
                     reason,
                     hint="something on that host ended it; what it had started was ended too",
                 )
-                self.problem = error
                 self._clean = True
-                run.post(Post(machine.Lost(self.host), error))
+                run.post(Post(machine.Lost(self.host), self.problem))
 
     def _refusal(self, body: dict[str, Any]) -> PrepareError:
         kind = PortBusyError if body.get("what") == "port" else PrepareError
@@ -480,10 +495,6 @@ class Link:
     def _state(self, state: str, detail: str = "") -> None:
         self._run.observer.host_state(self.host, state, detail)
         self._run.journal.write(time.time(), "host", host=self.host, state=state, detail=detail)
-
-
-def _agent_source() -> bytes:
-    return resources.files("dtrain.node").joinpath("agent.py").read_bytes()
 
 
 def _without_type(body: dict[str, Any]) -> dict[str, Any]:
