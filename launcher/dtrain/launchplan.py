@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from dtrain.environ import devices, tf_config, torchrun
@@ -139,21 +139,15 @@ def _tensorflow(spec: ClusterFile, port: int, local_python: str) -> Iterator[Hos
     for node_rank, host in enumerate(hosts):
         mine = [task for task, (_, _, on) in zip(tasks, placed, strict=True) if on == node_rank]
         gpus = _gpus_by_task(mine, job.roles, host)
-        chosen_by_user = {*job.env, *host.env}
+        chosen = {*job.env, *host.env}
         argv = (_python(host, local_python), *_program(job))
         processes = tuple(
             Process(
                 role=task.role,
                 index=task.index,
                 argv=argv,
-                environment={
-                    name: value
-                    for name, value in (
-                        devices.visible_devices(gpus[task])
-                        | ({} if alone else tf_config.task_environment(tasks, task))
-                    ).items()
-                    if name not in chosen_by_user
-                },
+                environment=_unless(chosen, devices.visible_devices(gpus[task]))
+                | ({} if alone else {"TF_CONFIG": tf_config.tf_config(tasks, task)}),
                 service=is_service(task.role, job.roles),
             )
             for task in mine
@@ -161,7 +155,7 @@ def _tensorflow(spec: ClusterFile, port: int, local_python: str) -> Iterator[Hos
         yield HostPlan(
             host,
             node_rank,
-            _host_environment(spec, host, {}),
+            _host_environment(spec, host, {} if alone else tf_config.direct_connections(tasks)),
             processes,
             _workdir(spec, host),
             () if alone else tuple(task.port for task in mine),
@@ -200,6 +194,11 @@ def _host_environment(spec: ClusterFile, host: Host, identity: Mapping[str, str]
     return {**environment, **identity, **job.env, **host.env}
 
 
+def _unless(chosen: Collection[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` without the variables that the cluster file has chosen."""
+    return {name: value for name, value in environment.items() if name not in chosen}
+
+
 def _described(variable: str, value: str | Layout | Training | None) -> dict[str, str]:
     """What the file says about the model, for a script that wants to know."""
     if value is None:
@@ -208,8 +207,11 @@ def _described(variable: str, value: str | Layout | Training | None) -> dict[str
 
 
 def _program(job: Job) -> tuple[str, ...]:
-    target = ("-m", job.module) if job.module is not None else (job.script or "",)
-    return (*target, *job.args)
+    if job.module is not None:
+        return ("-m", job.module, *job.args)
+    script = job.script or ""
+    # A script's name is not to be taken for an option of Python's.
+    return (f"./{script}" if script.startswith("-") else script, *job.args)
 
 
 def _python(host: Host, local_python: str) -> str:

@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dtrain.spec.load import read
-
 from dtrain import hostlist
 from dtrain.diagnostics import DtrainError, ExitCode, UsageError
 from dtrain.launchplan import LaunchPlan, build
+from dtrain.spec.load import read
 from dtrain.spec.model import ClusterFile
 from dtrain_cli.views import Filters, View, make_view
 

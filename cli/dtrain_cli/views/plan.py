@@ -31,7 +31,7 @@ def _summary(plan: LaunchPlan) -> Iterator[str]:
     processes = f"{plan.world_size} process" + ("es" if plan.world_size != 1 else "")
     yield f"{plan.name}: {processes} on {count} host{'s' * (count != 1)} {hosts} ({how}{strategy})"
     if job.sync is not None:
-        yield f"sync      {job.sync.source} to each host"
+        yield f"sync      {_inline(job.sync.source)} to each host"
     for line in job.setup:
         yield f"setup     {_inline(line)}"
 
@@ -46,7 +46,7 @@ def _hosts(plan: LaunchPlan, shared: Mapping[str, str]) -> Iterator[str]:
     for part in plan.hosts:
         yield ""
         yield f"{part.host.name}  address {part.host.address}  node rank {part.node_rank}"
-        yield f"  in {part.workdir}"
+        yield f"  in {_inline(part.workdir)}"
         own = {
             name: value
             for name, value in masked(part.environment, plan).items()
@@ -60,7 +60,7 @@ def _processes(part: HostPlan) -> Iterator[str]:
     """Each process on a line; a command that all of them share stands once, above them."""
     commands = {process.argv for process in part.processes}
     if len(commands) == 1:
-        yield f"  {shlex.join(commands.pop())}"
+        yield f"  {_inline(shlex.join(commands.pop()))}"
         commands = set()
     for process in part.processes:
         yield f"    {_process(process, with_command=bool(commands))}"
@@ -70,7 +70,7 @@ def _process(process: Process, *, with_command: bool) -> str:
     words = [f"{process.role} {process.index}"]
     words += [_assignment(*item) for item in process.environment.items()]
     if with_command:
-        words.append(shlex.join(process.argv))
+        words.append(_inline(shlex.join(process.argv)))
     return "  ".join(words)
 
 

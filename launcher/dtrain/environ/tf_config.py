@@ -33,10 +33,9 @@ def tf_config(tasks: Sequence[Task], task: Task) -> str:
     return json.dumps({"cluster": cluster, "task": {"type": task.role, "index": task.index}})
 
 
-def task_environment(tasks: Sequence[Task], task: Task) -> dict[str, str]:
-    """``TF_CONFIG``, and direct gRPC between tasks.
+def direct_connections(tasks: Sequence[Task]) -> dict[str, str]:
+    """Have gRPC reach every task directly.
 
-    A proxy in the environment would swallow the cluster's own traffic and hang it silently.
+    A proxy in a host's environment would swallow the cluster's own traffic and hang it silently.
     """
-    peers = sorted({member.address for member in tasks})
-    return {"TF_CONFIG": tf_config(tasks, task), "no_grpc_proxy": ",".join(peers)}
+    return {"no_grpc_proxy": ",".join(dict.fromkeys(task.address for task in tasks))}

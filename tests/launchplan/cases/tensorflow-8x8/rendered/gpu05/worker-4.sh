@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# worker 4 of resnet; run it on gpu05:
+#   bash worker-4.sh
+# Written by `dtrain launch --dry-run --output`.
+
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
+set -o allexport
+. "$here"/worker-4.env || exit
+set +o allexport
+cd -- ~ || exit
+exec python3 train.py

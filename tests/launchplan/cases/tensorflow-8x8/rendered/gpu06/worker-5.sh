@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# worker 5 of resnet; run it on gpu06:
+#   bash worker-5.sh
+# Written by `dtrain launch --dry-run --output`.
+
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
+set -o allexport
+. "$here"/worker-5.env || exit
+set +o allexport
+cd -- ~ || exit
+exec python3 train.py

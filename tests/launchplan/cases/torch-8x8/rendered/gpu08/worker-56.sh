@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# worker 56 of gpt-100b; run it on gpu08:
+#   bash worker-56.sh
+# Written by `dtrain launch --dry-run --output`.
+
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
+: "${WANDB_API_KEY:?is a secret: export it first}"
+eval 'source ~/env.sh' || exit
+set -o allexport
+. "$here"/worker-56.env || exit
+set +o allexport
+export WANDB_API_KEY
+cd -- ~/runs/gpt || exit
+exec /opt/venv/bin/python train.py --config gpt.yaml

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# torchrun 0 of c10d; run it on a:
+#   bash torchrun-0.sh
+# Written by `dtrain launch --dry-run --output`.
+
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
+set -o allexport
+. "$here"/torchrun-0.env || exit
+set +o allexport
+cd -- ~ || exit
+exec python3 -m torch.distributed.run '--nnodes=2' '--nproc-per-node=3' '--max-restarts=0' '--rdzv-id=c10d' '--rdzv-backend=c10d' '--local-addr=2001:db8::1' '--rdzv-endpoint=[2001:db8::1]:29500' '--rdzv-conf=is_host=true' -m my.train --lr 1e-5

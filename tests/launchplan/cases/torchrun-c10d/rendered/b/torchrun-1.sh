@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# torchrun 1 of c10d; run it on b:
+#   bash torchrun-1.sh
+# Written by `dtrain launch --dry-run --output`.
+
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
+set -o allexport
+. "$here"/torchrun-1.env || exit
+set +o allexport
+cd -- ~ || exit
+exec python3 -m torch.distributed.run '--nnodes=2' '--nproc-per-node=1' '--max-restarts=0' '--rdzv-id=c10d' '--rdzv-backend=c10d' '--local-addr=2001:db8::2' '--rdzv-endpoint=[2001:db8::1]:29500' '--rdzv-conf=is_host=false' -m my.train --lr 1e-5

@@ -1,0 +1,158 @@
+"""Dry runs of whole cluster files, held byte for byte against what was reviewed.
+
+Each case is a folder: ``cluster.yaml``, ``plan.txt``, ``plan.json`` and ``rendered/`` (what
+``--output`` writes). ``--update-golden`` writes them anew, for `git diff` to show.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from dtrain.export import shell
+from dtrain.launchplan import build
+from dtrain.spec.load import read
+from dtrain_cli.commands.launch import Options, dry_run
+
+CASES = sorted(path for path in (Path(__file__).parent / "cases").iterdir() if path.is_dir())
+
+
+@pytest.fixture(params=CASES, ids=lambda path: path.name)
+def case(request: pytest.FixtureRequest) -> Path:
+    return Path(request.param)
+
+
+def options(case: Path, *, json: bool = False) -> Options:
+    return Options(case / "cluster.yaml", (), json=json, fold=False, ranks=None, hosts=None)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_golden(case: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    (tmp_path / "plan.txt").write_text(dry_run(options(case), None))
+    (tmp_path / "plan.json").write_text(dry_run(options(case, json=True), None))
+    dry_run(options(case), tmp_path / "rendered")
+    if pytestconfig.getoption("--update-golden"):
+        shutil.rmtree(case / "rendered", ignore_errors=True)
+        shutil.copytree(tmp_path, case, dirs_exist_ok=True)
+    expected = contents(case)
+    del expected["cluster.yaml"]
+    assert contents(tmp_path) == expected
+
+
+def test_scripts_are_valid_bash(case: Path) -> None:
+    for name, text in shell.files(build(read(case / "cluster.yaml"))):
+        if name.endswith(".sh"):
+            subprocess.run(["bash", "-n"], input=text.encode(), check=True)
+
+
+def test_no_secret_and_no_path_of_this_machine(
+    case: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for secret in ("WANDB_API_KEY", "TOKEN"):
+        monkeypatch.setenv(secret, "hunter2")
+    dry_run(options(case), tmp_path / "rendered")
+    written = b"".join(contents(tmp_path / "rendered").values())
+    written += (
+        dry_run(options(case), None).encode() + dry_run(options(case, json=True), None).encode()
+    )
+    assert b"hunter2" not in written
+    assert str(Path.cwd()).encode() not in written
+    assert str(Path.home()).encode() + b"/" not in written
+
+
+def test_ranks_are_consecutive_over_hosts() -> None:
+    plan = build(read(CASES[0].parent / "torch-8x8" / "cluster.yaml"))
+    ranks = [process.rank for host in plan.hosts for process in host.processes]
+    assert ranks == list(range(64))
+    last = plan.hosts[2].processes[3].environment
+    assert last == {"RANK": "19", "LOCAL_RANK": "3", "ROLE_RANK": "19"}
+
+
+def test_tf_config_has_one_cluster_and_every_task_its_own_place() -> None:
+    plan = build(read(CASES[0].parent / "tensorflow-parameter-server" / "cluster.yaml"))
+    configs = [
+        json.loads(process.environment["TF_CONFIG"])
+        for host in plan.hosts
+        for process in host.processes
+    ]
+    cluster = configs[0]["cluster"]
+    assert all(config["cluster"] == cluster for config in configs)
+    assert {role: len(tasks) for role, tasks in cluster.items()} == {
+        "chief": 1,
+        "worker": 4,
+        "ps": 2,
+    }
+    endpoints = [endpoint for tasks in cluster.values() for endpoint in tasks]
+    assert len(set(endpoints)) == len(endpoints)
+    assert "[fd00::7]:4000" in endpoints
+
+
+def test_a_script_hands_over_every_byte(tmp_path: Path) -> None:
+    """The hostile case, run: what the program gets is what the cluster file says."""
+    spec = read(CASES[0].parent / "hostile" / "cluster.yaml")
+    dry_run(options(CASES[0].parent / "hostile"), tmp_path / "rendered")
+    home = tmp_path / "home"
+    (home / "my runs" / "$HOME").mkdir(parents=True)
+    fake = tmp_path / "bin" / "python3"
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\nprintf "%s\\0" "$PWD" "$@" >"$RECORD"\nenv -0 >>"$RECORD"\n')
+    fake.chmod(0o755)
+    record = tmp_path / "record"
+    subprocess.run(
+        ["bash", str(tmp_path / "rendered" / "a" / "worker-0.sh")],
+        env={
+            "HOME": str(home),
+            "PATH": f"{fake.parent}:{os.environ['PATH']}",
+            "RECORD": str(record),
+            "TOKEN": "secret",
+        },
+        check=True,
+    )
+    got = record.read_bytes().split(b"\0")
+    assert got[0].decode() == str(home / "my runs" / "$HOME")
+    count = 1 + len(spec.job.args)
+    assert [arg.decode() for arg in got[1 : 1 + count]] == [spec.job.script, *spec.job.args]
+    environment = dict(pair.split(b"=", 1) for pair in got[1 + count :] if pair)
+    for name, value in spec.job.env.items():
+        assert environment[name.encode()].decode() == value
+    assert environment[b"A"] == b"b c"
+    assert environment[b"TOKEN"] == b"secret"
+
+
+def test_a_missing_secret_is_named(tmp_path: Path) -> None:
+    dry_run(options(CASES[0].parent / "hostile"), tmp_path / "rendered")
+    done = subprocess.run(
+        ["bash", str(tmp_path / "rendered" / "a" / "worker-0.sh")],
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "TOKEN" in done.stderr
+
+
+def test_a_new_dry_run_takes_away_what_it_no_longer_has(tmp_path: Path) -> None:
+    case = tmp_path / "case"
+    shutil.copytree(CASES[0].parent / "torchrun-static", case)
+    dry_run(options(case), tmp_path / "out")
+    cluster = case / "cluster.yaml"
+    cluster.write_text(cluster.read_text().replace("hosts: [a, b]", "hosts: [a]"))
+    dry_run(options(case), tmp_path / "out")
+    assert sorted(contents(tmp_path / "out")) == [
+        "a/torchrun-0.env",
+        "a/torchrun-0.sh",
+        "plan.json",
+    ]
+    assert not (tmp_path / "out" / "b").exists()
