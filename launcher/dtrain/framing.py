@@ -105,8 +105,9 @@ def _overwrite(shown: str, segment: str) -> str:
 
 
 _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+_SGR = re.compile(r"\x1b\[[0-9;:]{0,64}m")
 _UNSAFE = re.compile(
-    r"(?P<sgr>\x1b\[[0-9;:]{0,64}m)"
+    rf"(?P<sgr>{_SGR.pattern})"
     # Strings: OSC (titles, links, clipboard), DCS, SOS, PM, APC. One without an end loses its
     # introducer only, so that it hides nothing.
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x18\x1a\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
@@ -127,6 +128,9 @@ def clean(text: str, color: bool = False) -> str:
     """
     if text.isprintable():
         return text
+    bare = _SGR.sub("", text)
+    if bare.replace("\t", " ").isprintable():  # Colors and tabs are all that most lines have.
+        return text + _RESET if color and len(bare) < len(text) else bare
     colored = False
 
     def replace(match: re.Match[str]) -> str:
