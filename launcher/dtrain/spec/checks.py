@@ -23,12 +23,12 @@ SET_BY_DTRAIN = {
     "WORLD_SIZE": _FROM_HOSTS,
     "LOCAL_WORLD_SIZE": _FROM_HOSTS,
     "GROUP_RANK": _FROM_HOSTS,
-    "MASTER_ADDR": "it is the first host's address; set that in cluster.overrides",
-    "MASTER_PORT": "set job.rendezvous.port",
+    "MASTER_ADDR": "it is the first host's address, which cluster.overrides can set",
+    "MASTER_PORT": "job.rendezvous.port sets it",
     "TF_CONFIG": "it follows from the hosts and job.roles",
     "DTRAIN_RUN_ID": "it names the run",
     "DTRAIN_HOST": "it is the host's name",
-    "DTRAIN_RUN_DIR": "set cluster.run_dir",
+    "DTRAIN_RUN_DIR": "cluster.run_dir says where runs lie",
 }
 """Variables that a cluster file may not set, and what decides them."""
 
@@ -96,7 +96,7 @@ def _check_hosts(cluster: Section, problems: Problems) -> None:
 
 def _check_devices(cluster: Section, problems: Problems) -> None:
     """Each host's GPUs or slots are known, and no slots are given in vain."""
-    if "hosts" not in cluster.values or not _sound(cluster, "gpus", "slots", "overrides"):
+    if not _devices_sound(cluster):
         return
     own = _by_host(cluster)
     undecided, cpu_hosts = [], 0
@@ -272,8 +272,9 @@ def _check_rendezvous(job: Section, problems: Problems) -> None:
 def _check_layout(cluster: Section, job: Section, problems: Problems) -> None:
     sizes = ("tensor", "pipeline", "context", "data")
     layout = job.section("layout")
-    sound = _sound(layout, *sizes) and _sound(cluster, "hosts", "gpus", "slots", "overrides")
-    if "layout" not in job.values or job.get("framework") != "torch" or not sound:
+    if "layout" not in job.values or job.get("framework") != "torch":
+        return
+    if not _sound(layout, *sizes) or not _devices_sound(cluster):
         return
     own = _by_host(cluster)
     world = sum(_workers([cluster, *own.get(named.name, [])]) for named in cluster.get("hosts", ()))
@@ -321,6 +322,15 @@ def _by_host(cluster: Section) -> dict[str, list[Section]]:
 def _last(settings: Iterable[Section], key: str) -> Any:
     """The value of ``key`` in the last section that gives it."""
     return next((own.get(key) for own in reversed([*settings]) if key in own), None)
+
+
+def _devices_sound(cluster: Section) -> bool:
+    """Whether everything about hosts and their devices was read without a problem."""
+    return (
+        "hosts" in cluster.values
+        and _sound(cluster, "gpus", "slots", "overrides")
+        and all(_sound(own, "gpus", "slots") for _, own in cluster.get("overrides", ()))
+    )
 
 
 def _sound(section: Section, *keys: str) -> bool:

@@ -32,8 +32,8 @@ def _name(text: str) -> str:
     if re.fullmatch(_NAME, text):
         return ""
     return (
-        "is made of letters, digits, '.', '_' and '-', starts with a letter or digit, "
-        "and has at most 64 characters"
+        "must be letters, digits, '.', '_' or '-', start with a letter or digit, "
+        "and have at most 64 characters"
     )
 
 
@@ -69,7 +69,7 @@ def _module(text: str) -> str:
     if re.fullmatch(_MODULE, text) and not text.endswith(".py"):
         return ""
     if "/" in text or text.endswith(".py"):
-        return "is a module's name, such as my.train; for a file, use job.script"
+        return "must be a module's name, such as my.train; a file goes in job.script"
     return "must be a module's name, such as my.train"
 
 
@@ -81,7 +81,8 @@ def _run_dir(text: str) -> str:
 
 _PORT = Integer(1, 65535)
 _GPUS = OneOf(
-    Integer(0, 1024), ListOf(Integer(0, 1023), unique=True, minimum=1, what="GPU indices")
+    Integer(0, 1024, also=" or a list of GPU indices"),
+    ListOf(Integer(0, 1023), unique=True, minimum=1, what="GPU indices"),
 )
 _SLOTS = Integer(1, 1024)
 _ENV: MapOf[str] = MapOf(

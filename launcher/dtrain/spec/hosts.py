@@ -54,7 +54,7 @@ class Overrides(Type[tuple[tuple[Named, Section], ...]]):
     """Settings of hosts; a key may be a host list, which gives its settings to each host."""
 
     settings: Record
-    expects: str = "hosts with their settings below them"
+    expects: str = "hosts with their settings"
 
     def read(
         self, node: Node, problems: Problems, name: str

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 
 from dtrain.diagnostics import Position, Problem, SpecError
 
@@ -76,28 +76,29 @@ def shown(text: str, limit: int = 60) -> str:
 
 
 def visible(character: str) -> str:
-    """A character as it can be printed: control and formatting characters as an escape."""
-    if unicodedata.category(character) in _INVISIBLE:
-        code = ord(character)
-        short = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\0": r"\0"}
-        return short.get(character) or (
-            f"\\x{code:02x}"
-            if code < 256
-            else f"\\u{code:04x}"
-            if code < 65536
-            else f"\\U{code:08x}"
-        )
-    return character
+    """A character as it can be printed: whatever a terminal would hide or obey, as an escape."""
+    if character.isprintable():
+        return character
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:
+        # How Python carries a byte that is not UTF-8.
+        return f"\\x{code - 0xDC00:02x}"
+    if character in _SHORT:
+        return _SHORT[character]
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-_INVISIBLE = frozenset(["Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"])
+_SHORT = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\0": r"\0"}
 
 
 def nearest(text: str, known: Iterable[str]) -> str | None:
     """The name in ``known`` that ``text`` was probably meant to be."""
     if len(text) > 64:
         return None
-    names = {name.lower(): name for name in known}
+    # Against thousands of hosts, each comparison counts.
+    names = {name.lower(): name for name in islice(known, 1000)}
     close = get_close_matches(text.lower().replace("-", "_"), names, n=1, cutoff=0.6)
     close = close or get_close_matches(text.lower(), names, n=1, cutoff=0.6)
     return names[close[0]] if close else None

@@ -44,6 +44,8 @@ class Type(ABC, Generic[T]):
 
     def refuse(self, node: Node, problems: Problems, name: str, hint: str = "") -> T | None:
         """Report that ``node`` is something else; returns None, as `read` then does."""
+        if isinstance(node, source.Broken):
+            return None
         found = describe(node)
         problems.add(
             f"{name} has no value; it must be {self.expects}"
@@ -93,29 +95,28 @@ class Text(Type[str]):
 
 @dataclass(frozen=True)
 class Integer(Type[int]):
+    """A whole number from ``minimum`` to ``maximum``."""
+
     minimum: int
-    maximum: int | None = None
+    maximum: int
+    also: str = ""
+    """What else would be right, where this is one type of a `OneOf`."""
 
     @property
     def expects(self) -> str:
-        if self.maximum is None:
-            return f"a whole number, at least {self.minimum}"
-        return f"a whole number from {self.minimum} to {self.maximum}"
+        return f"a whole number from {self.minimum} to {self.maximum}{self.also}"
 
     def read(self, node: Node, problems: Problems, name: str) -> int | None:
         text = _plain(node, _WHOLE)
         if text is None:
             return self.refuse(node, problems, name, _unquote(node, _WHOLE))
         value = int(text)
-        if value < self.minimum or (self.maximum is not None and value > self.maximum):
+        if not self.minimum <= value <= self.maximum:
             return self.refuse(node, problems, name)
         return value
 
     def json_schema(self) -> JsonSchema:
-        schema: JsonSchema = {"type": "integer", "minimum": self.minimum}
-        if self.maximum is not None:
-            schema["maximum"] = self.maximum
-        return schema
+        return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
 
 
 _WHOLE = r"[+-]?[0-9]{1,18}"
@@ -277,7 +278,7 @@ class MapOf(Type[dict[str, T]]):
     key: Check | None = None
     key_pattern: str | None = None
     what: str = "keys"
-    expects: str = "keys with values below it"
+    expects: str = "keys with values"
 
     def read(self, node: Node, problems: Problems, name: str) -> dict[str, T] | None:
         if isinstance(node, Scalar) and node.empty:
@@ -356,7 +357,7 @@ class Record(Type[Section]):
     fields: Mapping[str, Field]
     title: str = ""
     """What messages call a record that has no name: the whole file."""
-    expects: str = "keys with values below it"
+    expects: str = "keys with values"
 
     def read(self, node: Node, problems: Problems, name: str) -> Section | None:
         if isinstance(node, Scalar) and node.empty:
@@ -366,35 +367,36 @@ class Record(Type[Section]):
         prefix = f"{name}." if name else ""
         entries: dict[str, source.Entry] = {}
         values: dict[str, Any] = {}
+        meant: set[str | None] = set()
         for entry in node.entries:
             key = entry.key.text
             known = self.fields.get(key)
             if known is None:
-                self._unknown(entry.key, problems, name)
+                meant.add(self._unknown(entry.key, problems, name))
                 continue
             entries[key] = entry
             value = known.type.read(entry.value, problems, prefix + key)
             if value is not None:
                 values[key] = value
         for key, known in self.fields.items():
-            if known.required and key not in entries:
-                problems.add(f"{prefix}{key} is missing", node.head, known.description)
+            if known.required and key not in entries and key not in meant:
+                purpose = known.description[0].lower() + known.description[1:].rstrip(".")
+                problems.add(f"{prefix}{key} is missing", node.head, f"add '{key}:', {purpose}")
         return Section(values, entries, node.head)
 
-    def _unknown(self, key: Scalar, problems: Problems, name: str) -> None:
+    def _unknown(self, key: Scalar, problems: Problems, name: str) -> str | None:
+        """Report an unknown key; returns the key that was probably meant."""
         if problems.full:
-            return
-        close = nearest(key.text, self.fields)
-        homes = problems.homes.get(key.text, ())
-        hints = []
-        if homes and not close:
-            hints.append(f"{shown(key.text)} belongs in {either(homes)}")
-        if close:
-            hints.append(f"did you mean {shown(close)}?")
-        hints.append(f"keys here: {', '.join(sorted(self.fields))}")
-        problems.add(
-            f"unknown key {shown(key.text)} in {name or self.title}", key.place, "; ".join(hints)
-        )
+            return None
+        homes = problems.homes.get(key.text)
+        close = None if homes else nearest(key.text, self.fields)
+        advice = f"keys here: {', '.join(sorted(self.fields))}"
+        if homes:
+            advice = f"{shown(key.text)} belongs in {either(homes)}; {advice}"
+        elif close:
+            advice = f"did you mean {shown(close)}? {advice}"
+        problems.add(f"unknown key {shown(key.text)} in {name or self.title}", key.place, advice)
+        return close
 
     def json_schema(self) -> JsonSchema:
         properties = {}
@@ -432,7 +434,8 @@ class OneOf(Type[Any]):
 
     @property
     def expects(self) -> str:
-        return f"{self.single.expects} or {self.several.expects}"
+        single = self.single.expects
+        return single if " or " in single else f"{single} or {self.several.expects}"
 
     def read(self, node: Node, problems: Problems, name: str) -> Any:
         if isinstance(node, source.Sequence):
@@ -452,7 +455,7 @@ def describe(node: Node) -> str | None:
         return "a list"
     if isinstance(node, source.Mapping):
         return "keys with values"
-    if node.empty:
+    if not isinstance(node, Scalar) or node.empty:
         return None
     return shown(node.text) if node.plain else f"the text {shown(node.text)}"
 

@@ -74,7 +74,14 @@ class Mapping:
     """The key that the mapping belongs to, where it has one."""
 
 
-Node = Scalar | Sequence | Mapping
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Stands for a value about which a problem is already reported; types pass over it."""
+
+    place: Place
+
+
+Node = Scalar | Sequence | Mapping | Broken
 
 
 class _UnreadableError(Exception):
@@ -169,12 +176,10 @@ class _Builder:
                         "a cluster file is one document; keep one of them, and no '---' between",
                     )
                 case yaml.ScalarEvent():
-                    self._check_tag(event)
-                    self._anchored(event.anchor, self._scalar(event), 1)
+                    self._complete(event, self._scalar(event), 1)
                 case yaml.AliasEvent():
                     self._alias(event)
                 case yaml.SequenceStartEvent() | yaml.MappingStartEvent():
-                    self._check_tag(event)
                     self._enter(event)
                 case yaml.SequenceEndEvent() | yaml.MappingEndEvent():
                     self._leave(event)
@@ -190,9 +195,8 @@ class _Builder:
             while loader.check_event():
                 yield loader.get_event()  # type: ignore[no-untyped-call]
         except yaml.MarkedYAMLError as error:
-            message, mark, hint = explain(error)
-            line, column = (mark.line, mark.column) if mark else (0, 0)
-            self._stop(message, self._within(line, column), hint)
+            fault = explain(error, self._lines)
+            self._stop(fault.message, self._within(fault.line, fault.column), fault.hint)
         except (yaml.YAMLError, ValueError, OverflowError):
             # PyYAML lets numbers in %YAML lines and \U escapes overflow.
             self._stop(
@@ -221,7 +225,7 @@ class _Builder:
             node = Sequence(tuple(done.items), place)
         else:
             node = Mapping(self._merged(done.entries), place, done.head)
-        self._anchored(done.event.anchor, node, done.size)
+        self._complete(done.event, node, done.size)
 
     def _alias(self, event: Any) -> None:
         place = self._place(event)
@@ -234,12 +238,21 @@ class _Builder:
                 place,
                 f"if a text starting with '*' was meant, quote it: {shown('*' + event.anchor)}",
             )
-            known = (Scalar("*" + event.anchor, False, place), 1)
+            known = (Broken(place), 1)
         self._add(*known)
 
-    def _anchored(self, anchor: str | None, node: Node, size: int) -> None:
-        if anchor is not None:
-            self._anchors[anchor] = (node, size)
+    def _complete(self, event: Any, node: Node, size: int) -> None:
+        """Take in a node that ``event`` began, by its anchor and tag."""
+        if event.tag is not None and event.tag not in _KNOWN_TAGS:
+            place = self._within(event.start_mark.line, event.start_mark.column)
+            self._problems.add(
+                f"the tag {shown(event.tag.replace('tag:yaml.org,2002:', '!!'))} is not supported",
+                place,
+                "remove it; a value's type follows from its key",
+            )
+            node = Broken(place)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = (node, size)
         self._add(node, size)
 
     def _add(self, node: Node, size: int) -> None:
@@ -266,6 +279,8 @@ class _Builder:
                 parent.key = None
 
     def _key(self, node: Node) -> Scalar | None:
+        if isinstance(node, Broken):
+            return None
         if not isinstance(node, Scalar):
             self._problems.add("a key has to be text", node.place)
             return None
@@ -286,7 +301,7 @@ class _Builder:
                     if isinstance(source, Mapping):
                         for merged in source.entries:
                             brought.setdefault(merged.key.text, merged)
-                    else:
+                    elif not isinstance(source, Broken):
                         self._problems.add(
                             "'<<' merges keys and values, or a list of them", source.place
                         )
@@ -318,14 +333,6 @@ class _Builder:
         line = self._lines[place.line - 1]
         verbatim = line[start : start + len(event.value)] == event.value
         return Scalar(event.value, plain, place, start + 1 if verbatim else None)
-
-    def _check_tag(self, event: Any) -> None:
-        if event.tag is not None and event.tag not in _KNOWN_TAGS:
-            self._problems.add(
-                f"the tag {shown(event.tag.replace('tag:yaml.org,2002:', '!!'))} is not supported",
-                self._within(event.start_mark.line, event.start_mark.column),
-                "remove it; a value's type follows from its key",
-            )
 
     def _place(self, event: Any, end: Any = None) -> Place:
         start, stop = event.start_mark, (end or event).end_mark

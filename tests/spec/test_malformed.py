@@ -1,0 +1,37 @@
+"""Malformed cluster files: for each, the report that a user sees (golden)."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dtrain.diagnostics import SpecError
+from dtrain.spec.load import parse
+from dtrain.spec.report import render_problems
+
+FOLDER = Path(__file__).parent / "malformed"
+CASES = sorted(FOLDER.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
+def test_report(case: Path, update_golden: bool) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(case.read_bytes(), case.name)
+    for problem in caught.value.problems:
+        assert problem.position is not None
+        assert problem.position.line >= 1
+        assert problem.position.column >= 1
+    report = render_problems(caught.value)
+    assert re.match(rf"error: {re.escape(case.name)}:\d+:\d+: ", report)
+    assert all(line.isprintable() for line in report.splitlines())
+
+    reference = case.with_suffix(".txt")
+    if update_golden:
+        reference.write_text(report, encoding="utf-8")
+    assert reference.exists(), f"{reference} is missing: read the report, then --update-golden"
+    assert report == reference.read_text(encoding="utf-8")
+
+
+def test_there_are_no_references_without_a_case() -> None:
+    assert {case.stem for case in CASES} == {path.stem for path in FOLDER.glob("*.txt")}
+    assert len(CASES) >= 60
