@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtrain.spec.model import Host
+from dtrain.spec.model import Host, TransportName
 from dtrain.sync import Patience, SyncResult, Tree, scan, send
 from dtrain.transport.local import LocalConnection
 
@@ -22,10 +22,12 @@ class Folders:
     connection: LocalConnection
     python: str = sys.executable
     exclude: Sequence[str] = ()
+    transport: TransportName = "ssh"
+    """What the host says it is; the connection is local, but compresses as for a network."""
 
     @property
     def host(self) -> Host:
-        return Host(name="gpu01", address="gpu01", transport="local", python=self.python)
+        return Host(name="gpu01", address="gpu01", transport=self.transport, python=self.python)
 
     @property
     def container(self) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import PrepareError
+from dtrain.spec.model import TransportName
 from dtrain.sync import send
 from support.synced import Folders, contents
 
@@ -25,7 +26,9 @@ HOSTILE = [
 ]
 
 
-def test_the_node_shows_the_folder(folders: Folders) -> None:
+@pytest.mark.parametrize("transport", ["ssh", "local"])
+def test_the_node_shows_the_folder(folders: Folders, transport: TransportName) -> None:
+    folders.transport = transport
     folders.write({"train.py": "print()", "lib/a.py": "", "deep/er/b": "x" * 3_000_000})
     (folders.source / "empty").mkdir()
     (folders.source / "link").symlink_to("deep/er")
@@ -198,6 +201,7 @@ def test_what_dtrain_did_not_make_is_left_alone(folders: Folders, tmp_path: Path
 
 
 def test_a_workdir_inside_the_sent_folder_is_refused_on_this_machine(folders: Folders) -> None:
+    folders.transport = "local"
     folders.workdir = folders.source / "out"
     assert "lies in the folder that is to be sent" in _refusal(folders).reason
 

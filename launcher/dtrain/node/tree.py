@@ -514,6 +514,11 @@ class Place:
                 found.append(Snapshot(self, name, Tree(manifest)))
         return sorted(found, key=lambda snapshot: snapshot.number)
 
+    def next_number(self) -> int:
+        """Above those of all snapshots, also of those that nothing is known about."""
+        names = map(NAME.fullmatch, os.listdir(self.container))
+        return 1 + max((int(name[1]) for name in names if name), default=0)
+
     def temporary(self, kind: str) -> bytes:
         """A new private folder inside the container."""
         return os.fsencode(tempfile.mkdtemp(prefix=".%s-" % kind, dir=os.fsdecode(self.container)))
@@ -628,10 +633,7 @@ def synchronize(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
             and all(output.snapshot is current for output in carried.shown.values())
         )
         if current is None or fresh:
-            name = b"%d-%s" % (
-                1 + max((s.number for s in snapshots), default=0),
-                tree.digest[:12].encode(),
-            )
+            name = b"%d-%s" % (place.next_number(), raw(tree.digest[:12]))
             root, final = place.temporary("incoming"), os.path.join(place.container, name)
             try:
                 with full_disk_told(place.container):

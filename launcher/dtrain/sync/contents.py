@@ -47,30 +47,31 @@ class Contents:
     def __init__(self, root: bytes) -> None:
         self._root = root
         self._lock = threading.Lock()
-        self._kept: dict[str, bytes] = {}
+        self._kept: dict[tuple[str, bool], bytes] = {}
         self._room = _KEPT
 
-    def frames(self, file: File) -> Iterator[bytes]:
+    def frames(self, file: File, *, deflate: bool) -> Iterator[bytes]:
         """Frames with exactly ``file.size`` bytes of its content, in at most `CHUNK` steps.
+        ``deflate`` compresses what shrinks by it.
 
         Raises SourceChangedError if the file is gone or shorter now. Other changes show at the
         node, whose hash differs.
         """
         if file.size > CHUNK:
-            yield from self._read(file)
+            yield from self._read(file, deflate)
             return
         # One host compresses, the others wait and take the result.
         with self._lock:
-            framed = self._kept.get(file.sha256)
+            framed = self._kept.get((file.sha256, deflate))
             if framed is None:
-                framed = b"".join(self._read(file))
+                framed = b"".join(self._read(file, deflate))
                 if len(framed) <= self._room:
                     self._room -= len(framed)
-                    self._kept[file.sha256] = framed
+                    self._kept[file.sha256, deflate] = framed
         yield framed
 
-    def _read(self, file: File) -> Iterator[bytes]:
-        left, deflate = file.size, True
+    def _read(self, file: File, deflate: bool) -> Iterator[bytes]:
+        left = file.size
         try:
             with open(local_path(self._root, file.path), "rb", buffering=0) as content:
                 while left:
@@ -78,9 +79,10 @@ class Contents:
                     if not chunk:
                         raise SourceChangedError(file.path)
                     left -= len(chunk)
-                    deflated = zlib.compress(chunk, 1) if deflate else chunk
-                    # One file is of one kind: what does not shrink at first is not tried again.
-                    deflate = len(deflated) < _PAYS * len(chunk)
+                    if deflate:
+                        deflated = zlib.compress(chunk, 1)
+                        # A file is of one kind: what does not shrink at first is not tried again.
+                        deflate = len(deflated) < _PAYS * len(chunk)
                     yield frame(DEFLATED, deflated) if deflate else frame(RAW, chunk)
         except OSError:
             raise SourceChangedError(file.path) from None
