@@ -23,6 +23,11 @@ SET_BY_DTRAIN = {
     "WORLD_SIZE": _FROM_HOSTS,
     "LOCAL_WORLD_SIZE": _FROM_HOSTS,
     "GROUP_RANK": _FROM_HOSTS,
+    "GROUP_WORLD_SIZE": _FROM_HOSTS,
+    "ROLE_RANK": _FROM_HOSTS,
+    "ROLE_WORLD_SIZE": _FROM_HOSTS,
+    "TORCHELASTIC_RUN_ID": "it names the run",
+    "TORCHELASTIC_ERROR_FILE": "dtrain reads the failures that workers write there",
     "MASTER_ADDR": "it is the first host's address, which cluster.overrides can set",
     "MASTER_PORT": "job.rendezvous.port sets it",
     "TF_CONFIG": "it follows from the hosts and job.roles",
@@ -223,6 +228,15 @@ def _check_single_host(
             job.key_place("roles"),
             f"remove roles, or use 'strategy: {strategy.instead}'",
         )
+    elif hosts and job.get("framework") == "tensorflow" and _devices_sound(cluster):
+        settings = [cluster, *_by_host(cluster).get(hosts[0].name, [])]
+        slots = [own for own in settings if "slots" in own]
+        if slots and not _last(settings, "gpus") and _workers(settings) > 1:
+            problems.add(
+                f"the strategy {name} {strategy.summary}, so it has one worker",
+                slots[-1].key_place("slots"),
+                f"remove slots, or use 'strategy: {strategy.instead}'",
+            )
 
 
 def _check_roles(job: Section, problems: Problems) -> None:
