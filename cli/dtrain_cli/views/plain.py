@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from dtrain.launchplan import LaunchPlan
     from dtrain.logs.store import Stream
 
+_FAILED_HOSTS = 3
+"""Hosts whose failure is told when it happens; the report at the end has them all."""
+
 
 class Plain:
     """Workers' stdout on ours and their stderr on ours, each line behind ``[host rank]``; what
@@ -35,6 +38,7 @@ class Plain:
         self._widths = (0, 0)
         self._workers = 0
         self._starting: set[str] = set()
+        self._failed = 0
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
         hosts = [host.host.name for host in plan.hosts]
@@ -49,7 +53,9 @@ class Plain:
     def host_state(self, host: str, state: str, detail: str) -> None:
         if state in ("failed", "unreachable"):
             self._starting = set()
-            self.notice(f"{host} {'failed' if state == 'failed' else 'cannot be reached'}")
+            self._failed += 1
+            if self._failed <= _FAILED_HOSTS:
+                self.notice(f"{host} {'failed' if state == 'failed' else 'cannot be reached'}")
         elif state == "running" and host in self._starting:
             self._starting.remove(host)
             if not self._starting:

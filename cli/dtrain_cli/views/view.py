@@ -47,7 +47,7 @@ class Filters:
 
 
 class Display(Protocol):
-    """One form of output. All calls come from one thread at a time, and may block."""
+    """One form of output. All calls come from one thread, and may block."""
 
     limit: int
     """Bytes of one line that are shown."""
@@ -100,7 +100,7 @@ class View:
         self._calls: deque[Callable[[], None]] = deque()
         self._grown: dict[Stream, int] = {}
         self._paused = 0
-        self._busy = False
+        self._quiet = False
         self._hurry = False
         # The rest belongs to the printing thread.
         self._followed: dict[Stream, _Followed] = {}
@@ -152,8 +152,8 @@ class View:
         """While the terminal is used for something else, a passphrase say, nothing is printed."""
         with self._wake:
             self._paused += 1
-            self._wake.wait_for(lambda: not self._busy)
-            self._display.suspend()
+            self._wake.notify_all()
+            self._wake.wait_for(lambda: self._quiet or self._done.is_set())
         try:
             yield
         finally:
@@ -181,22 +181,21 @@ class View:
             self._error = error
         finally:
             with self._wake:
-                self._busy = False
+                self._done.set()
                 self._wake.notify_all()
-            self._done.set()
 
     def _step(self) -> bool:
         """Print what there is. Whether that was the end."""
+        timeout = self._display.next_flush(time.monotonic())
         with self._wake:
-            self._busy = False
-            self._wake.notify_all()
             if not self._unread:
-                timeout = self._display.next_flush(time.monotonic())
                 self._wake.wait_for(self._something, timeout)
-            self._wake.wait_for(lambda: not self._paused)
+            paused = self._paused
+        if paused:
+            self._rest()
+        with self._wake:
             calls, self._calls = self._calls, deque()
             grown, self._grown = self._grown, {}
-            self._busy = True
         for call in calls:
             call()
         if not self._hurry:
@@ -215,6 +214,14 @@ class View:
             return True
         self._display.flush(time.monotonic())
         return False
+
+    def _rest(self) -> None:
+        self._display.suspend()
+        with self._wake:
+            self._quiet = True
+            self._wake.notify_all()
+            self._wake.wait_for(lambda: not self._paused)
+            self._quiet = False
 
     def _something(self) -> bool:
         return bool(self._calls or self._grown or self._paused)
