@@ -6,6 +6,7 @@
     sshd.known_hosts                         # known_hosts file with its host key
     sshd.config_text                         # its sshd_config
     sshd.log()                               # what it has logged so far
+    host_on(sshd, "gpu01")                   # a Host for a transport
     sshd.stop()                              # ends it and every session on it
 
 Options of `start_sshd`, all optional:
@@ -32,6 +33,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from dtrain.spec.model import Host, Ssh
 
 START_TIMEOUT = 20.0
 
@@ -190,6 +194,18 @@ def running_sshd(tmp_path: Path, **options: object) -> Iterator[Sshd]:
         yield sshd
     finally:
         sshd.stop()
+
+
+def host_on(sshd: Sshd, name: str = "gpu01", **ssh: Any) -> Host:
+    """A host of a cluster file that is reached on this server; ``ssh`` overrides its settings."""
+    settings: dict[str, Any] = {
+        "user": sshd.user,
+        "port": sshd.port,
+        "identity": str(sshd.identity),
+        "known_hosts": str(sshd.known_hosts),
+        **ssh,
+    }
+    return Host(name, sshd.address, ssh=Ssh(**settings))
 
 
 def generate_key(

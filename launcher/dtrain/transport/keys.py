@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import copy
+import io
 import re
 import socket
 import struct
@@ -18,6 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+)
 from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import PublicBlob
 
@@ -29,12 +41,10 @@ AGENT_TIMEOUT = 60.0
 """Seconds for one answer of the agent: a person may have to touch a key or confirm."""
 
 _MAGIC = b"openssh-key-v1\x00"
-_CLASSES: dict[str, type[paramiko.PKey]] = {
-    "ssh-ed25519": paramiko.Ed25519Key,
-    "ssh-rsa": paramiko.RSAKey,
-    "ecdsa-sha2-nistp256": paramiko.ECDSAKey,
-    "ecdsa-sha2-nistp384": paramiko.ECDSAKey,
-    "ecdsa-sha2-nistp521": paramiko.ECDSAKey,
+_FORMATS: dict[type, tuple[type[paramiko.PKey], PrivateFormat]] = {
+    Ed25519PrivateKey: (paramiko.Ed25519Key, PrivateFormat.OpenSSH),
+    RSAPrivateKey: (paramiko.RSAKey, PrivateFormat.TraditionalOpenSSL),
+    EllipticCurvePrivateKey: (paramiko.ECDSAKey, PrivateFormat.TraditionalOpenSSL),
 }
 
 
@@ -227,24 +237,31 @@ class _KeyFile:
             raise UnusableKeyError("not a private key")
         if header[1] == "OPENSSH ":
             self.public, self.encrypted = _openssh_header(text)
-        else:
-            self.public = _public_file(path)
-            self.encrypted = header[1] == "ENCRYPTED " or "Proc-Type: 4,ENCRYPTED" in text
-        kinds = {"RSA ": "ssh-rsa", "EC ": "ecdsa-sha2-nistp256"}
-        kind = self.public.kind if self.public else kinds.get(header[1], "")
-        if header[1] not in {"OPENSSH ", *kinds} or kind not in _CLASSES:
-            raise UnusableKeyError(
-                f"keys of this kind are not supported ({kind or header[1].strip() or 'PKCS#8'}); "
-                "the ssh agent can use it (ssh-add)"
-            )
-        self._class = _CLASSES[kind]
+            return
+        self.public = _public_file(path)
+        self.encrypted = header[1] == "ENCRYPTED " or "Proc-Type: 4,ENCRYPTED" in text
+        if not self.public and not self.encrypted:
+            self.key = self.load(None)
+            self.public = PublicKey(self.key.get_name(), self.key.asbytes())
 
     def load(self, passphrase: str | None) -> paramiko.PKey:
+        """paramiko's own loader misreads some keys without a comment and knows few formats, so
+        the cryptography package loads and paramiko gets the plain form, in memory."""
+        password = None if passphrase is None else passphrase.encode()
         try:
-            return self._class.from_private_key_file(str(self.path), password=passphrase)
+            data = self.path.read_bytes()
+            read = load_ssh_private_key if b"BEGIN OPENSSH" in data else load_pem_private_key
+            loaded = read(data, password)
+            kind = next(kind for kind in _FORMATS if isinstance(loaded, kind))
+            key_class, form = _FORMATS[kind]
+            plain = loaded.private_bytes(Encoding.PEM, form, NoEncryption())
+            return key_class.from_private_key(io.StringIO(plain.decode()))
         except Exception as error:  # noqa: BLE001 (a wrong passphrase fails in a dozen ways)
             # Nothing of the cause is kept: it could hold the passphrase.
-            raise UnusableKeyError(f"cannot be loaded ({type(error).__name__})") from None
+            what = "of a kind that only the ssh agent can use (ssh-add)"
+            if not isinstance(error, (StopIteration, UnsupportedAlgorithm)):
+                what = f"cannot be loaded ({type(error).__name__})"
+            raise UnusableKeyError(what) from None
 
 
 class _Agent(AgentSSH):

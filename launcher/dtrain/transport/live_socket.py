@@ -92,7 +92,9 @@ class LiveSocket:
             # A thread that sleeps in recv is woken by this, and not by close.
             with suppress(OSError):
                 self._stream.shutdown(socket.SHUT_RDWR)
-        self._stream.close()
+        # A channel says goodbye over the jump host's connection, which may be gone already.
+        with suppress(Exception):
+            self._stream.close()
 
     def getpeername(self) -> object:
         return getattr(self._stream, "getpeername", lambda: None)()

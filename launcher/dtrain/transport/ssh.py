@@ -78,7 +78,8 @@ class SshTransport:
         self._closing.set()
         with self._lock:
             jumps, self._jumps = list(self._jumps.values()), {}
-        for jump in jumps:
+        # The last made may run over those before it.
+        for jump in reversed(jumps):
             if jump.done() and not jump.exception():
                 jump.result().close()
         self._keyring.close()

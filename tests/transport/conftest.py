@@ -1,0 +1,57 @@
+"""What the transport tests share: a home folder of their own, servers, and hosts on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.transport.ssh import SshTransport
+from support.sshd import Sshd, running_sshd
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home folder and no agent: the person's own must not matter."""
+    folder = tmp_path / "home"
+    (folder / ".ssh").mkdir(parents=True, mode=0o700)
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """One real server for all tests that leave it as it is."""
+    # Many tests connect, and some on purpose without logging in.
+    with running_sshd(tmp_path_factory.mktemp("shared"), settings={"MaxStartups": "100"}) as server:
+        yield server
+
+
+@pytest.fixture
+def notices() -> list[str]:
+    """What the transport told the user."""
+    return []
+
+
+@pytest.fixture
+def make_transport(tmp_path: Path, notices: list[str]) -> Iterator[Callable[..., SshTransport]]:
+    """Makes SshTransports that ignore this machine's own configuration."""
+    made: list[SshTransport] = []
+
+    def make(**options: Any) -> SshTransport:
+        options.setdefault("system_config", tmp_path / "no-system-config")
+        transport = SshTransport(tmp_path, notice=notices.append, **options)
+        made.append(transport)
+        return transport
+
+    yield make
+    for transport in made:
+        transport.close()
+
+
+@pytest.fixture
+def transport(make_transport: Callable[..., SshTransport]) -> SshTransport:
+    return make_transport()

@@ -1,0 +1,361 @@
+"""Logging in to a real sshd: which keys are offered, passphrases, the agent, refusals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dtrain.diagnostics import AuthError
+from dtrain.transport.ssh import SshTransport
+from support.sshd import Sshd, generate_key, host_on, running_sshd
+
+pytestmark = pytest.mark.sshd
+
+SECRET = "correct horse: battery ' staple"  # noqa: S105 (no secret)
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
+    """A real ssh-agent; call it with a key file to add that key."""
+    path = tmp_path / "agent.sock"
+    process = subprocess.Popen(
+        ["ssh-agent", "-D", "-a", str(path)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "SSH_ASKPASS": "/bin/false", "SSH_ASKPASS_REQUIRE": "force"},
+    )
+    assert process.stdout
+    process.stdout.readline()  # It prints its variables once it listens.
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
+
+    def add(key: Path) -> None:
+        subprocess.run(["ssh-add", "-q", str(key)], check=True, stdin=subprocess.DEVNULL)
+
+    yield add
+    process.send_signal(signal.SIGKILL)
+    process.stdout.close()
+    process.wait()
+
+
+def fingerprint(key: Path) -> str:
+    command = ["ssh-keygen", "-l", "-f", f"{key}.pub"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[1]
+
+
+@pytest.fixture
+def allow(sshd: Sshd) -> Iterator[Callable[[Path], None]]:
+    """Adds a key to those that the shared server lets in, for one test."""
+    before = sshd.authorized_keys.read_text()
+    yield lambda key: sshd.authorized_keys.write_text(before + Path(f"{key}.pub").read_text())
+    sshd.authorized_keys.write_text(before)
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
+def test_default_key_files_are_found(
+    transport: SshTransport, sshd: Sshd, home: Path, allow: Callable[[Path], None], kind: str
+) -> None:
+    allow(generate_key(home / ".ssh" / f"id_{kind}", kind))
+    transport.connect(host_on(sshd, identity=None)).close()
+
+
+def test_identity_files_of_the_configuration_are_tried_in_turn(
+    transport: SshTransport, sshd: Sshd, home: Path
+) -> None:
+    generate_key(home / "wrong")
+    config = f"IdentityFile ~/wrong\nIdentityFile ~/missing\nIdentityFile {sshd.identity}\n"
+    (home / ".ssh" / "config").write_text(config)
+    transport.connect(host_on(sshd, identity=None)).close()
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "rsa"])
+def test_agent_keys_are_used(
+    transport: SshTransport,
+    sshd: Sshd,
+    tmp_path: Path,
+    agent: Callable[[Path], None],
+    allow: Callable[[Path], None],
+    kind: str,
+) -> None:
+    key = generate_key(tmp_path / "key", kind)
+    allow(key)
+    agent(key)
+    key.unlink()
+    hosts = [host_on(sshd, f"gpu{n:02}", identity=None) for n in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for connection in pool.map(transport.connect, hosts):
+            connection.close()
+
+
+def test_a_public_identity_file_picks_a_key_of_the_agent(
+    transport: SshTransport,
+    sshd: Sshd,
+    tmp_path: Path,
+    agent: Callable[[Path], None],
+    allow: Callable[[Path], None],
+) -> None:
+    for number in range(6):
+        # More wrong keys than sshd has patience for (MaxAuthTries 6).
+        agent(generate_key(tmp_path / f"wrong{number}"))
+    key = generate_key(tmp_path / "key")
+    allow(key)
+    agent(key)
+    key.unlink()
+    transport.connect(host_on(sshd, identity=str(key))).close()
+
+
+def test_the_named_key_comes_before_a_crowd_in_the_agent(
+    transport: SshTransport, sshd: Sshd, tmp_path: Path, agent: Callable[[Path], None]
+) -> None:
+    for number in range(7):
+        agent(generate_key(tmp_path / f"wrong{number}"))
+    transport.connect(host_on(sshd)).close()
+
+
+def test_a_crowd_of_wrong_agent_keys_is_explained(
+    transport: SshTransport, sshd: Sshd, tmp_path: Path, agent: Callable[[Path], None]
+) -> None:
+    for number in range(8):
+        agent(generate_key(tmp_path / f"wrong{number}", comment=f"key number {number}"))
+    with pytest.raises(AuthError, match="it hung up after") as caught:
+        transport.connect(host_on(sshd, identity=None))
+    assert "agent key 'key number 0' (SHA256:" in caught.value.reason
+    assert "`identity`" in caught.value.hint
+
+
+def test_identities_only_leaves_the_agent_out(
+    transport: SshTransport,
+    sshd: Sshd,
+    tmp_path: Path,
+    home: Path,
+    agent: Callable[[Path], None],
+    allow: Callable[[Path], None],
+) -> None:
+    key = generate_key(tmp_path / "key")
+    allow(key)
+    agent(key)
+    (home / ".ssh" / "config").write_text("IdentitiesOnly yes\n")
+    wrong = generate_key(home / "wrong")
+    with pytest.raises(AuthError) as caught:
+        transport.connect(host_on(sshd, identity=str(wrong)))
+    assert "agent key" not in caught.value.reason
+
+
+def test_an_agent_that_is_gone_does_no_harm(
+    transport: SshTransport, sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "nobody"))
+    transport.connect(host_on(sshd)).close()
+
+
+def test_an_agent_that_declines_does_not_end_the_connection(
+    transport: SshTransport,
+    sshd: Sshd,
+    home: Path,
+    agent: Callable[[Path], None],
+    allow: Callable[[Path], None],
+) -> None:
+    # The agent lists the key, and before it signs it asks a program that says no.
+    key = generate_key(home / "confirm")
+    allow(key)
+    subprocess.run(["ssh-add", "-q", "-c", str(key)], check=True, stdin=subprocess.DEVNULL)
+    with pytest.raises(AuthError, match="it refused every key: agent key"):
+        transport.connect(host_on(sshd, identity=None))
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "rsa", "pem"])
+def test_a_passphrase_is_asked_once_for_eight_hosts(
+    make_transport: Callable[..., SshTransport],
+    sshd: Sshd,
+    tmp_path: Path,
+    allow: Callable[[Path], None],
+    kind: str,
+) -> None:
+    key = generate_key(tmp_path / "key", kind.replace("pem", "rsa"), passphrase=SECRET)
+    if kind == "pem":
+        command = ["ssh-keygen", "-q", "-p", "-m", "PEM", "-P", SECRET, "-N", SECRET]
+        subprocess.run([*command, "-f", str(key)], check=True, stdout=subprocess.DEVNULL)
+    allow(key)
+    prompts: list[str] = []
+
+    def ask(prompt: str) -> str:
+        prompts.append(prompt)
+        return SECRET
+
+    transport = make_transport(ask_passphrase=ask)
+    hosts = [host_on(sshd, f"gpu{n:02}", identity=str(key)) for n in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        for connection in pool.map(transport.connect, hosts):
+            connection.close()
+    assert prompts == [f"Passphrase for {key}: "]
+
+
+def test_no_passphrase_is_asked_for_a_key_that_the_server_would_refuse(
+    make_transport: Callable[..., SshTransport], sshd: Sshd, tmp_path: Path, home: Path
+) -> None:
+    wrong = generate_key(tmp_path / "wrong", passphrase=SECRET)
+    config = f"IdentityFile {wrong}\nIdentityFile {sshd.identity}\n"
+    (home / ".ssh" / "config").write_text(config)
+
+    def ask(prompt: str) -> str:
+        raise AssertionError(prompt)
+
+    make_transport(ask_passphrase=ask).connect(host_on(sshd, identity=None)).close()
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        (["no", "nope", "never"], "3 wrong passphrases"),
+        ([None], "no passphrase was given"),
+    ],
+)
+def test_giving_up_on_a_passphrase_counts_for_every_host(
+    make_transport: Callable[..., SshTransport],
+    sshd: Sshd,
+    tmp_path: Path,
+    allow: Callable[[Path], None],
+    answers: list[str | None],
+    reason: str,
+) -> None:
+    key = generate_key(tmp_path / "key", passphrase=SECRET)
+    allow(key)
+    left = list(answers)
+    transport = make_transport(ask_passphrase=lambda _prompt: left.pop(0))
+    for name in ("gpu01", "gpu02"):
+        with pytest.raises(AuthError) as caught:
+            transport.connect(host_on(sshd, name, identity=str(key)))
+        assert reason in caught.value.reason
+        assert "ssh-add" in caught.value.hint
+        assert "nope" not in str(caught.value.__dict__) + str(caught.value.__context__)
+    assert not left
+
+
+def test_a_second_chance_for_a_mistyped_passphrase(
+    make_transport: Callable[..., SshTransport],
+    sshd: Sshd,
+    tmp_path: Path,
+    allow: Callable[[Path], None],
+) -> None:
+    key = generate_key(tmp_path / "key", passphrase=SECRET)
+    allow(key)
+    answers = ["typo", SECRET]
+    transport = make_transport(ask_passphrase=lambda _prompt: answers.pop(0))
+    transport.connect(host_on(sshd, identity=str(key))).close()
+
+
+def test_an_encrypted_key_without_a_terminal(
+    transport: SshTransport, sshd: Sshd, tmp_path: Path, allow: Callable[[Path], None]
+) -> None:
+    key = generate_key(tmp_path / "key", passphrase=SECRET)
+    allow(key)
+    with pytest.raises(AuthError, match="there is no key to offer") as caught:
+        transport.connect(host_on(sshd, identity=str(key)))
+    assert f"{key} ({fingerprint(key)}): encrypted, and there is no terminal" in caught.value.reason
+    assert "ssh-add" in caught.value.hint
+
+
+def test_an_encrypted_key_that_the_agent_holds(
+    transport: SshTransport,
+    sshd: Sshd,
+    tmp_path: Path,
+    allow: Callable[[Path], None],
+    agent: Callable[[Path], None],
+) -> None:
+    key = generate_key(tmp_path / "key")
+    allow(key)
+    agent(key)
+    command = ["ssh-keygen", "-q", "-p", "-P", "", "-N", SECRET, "-f", str(key)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    transport.connect(host_on(sshd, identity=str(key))).close()
+
+
+@pytest.mark.parametrize("from_agent", [False, True])
+def test_certificates(
+    transport: SshTransport,
+    tmp_path: Path,
+    agent: Callable[[Path], None],
+    from_agent: bool,
+) -> None:
+    authority = generate_key(tmp_path / "authority")
+    settings = {"TrustedUserCAKeys": f"{authority}.pub"}
+    with running_sshd(tmp_path, settings=settings) as sshd:
+        key = generate_key(tmp_path / "key")
+        subprocess.run(
+            ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", sshd.user, f"{key}.pub"],
+            check=True,
+        )
+        identity: str | None = str(key)
+        if from_agent:
+            agent(key)
+            identity = None
+        transport.connect(host_on(sshd, identity=identity)).close()
+        assert "ED25519-CERT" in sshd.log()
+
+
+def test_a_certificate_that_has_expired_leaves_the_plain_key(
+    transport: SshTransport, sshd: Sshd, tmp_path: Path, allow: Callable[[Path], None]
+) -> None:
+    key, authority = generate_key(tmp_path / "key"), generate_key(tmp_path / "authority")
+    allow(key)
+    command = ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-V", "-2d:-1d", f"{key}.pub"]
+    subprocess.run(command, check=True)
+    transport.connect(host_on(sshd, identity=str(key))).close()
+
+
+def test_refused_keys_are_listed_with_the_way_out(
+    transport: SshTransport, sshd: Sshd, home: Path
+) -> None:
+    one, two = generate_key(home / "one"), generate_key(home / "two")
+    two.chmod(0o644)
+    config = f"IdentityFile {one}\nIdentityFile {two}\nIdentityFile {home}/gone\n"
+    (home / ".ssh" / "config").write_text(config)
+    with pytest.raises(AuthError) as caught:
+        transport.connect(host_on(sshd, identity=None))
+    error = caught.value
+    assert error.message.startswith(
+        f"gpu01: connecting to gpu01 (127.0.0.1:{sshd.port}) as {sshd.user}: it refused every key: "
+        f"{one} ({fingerprint(one)}); {two} ({fingerprint(two)}) (not tried: {home}/gone: no such"
+    )
+    assert f"-p {sshd.port} {sshd.user}@127.0.0.1`" in error.hint
+    assert f"`ssh-copy-id -i {one} " in error.hint
+    assert "ssh-add" in error.hint
+    assert f"chmod 600 {two}" in error.hint
+
+
+def test_no_key_at_all(transport: SshTransport, sshd: Sshd) -> None:
+    with pytest.raises(AuthError, match="there is no key to offer") as caught:
+        transport.connect(host_on(sshd, identity=None))
+    assert "ssh-keygen" in caught.value.hint
+
+
+def test_something_that_is_not_a_key(transport: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("my diary")
+    with pytest.raises(AuthError, match="key: not a private key"):
+        transport.connect(host_on(sshd, identity="key"))
+
+
+def test_a_server_that_takes_only_passwords(transport: SshTransport, tmp_path: Path) -> None:
+    settings = {"PubkeyAuthentication": "no", "PasswordAuthentication": "yes"}
+    with (
+        running_sshd(tmp_path, settings=settings) as sshd,
+        pytest.raises(AuthError, match="it accepts no keys, only password") as caught,
+    ):
+        transport.connect(host_on(sshd))
+    assert "keys alone" in caught.value.hint
+
+
+def test_a_server_that_wants_more_than_a_key(transport: SshTransport, tmp_path: Path) -> None:
+    settings = {
+        "AuthenticationMethods": "publickey,password",
+        "PasswordAuthentication": "yes",
+    }
+    with (
+        running_sshd(tmp_path, settings=settings) as sshd,
+        pytest.raises(AuthError, match="accepted a key but wants password as well"),
+    ):
+        transport.connect(host_on(sshd))

@@ -1,0 +1,423 @@
+"""Connections that fail, or break later: what is retried, what is said, and when."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import paramiko
+import pytest
+
+from dtrain.diagnostics import ConnectError, HostKeyError
+from dtrain.spec.model import Host, Ssh
+from dtrain.transport import retry
+from dtrain.transport.ssh import SshTransport
+from support.ssh_server import Login, SshServer
+from support.sshd import Sshd, free_port, generate_key, host_on, running_sshd
+
+
+@pytest.fixture
+def identity(tmp_path: Path) -> Path:
+    return generate_key(tmp_path / "identity")
+
+
+@pytest.fixture
+def host(tmp_path: Path, identity: Path) -> Callable[..., Host]:
+    def host(server: SshServer, **ssh: Any) -> Host:
+        known = tmp_path / "known"
+        known.write_text(server.host_key_line)
+        settings = {"identity": str(identity), "known_hosts": str(known), **ssh}
+        return Host("gpu01", "127.0.0.1", ssh=Ssh("ml", server.port, **settings))
+
+    return host
+
+
+@pytest.fixture
+def blob(identity: Path) -> bytes:
+    return base64.b64decode(Path(f"{identity}.pub").read_text().split()[1])
+
+
+class Collector(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """However a connection fails, neither paramiko nor a dying thread writes to the terminal,
+    and nothing of paramiko reaches a log that the program around it may show."""
+    collector = Collector()
+    logging.getLogger().addHandler(collector)
+    yield
+    logging.getLogger().removeHandler(collector)
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+    assert not collector.records
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
+
+
+class Dropping(SshServer):
+    """Closes the first connections before it says anything, as sshd does past MaxStartups."""
+
+    drops = 3
+    words = b""
+
+    def greet(self, stream: socket.socket, number: int) -> bool:
+        if number > self.drops:
+            return True
+        stream.sendall(self.words)
+        return False
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_dropped_connections_are_tried_again(
+    transport: SshTransport, blob: bytes, host: Callable[..., Host]
+) -> None:
+    with Dropping(blob) as server:
+        connection = transport.connect(host(server))
+        assert connection.start("exit 6").wait(30) == 6
+        assert server.connections == 4
+        connection.close()
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_an_sshd_that_says_it_is_full_is_tried_again(
+    transport: SshTransport, blob: bytes, host: Callable[..., Host]
+) -> None:
+    class Full(Dropping):
+        words = b"Exceeded MaxStartups\r\n"
+
+    with Full(blob) as server:
+        transport.connect(host(server)).close()
+        assert server.connections == 4
+
+
+def test_a_server_that_always_drops_is_given_up(
+    transport: SshTransport,
+    blob: bytes,
+    host: Callable[..., Host],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The longest pause first: the give-up comes after few attempts.
+    monkeypatch.setattr(retry, "pause", lambda kind, attempt, *_: 0.0 if attempt < 4 else None)
+
+    class Never(Dropping):
+        drops = 1 << 30
+
+    with Never(blob) as server:
+        with pytest.raises(ConnectError) as caught:
+            transport.connect(host(server))
+        assert server.connections == 4
+    error = caught.value
+    assert error.message.startswith(
+        f"gpu01: connecting to gpu01 (127.0.0.1:{server.port}) as ml: the server closed the "
+        "connection before its SSH handshake was over (4 attempts in "
+    )
+    assert "MaxStartups" in error.hint
+    assert "ml@127.0.0.1` gets in" in error.hint
+
+
+class Hanging(SshServer):
+    """Greets as SSH does, and that is all."""
+
+    words = b"SSH-2.0-hanging\r\n"
+
+    def greet(self, stream: socket.socket, number: int) -> bool:
+        stream.sendall(self.words)
+        self.stopping.wait()
+        return False
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (b"SSH-2.0-hanging\r\n", "did not finish its SSH handshake within 0.3 s"),
+        (b"", "did not greet as SSH does within 0.3 s"),
+    ],
+)
+def test_a_server_that_hangs_is_given_up(
+    transport: SshTransport,
+    blob: bytes,
+    host: Callable[..., Host],
+    monkeypatch: pytest.MonkeyPatch,
+    words: bytes,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(retry, "pause", lambda kind, attempt, *_: 0.0 if attempt < 2 else None)
+    monkeypatch.setattr(Hanging, "words", words)
+    with Hanging(blob) as server:
+        with pytest.raises(ConnectError, match=f"{reason} .2 attempts in") as caught:
+            transport.connect(host(server, connect_timeout=0.3))
+        assert "overloaded" in caught.value.hint
+
+
+def test_something_that_is_no_ssh_server(
+    transport: SshTransport, blob: bytes, host: Callable[..., Host]
+) -> None:
+    class Web(SshServer):
+        def greet(self, stream: socket.socket, number: int) -> bool:
+            stream.recv(100)
+            stream.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            return False
+
+    with Web(blob) as server:
+        with pytest.raises(
+            ConnectError, match=r"not an SSH server: it said 'HTTP/1\.1 400"
+        ) as caught:
+            transport.connect(host(server))
+        assert server.connections == 1
+        assert "`port`" in caught.value.hint
+
+
+def test_a_wrong_host_key_ends_it_before_anything_is_proved(
+    transport: SshTransport, blob: bytes, host: Callable[..., Host]
+) -> None:
+    offered: list[str] = []
+
+    class Curious(Login):
+        def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+            offered.append(username)
+            return paramiko.AUTH_SUCCESSFUL
+
+    with SshServer(blob) as server:
+        server.login = Curious
+        server.host_key, real = paramiko.ECDSAKey.generate(), server.host_key
+        impostor, server.host_key = server.host_key, real
+        victim = host(server)
+        server.host_key = impostor
+        with pytest.raises(HostKeyError, match="its host key has changed"):
+            transport.connect(victim)
+        assert server.connections == 1
+        assert not offered
+
+
+def test_refused_channels_are_explained(
+    transport: SshTransport, blob: bytes, host: Callable[..., Host]
+) -> None:
+    class Strict(Login):
+        def check_channel_request(self, kind: str, chanid: int) -> int:
+            return paramiko.OPEN_FAILED_RESOURCE_SHORTAGE
+
+    with SshServer(blob) as server:
+        server.login = Strict
+        connection = transport.connect(host(server))
+        with pytest.raises(ConnectError) as caught:
+            connection.start("true")
+        assert "starting a command on gpu01" in caught.value.message
+        assert "MaxSessions" in caught.value.hint
+        connection.close()
+
+
+def test_refused_commands_are_explained(
+    transport: SshTransport, blob: bytes, host: Callable[..., Host]
+) -> None:
+    class Strict(Login):
+        def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+            return False
+
+    with SshServer(blob) as server:
+        server.login = Strict
+        connection = transport.connect(host(server))
+        with pytest.raises(ConnectError, match="sshd refused to run it"):
+            connection.start("true")
+        connection.close()
+
+
+def test_a_connection_that_breaks_fails_reads_writes_and_waits(
+    transport: SshTransport, blob: bytes, host: Callable[..., Host]
+) -> None:
+    with SshServer(blob) as server:
+        connection = transport.connect(host(server))
+        process = connection.start("echo started; exec cat")
+        assert process.read() == b"started\n"
+        with ThreadPoolExecutor(3) as pool:
+            reading = pool.submit(process.read)
+            waiting = pool.submit(process.wait)
+            server.drop_connections()
+            for future in (reading, waiting):
+                with pytest.raises(ConnectError) as caught:
+                    future.result(30)
+                assert f"the connection to 127.0.0.1:{server.port} was lost" in caught.value.reason
+        with pytest.raises(ConnectError):
+            process.write(b"x")
+        with pytest.raises(ConnectError, match="was lost"):
+            connection.start("true")
+        process.close()
+        connection.close()
+
+
+class Falling(Login):
+    """After ``fall silent`` it neither reads nor answers: a frozen machine whose kernel, or a
+    middlebox, still acknowledges what it is sent."""
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        if command == b"fall silent":
+            self.server.stopping.wait()
+        return super().check_channel_exec_request(channel, command)
+
+
+@pytest.fixture
+def quick(home: Path) -> None:
+    (home / ".ssh" / "config").write_text("ServerAliveInterval 0.2\nServerAliveCountMax 2\n")
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_peer_that_falls_silent_is_found_by_readers(
+    transport: SshTransport, blob: bytes, host: Callable[..., Host]
+) -> None:
+    with SshServer(blob) as server:
+        server.login = Falling
+        connection = transport.connect(host(server))
+        process = connection.start("echo started; exec cat")
+        assert process.read() == b"started\n"
+        with pytest.raises(ConnectError, match=r"no sign of life for 0\.4 s"):
+            connection.start("fall silent")
+        with pytest.raises(ConnectError, match=r"no sign of life for 0\.4 s"):
+            process.read()
+        connection.close()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_peer_that_falls_silent_is_found_by_blocked_writers(
+    transport: SshTransport, blob: bytes, host: Callable[..., Host]
+) -> None:
+    with SshServer(blob) as server:
+        server.login = Falling
+        connection = transport.connect(host(server))
+        process = connection.start("echo started; exec cat")
+        assert process.read() == b"started\n"
+        with ThreadPoolExecutor(1) as pool:
+            starting = pool.submit(connection.start, "fall silent")
+            with pytest.raises(ConnectError):
+                # Steady writing is what keeps paramiko's own keepalive from ever asking.
+                while True:
+                    process.write(b"x" * 1000)
+            with pytest.raises(ConnectError):
+                starting.result(30)
+        connection.close()
+
+
+@pytest.mark.sshd
+@pytest.mark.usefixtures("quick")
+def test_a_peer_that_only_has_nothing_to_say_is_left_alone(
+    transport: SshTransport, sshd: Sshd
+) -> None:
+    connection = transport.connect(host_on(sshd))
+    process = connection.start("sleep 1; echo done")
+    assert process.read() == b"done\n"
+    assert process.wait(30) == 0
+    connection.close()
+
+
+@pytest.mark.sshd
+def test_thirty_hosts_at_once_on_an_sshd_that_drops_from_three_on(
+    transport: SshTransport, tmp_path: Path
+) -> None:
+    with running_sshd(tmp_path, settings={"MaxStartups": "3:100:10"}) as sshd:
+        hosts = [host_on(sshd, f"gpu{n:02}") for n in range(30)]
+        with ThreadPoolExecutor(30) as pool:
+            for connection in pool.map(transport.connect, hosts):
+                connection.close()
+        assert len(re.findall("Accepted publickey", sshd.log())) == 30
+        assert "past MaxStartups" in sshd.log()
+
+
+@pytest.mark.sshd
+def test_an_ipv6_host(transport: SshTransport, tmp_path: Path) -> None:
+    with running_sshd(tmp_path, address="::1") as sshd:
+        connection = transport.connect(host_on(sshd))
+        assert connection.start("exit 8").wait(30) == 8
+        connection.close()
+        with pytest.raises(HostKeyError) as caught:
+            transport.connect(host_on(sshd, known_hosts="none"))
+        assert f"connecting to gpu01 ([::1]:{sshd.port})" in caught.value.message
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_refused_connection_is_not_tried_again(transport: SshTransport, address: str) -> None:
+    port = free_port(address)
+    with pytest.raises(ConnectError) as caught:
+        transport.connect(Host("gpu01", address, ssh=Ssh("ml", port)))
+    assert caught.value.reason == "connection refused"
+    assert f"port {port}" in caught.value.hint
+
+
+def test_a_name_that_does_not_exist(transport: SshTransport) -> None:
+    with pytest.raises(ConnectError) as caught:
+        transport.connect(Host("gpu01", "gpu01.invalid", ssh=Ssh("ml")))
+    assert "no address is known for the name 'gpu01.invalid'" in caught.value.reason
+    assert "`address`" in caught.value.hint
+
+
+def test_a_host_that_does_not_answer(transport: SshTransport) -> None:
+    # A backlog of one that is taken: further connections are left without an answer.
+    with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for filler in (first, second):
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        port = listener.getsockname()[1]
+        with pytest.raises(ConnectError, match="no answer within 1 s") as caught:
+            transport.connect(Host("gpu01", "127.0.0.1", ssh=Ssh("ml", port, connect_timeout=1.0)))
+        assert "firewall" in caught.value.hint
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_closing_the_transport_ends_attempts_that_wait(
+    transport: SshTransport, blob: bytes, host: Callable[..., Host]
+) -> None:
+    dropped = threading.Event()
+
+    class Never(SshServer):
+        def greet(self, stream: socket.socket, number: int) -> bool:
+            if number == 3:
+                dropped.set()
+            return False
+
+    with Never(blob) as server, ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(transport.connect, host(server))
+        assert dropped.wait(30)
+        transport.close()
+        with pytest.raises(ConnectError):
+            connecting.result(30)
+
+
+def test_a_failed_handshake_does_not_hold_up_the_interpreter(
+    tmp_path: Path, blob: bytes, host: Callable[..., Host]
+) -> None:
+    """paramiko leaves a timer behind for the length of its handshake timeout."""
+    with SshServer(blob) as server:
+        code = f"""
+from pathlib import Path
+from dtrain.diagnostics import HostKeyError
+from dtrain.spec.model import Host, Ssh
+from dtrain.transport.ssh import SshTransport
+try:
+    SshTransport(Path("/")).connect(
+        Host("gpu01", "127.0.0.1", ssh=Ssh("ml", {server.port}, connect_timeout=600.0)))
+except HostKeyError as error:
+    print("refused")
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, timeout=60, env=dict(os.environ)
+        )
+    assert (done.stdout, done.stderr) == (b"refused\n", b"")

@@ -1,0 +1,105 @@
+"""ssh's ProxyCommand: programs as connections."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from dtrain.diagnostics import ConnectError
+from dtrain.transport.ssh import SshTransport
+from support.sshd import Sshd, host_on
+
+pytestmark = pytest.mark.sshd
+
+RELAY = """
+import os, socket, sys, threading
+open(sys.argv[1], "w").write(str(os.getpid()))
+server = socket.create_connection((sys.argv[2], int(sys.argv[3])))
+def upwards():
+    while data := os.read(0, 65536):
+        server.sendall(data)
+    server.shutdown(socket.SHUT_WR)
+threading.Thread(target=upwards, daemon=True).start()
+while data := server.recv(65536):
+    os.write(1, data)
+"""
+
+
+@pytest.fixture
+def relay(tmp_path: Path, home: Path) -> Path:
+    """Configures a relay as the ProxyCommand; returns the file with its process id."""
+    script, pid = tmp_path / "relay.py", tmp_path / "pid"
+    script.write_text(RELAY)
+    command = f"'{sys.executable}' {script} {pid} %h %p"
+    (home / ".ssh" / "config").write_text(f"Host gpu01\n  ProxyCommand {command}\n")
+    return pid
+
+
+def ends(pid: int) -> bool:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z":
+                time.sleep(0.01)
+                continue
+        return True
+    return False
+
+
+def test_a_connection_runs_through_the_program(
+    transport: SshTransport, sshd: Sshd, relay: Path
+) -> None:
+    connection = transport.connect(host_on(sshd))
+    process = connection.start("cat")
+    data = os.urandom(1 << 20)
+    process.write(data)
+    process.close_stdin()
+    received = b""
+    while piece := process.read():
+        received += piece
+    assert received == data
+    pid = int(relay.read_text())
+    os.kill(pid, 0)
+    connection.close()
+    assert ends(pid)
+
+
+def test_a_program_that_dies_breaks_the_connection(
+    transport: SshTransport, sshd: Sshd, relay: Path
+) -> None:
+    connection = transport.connect(host_on(sshd))
+    process = connection.start("echo started; exec cat")
+    assert process.read() == b"started\n"
+    os.kill(int(relay.read_text()), 9)
+    with pytest.raises(ConnectError, match="was lost"):
+        process.read()
+    connection.close()
+
+
+def test_what_the_program_says_is_in_the_error(
+    transport: SshTransport, sshd: Sshd, home: Path
+) -> None:
+    text = "ProxyCommand sh -c 'echo tunnel to %h:%p is shut >&2; exit 5'\n"
+    (home / ".ssh" / "config").write_text(text)
+    with pytest.raises(ConnectError) as caught:
+        transport.connect(host_on(sshd))
+    assert "through its ProxyCommand: " in caught.value.message
+    assert f"ended with status 5: tunnel to 127.0.0.1:{sshd.port} is shut" in caught.value.reason
+    assert "ProxyCommand=sh -c" in caught.value.hint
+
+
+def test_a_program_that_stays_silent_is_ended(
+    transport: SshTransport, sshd: Sshd, home: Path, tmp_path: Path
+) -> None:
+    pid = tmp_path / "pid"
+    text = f"ProxyCommand sh -c 'trap \"\" TERM; echo $$ >{pid}; while read -r line; do :; done'\n"
+    (home / ".ssh" / "config").write_text(text)
+    with pytest.raises(ConnectError, match="is still running"):
+        transport.connect(host_on(sshd, connect_timeout=1.0))
+    assert ends(int(pid.read_text()))

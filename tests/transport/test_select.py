@@ -1,0 +1,39 @@
+"""Choosing a host's transport, without loading what is not needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtrain.spec.model import Host
+from dtrain.transport.select import Transports
+from support.sshd import Sshd, host_on
+
+
+def test_local_hosts_never_load_paramiko() -> None:
+    code = """
+import sys
+from pathlib import Path
+from dtrain.spec.model import Host
+from dtrain.transport.select import Transports
+transports = Transports(Path("."))
+connection = transports.connect(Host("here", "127.0.0.1", transport="local"))
+print(connection.start("exit 3").wait(), "paramiko" in sys.modules)
+transports.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "3 False\n"
+
+
+@pytest.mark.sshd
+def test_each_host_gets_its_own_transport(sshd: Sshd, tmp_path: Path) -> None:
+    transports = Transports(tmp_path)
+    for host in (Host("here", "127.0.0.1", transport="local"), host_on(sshd)):
+        connection = transports.connect(host)
+        process = connection.start("printenv SSH_CONNECTION")
+        assert bool(process.read()) == (host.transport == "ssh")
+        connection.close()
+    transports.close()
