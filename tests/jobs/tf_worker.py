@@ -34,7 +34,10 @@ def main() -> None:
 
     for number in range(40):
         loss = step(tf.random.stateless_uniform([32], seed=[number, 0], minval=-1.0))
-    found = {"slope": round(float(slope), 2), "intercept": round(float(intercept), 2)}
+    found = {
+        "slope": round(float(slope.numpy()), 2),
+        "intercept": round(float(intercept.numpy()), 2),
+    }
     print(
         json.dumps(
             {
