@@ -1,0 +1,5 @@
+"""`python -m dtrain_cli`, for where the `dtrain` script is not on PATH."""
+
+from dtrain_cli.app import main
+
+main()

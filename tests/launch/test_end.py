@@ -1,0 +1,202 @@
+"""How a launch on this machine ends: well, badly, or because somebody asked. Nothing stays."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.launching import JOBS, Scene, until
+
+TALK = "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
+WAIT = """
+import os, time
+print("up", os.environ["RANK"], flush=True)
+time.sleep(3600)
+"""
+
+
+def test_done(scene: Scene) -> None:
+    launch = scene.run(scene.cluster_file(scene.script(TALK)))
+    assert launch.code == 0, launch.stderr
+    assert sorted(launch.stdout.splitlines()) == [
+        f"[node{rank // 2} {rank}] rank {rank} of 4" for rank in range(4)
+    ]
+    assert "all 4 workers finished" in launch.stderr
+    assert (scene.run_folder() / "logs" / "node1" / "worker-3.out").read_text() == "rank 3 of 4\n"
+    assert scene.leftovers() == []
+
+
+def test_files_are_private(scene: Scene) -> None:
+    assert scene.run(scene.cluster_file(scene.script(TALK))).code == 0
+    for top in (scene.home / "runs", scene.nodes):
+        for path in top.rglob("*"):
+            assert path.stat().st_mode & 0o077 == 0, path
+
+
+@pytest.mark.torch
+def test_a_failed_worker_ends_all_and_is_named_first(scene: Scene) -> None:
+    launch = scene.run(scene.cluster_file(JOBS / "fail.py", args=["2", "raise"]))
+    assert launch.code == 1
+    report = launch.stderr[launch.stderr.index("error: ") :]
+    assert report.startswith("error: rank 2 on node1 exited with status 1\n")
+    assert "ValueError: bad batch on rank 2" in report
+    echo = report.find("Connection closed by peer")
+    assert echo == -1 or report.index("bad batch") < echo
+    assert scene.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+        ("os.kill(os.getpid(), 11)", "was killed by SIGSEGV"),
+        ("os._exit(7)", "exited with status 7"),
+        ("raise SystemExit('out of luck')", "exited with status 1"),
+    ],
+)
+def test_every_kind_of_end_is_told(scene: Scene, end: str, words: str) -> None:
+    text = f"import os, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(3600)\n"
+    launch = scene.run(scene.cluster_file(scene.script(text)))
+    assert launch.code == 1
+    assert f"error: rank 1 on node0 {words}" in launch.stderr
+    assert scene.leftovers() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_asked_to_end(scene: Scene, number: signal.Signals) -> None:
+    launch = scene.launch(scene.cluster_file(scene.script(WAIT)))
+    launch.until_said("up", 4)
+    launch.signal(number)
+    assert launch.code == 130
+    assert "stopping" in launch.stderr
+    assert scene.leftovers() == []
+
+
+def test_asking_twice_does_not_wait_for_the_deaf(scene: Scene) -> None:
+    launch = scene.launch(scene.cluster_file(JOBS / "zombies.py", grace=3000))
+    launch.until_said("lingering", 4)
+    launch.signal(signal.SIGINT)
+    launch.until_said("Ctrl-C again")
+    launch.signal(signal.SIGINT)
+    assert launch.code == 130
+    assert scene.leftovers() == []
+
+
+def test_a_failure_leaves_no_zombies(scene: Scene) -> None:
+    launch = scene.run(scene.cluster_file(JOBS / "zombies.py", args=["fail"]))
+    assert launch.code == 1
+    assert "failed on purpose" in launch.stderr
+    assert scene.leftovers() == []
+
+
+def test_a_finished_worker_leaves_no_zombies(scene: Scene) -> None:
+    assert scene.run(scene.cluster_file(JOBS / "zombies.py", args=["exit"])).code == 0
+    assert scene.leftovers() == []
+
+
+def test_a_broken_pipe_ends_the_job(scene: Scene) -> None:
+    chatter = "import time\nwhile True:\n    print('line', flush=True)\n    time.sleep(0.01)\n"
+    reader = subprocess.Popen(
+        ["head", "-n", "3"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    launch = scene.launch(scene.cluster_file(scene.script(chatter)), stdout=reader.stdin)
+    assert reader.stdin is not None and reader.stdout is not None
+    reader.stdin.close()
+    assert len(reader.stdout.readlines()) == 3
+    reader.wait()
+    assert launch.code == 130
+    assert "Traceback" not in launch.stderr
+    assert "BrokenPipe" not in launch.stderr
+    assert scene.leftovers() == []
+
+
+def test_a_closed_terminal_ends_the_job(scene: Scene) -> None:
+    """The terminal goes away, with HUP, while the launch writes to it."""
+    ours, theirs = os.openpty()
+    launch = scene.launch(
+        scene.cluster_file(scene.script(WAIT)),
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: __import__("fcntl").ioctl(1, __import__("termios").TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    seen = b""
+    while seen.count(b"up ") < 4:
+        seen += os.read(ours, 1 << 16)
+    os.close(ours)
+    launch.wait()
+    until(lambda: not scene.leftovers(), "all processes to end")
+
+
+def test_a_killed_launcher_leaves_a_job_that_its_lease_ends(scene: Scene) -> None:
+    launch = scene.launch(scene.cluster_file(scene.script(WAIT), lease="15s", grace="1s"))
+    launch.until_said("up", 4)
+    launch.signal(signal.SIGKILL)
+    launch.wait()
+    until(lambda: not scene.leftovers(), "the lease to end the job")
+
+
+def test_two_runs_at_once_do_not_touch_each_other(scene: Scene, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Scene(tmp_path / "other")
+    try:
+        one = scene.launch(scene.cluster_file(scene.script(WAIT)))
+        one.until_said("up", 4)
+        two = other.launch(other.cluster_file(scene.script(WAIT)))
+        two.until_said("up", 4)
+        assert "trying port 29564" in two.stderr
+        one.signal(signal.SIGINT)
+        assert one.code == 130
+        assert scene.leftovers() == []
+        assert len([line for line in other.leftovers() if "script.py" in line]) == 4
+        two.signal(signal.SIGINT)
+        assert two.code == 130
+        assert other.leftovers() == []
+    finally:
+        other.close()
+
+
+def test_a_run_inside_a_run_is_another_run(scene: Scene, tmp_path: Path) -> None:
+    """A worker may itself launch; each of the two ends alone."""
+    (tmp_path / "inner").mkdir()
+    inner = Scene(tmp_path / "inner")
+    cluster = inner.cluster_file(scene.script(TALK, "inner.py"), hosts=1)
+    outer = scene.script(
+        "import subprocess, sys\n"
+        f"command = [sys.executable, '-m', 'dtrain_cli', 'launch', {str(cluster)!r}]\n"
+        "sys.exit(subprocess.run(command).returncode)\n"
+    )
+    launch = scene.run(
+        scene.cluster_file(outer, hosts=1, slots=1, env={"DTRAIN_HOME": str(inner.home)})
+    )
+    assert launch.code == 0, launch.stderr
+    assert len(re.findall(r"^\[node0 0\] \[node0 \d\] rank \d of 2$", launch.stdout, re.M)) == 2
+    assert scene.leftovers() == []
+
+
+def test_no_job_outlives_a_launcher_that_never_started_it(scene: Scene) -> None:
+    """Interrupted while its setup line still runs."""
+    flag = scene.folder / "setting-up"
+    cluster = scene.cluster_file(
+        scene.script(TALK), hosts=1, setup=[f"touch {flag}; exec sleep 3600"]
+    )
+    launch = scene.launch(cluster)
+    until(flag.exists, "setup to begin")
+    launch.signal(signal.SIGINT)
+    assert launch.code == 130
+    assert "before anything was started" in launch.stderr
+    assert scene.leftovers() == []
+    assert list(scene.nodes.rglob("*")) == []
+
+
+def test_the_interpreter_is_the_one_that_runs_dtrain(scene: Scene) -> None:
+    text = "import sys\nprint(sys.executable)\n"
+    launch = scene.run(scene.cluster_file(scene.script(text), hosts=1, slots=1))
+    assert launch.stdout == f"[node0 0] {sys.executable}\n"
