@@ -42,8 +42,8 @@ An event is an object with ``event`` and ``time``:
     rank      role, index, local_rank, rank, pid (null if it was too quick), logs: torchrun has
               started a rank. Its streams are ``rank-<rank>.out`` and ``.err``
     exited    role, index, rank, pid, code, signal, stopping, error {message, traceback, time},
-              out_of_memory; for torchrun also ranks [{rank, local_rank, exitcode, message,
-              traceback, time}] of those that failed
+              out_of_memory; for torchrun also ranks [{rank, local_rank, exitcode, signal,
+              message, traceback, time}] of those that failed
     stopping  reason
     ended     survivors [{pid, name}], and error if the supervisor itself failed
 """

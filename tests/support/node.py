@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -28,6 +29,7 @@ def agent_source() -> bytes:
     return resources.files("dtrain.node").joinpath("agent.py").read_bytes()
 
 
+@functools.cache
 def pythons() -> dict[tuple[int, int], str]:
     """The interpreters of this machine by version."""
     found: dict[tuple[int, int], str] = {}
@@ -54,7 +56,12 @@ def oldest_python() -> str:
 class Agent:
     """One relay: a launch, or an attachment to one."""
 
-    def __init__(self, python: str, run: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        python: str,
+        run: str,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self._process = subprocess.Popen(
             ["sh", "-c", boot_command(python, run)],
             stdin=subprocess.PIPE,
@@ -215,20 +222,22 @@ class Node:
         self.mark = f"dtrain-test-{uuid.uuid4().hex}"
         self._agents: list[Agent] = []
 
-    def agent(self, run: str = "run", environment: dict[str, str] | None = None) -> Agent:
+    def agent(
+        self,
+        run: str = "run",
+        environment: dict[str, str] | None = None,
+    ) -> Agent:
         own = {**os.environ, "DTRAIN_TEST_MARK": self.mark, **(environment or {})}
         agent = Agent(self.python, run, own)
         self._agents.append(agent)
         return agent
 
-    def launch(self, *processes: dict[str, Any], agent: Agent | None = None, **body: Any) -> Agent:
-        """Send a launch; what is not given is plain."""
-        run = body.get("run", "run")
-        agent = agent or self.agent(run)
-        request = {
+    def request(self, *processes: dict[str, Any], **body: Any) -> dict[str, Any]:
+        """A launch; what is not given is plain."""
+        return {
             "op": "launch",
             "protocol": protocol.VERSION,
-            "run": run,
+            "run": "run",
             "host": "node0",
             "run_dir": str(self.run_dir),
             "workdir": str(self.workdir),
@@ -243,6 +252,10 @@ class Node:
             "lease": 300.0,
             **body,
         }
+
+    def launch(self, *processes: dict[str, Any], agent: Agent | None = None, **body: Any) -> Agent:
+        request = self.request(*processes, **body)
+        agent = agent or self.agent(request["run"])
         agent.write(protocol.encode_command(request))
         return agent
 
@@ -280,7 +293,8 @@ class Node:
         return self.run_dir / "nodes" / run / host
 
     def processes(self, word: str = "") -> dict[int, str]:
-        """Living processes that bear the mark, or ``word`` in their arguments."""
+        """Living processes that bear the mark, of those the ones with ``word`` on their command
+        line."""
         relays = {agent.pid for agent in self._agents}
         found = {}
         for path in Path("/proc").iterdir():
@@ -293,9 +307,7 @@ class Node:
             except OSError:
                 continue
             marked = self.mark.encode() in environment + arguments
-            if word:
-                marked = word.encode() in arguments
-            if marked and state not in "ZX":
+            if marked and word.encode() in arguments and state not in "ZX":
                 found[int(path.name)] = arguments.replace(b"\0", b" ").decode(errors="replace")
         return found
 

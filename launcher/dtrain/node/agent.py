@@ -613,7 +613,10 @@ def error_report(path: bytes, most: int = MAX_TRACEBACK) -> Json | None:
         else:
             report["message"] = str(said)
             stamp = body.get("timestamp") if isinstance(body, dict) else None
-        report["time"] = float(stamp) if stamp is not None else os.stat(path).st_mtime
+        report["time"] = written = os.stat(path).st_mtime
+        # torch writes whole seconds, which would not tell who was first; torchrun copies files.
+        if stamp is not None and not 0 <= written - float(stamp) < 2:
+            report["time"] = float(stamp)
     except (ValueError, TypeError, AttributeError, OSError, RecursionError):
         if not report["message"]:
             report["message"] = shown(data)
@@ -712,7 +715,10 @@ class Ranks:
             report = error_report(os.path.join(place, b"error.json"), SHORT_TRACEBACK)
             if report or rank in codes:
                 body: Json = {"rank": rank, "local_rank": int(os.path.basename(place))}
-                body["exitcode"] = codes.get(rank)
+                code = codes.get(rank)
+                body["exitcode"], body["signal"] = code, None
+                if code is not None and code < 0:
+                    body["exitcode"], body["signal"] = None, signal_name(-code)
                 body.update(report or {"message": "", "traceback": "", "time": None})
                 found.append(body)
         return found
@@ -1013,12 +1019,11 @@ class Supervisor:
         outputs = create(path + b".out", os.O_APPEND), create(path + b".err", os.O_APPEND)
         return worker, argv, environment, outputs
 
-    def _give_up(self, message: Json | None) -> None:
-        """End a run that has not started: nothing stays behind."""
+    def _give_up(self, message: Json) -> None:
+        """End a run that has not started: nothing stays behind. ``message`` says why."""
         Sweep(self._tag, os.getpid(), 0.0, set()).finish()  # what setup left running
         discard(self._folder, [raw(path) for path in self._request["made"]])
-        if message is not None:
-            self._say(message)
+        self._say(message)
         self._over = True
 
     # The life of the run
@@ -1201,7 +1206,7 @@ class Supervisor:
             if client is self._launcher:
                 self._launcher = None
                 if not self._started:
-                    self._give_up(None)
+                    self._give_up({"type": "bye"})
             return
         pending += data
         while b"\n" in pending and not self._over:
@@ -1221,7 +1226,7 @@ class Supervisor:
             if op == "start":
                 self._start()
             elif op in ("abort", "stop", "kill"):
-                self._give_up(None)
+                self._give_up({"type": "bye"})
         elif op == "stop":
             grace = float(command.get("grace", GRACE))
             self._stop(str(command.get("reason") or "asked by the launcher"), grace)
@@ -1229,9 +1234,9 @@ class Supervisor:
             self._stop(str(command.get("reason") or "asked by the launcher"), 0.0)
 
     def _say(self, message: Json) -> None:
-        if self._launcher is not None:
+        for client, _ in self._clients.values():
             with contextlib.suppress(OSError):
-                self._launcher.send(encode(message) + b"\n")
+                client.send(encode(message) + b"\n")
 
 
 def missing(failure: OSError) -> bool:
@@ -1296,6 +1301,7 @@ class Relay:
         self._tag: Tag | None = None
         self._supervisor: socket.socket | None = None
         self._child = 0  # the supervisor, if we started it
+        self._unheard = b""
         self._up = False
         self._aborted = False
         self._events_at = 0
@@ -1321,7 +1327,8 @@ class Relay:
             command = json.loads(line)
             if command.get("protocol") != VERSION:
                 raise RefusedError(
-                    "agent", "the launcher speaks protocol %s" % command.get("protocol")
+                    "agent",
+                    "the launcher speaks protocol %s, not %d" % (command.get("protocol"), VERSION),
                 )
             if not os.path.exists("/proc/self/stat"):
                 raise RefusedError(
@@ -1364,14 +1371,13 @@ class Relay:
         }
         guard, leash = self._start_supervisor(request, workdir, made)
         threading.Thread(target=self._listen, daemon=True).start()
-        prepared = self._await_prepared(command, made)
+        answer = self._await_prepared(command, made)
         os.write(leash, b"k")
         os.close(leash)
         os.waitpid(guard, 0)
-        if not prepared:
-            self._tell("bye")
-            return
-        self._follow()
+        self._send(answer)
+        if answer["type"] == "prepared":
+            self._follow()
 
     def _start_supervisor(
         self, request: Json, workdir: bytes, made: list[bytes]
@@ -1441,26 +1447,17 @@ class Relay:
         Sweep(self._tag, self._child, 0.0, {self._child}).finish()
         discard(self._folder, made)
 
-    def _await_prepared(self, command: Json, made: list[bytes]) -> bool:
-        """Pass on `prepared` or `refused`; False if the run is not to be."""
-        assert self._supervisor is not None
-        pending = b""
+    def _await_prepared(self, command: Json, made: list[bytes]) -> Json:
+        """The supervisor's answer, or ours if the launch ends before there is a supervisor."""
         line, status = 0, None
         while True:
             if self._aborted and not self._up:
                 self._undo(made)
-                return False
-            if not select.select([self._supervisor], [], [], 0.05)[0]:
-                continue
-            try:
-                data = self._supervisor.recv(1 << 16)
-            except OSError:
-                data = b""
-            if not data:
+                return {"type": "bye"}
+            messages = self._hear(0.05)
+            if messages is None:
                 break
-            *lines, pending = (pending + data).split(b"\n")
-            for one in lines:
-                message = json.loads(one)
+            for message in messages:
                 if message["type"] == "setup":
                     line, status = message["line"], message.get("status")
                 elif message["type"] == "up":
@@ -1468,26 +1465,33 @@ class Relay:
                     if self._aborted:
                         self._forward(b'{"op":"abort"}\n')
                 else:
-                    self._send(message)
-                    return bool(message["type"] == "prepared")
-        if self._aborted:
-            return False
+                    return message
         # It has closed its end without a word: the setup lines, or the supervisor, have failed.
         log = tail_of(os.path.join(self._folder, b"agent.log"), 12)
         fate = self._fate()
         self._undo(made)
-        if self._up or not line or (line > len(command["setup"])):
-            where = " after `job.setup`" if command["setup"] else ""
-            refusal = RefusedError(
-                "agent", "the supervisor could not start%s (%s)" % (where, fate), log
-            )
-        else:
-            how = "failed with status %d" % status if status is not None else "ended the shell"
-            words = command["setup"][line - 1]
-            reason = "setup line %d (%s) %s" % (line, words, how)
-            refusal = RefusedError("setup", reason, log or "it printed nothing")
-        self._send(refusal.message)
-        return False
+        setup = command["setup"]
+        if self._up or not 0 < line <= len(setup):
+            where = " after `job.setup`" if setup else ""
+            reason = "the supervisor could not start%s (%s)" % (where, fate)
+            return RefusedError("agent", reason, log).message
+        how = "failed with status %d" % status if status is not None else "ended the shell"
+        reason = "setup line %d (%s) %s" % (line, setup[line - 1], how)
+        return RefusedError("setup", reason, log or "it printed nothing").message
+
+    def _hear(self, timeout: float) -> list[Json] | None:
+        """What the supervisor says within ``timeout`` seconds; None once it has hung up."""
+        assert self._supervisor is not None
+        if not select.select([self._supervisor], [], [], timeout)[0]:
+            return []
+        try:
+            data = self._supervisor.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            return None
+        *lines, self._unheard = (self._unheard + data).split(b"\n")
+        return [json.loads(line) for line in lines]
 
     def _fate(self) -> str:
         """How the supervisor that we started has ended."""
@@ -1551,7 +1555,12 @@ class Relay:
         """Send what is new until the run is over and everything has been sent."""
         pause = QUICK
         while True:
-            gone = self._supervisor is None or self._has_hung_up(pause)
+            heard = self._hear(pause) if self._supervisor is not None else None
+            for message in heard or ():
+                if message["type"] in ("refused", "bye"):  # it gave up before the start
+                    self._send(message)
+                    return
+            gone = heard is None
             over = self._ended or gone
             progress = self._relay_events()
             if gone and not self._ended:
@@ -1566,15 +1575,6 @@ class Relay:
             else:
                 pause = min(pause * 2, SLOW)
         self._tell("bye")
-
-    def _has_hung_up(self, timeout: float) -> bool:
-        assert self._supervisor is not None
-        if not select.select([self._supervisor], [], [], timeout)[0]:
-            return False
-        try:
-            return not self._supervisor.recv(1 << 16)
-        except OSError:
-            return True
 
     def _relay_events(self) -> bool:
         found = read_events(os.path.join(self._folder, b"events"), self._events_at)

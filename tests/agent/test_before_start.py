@@ -1,0 +1,80 @@
+"""Until `start` nothing of the job runs, and a launch that is called off leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from support.node import Agent, Node, wait_until
+
+CALLED_OFF: dict[str, Callable[[Agent], object]] = {
+    "abort": lambda agent: (agent.command("abort"), agent.expect("bye"), agent.wait()),
+    "stop": lambda agent: (agent.command("stop"), agent.expect("bye"), agent.wait()),
+    "end of input": lambda agent: (agent.close_stdin(), agent.wait()),
+    "killed relay": lambda agent: agent.kill(),
+}
+
+
+@pytest.mark.parametrize("how", CALLED_OFF)
+def test_a_prepared_launch_that_is_called_off(host: Node, how: str) -> None:
+    agent = host.launch(
+        host.shell("touch started"), setup=["setsid sleep 600 &", "echo done > setup-done"]
+    )
+    prepared = agent.expect("prepared")
+    assert prepared["folder"] == str(host.folder())
+    assert prepared["workdir"] == str(host.workdir)
+    CALLED_OFF[how](agent)
+    assert "lost" not in [message["type"] for message in agent.messages]
+    host.until_nothing_runs()
+    wait_until(lambda: not host.run_dir.exists())
+    assert (host.workdir / "setup-done").exists()
+    assert not (host.workdir / "started").exists()
+
+
+@pytest.mark.parametrize("how", CALLED_OFF)
+def test_a_launch_whose_setup_hangs(host: Node, how: str) -> None:
+    hang = "echo > hanging; setsid sleep 600 & trap '' TERM HUP; sleep 600; sleep 600"
+    agent = host.launch(host.shell("touch started"), setup=["true", hang])
+    wait_until((host.workdir / "hanging").exists)
+    agent.command("ping")
+    CALLED_OFF[how](agent)
+    host.until_nothing_runs()
+    wait_until(lambda: not host.run_dir.exists())
+    assert not (host.workdir / "started").exists()
+
+
+def test_an_agent_that_is_left_before_it_was_asked_anything(host: Node) -> None:
+    agent = host.agent()
+    agent.expect("hello")
+    agent.close_stdin()
+    assert agent.wait() == 0
+    assert not host.run_dir.exists()
+
+
+def test_a_supervisor_that_is_asked_to_end(host: Node) -> None:
+    agent = host.launch(host.shell("touch started"))
+    agent.expect("prepared")
+    (pid,) = host.processes("dtrain-supervisor\0run\0node0")
+    os.kill(pid, signal.SIGTERM)
+    assert agent.expect("refused")["reason"] == "stopped by SIGTERM"
+    host.until_nothing_runs()
+    assert not host.run_dir.exists()
+
+
+def test_folders_that_were_there_before_stay(host: Node) -> None:
+    host.run_dir.mkdir()
+    agent = host.launch(host.shell("exit"))
+    agent.expect("prepared")
+    other = host.launch(host.shell("exit"), host="node1")
+    other.expect("prepared")
+    agent.command("abort")
+    agent.expect("bye")
+    assert not host.folder().exists()
+    assert host.folder(host="node1").is_dir()
+    other.command("abort")
+    other.expect("bye")
+    assert host.run_dir.is_dir()
+    assert list(host.run_dir.iterdir()) == []

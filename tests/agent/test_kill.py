@@ -1,0 +1,243 @@
+"""Ending a run ends all of it, whatever it did to get away, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from dtrain.node.boot import boot_command
+from dtrain.protocol import encode_command
+from support.node import Node, agent_source, wait_until
+
+# Each says how it got away by creating `ready`, with only shell built-ins and Python at hand.
+READY = "import os,signal,sys,time\ndef ready(name='ready'): open(name,'w').close()\n"
+
+ESCAPES = {
+    "ignores TERM": "signal.signal(signal.SIGTERM, signal.SIG_IGN); ready(); time.sleep(600)",
+    "is stopped": "ready(); os.kill(os.getpid(), signal.SIGSTOP)",
+    "new session": """
+if os.fork() == 0:
+    os.setsid(); signal.signal(signal.SIGTERM, signal.SIG_IGN); ready()
+time.sleep(600)
+""",
+    "double fork": """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork(): os._exit(0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN); ready()
+time.sleep(600)
+""",
+    "cleared environment": """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork(): os._exit(0)
+    code = "import time; open('ready','w').close(); time.sleep(600)"
+    os.execve(sys.executable, [sys.executable, '-ISc', code, MARK], {})
+time.sleep(600)
+""",
+    "orphan of a dead worker": """
+if os.fork() == 0:
+    os.setsid(); ready(); time.sleep(600)
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+    "many generations": """
+for generation in range(30):
+    if os.fork():
+        time.sleep(600)
+    os.setsid(); signal.signal(signal.SIGTERM, signal.SIG_IGN)
+ready(); time.sleep(600)
+""",
+    # Doubles until there are 64, each replacing children that die.
+    "fork bomb": """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for doubling in range(6): os.fork()
+ready()
+children = set()
+while True:
+    while len(children) < 1:
+        pid = os.fork()
+        if pid == 0: time.sleep(0.02); os._exit(0)
+        children.add(pid)
+    children.discard(os.wait()[0])
+""",
+    # Never the same process for long, and always in a session of its own.
+    "runs from process to process": """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    for hop in range(1000000):
+        if os.fork(): os._exit(0)
+        os.setsid()
+        if hop == 5: ready()
+        time.sleep(0.003)
+time.sleep(600)
+""",
+}
+
+
+@pytest.mark.parametrize("way", ["stop", "kill"])
+@pytest.mark.parametrize("escape", ESCAPES)
+def test_nothing_escapes(host: Node, escape: str, way: str) -> None:
+    source = READY + ESCAPES[escape].replace("MARK", repr(host.mark))
+    # Another worker keeps the run going where the first one dies of its own.
+    agent = host.start(host.code(source, 0), host.shell("exec sleep 600", 1))
+    wait_until((host.workdir / "ready").exists)
+    agent.command(way, grace=0.2)
+    ended = agent.event("ended")
+    assert ended["survivors"] == []
+    assert agent.wait() == 0
+    assert host.processes() == {}
+
+
+def test_processes_are_asked_before_they_are_killed(host: Node) -> None:
+    polite = "trap 'echo asked; exit 7' TERM; echo ready; while :; do sleep 0.05; done"
+    agent = host.start(host.shell(polite, 0), host.shell(polite, 1))
+    agent.until(lambda: agent.text("worker-0.out") and agent.text("worker-1.out"))
+    agent.command("stop", grace=20)
+    for index in (0, 1):
+        exited = agent.event("exited", index=index)
+        assert (exited["code"], exited["stopping"]) == (7, True)
+    assert agent.event("stopping")["reason"] == "asked by the launcher"
+    agent.wait()
+    assert agent.text("worker-0.out") == "ready\nasked\n"
+
+
+def test_a_stop_can_be_cut_short(host: Node) -> None:
+    agent = host.start(host.shell("trap '' TERM; echo ready; while :; do sleep 1; done"))
+    agent.until(lambda: agent.text("worker-0.out"))
+    agent.command("stop", grace=600)
+    agent.event("stopping")
+    agent.command("kill")
+    assert agent.event("exited")["signal"] == "SIGKILL"
+    agent.wait()
+    assert host.processes() == {}
+
+
+def test_what_workers_leave_behind_is_ended_with_the_last_of_them(host: Node) -> None:
+    agent = host.start(host.shell("setsid sleep 600 & setsid sleep 600 & exit 0"))
+    agent.wait()
+    assert [event["event"] for event in agent.events] == ["started", "exited", "ended"]
+    assert host.processes() == {}
+
+
+def test_what_setup_leaves_running_is_ended_too(host: Node) -> None:
+    agent = host.start(host.shell("exit 0"), setup=["setsid sleep 600 &", "sleep 600 &"])
+    agent.wait()
+    assert host.processes() == {}
+
+
+def test_another_run_is_not_touched(host: Node) -> None:
+    first = host.start(host.shell("echo ready; exec sleep 600"), run="first")
+    second = host.start(host.shell("echo ready; exec sleep 600"), run="second")
+    third = host.start(host.shell("echo ready; exec sleep 600"), run="first", host="node1")
+    for agent in (first, second, third):
+        agent.until(lambda agent=agent: agent.text("worker-0.out"))
+    first.command("stop", grace=0.1)
+    first.wait()
+    for agent in (second, third):
+        pid = agent.event("started")["pid"]
+        os.kill(pid, 0)
+        assert [event["event"] for event in agent.events] == ["started"]
+        agent.command("kill")
+        agent.wait()
+    assert host.processes() == {}
+
+
+def test_a_process_of_the_user_that_looks_alike_is_not_touched(host: Node) -> None:
+    for environment in (
+        {"DTRAIN_RUN_ID": "run"},
+        {"DTRAIN_RUN_ID": "run", "DTRAIN_HOST": "node00"},
+        {"DTRAIN_RUN_ID": "run2", "DTRAIN_HOST": "node0"},
+        {"NOT_DTRAIN_RUN_ID": "run", "DTRAIN_HOST": "node0"},
+        {"X": "DTRAIN_RUN_ID=run", "Y": "DTRAIN_HOST=node0"},
+    ):
+        with subprocess.Popen(["sleep", "600"], env={**os.environ, **environment}) as bystander:
+            try:
+                agent = host.start(host.shell("sleep 600"), run="run")
+                agent.command("kill")
+                agent.wait()
+                assert bystander.poll() is None, environment
+            finally:
+                bystander.kill()
+        for path in host.folder().iterdir():
+            path.unlink()
+        host.folder().rmdir()
+
+
+def test_a_run_inside_a_run_belongs_to_itself(host: Node) -> None:
+    """The inner launcher and relay are the outer worker's; the inner job is not."""
+    # A process with a cleared environment must not be taken for the outer run's either.
+    hidden = f"env -i setsid bash -c 'while :; do sleep 1; done' {host.mark} &"
+    inner = host.shell(hidden + " echo > inner-ready; wait")
+    request = host.request(inner, run="inner", on_disconnect="keep")
+    source = agent_source()
+    (host.workdir / "input").write_bytes(b"%d\n" % len(source) + source + encode_command(request))
+    launcher = f"""
+import subprocess, threading
+relay = subprocess.Popen(["sh", "-c", {boot_command(host.python, "inner")!r}],
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+relay.stdin.write(open("input", "rb").read()); relay.stdin.flush()
+seen = b""
+while b"prepared" not in seen: seen += relay.stdout.read1(4096)
+relay.stdin.write(b'{{"op":"start"}}\\n'); relay.stdin.flush()
+while relay.stdout.read1(4096): pass
+"""
+    outer = host.start(host.code(launcher), run="outer")
+    wait_until((host.workdir / "inner-ready").exists)
+    running = wait_until(
+        lambda: {pid for pid, words in host.processes().items() if "while :" in words}
+    )
+    outer.command("kill")
+    assert outer.event("ended")["survivors"] == []
+    outer.wait()
+    assert running <= set(host.processes())
+    attached = host.attach("inner")
+    assert attached.expect("attached")["running"]
+    attached.command("kill")
+    assert attached.event("ended")["survivors"] == []
+    attached.wait()
+    host.until_nothing_runs()
+
+
+def test_the_supervisor_stops_the_job_when_it_is_asked_to_end(host: Node) -> None:
+    agent = host.start(host.shell("trap 'exit 5' TERM; echo ready; while :; do sleep 0.05; done"))
+    agent.until(lambda: agent.text("worker-0.out"))
+    os.kill(supervisor_pid(host), signal.SIGTERM)
+    assert agent.event("stopping")["reason"] == "the supervisor got SIGTERM"
+    assert agent.event("exited")["code"] == 5
+    agent.wait()
+    assert host.processes() == {}
+
+
+def test_a_killed_supervisor_takes_everything_along(host: Node) -> None:
+    agent = host.start(
+        host.shell("setsid sleep 600 & trap '' TERM; echo ready; while :; do sleep 1; done")
+    )
+    agent.until(lambda: agent.text("worker-0.out"))
+    os.kill(supervisor_pid(host), signal.SIGKILL)
+    lost = agent.expect("lost")
+    assert lost["reason"] == "the supervisor died: killed by SIGKILL"
+    assert lost["survivors"] == []
+    agent.expect("bye")
+    agent.wait()
+    assert host.processes() == {}
+
+
+def test_a_supervisor_that_nobody_watched_die_is_found_lost(host: Node) -> None:
+    agent = host.start(host.shell("setsid sleep 600 & echo ready; wait"))
+    agent.until(lambda: agent.text("worker-0.out"))
+    agent.kill()
+    os.kill(supervisor_pid(host), signal.SIGKILL)
+    attached = host.attach()
+    assert attached.expect("lost")["survivors"] == []
+    attached.expect("bye")
+    assert attached.text("worker-0.out") == "ready\n"
+    assert host.processes() == {}
+
+
+def supervisor_pid(host: Node) -> int:
+    found = [pid for pid, words in host.processes().items() if "dtrain-supervisor" in words]
+    assert len(found) == 1
+    return found[0]

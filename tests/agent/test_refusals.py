@@ -1,0 +1,200 @@
+"""A host on which the job cannot start says why and what to do, and keeps nothing of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.node import Agent, Node, node
+
+
+def refusal(host: Node, agent: Agent) -> dict[str, Any]:
+    body = agent.expect("refused")
+    assert agent.wait() == 0
+    assert agent.stderr == b""
+    host.until_nothing_runs()
+    assert not host.run_dir.exists()
+    return body
+
+
+def test_an_interpreter_that_is_not_on_path(host: Node) -> None:
+    worker = host.process(["python9", "train.py"])
+    agent = host.launch(worker, python="python9", environment={"PATH": "/nowhere:/usr/bin"})
+    body = refusal(host, agent)
+    assert body["what"] == "python"
+    assert body["reason"] == "python python9 not found on PATH (/nowhere:/usr/bin)"
+    assert "cluster.python" in body["hint"]
+
+
+def test_an_interpreter_that_is_not_where_it_should_be(host: Node) -> None:
+    body = refusal(host, host.launch(host.process(["/x/python"]), python="/x/python"))
+    assert (body["what"], body["reason"]) == ("python", "python /x/python not found on this host")
+
+
+def test_setup_decides_which_interpreter_is_found(host: Node) -> None:
+    bin_folder = host.workdir / "venv" / "bin"
+    bin_folder.mkdir(parents=True)
+    (bin_folder / "mypython").write_text('#!/bin/sh\necho "$0"\n')
+    (bin_folder / "mypython").chmod(0o700)
+    agent = host.start(
+        host.process(["mypython"]), python="mypython", setup=['export PATH="$PWD/venv/bin:$PATH"']
+    )
+    agent.wait()
+    assert agent.text("worker-0.out") == f"{bin_folder}/mypython\n"
+
+
+def test_a_failing_setup_line(host: Node) -> None:
+    setup = ["echo fine", "echo first >&2; echo last; (exit 5)", "echo never"]
+    body = refusal(host, host.launch(host.shell("exit"), setup=setup))
+    assert body["what"] == "setup"
+    assert body["reason"] == f"setup line 2 ({setup[1]}) failed with status 5"
+    assert body["hint"] == "fine\nfirst\nlast"
+
+
+@pytest.mark.parametrize("line", ["exit 0", "exec true", "kill -9 $$", "set -u; echo $nope"])
+def test_a_setup_line_that_ends_the_shell(host: Node, line: str) -> None:
+    body = refusal(host, host.launch(host.shell("exit"), setup=["true", line]))
+    assert (body["what"], body["reason"]) == ("setup", f"setup line 2 ({line}) ended the shell")
+
+
+def test_a_setup_line_that_is_not_shell(host: Node) -> None:
+    body = refusal(host, host.launch(host.shell("exit"), setup=["for x in"]))
+    assert body["what"] == "setup"
+    assert "syntax error" in body["hint"]
+
+
+def test_a_missing_working_folder(host: Node) -> None:
+    body = refusal(host, host.launch(host.shell("exit"), workdir=f"{host.workdir}/no/such"))
+    assert (body["what"], body["reason"]) == (
+        "workdir",
+        f"workdir {host.workdir}/no/such not found",
+    )
+    assert "job.sync" in body["hint"]
+
+
+def test_a_working_folder_that_is_a_file(host: Node) -> None:
+    (host.workdir / "file").touch()
+    body = refusal(host, host.launch(host.shell("exit"), workdir=f"{host.workdir}/file"))
+    assert body["reason"] == f"workdir {host.workdir}/file is not a folder"
+
+
+def test_a_missing_script(host: Node) -> None:
+    body = refusal(host, host.launch(host.shell("exit"), script="train.py"))
+    assert body["what"] == "script"
+    assert body["reason"] == f"script train.py not found in {host.workdir}"
+    assert "job.workdir" in body["hint"]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "", "::1"])
+def test_a_port_that_a_process_listens_on(host: Node, address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as server:
+        port = server.getsockname()[1]
+        body = refusal(host, host.launch(host.shell("exit"), ports=[port]))
+    assert body["what"] == "port"
+    assert body["reason"].startswith(f"port {port} is taken by process {os.getpid()} (")
+    assert "job.rendezvous.port" in body["hint"]
+
+
+def test_a_port_of_another_run(host: Node) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    first = host.launch(host.shell("exit"), run="first", ports=[port])
+    first.expect("prepared")
+    second = host.launch(host.shell("exit"), run="second", ports=[port])
+    body = second.expect("refused")
+    assert body["reason"] == f"port {port} is taken by another dtrain run, first"
+    first.command("abort")
+    first.expect("bye")
+    first.wait()
+    third = host.launch(host.shell("exit"), run="third", ports=[port])
+    third.expect("prepared")
+
+
+def test_a_run_of_the_same_name(host: Node) -> None:
+    host.launch(host.shell("exit")).expect("prepared")
+    second = host.launch(host.shell("exit"))
+    body = second.expect("refused")
+    assert body["what"] == "agent"
+    assert "already been launched" in body["reason"]
+    assert host.folder().is_dir()
+
+
+def test_a_run_folder_below_a_file(host: Node) -> None:
+    (host.workdir / "file").touch()
+    agent = host.launch(host.shell("exit"), run_dir=f"{host.workdir}/file/x")
+    body = agent.expect("refused")
+    assert body["what"] == "permission"
+    assert "cluster.run_dir" in body["hint"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 17 MiB."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=17m", "dtrain", tmp_path], check=True)
+    yield tmp_path
+    subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+@pytest.mark.parametrize("left", [0, 4096, 8 << 20])
+def test_a_full_disk(host: Node, small_disk: Path, left: int) -> None:
+    disk = os.statvfs(small_disk)
+    (small_disk / "ballast").write_bytes(b"\0" * (disk.f_bavail * disk.f_frsize - left))
+    run_dir = small_disk / "runs"
+    agent = host.launch(host.shell("exit"), run_dir=str(run_dir))
+    body = agent.expect("refused")
+    agent.wait()
+    assert body["what"] == "disk"
+    assert str(run_dir) in body["reason"]
+    assert "bytes free" in body["reason"]
+    assert "cluster.run_dir" in body["hint"]
+    assert not run_dir.exists()
+
+
+def test_a_disk_that_fills_up_during_the_run_loses_no_event(host: Node, small_disk: Path) -> None:
+    fill = "head -c 20000000 /dev/zero; echo $? >> done; exit 3"
+    agent = host.start(host.shell(fill), run_dir=str(small_disk / "runs"))
+    assert agent.event("exited")["code"] == 3
+    agent.event("ended")
+    agent.wait()
+
+
+def test_a_read_only_disk(host: Node, small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    body = host.launch(host.shell("exit"), run_dir=str(small_disk)).expect("refused")
+    assert body["what"] == "permission"
+    assert body["reason"].endswith("the file system is read-only")
+
+
+def test_a_folder_that_may_not_be_made(host: Node) -> None:
+    """Where even root may not."""
+    body = host.launch(host.shell("exit"), run_dir="/sys/dtrain").expect("refused")
+    assert body["what"] == "permission"
+    assert "cluster.run_dir" in body["hint"]
+
+
+def test_a_launcher_of_another_version(host: Node) -> None:
+    body = refusal(host, host.launch(host.shell("exit"), protocol=99))
+    assert (body["what"], body["reason"]) == ("agent", "the launcher speaks protocol 99, not 1")
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", ""])
+def test_names_that_would_leave_the_run_folder(host: Node, name: str) -> None:
+    assert refusal(host, host.launch(host.shell("exit"), host=name))["what"] == "agent"
+    with node(host.python) as other:
+        agent = other.launch(other.shell("exit"), agent=other.agent("x"), run=name)
+        assert refusal(other, agent)["what"] == "agent"
+
+
+def test_attaching_to_a_run_that_never_was(host: Node) -> None:
+    body = refusal(host, host.attach("nothing"))
+    assert (body["what"], body["reason"]) == (
+        "agent",
+        f"no run nothing on this host ({host.folder('nothing')} does not exist)",
+    )

@@ -1,0 +1,126 @@
+"""Every byte that a worker writes arrives, once and in order, however badly it is read."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from support.node import Node, wait_until
+
+FLOOD = """
+import os, sys
+me = int(sys.argv[1])
+out = b"".join(b"worker %d line %d of stdout\\n" % (me, n) for n in range(25000))
+err = b"".join(b"worker %d line %d of stderr\\n" % (me, n) for n in range(25000))
+for start in range(0, len(out), 5000):
+    os.write(1, out[start:start + 5000]); os.write(2, err[start:start + 5000])
+os.write(1, b"\\xff\\xfe\\x00\\x1b[31m" + b"x" * 1000000 + b"\\r no newline")
+"""
+
+
+def test_four_workers_are_copied_byte_for_byte(host: Node) -> None:
+    agent = host.start(
+        *(host.process([host.python, "-ISc", FLOOD, str(n)], index=n) for n in range(4))
+    )
+    agent.wait()
+    for me in range(4):
+        for fd, kind in (("out", b"stdout"), ("err", b"stderr")):
+            line = b"worker %d line %%d of %b\n" % (me, kind)
+            wanted = b"".join(line % n for n in range(25000))
+            if fd == "out":
+                wanted += b"\xff\xfe\x00\x1b[31m" + b"x" * 1000000 + b"\r no newline"
+            assert bytes(agent.output[f"worker-{me}.{fd}"]) == wanted
+            assert (host.folder() / f"worker-{me}.{fd}").read_bytes() == wanted
+
+
+def test_a_reader_that_sleeps_holds_up_nothing_but_itself(host: Node) -> None:
+    agent = host.start(
+        host.shell(
+            "head -c 8000000 /dev/zero; echo > wrote; trap 'exit 3' TERM; "
+            "while :; do sleep 0.05; done"
+        )
+    )
+    agent.event("started")
+    agent.pause_reading()
+    wait_until((host.workdir / "wrote").exists)
+    agent.command("stop", grace=20)
+    host.until_nothing_runs()
+    agent.resume_reading()
+    assert agent.event("exited")["code"] == 3
+    agent.wait()
+    assert bytes(agent.output["worker-0.out"]) == b"\0" * 8000000
+
+
+def test_a_killed_relay_harms_nothing_and_the_next_one_goes_on(host: Node) -> None:
+    write = "until test -e go; do sleep 0.02; done; for n in $(seq 5000); do echo line $n; done"
+    agent = host.start(host.shell(f"seq 1000; echo first half; {write}"))
+    agent.until(lambda: b"first half" in agent.output.get("worker-0.out", b""))
+    agent.kill()
+    (host.workdir / "go").touch()
+    second = host.attach(offsets=agent.offsets)
+    assert second.expect("attached") == {
+        "type": "attached",
+        "folder": str(host.folder()),
+        "running": second.expect("attached")["running"],
+    }
+    second.expect("bye")
+    second.wait()
+    whole = agent.output["worker-0.out"] + second.output["worker-0.out"]
+    assert second.begin["worker-0.out"] == len(agent.output["worker-0.out"])
+    assert bytes(whole) == (host.folder() / "worker-0.out").read_bytes()
+    assert len(whole.splitlines()) == 6001
+    assert [event["event"] for event in agent.events + second.events] == [
+        "started",
+        "exited",
+        "ended",
+    ]
+
+
+def test_two_relays_see_the_same_and_both_are_obeyed(host: Node) -> None:
+    agent = host.start(host.shell("echo ready; exec sleep 600"))
+    agent.until(lambda: agent.text("worker-0.out"))
+    second = host.attach()
+    second.until(lambda: second.text("worker-0.out"))
+    second.command("kill")
+    for one in (agent, second):
+        one.expect("bye")
+        one.wait()
+    assert second.events == agent.events
+    assert second.output == agent.output
+
+
+def test_a_run_that_is_over_can_still_be_read(host: Node) -> None:
+    agent = host.start(host.shell("echo hello; exit 4"))
+    agent.wait()
+    second = host.attach(offsets={"worker-0.out": 2})
+    assert second.expect("attached")["running"] is False
+    second.wait()
+    assert second.events == agent.events
+    assert second.text("worker-0.out") == "llo\n"
+    third = host.attach(offsets=agent.offsets)
+    third.wait()
+    assert third.events == []
+    assert third.begin == {}
+
+
+def test_a_reader_that_went_away_ends_the_relay_alone(host: Node) -> None:
+    agent = host.start(host.shell("echo ready; exec sleep 600"))
+    agent.until(lambda: agent.text("worker-0.out"))
+    agent.close_stdin()
+    assert agent.wait() == 0
+    assert host.processes("sleep")
+    second = host.attach()
+    second.command("kill")
+    second.expect("bye")
+
+
+def test_events_are_lines_after_which_comes_nothing_but_zeros(host: Node) -> None:
+    agent = host.start(host.shell("exit"))
+    agent.wait()
+    data = (host.folder() / "events").read_bytes()
+    assert len(data) == 65536
+    lines, _, rest = data.partition(b"\0")
+    assert [json.loads(line) for line in lines.splitlines()] == agent.events
+    assert rest.strip(b"\0") == b""
+    assert agent.offsets["events"] == len(lines)
+    assert os.path.getsize(host.folder() / "agent.log") == 0

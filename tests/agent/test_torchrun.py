@@ -1,0 +1,79 @@
+"""Ranks that torchrun starts have streams of their own, and failures of their own."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from support.node import Node
+
+pytestmark = pytest.mark.torch
+
+# Ranks need not import torch to be ranks; `record` is what writes error files.
+SCRIPT = """
+import os, sys
+rank = int(os.environ["RANK"])
+os.write(1, b"".join(b"rank %d line %d\\n" % (rank, n) for n in range(20000)))
+os.write(2, b"rank %d \\xff, no newline" % rank)
+if sys.argv[1:] == ["fail"]:
+    from torch.distributed.elastic.multiprocessing.errors import record
+    @record
+    def main():
+        if rank == 1:
+            raise ValueError("bad batch \\u00fc")
+        import time
+        time.sleep(600)
+    main()
+"""
+
+
+def torchrun(host: Node, *args: str) -> dict[str, Any]:
+    (host.workdir / "script.py").write_text(SCRIPT)
+    argv = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2"]
+    argv += ["--max-restarts=0", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+    return host.process([*argv, "script.py", *args], role="torchrun", rank=None)
+
+
+def test_each_rank_is_streamed_byte_for_byte(host: Node) -> None:
+    agent = host.start(torchrun(host))
+    agent.wait()
+    assert agent.event("exited")["code"] == 0
+    for rank in (0, 1):
+        out = b"".join(b"rank %d line %d\n" % (rank, n) for n in range(20000))
+        assert bytes(agent.output[f"rank-{rank}.out"]) == out
+        assert bytes(agent.output[f"rank-{rank}.err"]) == b"rank %d \xff, no newline" % rank
+    streams = {stream["name"]: stream for stream in agent.streams.values()}
+    assert streams["rank-1.err"]["role"] == "worker"
+    assert (streams["rank-1.err"]["index"], streams["rank-1.err"]["rank"]) == (1, 1)
+    started = agent.event("rank", rank=1)
+    assert (started["role"], started["index"], started["local_rank"]) == ("torchrun", 0, 1)
+    assert host.processes() == {}
+
+
+def test_the_failing_rank_is_named(host: Node) -> None:
+    agent = host.start(torchrun(host, "fail"))
+    exited = agent.event("exited")
+    agent.wait()
+    assert exited["code"] == 1
+    assert exited["error"]["message"] == "ValueError: bad batch ü"
+    by_rank = {one["rank"]: one for one in exited["ranks"]}
+    assert by_rank[1]["message"] == "ValueError: bad batch ü"
+    assert 'raise ValueError("bad batch' in by_rank[1]["traceback"]
+    assert (by_rank[1]["exitcode"], by_rank[1]["local_rank"]) == (1, 1)
+    assert by_rank[1]["time"] <= exited["time"]
+    assert (by_rank[0]["exitcode"], by_rank[0]["signal"]) == (None, "SIGTERM")
+    assert host.processes() == {}
+
+
+def test_ranks_are_ended_when_torchrun_is_killed(host: Node) -> None:
+    (host.workdir / "script.py").write_text("import time; time.sleep(600)")
+    argv = [*torchrun(host)["argv"][:-1], "sleep.py"]
+    (host.workdir / "sleep.py").write_text("import time; print('ready'); time.sleep(600)")
+    agent = host.start(host.process(argv, role="torchrun", rank=None))
+    agent.until(lambda: agent.text("rank-0.out") and agent.text("rank-1.out"))
+    agent.command("kill")
+    agent.wait()
+    assert agent.event("ended")["survivors"] == []
+    assert host.processes() == {}
