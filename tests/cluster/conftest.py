@@ -1,0 +1,3 @@
+from support.cluster import hosts, launcher
+
+__all__ = ["hosts", "launcher"]
