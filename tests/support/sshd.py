@@ -142,6 +142,9 @@ def start_sshd(
             "KbdInteractiveAuthentication no",
             "PermitRootLogin yes",
             "PrintMotd no",
+            # Debian's bash reads ~/.bashrc when sshd starts it, unless it is a nested shell:
+            # the account's own settings must not matter (and may take long).
+            "SetEnv SHLVL=2",
             "LogLevel VERBOSE",
         ]
         config_text = "\n".join(lines) + "\n"
