@@ -146,12 +146,14 @@ def test_another_run_is_not_touched(host: Node) -> None:
 
 
 def test_a_process_of_the_user_that_looks_alike_is_not_touched(host: Node) -> None:
+    tag = {"DTRAIN_RUN_ID": "run", "DTRAIN_HOST": "node0", "DTRAIN_RUN_DIR": str(host.folder())}
     for environment in (
         {"DTRAIN_RUN_ID": "run"},
-        {"DTRAIN_RUN_ID": "run", "DTRAIN_HOST": "node00"},
-        {"DTRAIN_RUN_ID": "run2", "DTRAIN_HOST": "node0"},
-        {"NOT_DTRAIN_RUN_ID": "run", "DTRAIN_HOST": "node0"},
-        {"X": "DTRAIN_RUN_ID=run", "Y": "DTRAIN_HOST=node0"},
+        {**tag, "DTRAIN_HOST": "node00"},
+        {**tag, "DTRAIN_RUN_ID": "run2"},
+        {**tag, "DTRAIN_RUN_DIR": f"{host.folder()}/"},
+        {"NOT_DTRAIN_RUN_ID": "run", **{name: tag[name] for name in list(tag)[1:]}},
+        {"X" + name: f"{name}={value}" for name, value in tag.items()},
     ):
         with subprocess.Popen(["sleep", "600"], env={**os.environ, **environment}) as bystander:
             try:
@@ -164,6 +166,27 @@ def test_a_process_of_the_user_that_looks_alike_is_not_touched(host: Node) -> No
         for path in host.folder().iterdir():
             path.unlink()
         host.folder().rmdir()
+
+
+def test_runs_of_the_same_name_in_different_folders_are_different_runs(host: Node) -> None:
+    first = host.start(host.shell("echo ready; exec sleep 600"))
+    first.until(lambda: first.text("worker-0.out"))
+    second = host.launch(host.shell("exit"), run_dir=f"{host.run_dir}2", setup=["sleep 600 &"])
+    assert second.expect("refused")["reason"] == "run run is already on this host"
+    assert second.wait() == 0
+    assert host.processes("sleep")
+    first.command("kill")
+    first.wait()
+    assert host.processes() == {}
+
+
+def test_a_child_without_the_whole_tag_is_still_a_child(host: Node) -> None:
+    hide = "env -u DTRAIN_HOST setsid sleep 600 & DTRAIN_RUN_ID=x setsid sleep 600 &"
+    agent = host.start(host.shell(f"{hide} echo ready; wait"))
+    agent.until(lambda: agent.text("worker-0.out"))
+    agent.command("kill")
+    agent.wait()
+    assert host.processes() == {}
 
 
 def test_a_run_inside_a_run_belongs_to_itself(host: Node) -> None:

@@ -32,7 +32,8 @@ What belongs to a run
 Everything that the supervisor's children started. Three marks tell:
 
 *   descent: the supervisor is a subreaper, so that orphans become its children;
-*   the tag: DTRAIN_RUN_ID and DTRAIN_HOST in /proc/PID/environ, both exact, same user;
+*   the tag: DTRAIN_RUN_ID, DTRAIN_HOST and DTRAIN_RUN_DIR in /proc/PID/environ, all exact, and
+    the same user. No two launches on a host ever had the same run folder;
 *   and a *different* tag says the opposite. A run launched from inside a worker has its own
     supervisor and its own tag, and its whole subtree is left alone although it descends from us.
 
@@ -203,17 +204,28 @@ def environment_of(pid: int, having: bytes = b"") -> dict[bytes, bytes]:
 
 
 class Tag:
-    """What every process of one run on one host has in its environment."""
+    """What every process of one run on one host has in its environment.
 
-    def __init__(self, run: str, host: str) -> None:
-        self.environment = {b"DTRAIN_RUN_ID": raw(run), b"DTRAIN_HOST": raw(host)}
+    The folder is what makes it unique: it was made for this launch and existed before no other.
+    """
+
+    def __init__(self, run: str, host: str, folder: bytes) -> None:
+        self.environment = {
+            b"DTRAIN_RUN_ID": raw(run),
+            b"DTRAIN_HOST": raw(host),
+            b"DTRAIN_RUN_DIR": folder,
+        }
 
     def of(self, pid: int) -> bool | None:
-        """True for this run's, False for another run's, None without a tag."""
-        entries = environment_of(pid, having=b"DTRAIN_RUN_ID=")
-        if b"DTRAIN_RUN_ID" not in entries:
-            return None
-        return all(entries.get(name) == value for name, value in self.environment.items())
+        """True for this run's, False for another run's, None without a whole tag."""
+        entries = environment_of(pid, having=b"DTRAIN_RUN_DIR=")
+        found = {name: entries.get(name) for name in self.environment}
+        if found == self.environment:
+            return True
+        folder = found[b"DTRAIN_RUN_DIR"]
+        if None not in found.values() and folder != self.environment[b"DTRAIN_RUN_DIR"]:
+            return False
+        return None
 
 
 def members(tag: Tag, root: int | None) -> list[Proc]:
@@ -875,8 +887,8 @@ class Supervisor:
     def __init__(self, request: Json, relay: socket.socket) -> None:
         self._request = request
         self._launcher: socket.socket | None = relay
-        self._tag = Tag(request["run"], request["host"])
         self._folder = raw(request["folder"])
+        self._tag = Tag(request["run"], request["host"], self._folder)
         self._workdir = raw(request["absolute_workdir"])
         self._clients: dict[int, tuple[socket.socket, bytearray]] = {}
         self._poll = select.poll()
@@ -958,7 +970,6 @@ class Supervisor:
         for source in (request["environment"], request.get("secrets") or {}):
             base.update({raw(name): raw(value) for name, value in source.items()})
         base.update(self._tag.environment)
-        base[b"DTRAIN_RUN_DIR"] = self._folder
 
         python = self._find_python(request.get("python"), base)
         script = request.get("script")
@@ -976,7 +987,12 @@ class Supervisor:
                 self._plan.append(self._planned(body, python, base))
         except OSError as error:
             raise cannot_write(error, self._folder) from None
-        record = {"pid": os.getpid(), "start": own_start(), "machine": machine_id()}
+        record = {
+            "pid": os.getpid(),
+            "start": own_start(),
+            "machine": machine_id(),
+            "folder": request["folder"],
+        }
         fd = create(os.path.join(self._folder, b"supervisor"))
         write_all(fd, encode(record))
         os.close(fd)
@@ -1006,7 +1022,6 @@ class Supervisor:
         environment = dict(base)
         environment.update({raw(name): raw(value) for name, value in body["environment"].items()})
         environment.update(self._tag.environment)
-        environment[b"DTRAIN_RUN_DIR"] = self._folder
         environment[b"TORCHELASTIC_ERROR_FILE"] = path + b".error.json"
         if worker.role == "torchrun":
             environment[b"PET_LOG_DIR"] = path + b".ranks"
@@ -1301,6 +1316,7 @@ class Relay:
         self._tag: Tag | None = None
         self._supervisor: socket.socket | None = None
         self._child = 0  # the supervisor, if we started it
+        self._end = "its end was not seen"
         self._unheard = b""
         self._up = False
         self._aborted = False
@@ -1336,7 +1352,8 @@ class Relay:
                     "this host runs %s, and has no /proc" % sys.platform,
                     "dtrain runs jobs on Linux hosts alone",
                 )
-            self._tag = Tag(command["run"], command["host"])
+            self._folder = folder_of(command)
+            self._tag = Tag(command["run"], command["host"], self._folder)
             if command.get("op") == "attach":
                 self._attach(command)
             else:
@@ -1361,7 +1378,6 @@ class Relay:
                 "workdir %s may not be entered: permission denied" % shown(workdir),
                 "choose a `job.workdir` that you can use on this host",
             )
-        self._folder = folder_of(command)
         made = make_folder(self._folder)
         request = {
             **command,
@@ -1506,12 +1522,11 @@ class Relay:
                         return "killed by " + signal_name(os.WTERMSIG(status))
                     return "status %d" % os.WEXITSTATUS(status)
                 time.sleep(0.01)
-        return "nothing is known of its end"
+        return self._end
 
     # Attaching
 
     def _attach(self, command: Json) -> None:
-        self._folder = folder_of(command)
         if not os.path.isdir(self._folder):
             raise RefusedError(
                 "agent",
@@ -1521,13 +1536,24 @@ class Relay:
         self._offsets = dict(command.get("offsets") or {})
         self._events_from = self._offsets.get("events", 0)
         self._up = True
+        data = read_file(os.path.join(self._folder, b"supervisor"))
+        if not data:
+            raise RefusedError("agent", "run %s is not prepared yet" % command["run"])
+        record = json.loads(data)
+        self._tag = Tag(command["run"], command["host"], raw(record["folder"]))
         sock = call(control_name(command["run"], command["host"]))
-        if sock is not None and peer_of(sock)[1] != os.geteuid():
-            sock.close()
+        if sock is not None and peer_of(sock) != (record["pid"], os.geteuid()):
+            sock.close()  # another launch of that name, under another run_dir
             sock = None
-        self._supervisor = sock
         if sock is None and not self._has_ended():
-            self._must_be_dead()
+            if record["machine"] != machine_id():
+                self._end = "the machine was restarted, or this is another machine"
+            else:
+                proc = look(record["pid"])
+                if proc is not None and proc.alive and proc.start == record["start"]:
+                    reason = "the supervisor (process %d) does not answer" % proc.pid
+                    raise RefusedError("agent", reason)
+        self._supervisor = sock
         self._tell("attached", folder=shown(self._folder), running=sock is not None)
         threading.Thread(target=self._listen, daemon=True).start()
         self._follow()
@@ -1535,19 +1561,6 @@ class Relay:
     def _has_ended(self) -> bool:
         events = read_events(os.path.join(self._folder, b"events"), 0)
         return any(event["event"] == "ended" for event, _ in events)
-
-    def _must_be_dead(self) -> None:
-        """Raise RefusedError if the supervisor may be alive although it does not answer."""
-        data = read_file(os.path.join(self._folder, b"supervisor"))
-        if not data:
-            raise RefusedError("agent", "%s is not the folder of a run" % shown(self._folder))
-        record = json.loads(data)
-        proc = look(record["pid"])
-        same = proc is not None and proc.alive and proc.start == record["start"]
-        if same and record["machine"] == machine_id():
-            raise RefusedError(
-                "agent", "the supervisor (process %d) does not answer" % record["pid"]
-            )
 
     # Following
 
@@ -1615,9 +1628,8 @@ class Relay:
     def _report_lost(self) -> None:
         """The supervisor is dead: do for it what it would have done."""
         assert self._tag is not None
-        fate = self._fate() if self._child else "its end was not seen"
-        groups: set[int] = set()
-        survivors = Sweep(self._tag, None, 0.0, groups).finish()
+        fate = self._fate() if self._child else self._end
+        survivors = Sweep(self._tag, None, 0.0, set()).finish()
         log = tail_of(os.path.join(self._folder, b"agent.log"), 5)
         self._tell(
             "lost",
