@@ -13,6 +13,7 @@ the source of Python's own standard library, which every machine has.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sysconfig
 import time
@@ -133,8 +134,12 @@ def train(arguments: argparse.Namespace, device: torch.device) -> None:
         model, device_ids=[device.index] if device.index is not None else None
     )
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=arguments.lr)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, arguments.lr, total_steps=arguments.steps, pct_start=0.1
+    warm_up = max(1, arguments.steps // 10)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: min(
+            (step + 1) / warm_up, 0.5 + 0.5 * math.cos(math.pi * step / arguments.steps)
+        ),
     )
 
     weights = sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,87 @@
+# Sourced by the scripts beside it: makes the virtual environment .venv, and says what it does.
+
+fail() {
+  printf 'error: %s\n' "$1" >&2
+  [ -z "${2:-}" ] || printf 'hint: %s\n' "$2" >&2
+  exit 1
+}
+
+say() { printf '%s\n' "== $1"; }
+
+# Print a Python of 3.10 or newer. PYTHON names one; else the newest on PATH that can be run.
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10 python}; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  fail "dtrain needs Python 3.10 or newer; found ${PYTHON:-$(python3 --version 2>&1 || true)}" \
+    "install one, or name it: PYTHON=/path/to/python3.12 $0"
+}
+
+as_root() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+
+# Packages of the distribution. Debian and Ubuntu alone; only ever called as root.
+apt_install() {
+  say "installing from the distribution: $*"
+  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+      apt-get install -y -qq --no-install-recommends "$@" >/dev/null; } ||
+    fail "apt-get could not install $*" "run 'apt-get update && apt-get install $*' to see why"
+}
+
+make_venv() {
+  local python=$1 version
+  say "creating .venv with $("$python" --version)"
+  if "$python" -c 'import ensurepip, venv' 2>/dev/null && "$python" -m venv .venv; then return; fi
+  rm -rf .venv
+  # Debian and Ubuntu leave venv out of their python3.
+  if "$python" -m virtualenv --version >/dev/null 2>&1; then
+    "$python" -m virtualenv --quiet .venv && return
+  fi
+  version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  if as_root; then
+    apt_install "python$version-venv"
+    "$python" -m venv .venv && return
+  fi
+  fail "$python cannot make virtual environments: its venv or ensurepip module is missing" \
+    "sudo apt-get install python$version-venv (Debian, Ubuntu), or pip install virtualenv"
+}
+
+# prepare EXTRA [REQUIREMENT…]: .venv holds this checkout with an extra, and the requirements.
+# Does nothing when that was done before for the same pyproject.toml.
+prepare() {
+  local extra=$1 python stamp wanted log status
+  shift
+  if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+    rm -rf .venv
+    python=$(find_python) || exit 1
+    make_venv "$python"
+  fi
+  stamp=.venv/.dtrain-$extra
+  wanted=$(.venv/bin/python - "$PWD" "$@" <<'PY'
+import hashlib, sys
+print(hashlib.sha256(open("pyproject.toml", "rb").read() + repr(sys.argv).encode()).hexdigest())
+PY
+)
+  [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || return 0
+  say "installing dtrain[$extra] into .venv; the first time downloads PyTorch and takes minutes"
+  log=.venv/install.log
+  set +e
+  .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off \
+    -e ".[$extra]" "$@" 2>&1 | tee "$log" |
+    sed -nu -e 's/^ *Downloading [^ ]*\/\([^/ ]* .*\)/  \1/p' -e 's/^ *Downloading \([^/ ]* .*\)/  \1/p' \
+      -e 's/^Installing collected packages:.*/  unpacking/p'
+  status=${PIPESTATUS[0]}
+  set -e
+  if [ "$status" != 0 ]; then
+    tail -n 5 "$log" >&2
+    if grep -qiE 'connection|name resolution|timed out|unreachable|proxy' "$log"; then
+      fail "packages could not be downloaded" \
+        "is this machine online? pip obeys https_proxy, and PIP_INDEX_URL where you have a mirror"
+    fi
+    fail "pip could not install dtrain[$extra]" "all it said is in $log"
+  fi
+  printf '%s\n' "$wanted" >"$stamp"
+}
