@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from dtrain.export import shell
 from dtrain.launchplan import build
 from dtrain.spec.load import read

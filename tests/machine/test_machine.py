@@ -7,6 +7,7 @@ from itertools import product
 from typing import get_args
 
 import pytest
+
 from dtrain.machine import (
     FAILURE_GRACE,
     TABLE,

@@ -6,6 +6,8 @@ to the machine and the machine's actions to the links, and puts together the rep
 
 from __future__ import annotations
 
+import contextlib
+import math
 import queue
 import re
 import secrets
@@ -33,6 +35,7 @@ PORTS_TO_TRY = 10
 PORT_STEP = 64
 """Distance to the next port to try; more than the tasks that one host is likely to run."""
 STDERR_TAIL = 1 << 16
+SIGNAL_POLL = 0.2
 DRAIN_POLL = 0.2
 
 _EXIT_CODES = {
@@ -154,12 +157,15 @@ class _Attempt:
         return self._report()
 
     def _next(self) -> Post:
-        timeout = None if self._alarm is None else max(0.0, self._alarm - time.monotonic())
-        try:
-            return self._posts.get(timeout=timeout)
-        except queue.Empty:
-            self._alarm = None
-            return Post(machine.Alarm())
+        while True:
+            left = math.inf if self._alarm is None else self._alarm - time.monotonic()
+            if left <= 0:
+                self._alarm = None
+                return Post(machine.Alarm())
+            # Bounded, because a signal that comes just before the wait does not end it: its
+            # handler, which is what posts the interrupt, would run only afterwards.
+            with contextlib.suppress(queue.Empty):
+                return self._posts.get(timeout=min(left, SIGNAL_POLL))
 
     def _handle(self, post: Post) -> None:
         before = self._state.outcome
