@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""How long until every worker runs: `dtrain launch` against plain SSH fan-out, in one run.
+
+    sudo .venv/bin/python scripts/bench_launch.py [--hosts 2 4 8] [--rounds 5]
+
+Hosts are network namespaces with an sshd each (scripts/cluster.py). Every contestant starts the
+same one-line Python on every host, which reports when it began; what counts is the time from
+starting the contestant to the last of these. The peers are one `ssh` process per host, all at
+once, and `pdsh` where it is installed; they only start a process, while dtrain also checks the
+hosts, starts all or none, keeps the output and cleans up. Rounds are interleaved, and a ratio is
+that of the medians: below 1, dtrain is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster import Cluster, ClusterError
+
+WORKER = "import time; print('began', time.time(), flush=True)"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Seconds until the last worker began, until all had ended, and of CPU on this side."""
+
+    started: float
+    ended: float
+    cpu: float
+
+
+def sample(run: Callable[[], str], hosts: int) -> Sample:
+    """Time one contestant. Raises ValueError unless a worker began on every host."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    begun = time.time()
+    output = run()
+    ended = time.time()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    times = [float(line.rpartition("began ")[2]) for line in output.splitlines() if "began" in line]
+    if len(times) != hosts:
+        raise ValueError(f"{len(times)} of {hosts} workers began:\n{output}")
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Sample(max(times) - begun, ended - begun, cpu)
+
+
+def dtrain(cluster: Cluster, folder: Path) -> Callable[[], str]:
+    script = folder / "worker.py"
+    script.write_text(WORKER)
+    file = folder / "cluster.yaml"
+    job = {"framework": "torch", "script": str(script)}
+    # JSON is YAML.
+    file.write_text(json.dumps({"name": "bench", "cluster": cluster.section(), "job": job}))
+    command = [str(Path(sys.executable).with_name("dtrain")), "launch", str(file)]
+    environment = {**os.environ, "DTRAIN_HOME": str(folder / "home"), "HOME": str(folder)}
+
+    def run() -> str:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        return done.stdout if done.returncode == 0 else done.stderr
+
+    return run
+
+
+def ssh(cluster: Cluster, _folder: Path) -> Callable[[], str]:
+    remote = f'{sys.executable} -c "{WORKER}"'
+
+    def run() -> str:
+        processes = [
+            subprocess.Popen([*cluster.ssh(host), remote], stdout=subprocess.PIPE, text=True)
+            for host in cluster.hosts
+        ]
+        return "".join(process.communicate()[0] for process in processes)
+
+    return run
+
+
+def pdsh(cluster: Cluster, folder: Path) -> Callable[[], str]:
+    options = cluster.ssh(cluster.hosts[0])[1:-1]
+    command = ["pdsh", "-R", "ssh", "-l", "root", "-w", ",".join(h.address for h in cluster.hosts)]
+    environment = {**os.environ, "PDSH_SSH_ARGS_APPEND": " ".join(options), "HOME": str(folder)}
+
+    def run() -> str:
+        return subprocess.run(
+            [*command, f'{sys.executable} -c "{WORKER}"'],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=False,
+        ).stdout
+
+    return run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    contestants = {"dtrain": dtrain, "ssh": ssh}
+    if shutil.which("pdsh"):
+        contestants["pdsh"] = pdsh
+    print(f"median of {arguments.rounds} rounds, in seconds")
+    print("hosts  contestant  all started   all ended   CPU here")
+    for count in arguments.hosts:
+        with Cluster(count) as cluster, tempfile.TemporaryDirectory() as name:
+            runs = {key: make(cluster, Path(name)) for key, make in contestants.items()}
+            samples: dict[str, list[Sample]] = {key: [] for key in runs}
+            for _ in range(arguments.rounds):
+                for key, run in runs.items():
+                    samples[key].append(sample(run, count))
+        medians = {
+            key: Sample(
+                *(
+                    statistics.median(getattr(one, field) for one in taken)
+                    for field in ("started", "ended", "cpu")
+                )
+            )
+            for key, taken in samples.items()
+        }
+        for key, median in medians.items():
+            row = f"{median.started:11.2f} {median.ended:11.2f} {median.cpu:10.2f}"
+            print(f"{count:5}  {key:10} {row}")
+        for key, median in medians.items():
+            if key != "dtrain":
+                ours = medians["dtrain"]
+                print(
+                    f"{count:5}  dtrain / {key}: started {ours.started / median.started:.2f}x,"
+                    f" ended {ours.ended / median.ended:.2f}x, CPU {ours.cpu / median.cpu:.2f}x"
+                )
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ClusterError as error:
+        sys.exit(f"error: {error}")
