@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -44,6 +45,19 @@ def test_a_launch_whose_setup_hangs(host: Node, how: str) -> None:
     host.until_nothing_runs()
     wait_until(lambda: not host.run_dir.exists())
     assert not (host.workdir / "started").exists()
+
+
+def test_a_relay_killed_at_any_moment_leaves_nothing(host: Node) -> None:
+    """The job's own processes, and setup's, at whatever point of the launch the relay dies."""
+    for moment in range(0, 100, 4):
+        agent = host.launch(
+            host.shell("sleep 600"), run=f"run{moment}", setup=["setsid sleep 600 & sleep 0.02"]
+        )
+        agent.expect("hello")
+        threading.Event().wait(moment / 1000)
+        agent.kill()
+    host.until_nothing_runs()
+    wait_until(lambda: not [path for path in host.run_dir.rglob("*") if path.name != "nodes"])
 
 
 def test_an_agent_that_is_left_before_it_was_asked_anything(host: Node) -> None:

@@ -228,8 +228,9 @@ class Tag:
         return None
 
 
-def members(tag: Tag, root: int | None) -> list[Proc]:
-    """The living processes of a run: below ``root`` (itself left out), or tagged, or below those.
+def members(tag: Tag, root: int) -> list[Proc]:
+    """The living processes of a run: below ``root`` (itself left out) if it is not 0, or tagged,
+    or below those.
 
     Subtrees tagged as another run's are left out, wherever they are.
     """
@@ -249,7 +250,7 @@ def members(tag: Tag, root: int | None) -> list[Proc]:
             found[proc.pid] = proc
             pending += children.get(proc.pid, ())
 
-    for child in children.get(root, ()) if root is not None else ():
+    for child in children.get(root, ()) if root else ():
         descend(child)
     for proc in table.values():
         try:
@@ -284,7 +285,7 @@ def send(proc: Proc, signum: int) -> None:
 class Sweep:
     """Ends the processes of a run, one step at a time."""
 
-    def __init__(self, tag: Tag, root: int | None, grace: float, groups: set[int]) -> None:
+    def __init__(self, tag: Tag, root: int, grace: float, groups: set[int]) -> None:
         """``groups`` are process groups known to hold nothing but this run's processes."""
         self._tag, self._root, self._groups = tag, root, groups
         self.kill_at = time.monotonic() + grace
@@ -355,11 +356,13 @@ def spawn(
     outputs: tuple[int, int],
     extra: dict[int, int] | None = None,
     prctl: Any = None,
+    until_executed: int = -1,
 ) -> tuple[int, OSError | None]:
     """Start a program in a session of its own: its process id, and why it could not be executed.
 
     It gets /dev/null as stdin, ``outputs`` as stdout and stderr, and of all other descriptors
     only those in ``extra`` (number there -> number here). With ``prctl`` it dies with us.
+    ``until_executed`` is a descriptor that stays open until it is the program.
     """
     me = os.getpid()
     reading, writing = os.pipe()
@@ -382,8 +385,11 @@ def spawn(
             # Out of the way first: a descriptor may have the number that another one is to get.
             aside = {to: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 32) for to, fd in wanted.items()}
             writing = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, 32)
+            keep = {writing, *aside.values()}
+            if until_executed >= 0:
+                keep.add(fcntl.fcntl(until_executed, fcntl.F_DUPFD_CLOEXEC, 32))
             for fd in map(int, os.listdir("/proc/self/fd")):
-                if fd != writing and fd not in aside.values():
+                if fd not in keep:
                     with contextlib.suppress(OSError):
                         os.close(fd)
             for to, fd in aside.items():
@@ -747,12 +753,8 @@ def listed(path: bytes) -> list[bytes]:
 
 
 def control_name(run: str, host: str) -> bytes:
-    name = b"\0dtrain/" + raw(run) + b"/" + raw(host)
-    if len(name) > 100:
-        import hashlib
-
-        name = b"\0dtrain/" + hashlib.sha256(name).hexdigest().encode()
-    return name
+    """Of an abstract socket, so that no file system has to carry it; never the same twice."""
+    return b"\0dtrain/" + (raw(run) + b"/" + raw(host))[:80] + b"/" + os.urandom(4).hex().encode()
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
@@ -955,10 +957,8 @@ class Supervisor:
         """Check and reserve everything that the start will need. Raises RefusedError."""
         request = self._request
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.bind(control_name(request["run"], request["host"]))
-        except OSError:
-            raise RefusedError("agent", "run %s is already on this host" % request["run"]) from None
+        name = control_name(request["run"], request["host"])
+        listener.bind(name)
         listener.listen(16)
         listener.setblocking(False)
         self._listener = listener
@@ -992,6 +992,7 @@ class Supervisor:
             "start": own_start(),
             "machine": machine_id(),
             "folder": request["folder"],
+            "socket": name.decode("utf-8", "surrogateescape"),
         }
         fd = create(os.path.join(self._folder, b"supervisor"))
         write_all(fd, encode(record))
@@ -1415,13 +1416,22 @@ class Relay:
             (path for path in (b"/bin/bash", b"/usr/bin/bash") if os.access(path, os.X_OK)),
             b"/bin/sh",
         )
+        # First the guard: it knows by the leash that we are gone, and the shell, until it is one,
+        # holds the leash as well, because until then it does not bear the tag.
+        held, leash = os.pipe()
+        guard = os.fork()
+        if guard == 0:
+            self._guard(held, made)
+        os.close(held)
         self._child, failure = spawn(
             [shell, b"-c", b'eval "$DTRAIN_SETUP"'],
             environment,
             workdir,
             (log, log),
             {CONTROL_FD: theirs.fileno(), REQUEST_FD: reading},
+            until_executed=leash,
         )
+        os.write(leash, b"%d " % self._child)
         os.close(log)
         theirs.close()
         os.close(reading)
@@ -1429,11 +1439,6 @@ class Relay:
             discard(self._folder, made)
             raise RefusedError("setup", why_not_executed(failure, shell, environment))
         self._supervisor = ours
-        held, leash = os.pipe()
-        guard = os.fork()
-        if guard == 0:
-            self._guard(held, made)
-        os.close(held)
         code = marshal.dumps(globals()["code"])
         feed = b"%d\n" % len(code) + code + encode(request)
 
@@ -1453,14 +1458,21 @@ class Relay:
                 if fd != held:
                     with contextlib.suppress(OSError):
                         os.close(fd)
-            if os.read(held, 1) != b"k":
+            said = b""
+            while True:
+                part = os.read(held, 64)
+                said += part
+                if not part or said.endswith(b"k"):
+                    break
+            if not said.endswith(b"k"):
+                self._child = int(said or b"0")
                 self._undo(made)
         finally:
             os._exit(0)
 
     def _undo(self, made: list[bytes]) -> None:
         assert self._tag is not None
-        Sweep(self._tag, self._child, 0.0, {self._child}).finish()
+        Sweep(self._tag, self._child, 0.0, {self._child} - {0}).finish()
         discard(self._folder, made)
 
     def _await_prepared(self, command: Json, made: list[bytes]) -> Json:
@@ -1541,9 +1553,9 @@ class Relay:
             raise RefusedError("agent", "run %s is not prepared yet" % command["run"])
         record = json.loads(data)
         self._tag = Tag(command["run"], command["host"], raw(record["folder"]))
-        sock = call(control_name(command["run"], command["host"]))
+        sock = call(raw(record["socket"]))
         if sock is not None and peer_of(sock) != (record["pid"], os.geteuid()):
-            sock.close()  # another launch of that name, under another run_dir
+            sock.close()
             sock = None
         if sock is None and not self._has_ended():
             if record["machine"] != machine_id():
@@ -1629,7 +1641,7 @@ class Relay:
         """The supervisor is dead: do for it what it would have done."""
         assert self._tag is not None
         fate = self._fate() if self._child else self._end
-        survivors = Sweep(self._tag, None, 0.0, set()).finish()
+        survivors = Sweep(self._tag, 0, 0.0, set()).finish()
         log = tail_of(os.path.join(self._folder, b"agent.log"), 5)
         self._tell(
             "lost",
