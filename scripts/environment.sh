@@ -77,7 +77,7 @@ PY
   set -e
   if [ "$status" != 0 ]; then
     tail -n 5 "$log" >&2
-    if grep -qiE 'connection|name resolution|timed out|unreachable|proxy' "$log"; then
+    if grep -qiE 'from versions: none|connection|name resolution|timed out|unreachable|proxy' "$log"; then
       fail "packages could not be downloaded" \
         "is this machine online? pip obeys https_proxy, and PIP_INDEX_URL where you have a mirror"
     fi

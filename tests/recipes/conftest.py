@@ -1,0 +1,3 @@
+from support.cluster import launcher
+
+__all__ = ["launcher"]

@@ -1,0 +1,75 @@
+"""The training recipe learns, alone and under the launch that the README starts with."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.cluster import Launcher
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "scripts" / "train_lm.py"
+STEP = re.compile(r"step (\d+)/(\d+) loss (\d+\.\d\d) \d+\.\dk tokens/s")
+
+
+def losses(lines: list[str]) -> list[float]:
+    return [float(found[3]) for line in lines if (found := STEP.fullmatch(line))]
+
+
+def assert_learns(found: list[float]) -> None:
+    """From guessing a byte among 256 (5.55) to well below, all the way down."""
+    assert found == sorted(found, reverse=True)
+    assert 5 < found[0] < 6.5
+    assert found[-1] < 4
+
+
+def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
+    weights = tmp_path / "made" / "weights.pt"
+    command = [sys.executable, str(RECIPE), "--steps", "20", "--every", "10"]
+    environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+    done = subprocess.run(
+        [*command, "--corpus", str(ROOT / "scripts"), "--save", str(weights), "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert_learns(losses(done.stdout.splitlines()))
+    assert weights.stat().st_size > 1 << 20
+
+
+def test_two_nodes_of_two_workers_on_this_machine(launcher: Launcher) -> None:
+    done = launcher.run(ROOT / "configs" / "local.yaml", "--", "--steps", "20", "--every", "10")
+    assert done.code == 0, done
+    for rank, host in enumerate(["node0", "node0", "node1", "node1"]):
+        found = losses(done.lines(host, rank))
+        assert len(found) == 3, done
+        assert_learns(found)
+    assert "held-out loss after training" in done.stdout
+
+
+def test_ranks_share_a_corpus_without_overlap(tmp_path: Path) -> None:
+    from train_lm import corpus_files, read_shard
+
+    (tmp_path / "a.txt").write_bytes(bytes(range(200)))
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper" / "b.md").write_bytes(bytes(range(200, 256)))
+    (tmp_path / "picture.png").write_bytes(b"\0" * 100)
+    files = corpus_files(tmp_path)
+    read = [
+        byte
+        for held_out in (False, True)
+        for rank in range(3)
+        for byte in read_shard(files, rank, 3, held_out=held_out).tolist()
+    ]
+    assert sorted(read) == list(range(256))
