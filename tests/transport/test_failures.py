@@ -381,6 +381,26 @@ def test_a_host_that_does_not_answer(transport: SshTransport) -> None:
         assert "firewall" in caught.value.hint
 
 
+def test_closing_the_transport_ends_a_handshake_that_hangs(
+    transport: SshTransport, blob: bytes, host: Callable[..., Host]
+) -> None:
+    class Waiting(Hanging):
+        def __init__(self, authorized: bytes) -> None:
+            super().__init__(authorized)
+            self.reached = threading.Event()
+
+        def greet(self, stream: socket.socket, number: int) -> bool:
+            self.reached.set()
+            return super().greet(stream, number)
+
+    with Waiting(blob) as server, ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(transport.connect, host(server, connect_timeout=600.0))
+        assert server.reached.wait(30)
+        transport.close()
+        with pytest.raises(ConnectError):
+            connecting.result(30)
+
+
 @pytest.mark.usefixtures("short_pauses")
 def test_closing_the_transport_ends_attempts_that_wait(
     transport: SshTransport, blob: bytes, host: Callable[..., Host]

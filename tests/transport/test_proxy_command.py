@@ -94,6 +94,21 @@ def test_what_the_program_says_is_in_the_error(
     assert "ProxyCommand=sh -c" in caught.value.hint
 
 
+def test_an_ssh_that_was_dropped_on_the_way_is_run_again(
+    transport: SshTransport, sshd: Sshd, relay: Path, home: Path, tmp_path: Path
+) -> None:
+    config = home / ".ssh" / "config"
+    _, _, command = config.read_text().strip().partition("ProxyCommand ")
+    script = tmp_path / "sometimes"
+    relay_command = command.replace("%h %p", '"$@"')
+    script.write_text(
+        f"test -e {tmp_path}/second || {{ : >{tmp_path}/second; exit 255; }}\n"
+        f"exec {relay_command}\n"
+    )
+    config.write_text(f"ProxyCommand sh {script} %h %p\n")
+    transport.connect(host_on(sshd)).close()
+
+
 def test_a_program_that_stays_silent_is_ended(
     transport: SshTransport, sshd: Sshd, home: Path, tmp_path: Path
 ) -> None:

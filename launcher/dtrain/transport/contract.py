@@ -21,11 +21,13 @@ class RemoteProcess(Protocol):
     def close_stdin(self) -> None: ...
 
     def read(self, size: int = 1 << 18) -> bytes:
-        """At least one byte of its stdout, at most ``size``; ``b""`` at its end.
+        """At least one byte of its stdout, at most ``size``; ``b""`` at its end, and once the
+        process or its connection was closed from here.
         Raises ConnectError when the connection breaks first."""
 
     def stderr(self) -> bytes:
-        """The last 64 KiB that it has written to stderr so far; complete after `wait`."""
+        """The last 64 KiB that it has written to stderr so far; complete after `wait`,
+        unless something that the command left behind still holds it open."""
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit status, negative for a signal; 127 when the command was not found.

@@ -61,11 +61,16 @@ class ProxyCommand:
         self._signal(signal.SIGTERM)
         threading.Thread(target=self._kill_if_needed, daemon=True).start()
 
+    @property
+    def status(self) -> int | None:
+        """Its exit status, if it ended or is about to."""
+        self._ended.wait(0.5)
+        return self._popen.poll()
+
     def explain(self) -> str:
         """What the program said on stderr, and how it ended, for an error message."""
-        self._ended.wait(0.5)
         said = self._tail.contents().decode(errors="replace").strip()
-        status = self._popen.poll()
+        status = self.status
         how = "is still running" if status is None else f"ended with status {status}"
         return f"its ProxyCommand ({self.command}) {how}" + (f": {said[-500:]}" if said else "")
 

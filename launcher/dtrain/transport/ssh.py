@@ -36,6 +36,10 @@ HANDSHAKES_PER_SERVER = 8
 """And on one server: sshd drops connections at random from 10 unauthenticated ones on
 (MaxStartups 10:30:100), and this launch may not be its only client."""
 
+SSH_FAILED = 255
+"""What ``ssh`` ends with when it has no connection: as a ProxyCommand (``ssh -W``) it may have
+met MaxStartups on the jump host."""
+
 
 class SshTransport:
     """Connects to hosts; one object serves a launch, from many threads.
@@ -65,6 +69,7 @@ class SshTransport:
             lambda: threading.BoundedSemaphore(HANDSHAKES_PER_SERVER)
         )
         self._jumps: dict[Endpoint, Future[SshConnection]] = {}
+        self._unfinished: set[ClientTransport] = set()
         self._closing = threading.Event()
 
     def connect(self, host: Host) -> SshConnection:
@@ -78,6 +83,9 @@ class SshTransport:
         self._closing.set()
         with self._lock:
             jumps, self._jumps = list(self._jumps.values()), {}
+            unfinished = list(self._unfinished)
+        for transport in unfinished:
+            transport.close()
         # The last made may run over those before it.
         for jump in reversed(jumps):
             if jump.done() and not jump.exception():
@@ -109,12 +117,14 @@ class SshTransport:
         via = self._jump(endpoint, endpoint.via) if endpoint.via else None
         server = self._server_slots(endpoint)
         with server, self._handshakes:
-            if self._closing.is_set():
-                raise ConnectError(endpoint.host, endpoint.attempted, "the launch is ending")
             deadline = time.monotonic() + endpoint.timeout
             stream = self._open_stream(endpoint, via, deadline)
             transport = ClientTransport(stream)
+            with self._lock:
+                self._unfinished.add(transport)
             try:
+                if self._closing.is_set():
+                    raise ConnectError(endpoint.host, endpoint.attempted, "the launch is ending")
                 self._handshake(endpoint, transport, stream, deadline)
                 notice = self._known_hosts.check(endpoint, _host_key(transport))
                 if notice:
@@ -129,6 +139,9 @@ class SshTransport:
             except BaseException:
                 transport.close()
                 raise
+            finally:
+                with self._lock:
+                    self._unfinished.discard(transport)
         return SshConnection(endpoint, transport)
 
     def _handshake(
@@ -148,6 +161,8 @@ class SshTransport:
         if transport.is_active() and transport.initial_kex_done:
             return
         if isinstance(stream, ProxyCommand):
+            if stream.status == SSH_FAILED:
+                raise DroppedError(Transient.DROPPED, stream.explain())
             raise ConnectError(
                 endpoint.host,
                 endpoint.attempted,
@@ -227,8 +242,10 @@ class SshTransport:
             ) from error
 
     def _server_slots(self, endpoint: Endpoint) -> threading.BoundedSemaphore:
+        # Where a ProxyCommand leads is not known; it is often one jump host for all.
+        server = (endpoint.via, endpoint.address, endpoint.port)
         with self._lock:
-            return self._per_server[(endpoint.via, endpoint.address, endpoint.port)]
+            return self._per_server["ProxyCommand" if endpoint.proxy_command else server]
 
     def _notice(self, text: str) -> None:
         with self._lock:

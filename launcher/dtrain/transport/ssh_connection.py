@@ -63,6 +63,9 @@ class ClientTransport(paramiko.Transport):
             super().run()
         except Exception as error:  # noqa: BLE001 (the thread's last line of defence)
             self.saved_exception = error
+        finally:
+            # An unfinished handshake leaves a timer that would hold up the interpreter's end.
+            self.packetizer.complete_handshake()
 
     def ask_for_life(self) -> None:
         """Ask the server for an answer of any kind. Called in this connection's own thread."""
@@ -88,10 +91,11 @@ class ClientTransport(paramiko.Transport):
         return str(error) or type(error).__name__
 
     def close(self) -> None:
-        # An unfinished handshake leaves a timer thread that would hold up the interpreter's end.
-        self.packetizer.complete_handshake()
         super().close()
         self.live.close()
+        # paramiko wakes whoever waits for the handshake only when the server ends it.
+        if self.completion_event:
+            self.completion_event.set()
 
     def _parse_disconnect(self, message: paramiko.Message) -> None:
         message.get_int()
@@ -104,7 +108,8 @@ class SshConnection:
     def __init__(self, endpoint: Endpoint, transport: ClientTransport) -> None:
         self.endpoint = endpoint
         self._transport = transport
-        self._closed = False
+        self.closed = False
+        """Whether it was closed from here."""
         transport.live.watch(endpoint.alive_interval, endpoint.alive_count, transport.ask_for_life)
 
     @property
@@ -119,7 +124,7 @@ class SshConnection:
             channel.exec_command(command.encode("utf-8", "surrogateescape"))
         except (paramiko.SSHException, EOFError, OSError) as error:
             if not self.alive:
-                raise self._lost(attempted) from error
+                raise self.lost(attempted) from error
             if isinstance(error, paramiko.ChannelException):
                 raise ConnectError(
                     self.endpoint.host,
@@ -133,7 +138,7 @@ class SshConnection:
                 f"sshd refused to run it ({error})",
                 hint=f"see whether `{self.endpoint.command} true` works",
             ) from error
-        return SshProcess(channel, self._transport, self._lost)
+        return SshProcess(channel, self._transport, self)
 
     def open_stream(self, address: str, port: int, timeout: float) -> paramiko.Channel:
         """A TCP connection made by this host. Raises paramiko's ChannelException when the host
@@ -143,11 +148,17 @@ class SshConnection:
         )
 
     def close(self) -> None:
-        self._closed = True
+        self.closed = True
         self._transport.close()
 
-    def _lost(self, attempted: str) -> ConnectError:
-        reason = "the connection was closed here" if self._closed else self._transport.explain()
+    def lost(self, attempted: str) -> ConnectError:
+        """The error for something that the end of this connection cut short."""
+        if self.closed:
+            return ConnectError(self.endpoint.host, attempted, "the connection was closed here")
+        if self.alive and self._transport.saved_exception is None:
+            reason = "the server closed the command's channel before the command ended"
+            return ConnectError(self.endpoint.host, attempted, reason)
+        reason = self._transport.explain()
         return ConnectError(
             self.endpoint.host,
             attempted,
@@ -167,11 +178,11 @@ class SshProcess:
         self,
         channel: paramiko.Channel,
         transport: ClientTransport,
-        lost: Callable[[str], ConnectError],
+        connection: SshConnection,
     ) -> None:
         self._channel = channel
         self._transport = transport
-        self._lost = lost
+        self._connection = connection
         self._let_go = False
         self._write_lock = threading.Lock()
         self._stdin_closed = False
@@ -185,7 +196,7 @@ class SshProcess:
         with self._write_lock:
             while view and not self._let_go and not self._stdin_closed:
                 if self._broken():
-                    raise self._lost("writing to a command")
+                    raise self._connection.lost("writing to a command")
                 try:
                     sent = self._channel.send(bytes(view[:WRITE_PIECE]))
                 except (paramiko.SSHException, EOFError, OSError):
@@ -194,7 +205,7 @@ class SshProcess:
                     break
                 view = view[sent:]
         if view and not self._let_go and self._broken():
-            raise self._lost("writing to a command")
+            raise self._connection.lost("writing to a command")
 
     def close_stdin(self) -> None:
         with self._write_lock:
@@ -208,8 +219,8 @@ class SshProcess:
         except (paramiko.SSHException, EOFError, OSError):
             # Reading acknowledges what came before, and that write failed.
             data = b""
-        if not data and not self._let_go and not self._channel.eof_received:
-            raise self._lost("reading from a command")
+        if not data and not self._released and not self._channel.eof_received:
+            raise self._connection.lost("reading from a command")
         return data
 
     def stderr(self) -> bytes:
@@ -221,7 +232,7 @@ class SshProcess:
             raise TimeoutError(f"still running after {timeout:g} s")
         number = self._transport.exit_signals.get(self._channel.chanid)
         if number is None and self._channel.exit_status == -1:
-            raise self._lost("waiting for a command")
+            raise self._connection.lost("waiting for a command")
         left = STDERR_GRACE if deadline is None else max(0.0, deadline - time.monotonic())
         self._drain.join(min(STDERR_GRACE, left))
         return self._channel.exit_status if number is None else -number
@@ -230,6 +241,11 @@ class SshProcess:
         self._let_go = True
         with suppress(paramiko.SSHException, EOFError, OSError):
             self._channel.close()
+
+    @property
+    def _released(self) -> bool:
+        """Whether its end here was wanted: then reads end as if the command had."""
+        return self._let_go or self._connection.closed
 
     def _broken(self) -> bool:
         # A channel that ends in order says so first; and paramiko closes the channels of a
