@@ -2,8 +2,8 @@
 """A local multi-host cluster: N hosts on this machine, each with its own address, host name,
 process list, home folder, sshd and firewall.
 
-    sudo .venv/bin/python scripts/cluster.py up 8      start eight hosts, print a cluster file for them
-    sudo .venv/bin/python scripts/cluster.py down      stop every cluster started this way
+    sudo .venv/bin/python scripts/cluster.py up 8   start 8 hosts, print a cluster file for them
+    sudo .venv/bin/python scripts/cluster.py down   stop every cluster started this way
 
 A host is a set of Linux namespaces (network, host name, mounts, processes) under one small init.
 All hosts hang on a bridge in a network namespace of its own, and one virtual cable leads from
