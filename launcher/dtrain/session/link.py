@@ -450,6 +450,7 @@ class Link:
                     rank=rank["rank"],
                     time=float(rank.get("time") or event["time"]) + self._clock_offset,
                     code=rank.get("exitcode"),
+                    signal=rank.get("signal"),
                     message=rank.get("message") or "",
                     traceback=rank.get("traceback") or "",
                 )

@@ -1,0 +1,5 @@
+"""Launches over SSH across hosts in network namespaces."""
+
+from support.cluster import hosts, launcher
+
+__all__ = ["hosts", "launcher"]
