@@ -150,9 +150,9 @@ def test_names_that_a_shell_would_read(hosts: Hosts, launcher: Launcher) -> None
     for host in cluster.hosts:
         (host.home / folder).mkdir()
     job_ = {**JOB, "args": args, "env": env, "workdir": f"~/{folder}", "secrets": ["TOKEN"]}
-    token = "hush $(id)\n'"
+    key = "hush $(id)\n'"
     file = launcher.file(cluster, job_)
-    done = launcher.run(file, "--json", env={"TOKEN": token})
+    done = launcher.run(file, "--json", env={"TOKEN": key})
     assert done.code == 0, done
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     said = [json.loads(each["text"]) for each in lines if each["event"] == "line"]
@@ -161,7 +161,7 @@ def test_names_that_a_shell_would_read(hosts: Hosts, launcher: Launcher) -> None
         assert each["argv"] == args
         assert each["cwd"].endswith(f"/{folder}")
         assert {name: each["environment"][name] for name in env} == env
-        assert each["environment"]["TOKEN"] == token
+        assert each["environment"]["TOKEN"] == key
     journal = b"".join(path.read_bytes() for path in launcher.home.rglob("journal.jsonl"))
     assert b"hush" not in journal
     assert launcher.left(cluster) == {}
