@@ -59,6 +59,9 @@ class HostPlan:
     cluster file."""
     ports: tuple[int, ...] = ()
     """TCP ports that the host's processes will listen on."""
+    route_to: str | None = None
+    """Another host. Where no setting says otherwise, gloo uses the interface that leads there:
+    left to itself it takes the address of the host's own name, which Debian sets to loopback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,11 @@ def _torch(spec: ClusterFile, run: str, port: int, local_python: str) -> Iterato
             argv = (python, "-m", "torch.distributed.run", *options, *_program(job))
             processes = (Process("torchrun", node_rank, argv, {}, ranks=ranks_by_node[node_rank]),)
         environment = _host_environment(spec, host, identity)
-        yield HostPlan(host, node_rank, environment, processes, _workdir(spec, host), ports)
+        route_to = None
+        if len(hosts) > 1 and "GLOO_SOCKET_IFNAME" not in environment:
+            route_to = hosts[0 if node_rank else 1].address
+        workdir = _workdir(spec, host)
+        yield HostPlan(host, node_rank, environment, processes, workdir, ports, route_to)
 
 
 def _tensorflow(spec: ClusterFile, port: int, local_python: str) -> Iterator[HostPlan]:

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_BARE = re.compile(r"[A-Za-z0-9@%+:,./_-]+")
+_BARE = re.compile(r"[A-Za-z0-9@%+:,./_-]+|-[A-Za-z0-9@%+:,./_=-]*")
 _RESERVED = re.compile(
     "case|coproc|do|done|elif|else|end|esac|fi|for|foreach|function|if|in|repeat|select|then|time"
     "|until|while"

@@ -53,6 +53,8 @@ def _hosts(plan: LaunchPlan, shared: Mapping[str, str]) -> Iterator[str]:
             if name not in shared
         }
         yield from (f"  {_assignment(*item)}" for item in own.items())
+        if part.route_to is not None:
+            yield f"  GLOO_SOCKET_IFNAME: the interface that leads to {part.route_to}"
         yield from _processes(part)
 
 

@@ -23,6 +23,7 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
                 "node_rank": part.node_rank,
                 "workdir": part.workdir,
                 "setup": list(plan.job.setup),
+                "route_to": part.route_to,
                 "environment": masked(part.environment, plan),
                 "processes": [
                     {

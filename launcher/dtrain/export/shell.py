@@ -54,8 +54,21 @@ def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
         "set +o allexport",
     ]
     lines += [f"export {secret}" for secret in plan.job.secrets]
+    if part.route_to is not None:
+        lines += _gloo_interface(part.route_to)
     lines += [str(sh("cd -- ", path(part.workdir), " || exit")), f"exec {words(process.argv)}"]
     return "\n".join(lines) + "\n"
+
+
+def _gloo_interface(peer: str) -> list[str]:
+    """Lines that name the interface which leads to ``peer``, as the node agent does."""
+    address = sh("$(getent ahosts ", word(peer), " | awk 'NR == 1 {print $1}')")
+    return [
+        f'if [ -z "${{GLOO_SOCKET_IFNAME:-}}" ] && route=$(ip -o route get "{address}"); then',
+        "  route=${route#* dev }",
+        "  export GLOO_SOCKET_IFNAME=${route%% *}",
+        "fi",
+    ]
 
 
 def _comment(text: str) -> str:

@@ -77,6 +77,8 @@ class Session:
         Raises StorageError when this machine cannot keep the run's files, and DtrainError when
         the folder to send cannot be read; nothing has been started then.
         """
+        sync = self._spec.job.sync
+        tree = scan(self._base / Path(sync.source).expanduser(), sync.exclude) if sync else None
         name = _run_name(self._spec.name)
         folder = RunFolder.create(name)
         journal = Journal(folder.journal)
@@ -84,27 +86,28 @@ class Session:
         plan = self._plan(name, next(ports))
         self._observer.started(name, plan, str(folder.path))
         journal.write(time.time(), "started", run=name, hosts=[h.host.name for h in plan.hosts])
-        sync = self._spec.job.sync
-        tree = scan(self._base / Path(sync.source).expanduser(), sync.exclude) if sync else None
+        for notice in tree.notices if tree is not None else ():
+            self._observer.notice(notice)
         while True:
+            port = next(ports, None)
             attempt = _Attempt(
                 Run(
-                    name,
-                    plan,
-                    self._base,
-                    self._secrets,
-                    self._transport,
-                    tree,
-                    folder,
-                    journal,
-                    self._observer,
-                    self._posts.put,
+                    name=name,
+                    plan=plan,
+                    movable_port=port is not None,
+                    base=self._base,
+                    secrets=self._secrets,
+                    transport=self._transport,
+                    tree=tree,
+                    folder=folder,
+                    journal=journal,
+                    observer=self._observer,
+                    post=self._posts.put,
                 ),
                 self._posts,
             )
             report = attempt.run()
-            port = next(ports, None) if attempt.only_ports_are_busy else None
-            if port is None:
+            if port is None or not attempt.only_ports_are_busy:
                 break
             plan = self._plan(name, port)
             self._observer.notice(f"{attempt.problems[0].message}; trying port {port}")

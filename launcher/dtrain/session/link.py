@@ -50,6 +50,8 @@ class Run:
 
     name: str
     plan: LaunchPlan
+    movable_port: bool
+    """Whether a busy port only means that the next one is tried."""
     base: Path
     """Folder of the cluster file: relative working folders on this machine start here."""
     secrets: Mapping[str, str] = field(repr=False)
@@ -249,6 +251,7 @@ class Link:
                 for process in part.processes
             ],
             "ports": list(part.ports),
+            "route_to": part.route_to,
             "on_disconnect": job.on_disconnect,
             "lease": job.lease,
         }
@@ -262,7 +265,8 @@ class Link:
     def _refuse(self, error: NodeError) -> None:
         self.problem = error
         self._clean = True
-        self._state("failed", error.reason)
+        if not (isinstance(error, PortBusyError) and self._run.movable_port):
+            self._state("failed", error.reason)
         with self._lock:
             called_off = self._given_up and not self._begun
         if not called_off:

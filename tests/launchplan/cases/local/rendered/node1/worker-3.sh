@@ -7,5 +7,9 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
 set -o allexport
 . "$here"/worker-3.env || exit
 set +o allexport
+if [ -z "${GLOO_SOCKET_IFNAME:-}" ] && route=$(ip -o route get "$(getent ahosts 127.0.0.1 | awk 'NR == 1 {print $1}')"); then
+  route=${route#* dev }
+  export GLOO_SOCKET_IFNAME=${route%% *}
+fi
 cd -- .. || exit
 exec python3 scripts/train.py
