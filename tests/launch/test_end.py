@@ -71,20 +71,20 @@ def test_every_kind_of_end_is_told(scene: Scene, end: str, words: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_asked_to_end(scene: Scene, number: signal.Signals) -> None:
     launch = scene.launch(scene.cluster_file(scene.script(WAIT)))
-    launch.until_said("up", 4)
-    launch.signal(number)
-    assert launch.code == 130
+    launch.until("up", count=4)
+    launch.send(number)
+    assert launch.wait().code == 130
     assert "stopping" in launch.stderr
     assert scene.leftovers() == []
 
 
 def test_asking_twice_does_not_wait_for_the_deaf(scene: Scene) -> None:
     launch = scene.launch(scene.cluster_file(JOBS / "zombies.py", grace=3000))
-    launch.until_said("lingering", 4)
-    launch.signal(signal.SIGINT)
-    launch.until_said("Ctrl-C again")
-    launch.signal(signal.SIGINT)
-    assert launch.code == 130
+    launch.until("lingering", count=4)
+    launch.send(signal.SIGINT)
+    launch.until("Ctrl-C again")
+    launch.send(signal.SIGINT)
+    assert launch.wait().code == 130
     assert scene.leftovers() == []
 
 
@@ -110,7 +110,7 @@ def test_a_broken_pipe_ends_the_job(scene: Scene) -> None:
     reader.stdin.close()
     assert len(reader.stdout.readlines()) == 3
     reader.wait()
-    assert launch.code == 130
+    assert launch.wait().code == 130
     assert "Traceback" not in launch.stderr
     assert "BrokenPipe" not in launch.stderr
     assert scene.leftovers() == []
@@ -137,8 +137,8 @@ def test_a_closed_terminal_ends_the_job(scene: Scene) -> None:
 
 def test_a_killed_launcher_leaves_a_job_that_its_lease_ends(scene: Scene) -> None:
     launch = scene.launch(scene.cluster_file(scene.script(WAIT), lease="15s", grace="1s"))
-    launch.until_said("up", 4)
-    launch.signal(signal.SIGKILL)
+    launch.until("up", count=4)
+    launch.send(signal.SIGKILL)
     launch.wait()
     until(lambda: not scene.leftovers(), "the lease to end the job")
 
@@ -148,16 +148,16 @@ def test_two_runs_at_once_do_not_touch_each_other(scene: Scene, tmp_path: Path) 
     other = Scene(tmp_path / "other")
     try:
         one = scene.launch(scene.cluster_file(scene.script(WAIT)))
-        one.until_said("up", 4)
+        one.until("up", count=4)
         two = other.launch(other.cluster_file(scene.script(WAIT)))
-        two.until_said("up", 4)
+        two.until("up", count=4)
         assert "trying port 29564" in two.stderr
-        one.signal(signal.SIGINT)
-        assert one.code == 130
+        one.send(signal.SIGINT)
+        assert one.wait().code == 130
         assert scene.leftovers() == []
         assert len([line for line in other.leftovers() if "script.py" in line]) == 4
-        two.signal(signal.SIGINT)
-        assert two.code == 130
+        two.send(signal.SIGINT)
+        assert two.wait().code == 130
         assert other.leftovers() == []
     finally:
         other.close()
@@ -189,8 +189,8 @@ def test_no_job_outlives_a_launcher_that_never_started_it(scene: Scene) -> None:
     )
     launch = scene.launch(cluster)
     until(flag.exists, "setup to begin")
-    launch.signal(signal.SIGINT)
-    assert launch.code == 130
+    launch.send(signal.SIGINT)
+    assert launch.wait().code == 130
     assert "before anything was started" in launch.stderr
     assert scene.leftovers() == []
     assert list(scene.nodes.rglob("*")) == []

@@ -19,13 +19,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,108 +30,12 @@ import pytest
 import yaml
 
 from cluster import Cluster
-
-JOBS = Path(__file__).resolve().parents[1] / "jobs"
-PATIENCE = 90.0
+from support.launching import JOBS, PATIENCE, Done, Launch
 
 
 def job(name: str) -> str:
     """The path of a script in tests/jobs, the same on every host."""
     return str(JOBS / name)
-
-
-@dataclass(frozen=True)
-class Done:
-    """A launch that has ended."""
-
-    code: int
-    """Exit status; negative for a signal."""
-    stdout: str
-    stderr: str
-    seconds: float
-
-    def __str__(self) -> str:
-        return f"status {self.code} after {self.seconds:.1f} s\n{self.stdout}\n{self.stderr}"
-
-    def lines(self, host: str, label: object) -> list[str]:
-        """What one worker wrote to stdout, as it was shown."""
-        prefix = f"[{host} {label}] "
-        return [
-            line.removeprefix(prefix)
-            for line in self.stdout.splitlines()
-            if line.startswith(prefix)
-        ]
-
-
-class Launch:
-    """A `dtrain` command under way."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
-        self._begun = time.monotonic()
-        self._changed = threading.Condition()
-        self._output = {"stdout": b"", "stderr": b""}
-        self._readers = [
-            threading.Thread(target=self._read, args=(name,), daemon=True)
-            for name in self._output
-            if getattr(process, name) is not None
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    def _read(self, name: str) -> None:
-        pipe = getattr(self.process, name)
-        while data := os.read(pipe.fileno(), 1 << 16):
-            with self._changed:
-                self._output[name] += data
-                self._changed.notify_all()
-        with self._changed:
-            self._changed.notify_all()
-
-    @property
-    def stdout(self) -> str:
-        return self._output["stdout"].decode(errors="replace")
-
-    @property
-    def stderr(self) -> str:
-        return self._output["stderr"].decode(errors="replace")
-
-    def until(self, text: str, *, count: int = 1, timeout: float = PATIENCE) -> None:
-        """Wait until ``text`` has been written ``count`` times, on stdout and stderr together."""
-
-        def settled() -> bool:
-            return self._count(text) >= count or not any(r.is_alive() for r in self._readers)
-
-        deadline = time.monotonic() + timeout
-        with self._changed:
-            # A reader that ends is seen by looking, not by being told.
-            while not settled() and time.monotonic() < deadline:
-                self._changed.wait(0.2)
-        found = self._count(text)
-        assert found >= count, f"{text!r} {found} times:\n{self.stdout}\n{self.stderr}"
-
-    def _count(self, text: str) -> int:
-        return self.stdout.count(text) + self.stderr.count(text)
-
-    def send(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def wait(self, timeout: float = PATIENCE) -> Done:
-        """Wait for its end. Fails the test, and kills it, when there is none in time."""
-        try:
-            code = self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            pytest.fail(f"no end after {timeout} s:\n{self.stdout}\n{self.stderr}")
-        seconds = time.monotonic() - self._begun
-        for reader in self._readers:
-            reader.join(5)
-        return Done(code, self.stdout, self.stderr, seconds)
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-        self.process.wait()
 
 
 class Launcher:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,14 +10,16 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-JOBS = Path(__file__).parent.parent / "jobs"
-PATIENCE = 60.0
+JOBS = Path(__file__).resolve().parents[1] / "jobs"
+PATIENCE = 90.0
 
 
 def until(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
@@ -26,6 +28,100 @@ def until(condition: Callable[[], object], what: str, patience: float = PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"waited {patience:g} s in vain for {what}"
         threading.Event().wait(0.02)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A launch that has ended."""
+
+    code: int
+    """Exit status; negative for a signal."""
+    stdout: str
+    stderr: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"status {self.code} after {self.seconds:.1f} s\n{self.stdout}\n{self.stderr}"
+
+    def lines(self, host: str, label: object) -> list[str]:
+        """What one worker wrote to stdout, as it was shown."""
+        prefix = f"[{host} {label}] "
+        return [
+            line.removeprefix(prefix)
+            for line in self.stdout.splitlines()
+            if line.startswith(prefix)
+        ]
+
+
+class Launch:
+    """A `dtrain` command under way."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self._begun = time.monotonic()
+        self._changed = threading.Condition()
+        self._output = {"stdout": b"", "stderr": b""}
+        self._readers = [
+            threading.Thread(target=self._read, args=(name,), daemon=True)
+            for name in self._output
+            if getattr(process, name) is not None
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str) -> None:
+        pipe = getattr(self.process, name)
+        while data := os.read(pipe.fileno(), 1 << 16):
+            with self._changed:
+                self._output[name] += data
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def stdout(self) -> str:
+        return self._output["stdout"].decode(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return self._output["stderr"].decode(errors="replace")
+
+    def until(self, text: str, *, count: int = 1, timeout: float = PATIENCE) -> None:
+        """Wait until ``text`` has been written ``count`` times, on stdout and stderr together."""
+
+        def settled() -> bool:
+            return self._count(text) >= count or not any(r.is_alive() for r in self._readers)
+
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            # A reader that ends is seen by looking, not by being told.
+            while not settled() and time.monotonic() < deadline:
+                self._changed.wait(0.2)
+        found = self._count(text)
+        assert found >= count, f"{text!r} {found} times:\n{self.stdout}\n{self.stderr}"
+
+    def _count(self, text: str) -> int:
+        return self.stdout.count(text) + self.stderr.count(text)
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout: float = PATIENCE) -> Done:
+        """Wait for its end. Fails the test, and kills it, when there is none in time."""
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            pytest.fail(f"no end after {timeout} s:\n{self.stdout}\n{self.stderr}")
+        seconds = time.monotonic() - self._begun
+        for reader in self._readers:
+            reader.join(5)
+        return Done(code, self.stdout, self.stderr, seconds)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
 
 
 class Scene:
@@ -70,19 +166,20 @@ class Scene:
     def launch(
         self, cluster: Path, *options: str, env: dict[str, str] | None = None, **popen: Any
     ) -> Launch:
-        launch = Launch(
-            ["launch", str(cluster), *options],
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dtrain_cli", "launch", str(cluster), *options],
+            stdin=subprocess.DEVNULL,
             env={**os.environ, "DTRAIN_HOME": str(self.home), **(env or {})},
-            **popen,
+            **{**pipes, **popen},
         )
+        launch = Launch(process)
         self._launches.append(launch)
         return launch
 
-    def run(self, cluster: Path, *options: str, env: dict[str, str] | None = None) -> Launch:
+    def run(self, cluster: Path, *options: str, env: dict[str, str] | None = None) -> Done:
         """Launch and wait for the end."""
-        launch = self.launch(cluster, *options, env=env)
-        launch.wait()
-        return launch
+        return self.launch(cluster, *options, env=env).wait()
 
     def leftovers(self) -> list[str]:
         """Command lines of the living processes that bear this scene's mark."""
@@ -95,91 +192,9 @@ class Scene:
 
     def close(self) -> None:
         for launch in self._launches:
-            launch.close()
+            launch.kill()
         for pid, _ in marked(self.mark):
             os.kill(pid, signal.SIGKILL)
-
-
-class Launch:
-    """A running `dtrain`, with its output collected as it comes."""
-
-    def __init__(self, arguments: Sequence[str], env: dict[str, str], **popen: Any) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "dtrain_cli", *arguments],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=popen.pop("stdout", subprocess.PIPE),
-            stderr=popen.pop("stderr", subprocess.PIPE),
-            **popen,
-        )
-        self.pid = self._process.pid
-        self._parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
-        self._grown = threading.Condition()
-        self._readers = [
-            threading.Thread(target=self._read, args=(name, pipe), daemon=True)
-            for name, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr))
-            if pipe is not None
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    def _read(self, name: str, pipe: Any) -> None:
-        while part := os.read(pipe.fileno(), 1 << 16):
-            with self._grown:
-                self._parts[name].append(part)
-                self._grown.notify_all()
-        with self._grown:
-            self._grown.notify_all()
-
-    @property
-    def stdout(self) -> str:
-        return b"".join(self._parts["stdout"]).decode(errors="replace")
-
-    @property
-    def stderr(self) -> str:
-        return b"".join(self._parts["stderr"]).decode(errors="replace")
-
-    @property
-    def output(self) -> str:
-        return self.stdout + self.stderr
-
-    def until_said(self, text: str, times: int = 1) -> None:
-        """Wait until ``text`` has been printed so often."""
-        deadline = time.monotonic() + PATIENCE
-        with self._grown:
-            while self.output.count(text) < times:
-                left = deadline - time.monotonic()
-                assert left > 0, f"not said: {text!r}\n{self.output}"
-                assert self._process.poll() is None or self._grown.wait(1), self.output
-                self._grown.wait(min(left, 1))
-
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def wait(self, patience: float = PATIENCE) -> int:
-        """The exit code, when everything has been read."""
-        code = self._process.wait(patience)
-        for reader in self._readers:
-            reader.join(patience)
-        return code
-
-    @property
-    def code(self) -> int:
-        return self.wait()
-
-    def events(self) -> list[dict[str, Any]]:
-        """What ``--json`` printed."""
-        return [json.loads(line) for line in self.stdout.splitlines()]
-
-    def close(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        for reader in self._readers:
-            reader.join(5)
-        for pipe in (self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
 
 
 def marked(mark: str) -> list[tuple[int, str]]:
