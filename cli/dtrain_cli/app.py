@@ -47,7 +47,7 @@ def main_options(
 
 @app.command()
 def launch(
-    file: Annotated[Path, typer.Argument(help="The cluster file.")],
+    file: Annotated[Path, typer.Argument(help="The cluster file.", metavar="FILE")],
     args: Annotated[
         list[str] | None,
         typer.Argument(help="Arguments for the script, after --.", metavar="ARGS"),

@@ -37,7 +37,7 @@ class Options:
 def launch(options: Options) -> ExitCode:
     """Run the job of a cluster file until nothing of it is left; returns the exit code."""
     spec = _spec(options)
-    filters = Filters(_ranks(options.ranks), _hosts(options.hosts, spec))
+    filters = Filters(_ranks(options.ranks, spec), _hosts(options.hosts, spec))
     secrets = _secret_values(spec)
 
     # Session brings threads and transports, which a dry run and `--help` have no use for.
@@ -96,15 +96,22 @@ def _spec(options: Options) -> ClusterFile:
     return replace(spec, job=replace(spec.job, args=(*spec.job.args, *options.args)))
 
 
-def _ranks(text: str | None) -> frozenset[int] | None:
-    """``0,4-7`` as a set."""
+def _ranks(text: str | None, spec: ClusterFile) -> frozenset[int] | None:
+    """``0,4-7`` as a set of the job's ranks."""
     if text is None:
         return None
+    if spec.job.framework != "torch":
+        raise UsageError(
+            "--rank is for torch: TensorFlow's tasks have none", hint="choose hosts with --host"
+        )
+    last_rank = build(spec).world_size - 1
     ranks: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UsageError(f"--rank {text}: {part!r} is no rank", hint="write e.g. --rank 0,4-7")
+        if int(last or first) > last_rank:
+            raise UsageError(f"--rank {text}: this job's ranks are 0-{last_rank}")
         ranks.update(range(int(first), int(last or first) + 1))
     return frozenset(ranks)
 

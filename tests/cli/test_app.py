@@ -1,0 +1,140 @@
+"""The command line's edge: help, usage, exit codes; never a traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dtrain_cli import app
+
+JOB = {"framework": "torch", "script": "train.py"}
+
+
+def dtrain(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dtrain_cli", *argv],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **environment},
+        check=False,
+    )
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump({"cluster": {"hosts": ["a", "b"], "gpus": 2}, "job": JOB}))
+    return path
+
+
+def test_help_names_every_verb_and_exit_code() -> None:
+    done = dtrain("--help")
+    assert done.returncode == 0
+    for word in ("launch", "schema", "Exit codes", "130"):
+        assert word in done.stdout
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from dtrain_cli import app\n"
+        "try: app.app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'paramiko', 'yaml', 'rich', 'torch', 'dtrain.spec'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n"), done.stdout
+
+
+def test_version() -> None:
+    assert dtrain("--version").stdout.startswith("dtrain ")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["launch"], "FILE"),
+        (["launch", "nowhere.yaml"], "nowhere.yaml"),
+        (["launch", "/"], "folder"),
+        (["fly"], "fly"),
+        (["launch", "{cluster}", "--fly"], "--fly"),
+        (["launch", "{cluster}", "--output", "x"], "--dry-run"),
+        (["launch", "{cluster}", "--rank", "0,x"], "--rank"),
+        (["launch", "{cluster}", "--rank", "9"], "0-3"),
+        (["launch", "{cluster}", "--host", "a[0-"], "--host"),
+        (["launch", "{cluster}", "--host", "c"], "a,b"),
+    ],
+)
+def test_usage_errors(cluster: Path, argv: list[str], said: str) -> None:
+    done = dtrain(*(word.format(cluster=cluster) for word in argv))
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_file_names_the_place(cluster: Path) -> None:
+    cluster.write_text("cluster:\n  hosts: [a]\n  gpu: 8\n  gpuz: 8\njob: {framework: torch}\n")
+    done = dtrain("launch", str(cluster))
+    assert done.returncode == 2
+    assert f"{cluster}:4:3" in done.stderr
+    assert "gpus" in done.stderr
+
+
+def test_a_secret_that_is_not_there(cluster: Path) -> None:
+    cluster.write_text(
+        yaml.safe_dump(
+            {"cluster": {"hosts": ["a"], "gpus": 2}, "job": {**JOB, "secrets": ["WANDB_API_KEY"]}}
+        )
+    )
+    done = dtrain("launch", str(cluster))
+    assert done.returncode == 2
+    assert "export WANDB_API_KEY" in done.stderr
+    assert dtrain("launch", str(cluster), "--dry-run").returncode == 0
+
+
+def test_arguments_after_two_dashes_reach_the_script(cluster: Path) -> None:
+    done = dtrain("launch", str(cluster), "--dry-run", "--json", "--", "--lr", "1e-5", "--json")
+    argv = json.loads(done.stdout)["hosts"][0]["processes"][0]["argv"]
+    assert argv == ["python3", "train.py", "--lr", "1e-5", "--json"]
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(cluster: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    done = dtrain("launch", str(cluster), "--dry-run", "--output", str(tmp_path / "mine"))
+    assert done.returncode == 2
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("argv", [["schema"], ["launch", "{cluster}", "--dry-run", "--json"]])
+def test_a_reader_that_leaves_early(cluster: Path, argv: list[str]) -> None:
+    command = [sys.executable, "-m", "dtrain_cli", *(a.format(cluster=cluster) for a in argv)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        said = process.stderr.read()
+    assert said == ""
+
+
+def test_a_fault_of_ours_goes_to_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("a fault for this test")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(app, "app", fail)
+    assert app.run() == 70
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    (report,) = tmp_path.iterdir()
+    assert str(report) in said
+    assert "a fault for this test" in report.read_text()
