@@ -90,7 +90,12 @@ def launch(
 
 @app.command()
 def schema() -> None:
-    """Print the JSON Schema of the cluster file, for editors."""
+    """Print the cluster file's format as JSON Schema, for completion and checks in editors.
+
+    Save it beside your cluster file and name it in the file's first line:
+
+    # yaml-language-server: $schema=cluster.schema.json
+    """
     from dtrain_cli.commands.schema import schema_json
 
     typer.echo(schema_json(), nl=False)

@@ -12,7 +12,7 @@ import yaml
 
 from dtrain.diagnostics import SpecError
 from dtrain.spec.load import parse
-from dtrain_cli.commands.schema import schema, schema_json
+from dtrain_cli.commands.schema import schema_json
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parents[1] / "configs"
@@ -130,8 +130,3 @@ def test_shipped_files_name_their_schema(path: Path) -> None:
     prefix, _, named = first.partition("$schema=")
     assert prefix == "# yaml-language-server: "
     assert (path.parent / named).resolve() == CONFIGS / "cluster.schema.json"
-
-
-def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
-    schema()
-    assert capsys.readouterr().out == schema_json()

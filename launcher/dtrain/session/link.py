@@ -187,7 +187,7 @@ class Link:
         workdir = self._workdir()
         if run.tree is not None:
             self._state("syncing")
-            result = send(connection, part.host, run.tree, workdir)
+            result = send(connection, part.host, run.tree, workdir, python=self._python)
             for notice in result.notices:
                 run.observer.notice(f"{self.host}: {notice}")
             workdir = result.tree_path

@@ -57,16 +57,20 @@ def send(
     tree: Tree,
     workdir: str,
     *,
+    python: str | None = None,
     patience: Patience = Patience(),
 ) -> SyncResult:
     """Make ``workdir`` on ``host`` show ``tree``; blocks until it does.
 
-    A relative ``workdir`` starts at the home folder. Raises PrepareError when it cannot be, and
-    ConnectError when the connection breaks; in both cases the node shows what it showed before.
+    A relative ``workdir`` starts at the home folder; ``python`` runs the receiver in place of the
+    host's own, which may be there only after `job.setup`.
+
+    Raises PrepareError when it cannot be, and ConnectError when the connection breaks; in both
+    cases the node shows what it showed before.
     """
     if host.transport == "local":
         _refuse_inside_source(host, tree, workdir)
-    process = connection.start(boot_command(host.python, "sync"))
+    process = connection.start(boot_command(python or host.python, "sync"))
     try:
         return _converse(process, host, tree, workdir, patience)
     finally:
