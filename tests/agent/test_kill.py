@@ -207,8 +207,10 @@ while b"prepared" not in seen: seen += relay.stdout.read1(4096)
 relay.stdin.write(b'{{"op":"start"}}\\n'); relay.stdin.flush()
 while relay.stdout.read1(4096): pass
 """
-    outer = host.start(host.code(launcher), run="outer")
-    wait_until((host.workdir / "inner-ready").exists)
+    hopper = READY + ESCAPES["runs from process to process"]
+    outer = host.start(host.code(launcher), host.code(hopper, 1), run="outer")
+    for name in ("inner-ready", "ready"):
+        wait_until((host.workdir / name).exists)
     running = wait_until(
         lambda: {pid for pid, words in host.processes().items() if "while :" in words}
     )
@@ -216,6 +218,7 @@ while relay.stdout.read1(4096): pass
     assert outer.event("ended")["survivors"] == []
     outer.wait()
     assert running <= set(host.processes())
+    assert not host.processes("for hop in")
     attached = host.attach("inner")
     assert attached.expect("attached")["running"]
     attached.command("kill")
@@ -236,9 +239,11 @@ def test_the_supervisor_stops_the_job_when_it_is_asked_to_end(host: Node) -> Non
 
 def test_a_killed_supervisor_takes_everything_along(host: Node) -> None:
     agent = host.start(
-        host.shell("setsid sleep 600 & trap '' TERM; echo ready; while :; do sleep 1; done")
+        host.shell("setsid sleep 600 & trap '' TERM; echo ready; while :; do sleep 1; done"),
+        host.code(READY + ESCAPES["runs from process to process"], 1),
     )
     agent.until(lambda: agent.text("worker-0.out"))
+    wait_until((host.workdir / "ready").exists)
     os.kill(supervisor_pid(host), signal.SIGKILL)
     lost = agent.expect("lost")
     assert lost["reason"] == "the supervisor died: killed by SIGKILL"

@@ -17,8 +17,9 @@ file over stdin, and then commands as lines of JSON. Three kinds of process come
     the workers, reaps them, stops them, and appends what happens to the events file. Anything a
     launcher can learn is in that file and the workers' output files, so a new relay can always
     pick up where another one ended: that is what `attach` does.
-*   A **guard** lives only until the supervisor is up. Should the relay die before, it ends what
-    the setup lines have started and removes the folder.
+*   A **guard** stands between the two until everything is prepared. Should the launch fail or
+    be called off before, or the relay die, it ends what the setup lines have started and removes
+    the folder.
 
 The supervisor is started *through* the setup shell, as its last `exec`, so that whatever setup
 changed (environment, limits, umask, cgroup, affinity) is inherited and not imitated.
@@ -37,10 +38,10 @@ Everything that the supervisor's children started. Three marks tell:
 *   and a *different* tag says the opposite. A run launched from inside a worker has its own
     supervisor and its own tag, and its whole subtree is left alone although it descends from us.
 
-To end a run: TERM to all, grace, then KILL again and again until two scans of /proc in a row find
-nothing. What is still there after `PATIENCE` seconds (stuck in the kernel) is reported by name.
-Signals go through pidfds, or where there are none after the start time has been compared, so that
-a recycled process id is never hit.
+To end a run: TERM to all, grace, then KILL again and again until the kernel says that no child is
+left, and two scans of /proc in a row find nothing else. What is still there after `PATIENCE`
+seconds (stuck in the kernel) is reported by name. Signals go through pidfds, or where there are
+none after the start time has been compared, so that a recycled process id is never hit.
 
 What the launcher sends and what it is told is specified in `dtrain/protocol.py`.
 """
@@ -64,7 +65,7 @@ import time
 
 TYPE_CHECKING = False  # importing typing would cost as much as importing json
 if TYPE_CHECKING:
-    from typing import Any, BinaryIO, NoReturn
+    from typing import Any, BinaryIO, Callable
 
     Json = dict[str, Any]
 
@@ -181,13 +182,36 @@ def look(pid: int) -> Proc | None:
 
 
 def processes() -> dict[int, Proc]:
-    table = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            proc = look(int(name))
-            if proc is not None:
-                table[proc.pid] = proc
-    return table
+    """All of this host. Those that live only for a moment are the newest: they come first."""
+    pids = sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True)
+    found = map(look, pids)
+    return {proc.pid: proc for proc in found if proc is not None}
+
+
+def own_children() -> list[int] | None:
+    """Our children, also those that have ended; None if this kernel does not list them.
+
+    While we wait for none of them, no process id in it can come to name another process.
+    """
+    found: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        data = read_file("/proc/self/task/%s/children" % task)
+        if data is None:
+            return None
+        found += map(int, data.split())
+    return found
+
+
+def reap(take: Callable[[int, int], None]) -> bool:
+    """Hand over process id and status of every child that has ended. True if none is left."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return True
+        if pid == 0:
+            return False
+        take(pid, status)
 
 
 def environment_of(pid: int, having: bytes = b"") -> dict[bytes, bytes]:
@@ -253,12 +277,10 @@ def members(tag: Tag, root: int) -> list[Proc]:
     for child in children.get(root, ()) if root else ():
         descend(child)
     for proc in table.values():
-        try:
-            own = os.stat("/proc/%d" % proc.pid).st_uid == uid
-        except OSError:
-            continue
-        if own and proc.pid not in found and tag.of(proc.pid):
-            descend(proc)
+        with contextlib.suppress(OSError):
+            own = proc.alive and os.stat("/proc/%d" % proc.pid).st_uid == uid
+            if own and proc.pid not in found and tag.of(proc.pid):
+                descend(proc)
     return [proc for proc in found.values() if proc.alive]
 
 
@@ -283,11 +305,27 @@ def send(proc: Proc, signum: int) -> None:
 
 
 class Sweep:
-    """Ends the processes of a run, one step at a time."""
+    """Ends the processes of a run, one step at a time.
 
-    def __init__(self, tag: Tag, root: int, grace: float, groups: set[int]) -> None:
-        """``groups`` are process groups known to hold nothing but this run's processes."""
-        self._tag, self._root, self._groups = tag, root, groups
+    A scan of /proc can miss a process that forks and exits again and again. The kernel misses
+    none: while anything lives below a subreaper, the subreaper has a child. So a subreaper is
+    done when it has no child but those of other runs, and what hops from process to process it
+    kills where each hop ends: among its own children. Scans serve to find what is far down, or
+    was started by setup and is not below us; without a subreaper, many of them have to do.
+    """
+
+    def __init__(
+        self,
+        tag: Tag,
+        grace: float,
+        take: Callable[[int, int], None] | None,
+        subreaper: bool = True,
+        groups: frozenset[int] | set[int] = frozenset(),
+    ) -> None:
+        """``take`` is told of our children's ends; None if the run is not below us at all.
+        ``groups`` are process groups known to hold nothing but this run's processes."""
+        self._tag, self._take, self._groups = tag, take, set(groups)
+        self._proof = subreaper and take is not None
         self.kill_at = time.monotonic() + grace
         self.survivors: list[Proc] = []
         self._told: set[tuple[int, int]] = set()
@@ -297,10 +335,15 @@ class Sweep:
     def step(self) -> float | None:
         """Do what is due. Seconds until the next step, or None when it is over."""
         now = time.monotonic()
-        found = members(self._tag, self._root)
-        if not found:
+        if now >= self.kill_at:
+            self._strike()
+        childless = self._take is not None and reap(self._take)
+        found = members(self._tag, os.getpid() if self._take is not None else 0)
+        children = self._children()
+        if not found and not children:
             self._clean += 1
-            return 0.005 if self._clean < 2 else None
+            sure = self._proof and (childless or children is not None)
+            return 0.01 if self._clean < (2 if sure else 20) else None
         self._clean = 0
         if now < self.kill_at:
             for proc in found:
@@ -311,9 +354,12 @@ class Sweep:
                         send(proc, signal.SIGCONT)
             return min(0.1, self.kill_at - now)
         if now > self.kill_at + PATIENCE:
-            self.survivors = found
-            return None
+            seen = found or [proc for proc in map(look, children or ()) if proc is not None]
+            self.survivors = [proc for proc in seen if proc.alive]
+            if self.survivors:
+                return None
         # A group is killed in one stroke, before any of its processes can fork again.
+        self._groups.update(proc.pid for proc in found if proc.pid == proc.pgrp)
         for group in self._groups.intersection(proc.pgrp for proc in found):
             with contextlib.suppress(OSError):
                 os.killpg(group, signal.SIGKILL)
@@ -322,6 +368,24 @@ class Sweep:
         pids = {proc.pid for proc in found}
         fresh, self._last = pids - self._last, pids
         return 0.0 if fresh else 0.02
+
+    def _children(self) -> list[int] | None:
+        """Our children that belong to the run, or None if that cannot be told."""
+        found = own_children() if self._proof else None
+        return found and [pid for pid in found if self._tag.of(pid) is not False]
+
+    def _strike(self) -> None:
+        """Kill our children, and those that become our children by that, as fast as can be."""
+        before = None
+        while self._take is not None:
+            reap(self._take)
+            children = self._children()
+            if not children or children == before:
+                break
+            for pid in children:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            before = children
 
     def finish(self) -> list[Proc]:
         """Take every step. The survivors."""
@@ -339,14 +403,20 @@ def name_list(procs: list[Proc]) -> list[Json]:
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def load_prctl() -> Any:
-    """The C function prctl, or None where Python was built without ctypes."""
+def load_prctl() -> Callable[..., int]:
+    """The C function prctl. Where Python was built without ctypes, one that always fails."""
     try:
         import ctypes
 
-        return ctypes.CDLL(None).prctl
+        prctl: Callable[..., int] = ctypes.CDLL(None).prctl
     except (ImportError, OSError, AttributeError):
-        return None
+        return lambda *_: -1
+    return prctl
+
+
+def adopt_orphans(prctl: Callable[..., int]) -> bool:
+    """Become the parent of every descendant whose own parent ends. False if we cannot."""
+    return prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
 def spawn(
@@ -355,14 +425,12 @@ def spawn(
     workdir: bytes,
     outputs: tuple[int, int],
     extra: dict[int, int] | None = None,
-    prctl: Any = None,
-    until_executed: int = -1,
+    prctl: Callable[..., int] | None = None,
 ) -> tuple[int, OSError | None]:
     """Start a program in a session of its own: its process id, and why it could not be executed.
 
     It gets /dev/null as stdin, ``outputs`` as stdout and stderr, and of all other descriptors
     only those in ``extra`` (number there -> number here). With ``prctl`` it dies with us.
-    ``until_executed`` is a descriptor that stays open until it is the program.
     """
     me = os.getpid()
     reading, writing = os.pipe()
@@ -386,8 +454,6 @@ def spawn(
             aside = {to: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 32) for to, fd in wanted.items()}
             writing = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, 32)
             keep = {writing, *aside.values()}
-            if until_executed >= 0:
-                keep.add(fcntl.fcntl(until_executed, fcntl.F_DUPFD_CLOEXEC, 32))
             for fd in map(int, os.listdir("/proc/self/fd")):
                 if fd not in keep:
                     with contextlib.suppress(OSError):
@@ -906,12 +972,11 @@ class Supervisor:
         self._oom_kills = 0
         self._signal = 0  # that asked us to stop
         self._prctl = load_prctl()
+        self._subreaper = adopt_orphans(self._prctl)
         self._lease = float(request["lease"])
         self._heard = time.monotonic()
 
     def run(self) -> None:
-        if self._prctl is not None:
-            self._prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._wake, waker = socket.socketpair()
         for sock in (self._wake, waker):
             sock.setblocking(False)
@@ -923,7 +988,7 @@ class Supervisor:
         self._poll.register(self._wake, select.POLLIN)
         assert self._launcher is not None
         self._welcome(self._launcher)
-        self._say({"type": "up"})
+        self._say({"type": "up", "pid": os.getpid()})
         try:
             self._prepare()
         except RefusedError as refusal:
@@ -941,9 +1006,8 @@ class Supervisor:
                 self._wait(self._tick())
         except BaseException as failure:
             # Not one worker may outlive its supervisor, least of all one that has a bug.
-            survivors = Sweep(self._tag, os.getpid(), 0.0, self._groups).finish()
+            survivors = self._sweep_now(lambda *_: None)
             if self._started:
-                self._reap()
                 words = "%s: %s" % (type(failure).__name__, failure)
                 self._events.append("ended", survivors=name_list(survivors), error=words)
             raise
@@ -1037,7 +1101,7 @@ class Supervisor:
 
     def _give_up(self, message: Json) -> None:
         """End a run that has not started: nothing stays behind. ``message`` says why."""
-        Sweep(self._tag, os.getpid(), 0.0, set()).finish()  # what setup left running
+        self._sweep_now(self._child_ended)  # what setup left running
         discard(self._folder, [raw(path) for path in self._request["made"]])
         self._say(message)
         self._over = True
@@ -1089,13 +1153,11 @@ class Supervisor:
             return max(left, 0.0)
         if self._sweep is None and not self._workers:
             # Everything has exited; what the workers left behind goes too.
-            self._sweep = Sweep(self._tag, os.getpid(), GRACE, self._groups)
-            self._next_step = now
+            self._begin_sweep(GRACE)
         due: list[float] = []
         if self._sweep is not None:
             if now >= self._next_step:
                 pause = self._sweep.step()
-                self._reap()
                 if pause is None:
                     self._finish(self._sweep.survivors)
                     return 0.0
@@ -1128,28 +1190,27 @@ class Supervisor:
             self._stopping = True
             self._events.append("stopping", reason=reason)
         if self._sweep is None:
-            self._sweep = Sweep(self._tag, os.getpid(), grace, self._groups)
+            self._begin_sweep(grace)
         else:
             self._sweep.kill_at = min(self._sweep.kill_at, time.monotonic() + grace)
+            self._next_step = 0.0
+
+    def _begin_sweep(self, grace: float) -> None:
+        self._sweep = Sweep(self._tag, grace, self._child_ended, self._subreaper, self._groups)
         self._next_step = 0.0
+
+    def _sweep_now(self, take: Callable[[int, int], None]) -> list[Proc]:
+        return Sweep(self._tag, 0.0, take, self._subreaper, self._groups).finish()
 
     def _finish(self, survivors: list[Proc]) -> None:
         self._events.append("ended", survivors=name_list(survivors))
         self._over = True
 
-    def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            worker = self._workers.pop(pid, None)
-            if worker is not None:
-                self._exited(worker, status)
-            if self._sweep is not None:
-                self._next_step = 0.0
+    def _child_ended(self, pid: int, status: int) -> None:
+        worker = self._workers.pop(pid, None)
+        if worker is not None:
+            self._exited(worker, status)
+        self._next_step = 0.0
 
     def _exited(self, worker: Worker, status: int) -> None:
         code: int | None = None
@@ -1189,7 +1250,7 @@ class Supervisor:
             if fd == self._wake.fileno():
                 with contextlib.suppress(BlockingIOError):
                     self._wake.recv(4096)
-                self._reap()
+                reap(self._child_ended)
             elif fd == self._listener.fileno():
                 try:
                     client, _ = self._listener.accept()
@@ -1316,7 +1377,8 @@ class Relay:
         self._folder = b""
         self._tag: Tag | None = None
         self._supervisor: socket.socket | None = None
-        self._child = 0  # the supervisor, if we started it
+        self._child = 0  # the supervisor, as long as it is our child
+        self._subreaper = False
         self._end = "its end was not seen"
         self._unheard = b""
         self._up = False
@@ -1379,6 +1441,8 @@ class Relay:
                 "workdir %s may not be entered: permission denied" % shown(workdir),
                 "choose a `job.workdir` that you can use on this host",
             )
+        prctl = load_prctl()  # slow, and nobody guards the folder until there is a guard
+        self._subreaper = adopt_orphans(prctl)
         made = make_folder(self._folder)
         request = {
             **command,
@@ -1386,20 +1450,23 @@ class Relay:
             "folder": self._folder.decode("utf-8", "surrogateescape"),
             "made": [path.decode("utf-8", "surrogateescape") for path in made],
         }
-        guard, leash = self._start_supervisor(request, workdir, made)
+        guard, leash = self._start_guard(request, workdir, made, prctl)
         threading.Thread(target=self._listen, daemon=True).start()
-        answer = self._await_prepared(command, made)
-        os.write(leash, b"k")
+        answer = self._await_prepared(command, made, leash)
+        with contextlib.suppress(OSError):  # it has already undone the launch
+            os.write(leash, b"k")
         os.close(leash)
-        os.waitpid(guard, 0)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(guard, 0)
         self._send(answer)
         if answer["type"] == "prepared":
             self._follow()
 
-    def _start_supervisor(
-        self, request: Json, workdir: bytes, made: list[bytes]
+    def _start_guard(
+        self, request: Json, workdir: bytes, made: list[bytes], prctl: Callable[..., int]
     ) -> tuple[int, int]:
-        """Start it and its guard: the guard's process id, and the leash that it hangs on."""
+        """Start the guard, and by it the supervisor: the guard's process id, and the leash that
+        it hangs on."""
         assert self._tag is not None
         try:
             log = create(os.path.join(self._folder, b"agent.log"), os.O_APPEND)
@@ -1407,37 +1474,28 @@ class Relay:
             refusal = cannot_write(error, self._folder)
             discard(self._folder, made)
             raise refusal from None
-        ours, theirs = socket.socketpair()
-        reading, writing = os.pipe()
         environment = dict(os.environb)
         environment.update(self._tag.environment)
         environment[b"DTRAIN_SETUP"] = raw(setup_script(request))
-        shell = next(
-            (path for path in (b"/bin/bash", b"/usr/bin/bash") if os.access(path, os.X_OK)),
-            b"/bin/sh",
-        )
-        # First the guard: it knows by the leash that we are gone, and the shell, until it is one,
-        # holds the leash as well, because until then it does not bear the tag.
+        ours, theirs = socket.socketpair()
+        reading, writing = os.pipe()
         held, leash = os.pipe()
         guard = os.fork()
         if guard == 0:
-            self._guard(held, made)
-        os.close(held)
-        self._child, failure = spawn(
-            [shell, b"-c", b'eval "$DTRAIN_SETUP"'],
-            environment,
-            workdir,
-            (log, log),
-            {CONTROL_FD: theirs.fileno(), REQUEST_FD: reading},
-            until_executed=leash,
-        )
-        os.write(leash, b"%d " % self._child)
-        os.close(log)
+            try:
+                os.setsid()
+                keep = {log, held, reading, theirs.fileno()}
+                for fd in map(int, os.listdir("/proc/self/fd")):
+                    if fd not in keep:
+                        with contextlib.suppress(OSError):
+                            os.close(fd)
+                self._subreaper = adopt_orphans(prctl)
+                self._guard(held, theirs, log, reading, environment, workdir, made)
+            finally:
+                os._exit(0)
+        for fd in (log, held, reading):
+            os.close(fd)
         theirs.close()
-        os.close(reading)
-        if failure is not None:
-            discard(self._folder, made)
-            raise RefusedError("setup", why_not_executed(failure, shell, environment))
         self._supervisor = ours
         code = marshal.dumps(globals()["code"])
         feed = b"%d\n" % len(code) + code + encode(request)
@@ -1450,58 +1508,95 @@ class Relay:
         threading.Thread(target=hand_over, daemon=True).start()
         return guard, leash
 
-    def _guard(self, held: int, made: list[bytes]) -> NoReturn:
-        """Wait for the relay's word that all is well. Without it, undo the launch."""
-        try:
-            os.setsid()
-            for fd in map(int, os.listdir("/proc/self/fd")):
-                if fd != held:
-                    with contextlib.suppress(OSError):
-                        os.close(fd)
-            said = b""
-            while True:
-                part = os.read(held, 64)
-                said += part
-                if not part or said.endswith(b"k"):
-                    break
-            if not said.endswith(b"k"):
-                self._child = int(said or b"0")
-                self._undo(made)
-        finally:
-            os._exit(0)
+    def _guard(
+        self,
+        held: int,
+        theirs: socket.socket,
+        log: int,
+        reading: int,
+        environment: dict[bytes, bytes],
+        workdir: bytes,
+        made: list[bytes],
+    ) -> None:
+        """Start the setup shell, and wait for the relay's word that all is well. Without it, or
+        if the shell ends, undo the launch."""
+        shell = next(
+            (path for path in (b"/bin/bash", b"/usr/bin/bash") if os.access(path, os.X_OK)),
+            b"/bin/sh",
+        )
+        self._child, failure = spawn(
+            [shell, b"-c", b'eval "$DTRAIN_SETUP"'],
+            environment,
+            workdir,
+            (log, log),
+            {CONTROL_FD: theirs.fileno(), REQUEST_FD: reading},
+        )
+        for fd in (log, reading):
+            os.close(fd)
+        while not select.select([held], [], [], 0.02)[0]:
+            reap(self._child_ended)
+            if self._child == 0:
+                break
+        else:
+            if os.read(held, 1) == b"k":
+                return
+        output = tail_of(os.path.join(self._folder, b"agent.log"), 12)
+        self._undo(made)
+        body = {"type": "undone", "fate": self._end, "log": output}
+        if failure is not None:
+            body["failure"] = why_not_executed(failure, shell, environment)
+        with contextlib.suppress(OSError):  # the relay is gone
+            theirs.sendall(encode(body) + b"\n")
 
     def _undo(self, made: list[bytes]) -> None:
         assert self._tag is not None
-        Sweep(self._tag, self._child, 0.0, {self._child} - {0}).finish()
+        Sweep(self._tag, 0.0, self._child_ended, self._subreaper).finish()
         discard(self._folder, made)
 
-    def _await_prepared(self, command: Json, made: list[bytes]) -> Json:
+    def _child_ended(self, pid: int, status: int) -> None:
+        if pid == self._child:
+            self._child = 0
+            if os.WIFSIGNALED(status):
+                self._end = "killed by " + signal_name(os.WTERMSIG(status))
+            else:
+                self._end = "status %d" % os.WEXITSTATUS(status)
+
+    def _await_prepared(self, command: Json, made: list[bytes], leash: int) -> Json:
         """The supervisor's answer, or ours if the launch ends before there is a supervisor."""
-        line, status = 0, None
+        line, status, undoing = 0, None, False
         while True:
-            if self._aborted and not self._up:
-                self._undo(made)
-                return {"type": "bye"}
+            if self._aborted and not undoing:
+                undoing = True
+                try:
+                    os.write(leash, b"u")
+                except OSError:
+                    self._undo(made)
             messages = self._hear(0.05)
-            if messages is None:
-                break
+            if messages is None:  # not even the guard is there any more
+                log = tail_of(os.path.join(self._folder, b"agent.log"), 12)
+                self._undo(made)
+                messages = [{"type": "undone", "fate": self._end, "log": log}]
             for message in messages:
                 if message["type"] == "setup":
                     line, status = message["line"], message.get("status")
                 elif message["type"] == "up":
-                    self._up = True
-                    if self._aborted:
-                        self._forward(b'{"op":"abort"}\n')
+                    self._up, self._child = True, message["pid"]
+                elif undoing:
+                    if message["type"] == "undone":
+                        return {"type": "bye"}
+                elif message["type"] == "undone":
+                    return self._why_undone(message, command["setup"], line, status)
                 else:
                     return message
-        # It has closed its end without a word: the setup lines, or the supervisor, have failed.
-        log = tail_of(os.path.join(self._folder, b"agent.log"), 12)
-        fate = self._fate()
-        self._undo(made)
-        setup = command["setup"]
+
+    def _why_undone(self, message: Json, setup: list[str], line: int, status: int | None) -> Json:
+        """``line`` is that of the setup line that was run last, ``status`` its own if it failed."""
+        log = message["log"]
+        if "failure" in message:
+            return RefusedError("setup", message["failure"]).message
         if self._up or not 0 < line <= len(setup):
             where = " after `job.setup`" if setup else ""
-            reason = "the supervisor could not start%s (%s)" % (where, fate)
+            reason = "the supervisor could not start%s (%s)" % (where, message["fate"])
             return RefusedError("agent", reason, log).message
         how = "failed with status %d" % status if status is not None else "ended the shell"
         reason = "setup line %d (%s) %s" % (line, setup[line - 1], how)
@@ -1522,18 +1617,11 @@ class Relay:
         return [json.loads(line) for line in lines]
 
     def _fate(self) -> str:
-        """How the supervisor that we started has ended."""
-        if self._child:
-            for _ in range(100):
-                try:
-                    pid, status = os.waitpid(self._child, os.WNOHANG)
-                except ChildProcessError:
-                    break
-                if pid:
-                    if os.WIFSIGNALED(status):
-                        return "killed by " + signal_name(os.WTERMSIG(status))
-                    return "status %d" % os.WEXITSTATUS(status)
-                time.sleep(0.01)
+        """How the supervisor has ended, if it is our child."""
+        for _ in range(100):
+            if reap(self._child_ended) or self._child == 0:
+                break
+            time.sleep(0.01)
         return self._end
 
     # Attaching
@@ -1581,6 +1669,7 @@ class Relay:
         pause = QUICK
         while True:
             heard = self._hear(pause) if self._supervisor is not None else None
+            reap(self._child_ended)
             for message in heard or ():
                 if message["type"] in ("refused", "bye"):  # it gave up before the start
                     self._send(message)
@@ -1640,8 +1729,9 @@ class Relay:
     def _report_lost(self) -> None:
         """The supervisor is dead: do for it what it would have done."""
         assert self._tag is not None
-        fate = self._fate() if self._child else self._end
-        survivors = Sweep(self._tag, 0, 0.0, set()).finish()
+        fate = self._fate()
+        take = self._child_ended if self._subreaper else None
+        survivors = Sweep(self._tag, 0.0, take, self._subreaper).finish()
         log = tail_of(os.path.join(self._folder, b"agent.log"), 5)
         self._tell(
             "lost",
@@ -1660,7 +1750,7 @@ class Relay:
                 self._forward(line)
             elif b'"ping"' not in line:
                 self._aborted = True
-        # Nobody is there any more. What is not yet started the supervisor or the guard will undo.
+        # Nobody is there any more. What is not yet started the supervisor or the guard undoes.
         os._exit(0)
 
     def _forward(self, line: bytes) -> None:
