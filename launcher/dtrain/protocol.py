@@ -15,7 +15,10 @@ is noise, kept to explain a failed start.
 Commands, by ``op``; the first one says what this relay is for:
 
     launch   protocol, run, host, run_dir, workdir, script, python, setup, environment, secrets,
-             processes, ports, on_disconnect, lease: check everything, start nothing
+             processes, ports, on_disconnect, lease, route_to: check everything, start nothing.
+             Where a process has no GLOO_SOCKET_IFNAME, it gets the interface by which this host
+             reaches ``route_to``, the address or name of another host (or null), if that can be
+             told: gloo's own choice is what the host's name leads to, often 127.0.1.1
     attach   protocol, run, host, run_dir, offsets: follow a run that was launched before, each
              stream (and ``events``) from the offset given, or from its beginning
     start    start the processes of a launch that is prepared

@@ -841,6 +841,41 @@ def call(name: bytes) -> socket.socket | None:
     return sock
 
 
+SIOCGIFADDR = 0x8915
+
+
+def interface_to(target: str) -> bytes | None:
+    """The name of the network interface by which this host reaches ``target``, where the kernel
+    has chosen one. Sends nothing there."""
+    try:
+        found = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)
+    except (OSError, ValueError):  # unknown, or no name at all
+        return None
+    for family, kind, _, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+            probe.connect(address)
+            own = socket.inet_pton(family, probe.getsockname()[0].partition("%")[0])
+            for _, name in socket.if_nameindex():
+                if own in addresses_of(probe, name):
+                    return os.fsencode(name)
+    return None
+
+
+def addresses_of(sock: socket.socket, interface: str) -> list[bytes]:
+    """Those of the socket's family: all IPv6 ones, the first IPv4 one."""
+    if sock.family == socket.AF_INET6:
+        lines = (read_file("/proc/net/if_inet6") or b"").splitlines()
+        fields = [line.split() for line in lines]
+        return [
+            bytes.fromhex(one[0].decode()) for one in fields if one[5] == os.fsencode(interface)
+        ]
+    try:
+        asked = struct.pack("256s", os.fsencode(interface))
+        return [fcntl.ioctl(sock, SIOCGIFADDR, asked)[20:24]]
+    except OSError:  # it has none
+        return []
+
+
 def user_name(uid: int) -> str:
     try:
         import pwd
@@ -1047,8 +1082,12 @@ class Supervisor:
             self._sockets.append(reserve_port(int(port)))
         try:
             self._events = Events(os.path.join(self._folder, b"events"))
+            target = request.get("route_to")
+            interface = interface_to(target) if target else None
             for body in request["processes"]:
                 self._plan.append(self._planned(body, python, base))
+                if interface is not None:
+                    self._plan[-1][2].setdefault(b"GLOO_SOCKET_IFNAME", interface)
         except OSError as error:
             raise cannot_write(error, self._folder) from None
         record = {

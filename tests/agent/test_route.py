@@ -1,0 +1,71 @@
+"""A worker is told the interface by which its host reaches the others."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from dtrain.node import agent
+from support.node import Node
+
+SHOW = 'echo "${GLOO_SOCKET_IFNAME-none}"'
+
+
+NETWORK = """
+set -e
+ip link set lo up
+ip link add left type veth peer name right
+ip addr add 192.0.2.1/24 dev left
+ip addr add 2001:db8::1/64 dev left nodad
+ip link set left up
+ip link set right up
+exec "$0" -c "$1"
+"""
+FIND = f"""
+import runpy
+find = runpy.run_path({agent.__file__!r})["interface_to"]
+targets = ["192.0.2.2", "192.0.2.1", "2001:db8::2", "::1", "198.51.100.1"]
+print(*map(find, targets))
+"""
+
+
+@pytest.mark.parametrize(
+    "target, name",
+    [
+        ("127.0.0.1", "lo"),
+        ("localhost", "lo"),
+        (None, "none"),
+        ("", "none"),
+        ("no such host", "none"),
+        ("host" * 30, "none"),  # longer than a label may be
+        ("nul\0", "none"),
+        ("255.255.255.255", "none"),  # may not be connected to
+    ],
+)
+def test_the_interface_is_found_or_nothing_is_said(
+    host: Node, target: str | None, name: str
+) -> None:
+    job = host.start(host.shell(SHOW), route_to=target)
+    job.wait()
+    assert job.text("worker-0.out") == f"{name}\n"
+
+
+@pytest.mark.netns
+def test_it_is_the_one_that_leads_there(python: str) -> None:
+    """In a network namespace of its own, from which nothing leads out."""
+    command = ["unshare", "--net", "bash", "-c", NETWORK, python, FIND]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["b'left'", "b'left'", "b'left'", "b'lo'", "None"]
+
+
+def test_what_the_request_or_setup_says_wins(host: Node) -> None:
+    job = host.start(
+        host.shell(SHOW),
+        host.shell(SHOW, 1, environment={"GLOO_SOCKET_IFNAME": "own"}),
+        setup=["export GLOO_SOCKET_IFNAME=setup"],
+        route_to="127.0.0.1",
+    )
+    job.wait()
+    assert job.text("worker-0.out") == "setup\n"
+    assert job.text("worker-1.out") == "own\n"
