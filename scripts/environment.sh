@@ -52,7 +52,7 @@ make_venv() {
 # prepare EXTRA [REQUIREMENT…]: .venv holds this checkout with an extra, and the requirements.
 # Does nothing when that was done before for the same pyproject.toml.
 prepare() {
-  local extra=$1 python stamp wanted log status
+  local extra=$1 python stamp wanted log status downloads missing
   shift
   if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
     rm -rf .venv
@@ -66,21 +66,31 @@ print(hashlib.sha256(open("pyproject.toml", "rb").read() + repr(sys.argv).encode
 PY
 )
   [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || return 0
-  say "installing dtrain[$extra] into .venv; the first time downloads PyTorch and takes minutes"
+  case $extra in
+    torch) downloads="PyTorch" ;;
+    *) downloads="PyTorch, TensorFlow and test tools" ;;
+  esac
+  say "installing dtrain[$extra] into .venv; the first time downloads $downloads and takes minutes"
   log=.venv/install.log
+  # Of what pip says, the downloads that one waits for.
   set +e
   .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off \
     -e ".[$extra]" "$@" 2>&1 | tee "$log" |
-    sed -nu -e 's/^ *Downloading [^ ]*\/\([^/ ]* .*\)/  \1/p' -e 's/^ *Downloading \([^/ ]* .*\)/  \1/p' \
+    sed -nu -e 's/^ *Downloading \([^ ]*\/\)\{0,1\}\([^/ ]*\) \((.* [MG]B)\)$/  downloading \2 \3/p' \
       -e 's/^Installing collected packages:.*/  unpacking/p'
   status=${PIPESTATUS[0]}
   set -e
   if [ "$status" != 0 ]; then
-    tail -n 5 "$log" >&2
-    if grep -qiE 'from versions: none|connection|name resolution|timed out|unreachable|proxy' "$log"; then
+    # Every Python can use hatchling, so where there is none, there is no index.
+    if grep -qiE 'connection (broken|error|refused|reset)|name resolution|timed out|unreachable|proxyerror|found for hatchling' "$log"; then
       fail "packages could not be downloaded" \
         "is this machine online? pip obeys https_proxy, and PIP_INDEX_URL where you have a mirror"
     fi
+    if missing=$(grep -m 1 'No matching distribution found for' "$log"); then
+      fail "no package${missing##*found} that $(.venv/bin/python --version) can use" \
+        "rm -r .venv, then name another Python: PYTHON=/path/to/python3.12 $0"
+    fi
+    tail -n 5 "$log" >&2
     fail "pip could not install dtrain[$extra]" "all it said is in $log"
   fi
   printf '%s\n' "$wanted" >"$stamp"

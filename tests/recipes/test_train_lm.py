@@ -50,12 +50,31 @@ def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
 
 def test_two_nodes_of_two_workers_on_this_machine(launcher: Launcher) -> None:
     done = launcher.run(ROOT / "configs" / "local.yaml", "--", "--steps", "20", "--every", "10")
-    assert done.code == 0, done
+    assert done.code == 0, str(done)
     for rank, host in enumerate(["node0", "node0", "node1", "node1"]):
         found = losses(done.lines(host, rank))
-        assert len(found) == 3, done
+        assert len(found) == 3, str(done)
         assert_learns(found)
     assert "held-out loss after training" in done.stdout
+    said = {shape(line) for line in (done.stdout + done.stderr).splitlines()}
+    assert {shape(line) for line in shown_in_the_readme()} - said == set()
+
+
+def shown_in_the_readme() -> list[str]:
+    """What it says that the demo prints."""
+    _, _, after = (
+        (ROOT / "README.md").read_text(encoding="utf-8").partition("```\ndtrain: starting")
+    )
+    block, _, _ = after.partition("```\n")
+    return [line for line in f"dtrain: starting{block}".splitlines() if line != "…"]
+
+
+def shape(line: str) -> str:
+    """A line without its numbers, its worker, and the place of the logs."""
+    line = re.sub(r"^\[node\d \d\]", "[worker]", line)
+    line = re.sub(r"done in [\d mins]+:", "done in a while:", line)
+    line = re.sub(r"logs in \S+", "logs in a folder", line)
+    return re.sub(r"\d+(\.\d+)?", "N", line)
 
 
 def test_ranks_share_a_corpus_without_overlap(tmp_path: Path) -> None:

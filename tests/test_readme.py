@@ -1,0 +1,247 @@
+"""The README is true: its commands run, its cluster files load, and what it names exists."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dtrain.diagnostics import ExitCode
+from dtrain.spec.clusterfile import json_schema
+from dtrain.spec.load import parse
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DTRAIN = Path(sys.executable).with_name("dtrain")
+
+TRAIN = "import os, sys\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], sys.argv[1:])\n"
+FAILS = """\
+import os, time
+loss = float("nan" if os.environ["RANK"] == "17" else "2.5")
+if loss != loss:
+    raise ValueError("loss is NaN")
+time.sleep(600)
+"""
+
+
+def fenced(language: str) -> list[str]:
+    """The README's code blocks of one language."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    return [text for its_language, text in blocks if its_language == language]
+
+
+def commands() -> list[str]:
+    lines = [line for block in fenced("sh") for line in block.splitlines()]
+    return [re.sub(r"\s+#.*", "", line) for line in lines if line.strip()]
+
+
+CLUSTER = fenced("yaml")[0]
+
+
+class Desk:
+    """A folder with the README's first cluster file, as a reader would have it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cluster = folder / "cluster.yaml"
+        self.cluster.write_text(CLUSTER)
+
+    def on_this_machine(self, script: str, *, hosts: str = "gpu[01-08]", slots: int = 1) -> None:
+        """Have hosts of the same names here, to launch on for real."""
+        document = yaml.safe_load(CLUSTER)
+        document["cluster"] = {
+            "hosts": hosts,
+            "transport": "local",
+            "gpus": 0,
+            "slots": slots,
+            "run_dir": str(self.folder / "nodes"),
+            "overrides": {hosts: {"address": "127.0.0.1"}},
+        }
+        self.cluster.write_text(yaml.safe_dump(document))
+        (self.folder / document["job"]["script"]).write_text(script)
+
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        """A line of the README, in a shell."""
+        return subprocess.run(
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env={
+                # The same Python for scripts that say python3, and nothing of this machine.
+                "PATH": f"{DTRAIN.parent}:/usr/sbin:/usr/bin:/sbin:/bin",
+                "HOME": str(self.folder),
+                "LANG": "C.UTF-8",
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def succeeds(self, command: str) -> str:
+        done = self.run(command)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def run_by_ci(desk: Desk, command: str) -> None:
+    """It is the whole of what a newcomer does, and takes as long."""
+    assert f"\n{command}" in (ROOT / ".ci" / "run").read_text()
+
+
+def dry_run(desk: Desk, command: str) -> None:
+    shown = desk.succeeds(command)
+    assert "64 processes on 8 hosts gpu[01-08]" in shown
+    assert "RANK=63" in shown
+
+
+def dry_run_json(desk: Desk, command: str) -> None:
+    document = json.loads(desk.succeeds(command))
+    assert [host["host"] for host in document["hosts"]] == [f"gpu0{n}" for n in range(1, 9)]
+
+
+def dry_run_output(desk: Desk, command: str) -> None:
+    desk.succeeds(command)
+    written = [path.name for path in (desk.folder / "rendered" / "gpu08").iterdir()]
+    assert sorted(written) == sorted(
+        f"worker-{n}.{end}" for n in range(56, 64) for end in ("env", "sh")
+    )
+
+
+def script_by_hand(desk: Desk, command: str) -> None:
+    desk.succeeds("dtrain launch cluster.yaml --dry-run --output rendered")
+    # Over SSH a script starts in the home folder, which the desk is.
+    (desk.folder / "train.py").write_text(TRAIN)
+    assert desk.succeeds(command) == "0 64 []\n"
+
+
+def schema(desk: Desk, command: str) -> None:
+    desk.succeeds(command)
+    (name,) = re.findall(r"\$schema=([\w.]+)", README)
+    assert json.loads((desk.folder / name).read_text()) == json_schema()
+
+
+def launch(desk: Desk, command: str) -> None:
+    desk.on_this_machine(TRAIN)
+    shown = desk.succeeds(command).splitlines()
+    assert sorted(shown) == [f"[gpu0{n + 1} {n}] {n} 8 []" for n in range(8)]
+
+
+def launch_with_arguments(desk: Desk, command: str) -> None:
+    desk.on_this_machine(TRAIN)
+    shown = desk.succeeds(command).splitlines()
+    assert sorted(shown) == [f"[gpu0{n + 1} {n}] {n} 8 ['--lr', '3e-4']" for n in range(8)]
+
+
+def launch_shown_in_part(desk: Desk, command: str) -> None:
+    desk.on_this_machine("print('the same')\n")
+    shown = desk.succeeds(command)
+    # Ranks that were slow to start may come on a line of their own.
+    ranks = [
+        each
+        for found in re.findall(r"^\[\S+ +(\S+)\] the same$", shown, re.M)
+        for each in unfolded(found)
+    ]
+    assert sorted(ranks) == [0, 4, 5, 6, 7]
+    assert len(shown.splitlines()) <= 5
+
+
+def unfolded(ranks: str) -> Iterator[int]:
+    for part in ranks.split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+COVERED: dict[str, Callable[[Desk, str], None]] = {
+    "scripts/demo": run_by_ci,
+    "scripts/test": run_by_ci,
+    "dtrain schema > cluster.schema.json": schema,
+    "dtrain launch cluster.yaml --dry-run": dry_run,
+    "dtrain launch cluster.yaml --dry-run --json": dry_run_json,
+    "dtrain launch cluster.yaml --dry-run --output rendered": dry_run_output,
+    "bash rendered/gpu01/worker-0.sh": script_by_hand,
+    "dtrain launch cluster.yaml": launch,
+    "dtrain launch cluster.yaml -- --lr 3e-4": launch_with_arguments,
+    "dtrain launch cluster.yaml --rank 0,4-7 --fold": launch_shown_in_part,
+}
+"""How each command of the README is held to what it says."""
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_does_what_it_says(desk: Desk, command: str) -> None:
+    assert command in COVERED, "say in COVERED how this command is tested"
+    COVERED[command](desk, command)
+
+
+def test_no_test_is_left_of_a_command_that_is_gone() -> None:
+    assert sorted(COVERED) == sorted(commands())
+
+
+def test_commands_within_sentences_exist() -> None:
+    assert set(re.findall(r"`dtrain ([a-z]+)", README)) <= {"launch", "schema"}
+    help_text = subprocess.run(
+        [DTRAIN, "launch", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    for option in re.findall(r"`(--[a-z-]+)", README):
+        assert option in help_text, option
+
+
+@pytest.mark.parametrize("text", fenced("yaml"))
+def test_cluster_files_load(text: str) -> None:
+    document: dict[str, Any] = yaml.safe_load(CLUSTER) | yaml.safe_load(text)
+    parse(yaml.safe_dump(document), "README.md")
+
+
+def test_keys_within_sentences_exist() -> None:
+    schema = json_schema()["properties"]
+    paths = re.findall(r"`(cluster|job)((?:\.[a-z_]+)+)[`:]", README.replace("cluster.yaml", ""))
+    assert ("job", ".lease") in paths
+    for section, path in paths:
+        node = schema[section]
+        for key in path.strip(".").split("."):
+            assert key in node["properties"], f"{section}{path}"
+            node = node["properties"][key]
+
+
+def test_exit_codes_are_all_there_are() -> None:
+    documented = [int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)]
+    assert documented == sorted(ExitCode)
+
+
+def test_links_lead_to_files() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    assert "LICENSE" in links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_a_failure_is_reported_as_shown(desk: Desk) -> None:
+    (shown,) = [block for block in fenced("") if block.startswith("error: ")]
+    desk.on_this_machine(FAILS, hosts="gpu[01-03]", slots=8)
+    done = desk.run("dtrain launch cluster.yaml")
+    assert done.returncode == ExitCode.JOB_FAILED
+    report = done.stderr[done.stderr.index("error: ") :]
+    assert alike(report.replace(str(desk.folder), "/home/ml")) == alike(shown)
+
+
+def alike(report: str) -> str:
+    """Without what differs from run to run."""
+    report = re.sub(r"failed after [\d min s]+;", "failed after N s;", report)
+    return re.sub(r"runs/cluster-\S+", "runs/cluster-N", report)
+
+
+def test_a_checkout_has_what_ci_runs() -> None:
+    for script in (".ci/run", "scripts/demo", "scripts/test"):
+        assert shutil.which(ROOT / script), f"{script} cannot be executed"
