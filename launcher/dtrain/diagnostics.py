@@ -3,6 +3,7 @@
 The tree, with the exit code that each branch ends in:
 
     DtrainError
+    ├── InternalError   70   dtrain itself is wrong
     ├── SpecError        2   the cluster file is wrong; carries every problem found
     ├── UsageError       2   the command line is wrong
     └── NodeError        3   a host could not be reached or prepared
@@ -69,6 +70,10 @@ class DtrainError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+class InternalError(DtrainError):
+    """A fault in dtrain itself; names the file that tells its developers more."""
 
 
 class SpecError(DtrainError):

@@ -15,10 +15,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
+from dtrain.diagnostics import UsageError
 from dtrain.environ import devices, tf_config, torchrun
 from dtrain.environ.placement import is_service, place_tasks, trains
 from dtrain.spec.model import ClusterFile, Host, Job, Layout, Training
 from dtrain.spec.strategies import STRATEGIES
+
+MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,8 @@ def build(
     """The launch plan of a cluster file.
 
     A launch gives what only it knows: the ``run``'s unique name, a ``port`` other than the
-    file's, and the interpreter that stands for ``python3`` on this machine.
+    file's, and the interpreter that stands for ``python3`` on this machine. Raises UsageError
+    when there are not as many ports as tasks.
     """
     port = port or spec.job.rendezvous.port
     if spec.job.framework == "tensorflow":
@@ -142,6 +146,12 @@ def _tensorflow(spec: ClusterFile, port: int, local_python: str) -> Iterator[Hos
         address = hosts[on].address
         tasks.append(tf_config.Task(role, index, address, port + listening[address]))
         listening[address] += 1
+    if (most := max(task.port for task in tasks)) > MAX_PORT:
+        raise UsageError(
+            f"job.rendezvous.port {port} leaves no room: the last of {len(tasks)} tasks would"
+            f" listen on port {most}",
+            hint="choose a lower port",
+        )
     alone = bool(job.strategy) and STRATEGIES["tensorflow"][job.strategy or ""].single_host
     for node_rank, host in enumerate(hosts):
         mine = [task for task, (_, _, on) in zip(tasks, placed, strict=True) if on == node_rank]

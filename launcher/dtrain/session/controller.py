@@ -19,10 +19,10 @@ from pathlib import Path
 
 from dtrain import hostlist, machine
 from dtrain.cause import Failure, Report, in_order_of_blame
-from dtrain.diagnostics import DtrainError, ExitCode, PortBusyError
+from dtrain.diagnostics import DtrainError, ExitCode, InternalError, PortBusyError
 from dtrain.journal import Journal
 from dtrain.launchplan import LaunchPlan, build
-from dtrain.logs.store import RunFolder, tail
+from dtrain.logs.store import RunFolder, StorageError, tail
 from dtrain.logs.traceback import last_words
 from dtrain.machine import HostState, Outcome, Phase
 from dtrain.session.link import Link, Post, Run
@@ -37,6 +37,8 @@ PORT_STEP = 64
 STDERR_TAIL = 1 << 16
 SIGNAL_POLL = 0.2
 DRAIN_POLL = 0.2
+PATIENCE = 30.0
+"""Seconds until somebody is told which hosts keep the launch waiting."""
 
 _EXIT_CODES = {
     Outcome.DONE: ExitCode.OK,
@@ -64,12 +66,36 @@ class Session:
         self._transport = transport
         self._observer = observer
         self._secrets = secret_values
-        self._posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
+        self._attempt: _Attempt | None = None
+        self._asked = 0
+        self._hung_up = False
         self._begun = time.monotonic()
 
     def interrupt(self) -> None:
         """Ask the launch to end; a second time, to end at once. Safe in a signal handler."""
-        self._posts.put(Post(machine.Interrupted()))
+        self._asked += 1
+        if self._asked > 1 or not self._hung_up:
+            self._pass_on()
+
+    def hang_up(self) -> None:
+        """Whoever watched has left: ask the launch to end, unless that has been asked already.
+
+        Ctrl-C often closes a pipe too, and a closed terminal comes as a signal and as an error:
+        neither is a person who asks twice.
+        """
+        first = not (self._asked or self._hung_up)
+        self._hung_up = True
+        if first:
+            self._pass_on()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether anybody has asked for the end."""
+        return self._hung_up or self._asked > 0
+
+    def _pass_on(self) -> None:
+        if self._attempt is not None:
+            self._attempt.interrupt()
 
     def run(self) -> Report:
         """Launch, follow, clean up. The observer has seen the report when this returns.
@@ -90,24 +116,25 @@ class Session:
             self._observer.notice(notice)
         while True:
             port = next(ports, None)
-            attempt = _Attempt(
-                Run(
-                    name=name,
-                    plan=plan,
-                    movable_port=port is not None,
-                    base=self._base,
-                    secrets=self._secrets,
-                    transport=self._transport,
-                    tree=tree,
-                    folder=folder,
-                    journal=journal,
-                    observer=self._observer,
-                    post=self._posts.put,
-                ),
-                self._posts,
+            posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
+            run = Run(
+                name=name,
+                plan=plan,
+                movable_port=port is not None,
+                base=self._base,
+                secrets=self._secrets,
+                transport=self._transport,
+                tree=tree,
+                folder=folder,
+                journal=journal,
+                observer=self._observer,
+                post=posts.put,
             )
+            self._attempt = attempt = _Attempt(run, posts)
+            if self.interrupted:
+                self._pass_on()
             report = attempt.run()
-            if port is None or not attempt.only_ports_are_busy:
+            if port is None or self.interrupted or not attempt.only_ports_are_busy:
                 break
             plan = self._plan(name, port)
             self._observer.notice(f"{attempt.problems[0].message}; trying port {port}")
@@ -121,7 +148,8 @@ class Session:
     def _ports(self) -> Iterator[int]:
         rendezvous = self._spec.job.rendezvous
         count = 1 if rendezvous.fixed else PORTS_TO_TRY
-        return iter([rendezvous.port + PORT_STEP * n for n in range(count)])
+        last = rendezvous.port + PORT_STEP * count
+        return iter(range(rendezvous.port, last, PORT_STEP))
 
     def _plan(self, name: str, port: int) -> LaunchPlan:
         return build(self._spec, run=name, port=port, local_python=sys.executable)
@@ -131,6 +159,7 @@ class _Attempt:
     """One try at starting and following a plan."""
 
     def __init__(self, run: Run, posts: queue.SimpleQueue[Post]) -> None:
+        """``posts`` is where ``run.post`` leads."""
         self.problems: list[DtrainError] = []
         self._failures: list[Failure] = []
         self._run = run
@@ -139,6 +168,11 @@ class _Attempt:
         awaited, services = _workers(run.plan)
         self._state = machine.begin(list(self._links), awaited, services, grace=run.plan.job.grace)
         self._alarm: float | None = None
+        self._ran = False
+        self._patient_until = time.monotonic() + PATIENCE
+
+    def interrupt(self) -> None:
+        self._posts.put(Post(machine.Interrupted()))
 
     @property
     def only_ports_are_busy(self) -> bool:
@@ -154,6 +188,10 @@ class _Attempt:
             while self._state.phase is not Phase.ENDED:
                 self._handle(self._next())
             self._drain()
+        except BaseException:
+            for link in self._links.values():
+                link.kill()
+            raise
         finally:
             for link in self._links.values():
                 link.close()
@@ -169,12 +207,15 @@ class _Attempt:
             # handler, which is what posts the interrupt, would run only afterwards.
             with contextlib.suppress(queue.Empty):
                 return self._posts.get(timeout=min(left, SIGNAL_POLL))
+            self._tell_of_waiting()
 
     def _handle(self, post: Post) -> None:
         before = self._state.outcome
         if post.problem is not None:
             self.problems.append(post.problem)
         self._failures += post.failures
+        if post.event is None:
+            return
         if isinstance(post.event, machine.Interrupted):
             self._tell_of_interrupt()
         self._state, actions = machine.step(self._state, post.event)
@@ -186,6 +227,7 @@ class _Attempt:
     def _act(self, action: machine.Action) -> None:
         match action:
             case machine.Start(host):
+                self._ran = True
                 self._links[host].start()
             case machine.Abort(host):
                 self._links[host].abort()
@@ -211,6 +253,13 @@ class _Attempt:
                 notice("killing what is left; Ctrl-C again gives up on hosts that do not answer")
             case Phase.KILLING:
                 notice("giving up on hosts that do not answer")
+
+    def _tell_of_waiting(self) -> None:
+        """Name the hosts that keep everybody waiting, once."""
+        if self._state.phase is Phase.PREPARING and time.monotonic() > self._patient_until:
+            self._patient_until = math.inf
+            late = [host for host, now in self._state.hosts.items() if now is HostState.PREPARING]
+            self._run.observer.notice(f"still waiting for {hostlist.fold(late)} to be ready")
 
     def _drain(self) -> None:
         """Wait for what hosts have written and we have not read; a person may cut it short."""
@@ -247,8 +296,10 @@ class _Attempt:
             )
         hints = [problem.hint for problem in self.problems if problem.hint]
         exit_code = _EXIT_CODES[outcome]
-        if outcome is Outcome.DONE and self.problems:
+        if outcome is Outcome.DONE and problems:
             exit_code = ExitCode.NODE_FAILED
+        if any(isinstance(problem, InternalError) for problem in self.problems):
+            exit_code = ExitCode.INTERNAL
         return Report(
             exit_code=exit_code,
             reason=self._reason(outcome, failures),
@@ -269,8 +320,9 @@ class _Attempt:
             case Outcome.WORKER_FAILED:
                 return "a worker was ended from outside dtrain"
             case _:
-                started = any(now is HostState.LOST for now in self._state.hosts.values())
-                return "a host failed" if started else "not started: a host is not ready"
+                if any(isinstance(problem, StorageError) for problem in self.problems):
+                    return "this machine cannot keep the run's files"
+                return "a host failed" if self._ran else "not started: a host is not ready"
 
     def _first_failure(self) -> str:
         failures = in_order_of_blame(self._failures)

@@ -8,6 +8,8 @@ anything: they post events, and the controller answers with orders.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import queue
 import random
 import threading
@@ -15,13 +17,21 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from dtrain import machine, protocol
 from dtrain.cause import Failure
-from dtrain.diagnostics import ConnectError, DtrainError, NodeError, PortBusyError, PrepareError
+from dtrain.diagnostics import (
+    ConnectError,
+    DtrainError,
+    InternalError,
+    NodeError,
+    PortBusyError,
+    PrepareError,
+)
 from dtrain.journal import Journal
 from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.logs.store import LogWriter, RunFolder, StorageError, Stream
@@ -33,13 +43,16 @@ from dtrain.transport.contract import Connection, RemoteProcess, Transport
 PING_SECONDS = 5.0
 RECONNECT_SECONDS = 60.0
 """A host that cannot be reached again for so long is lost to the run."""
+RECONNECT_DELAY, RECONNECT_DELAY_MOST = 0.25, 5.0
+LAST_ORDERS = 1.0
+"""Seconds that orders given just before the end have to get onto the wire."""
 
 
 @dataclass(frozen=True, slots=True)
 class Post:
     """A machine event with what the report will want to know of it."""
 
-    event: machine.Event
+    event: machine.Event | None
     problem: DtrainError | None = None
     failures: tuple[Failure, ...] = ()
 
@@ -63,25 +76,39 @@ class Run:
     post: Callable[[Post], None]
 
 
+class Stage(Enum):
+    """How far a host has come. It only ever goes forward."""
+
+    CONNECTING = auto()
+    """Nothing that outlives the connection is there yet."""
+    BEGUN = auto()
+    """It has been asked to prepare, and perhaps to start."""
+    OVER = auto()
+    """The controller knows how it ended."""
+
+
 class Link:
-    """The way to one host. Methods may be called from any thread and never block."""
+    """The way to one host. Methods may be called from any thread and never block for long."""
 
     def __init__(self, run: Run, part: HostPlan) -> None:
         self.host = part.host.name
-        self.problem: NodeError | None = None
         self._run = run
         self._part = part
+        self._workers = {(process.role, process.index) for process in part.processes}
         self._lock = threading.Lock()
+        self._stage = Stage.CONNECTING
+        self._called_off = False
+        self._closed = False
+        self._started = False
+        self._told_all = False
+        self._full = False
         self._connection: Connection | None = None
         self._process: RemoteProcess | None = None
         self._orders: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._standing: dict[str, Any] | None = None
-        self._begun = False
-        self._started = False
-        self._given_up = False
-        self._clean = False
-        self._full = False
-        self._clock_offset = 0.0
+        self._cut_at: float | None = None
+        self._delay = RECONNECT_DELAY
+        self._clock_offset = math.inf
         self._streams: dict[int, tuple[LogWriter, Stream]] = {}
         self._offsets: dict[str, int] = {}
         self._reader = threading.Thread(
@@ -98,7 +125,7 @@ class Link:
         """Let the prepared host start its workers."""
         self._started = True
         self._state("running")
-        self._orders.put({"op": "start"})
+        self._order({"op": "start"})
 
     def stop(self, grace: float) -> None:
         """Ask the host to stop its workers: TERM, ``grace`` seconds, KILL."""
@@ -112,25 +139,34 @@ class Link:
     def abort(self) -> None:
         """Forget a host that has not started; it answers with ``Ended``."""
         with self._lock:
-            self._given_up = True
-            begun = self._begun
+            self._called_off = True
+            begun = self._stage is not Stage.CONNECTING
+            connection = self._connection
         if begun:
             self._orders.put({"op": "abort"})
-        else:
-            # Still connecting: the reader finds out, and starts nothing there.
-            self._run.post(Post(machine.Ended(self.host)))
+            return
+        # The reader finds out, and starts nothing there.
+        if connection is not None:
+            connection.close()
+        self._over(machine.Ended(self.host))
 
     def close(self) -> None:
-        """Let go of the host, whatever it is doing."""
+        """Let go of the host, whatever it is doing, once the orders given are on their way."""
         with self._lock:
-            self._given_up = True
-            connection = self._connection
+            self._closed = self._called_off = True
         self._orders.put(None)
+        if self._writer.is_alive():
+            self._writer.join(LAST_ORDERS)
+        with self._lock:
+            connection = self._connection
         if connection is not None:
             connection.close()
 
     def drained(self, timeout: float) -> bool:
         """Whether everything that the host had to say has arrived, after waiting so long."""
+        with self._lock:
+            if self._stage is Stage.CONNECTING or (self._called_off and self._process is None):
+                return True
         self._reader.join(timeout)
         return not self._reader.is_alive()
 
@@ -140,10 +176,13 @@ class Link:
         try:
             work()
         except Exception:  # noqa: BLE001  a thread's fault must end the run, not vanish with it
-            fault = DtrainError(f"{self.host}: a fault in dtrain itself:\n{traceback.format_exc()}")
+            report = self._run.folder.path / "fault.txt"
+            with contextlib.suppress(OSError):
+                report.write_text(traceback.format_exc())
+            fault = InternalError(f"a fault in dtrain itself; please report the file {report}")
             self._run.post(Post(machine.Broken(), fault))
             self.kill()
-            self._run.post(Post(machine.Lost(self.host)))
+            self._over(machine.Lost(self.host))
 
     def _write(self) -> None:
         while True:
@@ -155,25 +194,19 @@ class Link:
                 return
             process = self._process
             if process is not None:
-                try:
+                # Where the connection is gone the reader sees it too, reconnects, and repeats the
+                # order that stands.
+                with contextlib.suppress(ConnectError):
                     process.write(protocol.encode_command(order))
-                except ConnectError:
-                    # The reader sees the same, reconnects, and repeats a standing order.
-                    continue
 
     def _read(self) -> None:
         try:
             process = self._launch()
         except NodeError as error:
-            self._refuse(error)
+            self._cannot(error)
             return
-        if process is None:
-            return
-        while not self._follow(process):
-            reopened = self._reopen()
-            if reopened is None:
-                return
-            process = reopened
+        while process is not None and not self._follow(process):
+            process = self._reopen()
 
     # Starting ----------------------------------------------------------------------------------
 
@@ -192,29 +225,35 @@ class Link:
                 run.observer.notice(f"{self.host}: {notice}")
             workdir = result.tree_path
         with self._lock:
-            if self._given_up:
+            if self._called_off:
                 return None
-            self._begun = True
+            self._stage = Stage.BEGUN
         self._state("preparing")
-        process = self._start_agent(connection)
+        process = self._start_agent(connection, self._request(workdir))
         self._writer.start()
-        process.write(protocol.encode_command(self._request(workdir)))
         return process
 
     def _connect(self) -> Connection | None:
+        """A new connection in place of the last one; None when the launch was called off."""
         connection = self._run.transport.connect(self._part.host)
         with self._lock:
-            if not self._given_up:
-                self._connection = connection
-                return connection
-        connection.close()
-        return None
+            called_off = self._closed or (self._called_off and self._stage is Stage.CONNECTING)
+            last = self._connection
+            self._connection = None if called_off else connection
+        if last is not None:
+            last.close()
+        if called_off:
+            connection.close()
+            return None
+        return connection
 
-    def _start_agent(self, connection: Connection) -> RemoteProcess:
+    def _start_agent(self, connection: Connection, command: dict[str, Any]) -> RemoteProcess:
+        """An agent with its first command. Only then may the writer have it: what this relay is
+        for has to be said before anything else."""
         process = connection.start(boot_command(self._python, self._run.name))
-        self._process = process
         source = resources.files("dtrain.node").joinpath("agent.py").read_bytes()
-        process.write(b"%d\n%b" % (len(source), source))
+        process.write(b"%d\n%b%b" % (len(source), source, protocol.encode_command(command)))
+        self._process = process
         return process
 
     @property
@@ -262,16 +301,6 @@ class Link:
             return str(self._run.base / workdir)
         return workdir
 
-    def _refuse(self, error: NodeError) -> None:
-        self.problem = error
-        self._clean = True
-        if not (isinstance(error, PortBusyError) and self._run.movable_port):
-            self._state("failed", error.reason)
-        with self._lock:
-            called_off = self._given_up and not self._begun
-        if not called_off:
-            self._run.post(Post(machine.Refused(self.host), error))
-
     # Following ---------------------------------------------------------------------------------
 
     def _follow(self, process: RemoteProcess) -> bool:
@@ -291,22 +320,56 @@ class Link:
             return self._broken(error)
         except protocol.ProtocolError as error:
             return self._broken(self._agent_failed(str(error), process, decoder))
-        if last == "bye" or (self._given_up and not self._started):
-            self._ended()
+        if last == "bye" or (self._called_off and not self._started):
+            self._over(machine.Ended(self.host))
             return True
-        if self._clean:
+        if self._told_all:
             return True
         return self._broken(self._agent_failed("it ended", process, decoder))
 
     def _broken(self, error: NodeError) -> bool:
-        self.problem = error
-        if self._started:
-            return self._given_up
-        if self._given_up:
-            self._ended()
-        else:
-            self._refuse(error)
+        """Whether the end of the connection is all that there is to hear from this host."""
+        if self._started and not self._told_all and not self._closed:
+            self._state("unreachable", error.reason)
+            return False
+        self._cannot(error)
         return True
+
+    def _reopen(self) -> RemoteProcess | None:
+        """A new relay on the running job; None when the host is given up."""
+        # A host counts as reached again only when its relay says so (`attached`).
+        self._cut_at = self._cut_at or time.monotonic()
+        problem: NodeError | None = None
+        while not self._closed and time.monotonic() < self._cut_at + RECONNECT_SECONDS:
+            # Jitter, so that a switch that comes back is not met by every host at once.
+            time.sleep(self._delay * random.uniform(0.5, 1.0))  # noqa: S311
+            self._delay = min(self._delay * 2, RECONNECT_DELAY_MOST)
+            try:
+                connection = self._connect()
+                if connection is None:
+                    return None
+                process = self._start_agent(connection, self._attachment())
+            except NodeError as error:
+                problem = error
+                continue
+            if self._standing is not None:
+                self._orders.put(self._standing)
+            return process
+        problem = problem or self._silent()
+        if self._stage is Stage.OVER:
+            # It had ended, but not everything that it had written has come.
+            self._run.post(Post(None, problem))
+        else:
+            self._over(machine.Lost(self.host), problem)
+        return None
+
+    def _silent(self) -> NodeError:
+        return ConnectError(
+            self.host,
+            "following the job",
+            f"cut off for {RECONNECT_SECONDS:g} s",
+            hint=f"its job ends by itself after {self._run.plan.job.lease:g} s without a launcher",
+        )
 
     def _agent_failed(
         self, what: str, process: RemoteProcess, decoder: protocol.FrameDecoder
@@ -335,33 +398,6 @@ class Link:
             hint="a login script that prints, or replaces the shell, can be the reason",
         )
 
-    def _reopen(self) -> RemoteProcess | None:
-        """A new relay on the running job; None when the host is given up."""
-        deadline = time.monotonic() + RECONNECT_SECONDS
-        delay = 0.25
-        problem = self.problem
-        self._state("unreachable", problem.reason if problem else "")
-        while not self._given_up and time.monotonic() < deadline:
-            # Jitter, so that a switch that comes back is not met by every host at once.
-            time.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311
-            delay = min(delay * 2, 5.0)
-            try:
-                connection = self._connect()
-                if connection is None:
-                    return None
-                process = self._start_agent(connection)
-                process.write(protocol.encode_command(self._attachment()))
-            except NodeError as error:
-                self.problem = problem = error
-                continue
-            self._state("stopping" if self._standing else "running")
-            if self._standing is not None:
-                self._orders.put(self._standing)
-            return process
-        if not self._clean:
-            self._run.post(Post(machine.Lost(self.host), problem))
-        return None
-
     def _attachment(self) -> dict[str, Any]:
         run = self._run
         return {
@@ -373,31 +409,51 @@ class Link:
             "offsets": self._offsets,
         }
 
+    # What a relay sends ------------------------------------------------------------------------
+
     def _keep(self, frame: protocol.Data) -> None:
         if self._full:
             return
+        if frame.stream not in self._streams:
+            raise protocol.ProtocolError(f"data of an unknown stream ({frame.stream})")
         writer, stream = self._streams[frame.stream]
         try:
             size = writer.append(frame.offset, frame.payload)
         except StorageError as error:
-            # The job has to be stopped, and for that the host's events are still wanted.
-            self._full = True
-            self._run.post(Post(machine.Broken(), error))
+            self._cannot_store(error)
             return
         self._offsets[stream.path.name] = size
         self._run.observer.output(stream, size)
 
+    def _cannot_store(self, error: StorageError) -> None:
+        # The job has to be stopped, and for that the host's events are still wanted.
+        self._full = True
+        self._run.post(Post(machine.Broken(), error))
+
     def _take(self, body: dict[str, Any]) -> None:
+        try:
+            self._message(body)
+        except (KeyError, TypeError, ValueError) as error:
+            # What a host says is not taken on trust.
+            raise protocol.ProtocolError(
+                f"an unreadable {body['type']} message ({type(error).__name__}: {error})"
+            ) from None
+
+    def _message(self, body: dict[str, Any]) -> None:
         run = self._run
         match body["type"]:
             case "hello":
-                self._clock_offset = time.time() - body["time"]
-                run.journal.write(time.time(), "hello", **_without_type(body), node=self.host)
+                self._compare_clocks(body["time"])
+                run.journal.write(time.time(), "hello", host=self.host, said=body)
             case "prepared":
                 self._state("ready")
                 run.post(Post(machine.Prepared(self.host)))
+            case "attached":
+                self._cut_at, self._delay = None, RECONNECT_DELAY
+                self._state("stopping" if self._told_to_stop else "running")
             case "refused":
-                self._refuse(self._refusal(body))
+                self._told_all = True
+                self._cannot(self._refusal(body))
             case "stream":
                 stream = run.folder.stream(
                     self.host,
@@ -409,39 +465,68 @@ class Link:
                 try:
                     self._streams[body["id"]] = (LogWriter(stream), stream)
                 except StorageError as error:
-                    self._full = True
-                    run.post(Post(machine.Broken(), error))
+                    self._cannot_store(error)
             case "event":
-                self._offsets["events"] = body["offset"]
-                run.journal.write(time.time(), "node", host=self.host, node=body["event"])
+                self._offsets["events"] = int(body["offset"])
+                run.journal.write(time.time(), "event", host=self.host, said=body["event"])
                 self._happened(body["event"])
             case "lost":
-                reason = body.get("reason", "the supervisor died")
-                self.problem = PrepareError(
-                    self.host,
-                    "running the job",
-                    reason,
-                    hint="something on that host ended it; what it had started was ended too",
-                )
-                self._clean = True
-                run.post(Post(machine.Lost(self.host), self.problem))
+                self._told_all = True
+                self._over(machine.Lost(self.host), self._died(body))
 
     def _refusal(self, body: dict[str, Any]) -> PrepareError:
-        kind = PortBusyError if body.get("what") == "port" else PrepareError
-        attempted = "preparing the job"
-        return kind(self.host, attempted, body["reason"], hint=body.get("hint", ""))
+        kind = PortBusyError if body["what"] == "port" else PrepareError
+        return kind(self.host, "preparing the job", str(body["reason"]), hint=str(body["hint"]))
+
+    def _died(self, body: dict[str, Any]) -> PrepareError:
+        if survivors := body.get("survivors"):
+            return self._undying(survivors)
+        return PrepareError(
+            self.host,
+            "running the job",
+            str(body["reason"]),
+            hint="something on that host ended it; what it had started was ended too",
+        )
+
+    def _undying(self, survivors: list[dict[str, Any]]) -> PrepareError:
+        names = ", ".join(f"{each['name']} (pid {each['pid']})" for each in survivors)
+        return PrepareError(
+            self.host,
+            "ending the job's processes",
+            f"they do not die: {names}",
+            hint="a process in uninterruptible sleep ends when its driver or disk answers",
+        )
 
     def _happened(self, event: dict[str, Any]) -> None:
+        self._compare_clocks(event["time"])
         match event["event"]:
             case "exited":
-                failed = event.get("code") != 0
-                worker = machine.Worker(self.host, event["role"], event["index"])
-                failures = self._failures(event) if failed and not event.get("stopping") else ()
-                self._run.post(Post(machine.Exited(worker, failed), failures=failures))
+                self._exited(event)
             case "ended":
-                self._ended(event.get("survivors") or [])
-            case "stopping" if reason := event.get("reason"):
-                self._run.journal.write(time.time(), "stopping", host=self.host, reason=reason)
+                survivors = event["survivors"]
+                problem = self._undying(survivors) if survivors else None
+                self._over(machine.Ended(self.host), problem)
+            case "stopping" if not self._told_to_stop:
+                error = PrepareError(self.host, "running the job", str(event["reason"]))
+                self._run.post(Post(None, error))
+
+    def _compare_clocks(self, then: float) -> None:
+        """Learn how far the host's clock is behind ours, from something it has just said.
+
+        Each message gives that plus the time it took to come, so the least is the best.
+        """
+        self._clock_offset = min(self._clock_offset, time.time() - then)
+
+    def _exited(self, event: dict[str, Any]) -> None:
+        role, index = event["role"], event["index"]
+        if (role, index) not in self._workers:
+            raise ValueError(f"no process {role} {index}")
+        # One that was told to end has not done its work, even if it says so with status 0.
+        stopping = bool(event["stopping"])
+        failed = event["code"] != 0
+        failures = self._failures(event) if failed and not stopping else ()
+        worker = machine.Worker(self.host, role, index)
+        self._run.post(Post(machine.Exited(worker, failed or stopping), failures=failures))
 
     def _failures(self, event: dict[str, Any]) -> tuple[Failure, ...]:
         """What an ``exited`` event says of the process, or of the ranks that torchrun ran."""
@@ -450,8 +535,8 @@ class Link:
                 Failure(
                     host=self.host,
                     role="worker",
-                    index=rank["rank"],
-                    rank=rank["rank"],
+                    index=int(rank["rank"]),
+                    rank=int(rank["rank"]),
                     time=float(rank.get("time") or event["time"]) + self._clock_offset,
                     code=rank.get("exitcode"),
                     signal=rank.get("signal"),
@@ -467,6 +552,7 @@ class Link:
                 role=event["role"],
                 index=event["index"],
                 rank=event.get("rank"),
+                # Not the error file's own time, which torch gives in whole seconds.
                 time=event["time"] + self._clock_offset,
                 code=event.get("code"),
                 signal=event.get("signal"),
@@ -477,21 +563,31 @@ class Link:
             ),
         )
 
-    def _ended(self, survivors: list[dict[str, Any]] | None = None) -> None:
-        if self._clean:
+    # What the controller is told ---------------------------------------------------------------
+
+    def _cannot(self, error: NodeError) -> None:
+        """The host cannot do its part. Before the start that leaves nothing there; after it,
+        nobody knows."""
+        if self._started or self._stage is Stage.OVER:
+            self._over(machine.Lost(self.host), error)
             return
-        self._clean = True
-        self._state("ended")
-        problem = None
-        if survivors:
-            names = ", ".join(f"{each['name']} (pid {each['pid']})" for each in survivors)
-            problem = PrepareError(
-                self.host,
-                "ending the job's processes",
-                f"they do not die: {names}",
-                hint="a process in uninterruptible sleep ends when its driver or disk answers",
-            )
-        self._run.post(Post(machine.Ended(self.host), problem))
+        if not (isinstance(error, PortBusyError) and self._run.movable_port):
+            self._state("failed", error.reason)
+        self._over(machine.Refused(self.host), error)
+
+    def _over(self, event: machine.Event, problem: DtrainError | None = None) -> None:
+        """Tell how the host ended, once."""
+        with self._lock:
+            if self._stage is Stage.OVER:
+                return
+            self._stage = Stage.OVER
+        if isinstance(event, machine.Ended):
+            self._state("ended")
+        self._run.post(Post(event, problem))
+
+    @property
+    def _told_to_stop(self) -> bool:
+        return self._standing is not None and self._standing["op"] != "start"
 
     def _order(self, order: dict[str, Any]) -> None:
         self._standing = order
@@ -500,7 +596,3 @@ class Link:
     def _state(self, state: str, detail: str = "") -> None:
         self._run.observer.host_state(self.host, state, detail)
         self._run.journal.write(time.time(), "host", host=self.host, state=state, detail=detail)
-
-
-def _without_type(body: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in body.items() if key not in ("type", "time", "event")}
