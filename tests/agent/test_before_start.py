@@ -92,3 +92,18 @@ def test_folders_that_were_there_before_stay(host: Node) -> None:
     other.expect("bye")
     assert host.run_dir.is_dir()
     assert list(host.run_dir.iterdir()) == []
+
+
+def test_calling_off_a_launch_that_was_refused_harms_no_run_of_the_name(host: Node) -> None:
+    first = host.start(host.shell("echo ready; exec sleep 600"))
+    first.until(lambda: first.text("worker-0.out"))
+    for _ in range(5):
+        second = host.launch(host.shell("touch started"))
+        second.command("abort")
+        second.wait()
+        assert second.messages[-1]["type"] in ("refused", "bye")
+    assert [event["event"] for event in first.events] == ["started"]
+    assert host.folder().is_dir()
+    first.command("kill")
+    assert first.event("exited")["signal"] == "SIGKILL"
+    first.wait()

@@ -10,16 +10,16 @@ file over stdin, and then commands as lines of JSON. Three kinds of process come
                                        |                             |                |
                                        +-------- reads --------- events file    .out .err files
 
-*   The **relay** is the process on the SSH channel. It makes the run's folder, starts the
-    supervisor, passes commands on, and follows files, sending what is new as frames. It owns
-    nothing: it may be killed at any moment, and a slow reader slows only the relay.
+*   The **relay** is the process on the SSH channel. It passes commands on, and follows files,
+    sending what is new as frames. It owns nothing: it may be killed at any moment, and a slow
+    reader slows only the relay.
 *   The **supervisor** is detached (own session, no terminal, no pipe of the channel). It starts
     the workers, reaps them, stops them, and appends what happens to the events file. Anything a
     launcher can learn is in that file and the workers' output files, so a new relay can always
     pick up where another one ended: that is what `attach` does.
-*   A **guard** stands between the two until everything is prepared. Should the launch fail or
-    be called off before, or the relay die, it ends what the setup lines have started and removes
-    the folder.
+*   A **guard** stands between the two until everything is prepared. It makes the run's folder
+    and starts the setup shell. Should the launch fail or be called off, or the relay die, it ends
+    what setup has started and removes the folder.
 
 The supervisor is started *through* the setup shell, as its last `exec`, so that whatever setup
 changed (environment, limits, umask, cgroup, affinity) is inherited and not imitated.
@@ -1480,18 +1480,9 @@ class Relay:
                 "workdir %s may not be entered: permission denied" % shown(workdir),
                 "choose a `job.workdir` that you can use on this host",
             )
-        prctl = load_prctl()  # slow, and nobody guards the folder until there is a guard
-        self._subreaper = adopt_orphans(prctl)
-        made = make_folder(self._folder)
-        request = {
-            **command,
-            "absolute_workdir": workdir.decode("utf-8", "surrogateescape"),
-            "folder": self._folder.decode("utf-8", "surrogateescape"),
-            "made": [path.decode("utf-8", "surrogateescape") for path in made],
-        }
-        guard, leash = self._start_guard(request, workdir, made, prctl)
+        guard, leash = self._start_guard(command, workdir)
         threading.Thread(target=self._listen, daemon=True).start()
-        answer = self._await_prepared(command, made, leash)
+        answer = self._await_prepared(command, leash)
         with contextlib.suppress(OSError):  # it has already undone the launch
             os.write(leash, b"k")
         os.close(leash)
@@ -1501,41 +1492,72 @@ class Relay:
         if answer["type"] == "prepared":
             self._follow()
 
-    def _start_guard(
-        self, request: Json, workdir: bytes, made: list[bytes], prctl: Callable[..., int]
-    ) -> tuple[int, int]:
-        """Start the guard, and by it the supervisor: the guard's process id, and the leash that
-        it hangs on."""
-        assert self._tag is not None
-        try:
-            log = create(os.path.join(self._folder, b"agent.log"), os.O_APPEND)
-        except OSError as error:
-            refusal = cannot_write(error, self._folder)
-            discard(self._folder, made)
-            raise refusal from None
-        environment = dict(os.environb)
-        environment.update(self._tag.environment)
-        environment[b"DTRAIN_SETUP"] = raw(setup_script(request))
+    def _start_guard(self, command: Json, workdir: bytes) -> tuple[int, int]:
+        """The guard's process id, and the leash that it hangs on."""
+        prctl = load_prctl()
+        self._subreaper = adopt_orphans(prctl)
         ours, theirs = socket.socketpair()
-        reading, writing = os.pipe()
         held, leash = os.pipe()
         guard = os.fork()
         if guard == 0:
             try:
                 os.setsid()
-                keep = {log, held, reading, theirs.fileno()}
                 for fd in map(int, os.listdir("/proc/self/fd")):
-                    if fd not in keep:
+                    if fd not in (held, theirs.fileno()):
                         with contextlib.suppress(OSError):
                             os.close(fd)
                 self._subreaper = adopt_orphans(prctl)
-                self._guard(held, theirs, log, reading, environment, workdir, made)
+                answer = self._guard(command, workdir, held, theirs)
+                if answer is not None:
+                    theirs.sendall(encode(answer) + b"\n")
             finally:
                 os._exit(0)
-        for fd in (log, held, reading):
-            os.close(fd)
+        os.close(held)
         theirs.close()
         self._supervisor = ours
+        return guard, leash
+
+    def _guard(
+        self, command: Json, workdir: bytes, held: int, control: socket.socket
+    ) -> Json | None:
+        """Make the folder, run setup, and wait for the relay's word that all is well. Without it,
+        or if the shell ends, undo the launch. What is to be said then.
+
+        The relay may be killed at any moment, so it has no hand in anything that stays behind.
+        """
+        assert self._tag is not None
+        try:
+            made = make_folder(self._folder)
+        except RefusedError as refusal:
+            return refusal.message
+        try:
+            log = create(os.path.join(self._folder, b"agent.log"), os.O_APPEND)
+        except OSError as error:
+            message = cannot_write(error, self._folder).message
+            discard(self._folder, made)
+            return message
+        request = {
+            **command,
+            "absolute_workdir": workdir.decode("utf-8", "surrogateescape"),
+            "folder": self._folder.decode("utf-8", "surrogateescape"),
+            "made": [path.decode("utf-8", "surrogateescape") for path in made],
+        }
+        environment = {**os.environb, **self._tag.environment}
+        environment[b"DTRAIN_SETUP"] = raw(setup_script(request))
+        shell = next(
+            (path for path in (b"/bin/bash", b"/usr/bin/bash") if os.access(path, os.X_OK)),
+            b"/bin/sh",
+        )
+        reading, writing = os.pipe()
+        self._child, failure = spawn(
+            [shell, b"-c", b'eval "$DTRAIN_SETUP"'],
+            environment,
+            workdir,
+            (log, log),
+            {CONTROL_FD: control.fileno(), REQUEST_FD: reading},
+        )
+        for fd in (log, reading):
+            os.close(fd)
         code = marshal.dumps(globals()["code"])
         feed = b"%d\n" % len(code) + code + encode(request)
 
@@ -1545,52 +1567,20 @@ class Relay:
             os.close(writing)
 
         threading.Thread(target=hand_over, daemon=True).start()
-        return guard, leash
-
-    def _guard(
-        self,
-        held: int,
-        theirs: socket.socket,
-        log: int,
-        reading: int,
-        environment: dict[bytes, bytes],
-        workdir: bytes,
-        made: list[bytes],
-    ) -> None:
-        """Start the setup shell, and wait for the relay's word that all is well. Without it, or
-        if the shell ends, undo the launch."""
-        shell = next(
-            (path for path in (b"/bin/bash", b"/usr/bin/bash") if os.access(path, os.X_OK)),
-            b"/bin/sh",
-        )
-        self._child, failure = spawn(
-            [shell, b"-c", b'eval "$DTRAIN_SETUP"'],
-            environment,
-            workdir,
-            (log, log),
-            {CONTROL_FD: theirs.fileno(), REQUEST_FD: reading},
-        )
-        for fd in (log, reading):
-            os.close(fd)
         while not select.select([held], [], [], 0.02)[0]:
             reap(self._child_ended)
             if self._child == 0:
                 break
         else:
             if os.read(held, 1) == b"k":
-                return
+                return None
         output = tail_of(os.path.join(self._folder, b"agent.log"), 12)
-        self._undo(made)
+        Sweep(self._tag, 0.0, self._child_ended, self._subreaper).finish()
+        discard(self._folder, made)
         body = {"type": "undone", "fate": self._end, "log": output}
         if failure is not None:
             body["failure"] = why_not_executed(failure, shell, environment)
-        with contextlib.suppress(OSError):  # the relay is gone
-            theirs.sendall(encode(body) + b"\n")
-
-    def _undo(self, made: list[bytes]) -> None:
-        assert self._tag is not None
-        Sweep(self._tag, 0.0, self._child_ended, self._subreaper).finish()
-        discard(self._folder, made)
+        return body
 
     def _child_ended(self, pid: int, status: int) -> None:
         if pid == self._child:
@@ -1600,8 +1590,10 @@ class Relay:
             else:
                 self._end = "status %d" % os.WEXITSTATUS(status)
 
-    def _await_prepared(self, command: Json, made: list[bytes], leash: int) -> Json:
+    def _await_prepared(self, command: Json, leash: int) -> Json:
         """The supervisor's answer, or ours if the launch ends before there is a supervisor."""
+        # What there is to undo the guard alone knows: the folder and its processes may be those of
+        # a run that was launched before.
         line, status, undoing = 0, None, False
         while True:
             if self._aborted and not undoing:
@@ -1609,19 +1601,18 @@ class Relay:
                 try:
                     os.write(leash, b"u")
                 except OSError:
-                    self._undo(made)
+                    self._forward(b'{"op":"abort"}\n')
             messages = self._hear(0.05)
-            if messages is None:  # not even the guard is there any more
-                log = tail_of(os.path.join(self._folder, b"agent.log"), 12)
-                self._undo(made)
-                messages = [{"type": "undone", "fate": self._end, "log": log}]
+            if messages is None:
+                # Everybody has been killed, the guard too.
+                messages = [{"type": "undone", "fate": self._end, "log": ""}]
             for message in messages:
                 if message["type"] == "setup":
                     line, status = message["line"], message.get("status")
                 elif message["type"] == "up":
                     self._up, self._child = True, message["pid"]
                 elif undoing:
-                    if message["type"] == "undone":
+                    if message["type"] != "prepared":
                         return {"type": "bye"}
                 elif message["type"] == "undone":
                     return self._why_undone(message, command["setup"], line, status)
