@@ -66,10 +66,11 @@ def launch(
         bool, typer.Option("--json", help="JSON: the plan of a dry run, or a line an event.")
     ] = False,
     rank: Annotated[
-        str | None, typer.Option(help="Show only these ranks' output, e.g. 0,4-7.")
+        str | None, typer.Option(help="Show only these ranks' output, e.g. 0,4-7.", metavar="RANKS")
     ] = None,
     host: Annotated[
-        str | None, typer.Option(help="Show only these hosts' output, e.g. gpu[01-03].")
+        str | None,
+        typer.Option(help="Show only these hosts' output, e.g. gpu[01-03].", metavar="HOSTS"),
     ] = None,
     fold: Annotated[
         bool, typer.Option("--fold", help="Show a line that several ranks write alike once.")
@@ -83,7 +84,9 @@ def launch(
     if output is not None and not dry_run:
         raise UsageError("--output is for --dry-run", hint="add --dry-run")
     if dry_run:
-        typer.echo(command.dry_run(options, output), nl=False)
+        if rank is not None or host is not None or fold:
+            raise UsageError("--rank, --host and --fold choose output, which a dry run has none of")
+        _print(command.dry_run(options, output))
     else:
         raise typer.Exit(command.launch(options))
 
@@ -98,7 +101,7 @@ def schema() -> None:
     """
     from dtrain_cli.commands.schema import schema_json
 
-    typer.echo(schema_json(), nl=False)
+    _print(schema_json())
 
 
 def main() -> NoReturn:
@@ -136,9 +139,17 @@ def run() -> int:
     return ExitCode.OK
 
 
+def _print(text: str) -> None:
+    """Write data to stdout: the same bytes whatever the locale."""
+    typer.echo(text.encode(errors="surrogateescape"), nl=False)
+
+
 def _say(text: str) -> None:
+    """Print to stderr what may quote files and hosts: nothing in it reaches the terminal raw."""
+    from dtrain.framing import clean
+
     if sys.stderr is not None:
-        typer.echo(text, err=True)
+        typer.echo("\n".join(clean(line) for line in text.split("\n")), err=True)
 
 
 def _crash_report() -> str:

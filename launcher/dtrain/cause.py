@@ -7,10 +7,12 @@ blames its peer. The first cause is the earliest failure that is not such an ech
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dtrain.diagnostics import ExitCode
+from dtrain import hostlist
+from dtrain.diagnostics import DtrainError, ExitCode, NodeError
+from dtrain.spec.model import Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,32 @@ def in_order_of_blame(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     A signal such as SIGKILL or SIGSEGV is the worker's own fault whatever it last said.
     """
     return tuple(sorted(failures, key=lambda failure: (_kind(failure), failure.time)))
+
+
+def alike(problems: Sequence[DtrainError], hosts: Sequence[Host]) -> list[tuple[str, str]]:
+    """Message and hint of each kind of problem, those of several hosts together.
+
+    Two problems are alike when they differ in nothing but their host's name and address. What is
+    said is the first host's, in the order of ``hosts``, after a list of all of them.
+    """
+    order = {host.name: place for place, host in enumerate(hosts)}
+    kinds: dict[str, list[DtrainError]] = {}
+    for problem in sorted(problems, key=lambda p: order.get(getattr(p, "host", ""), len(order))):
+        text = f"{problem.message}\0{problem.hint}"
+        if isinstance(problem, NodeError) and problem.host in order:
+            host = hosts[order[problem.host]]
+            for own in sorted({host.name, host.address}, key=len, reverse=True):
+                text = re.sub(rf"(?<![\w.-]){re.escape(own)}(?![\w-])", "\0", text)
+        kinds.setdefault(text, []).append(problem)
+    told = []
+    for first, *others in kinds.values():
+        message = first.message
+        if others and isinstance(first, NodeError):
+            names = dict.fromkeys(e.host for e in (first, *others) if isinstance(e, NodeError))
+            more = f" (so on {first.host}; the others alike)" if len(names) > 1 else ""
+            message = f"{hostlist.fold(names)}{message.removeprefix(first.host)}{more}"
+        told.append((message, first.hint))
+    return told
 
 
 def _kind(failure: Failure) -> int:

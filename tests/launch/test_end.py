@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from support.launching import JOBS, Scene, until
+from support.launching import JOBS, Scene, marked, until
 
 TALK = "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
 WAIT = """
@@ -73,8 +74,12 @@ def test_asked_to_end(scene: Scene, number: signal.Signals) -> None:
     launch = scene.launch(scene.cluster_file(scene.script(WAIT)))
     launch.until("up", count=4)
     launch.send(number)
-    assert launch.wait().code == 130
-    assert "stopping" in launch.stderr
+    done = launch.wait()
+    assert done.code == 130
+    why = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}.get(
+        number, "its terminal was closed"
+    )
+    assert f"dtrain: {why}: stopping" in done.stderr
     assert scene.leftovers() == []
 
 
@@ -191,7 +196,7 @@ def test_no_job_outlives_a_launcher_that_never_started_it(scene: Scene) -> None:
     until(flag.exists, "setup to begin")
     launch.send(signal.SIGINT)
     assert launch.wait().code == 130
-    assert "before anything was started" in launch.stderr
+    assert "Ctrl-C: stopping before anything was started" in launch.stderr
     assert scene.leftovers() == []
     assert list(scene.nodes.rglob("*")) == []
 
@@ -200,3 +205,85 @@ def test_the_interpreter_is_the_one_that_runs_dtrain(scene: Scene) -> None:
     text = "import sys\nprint(sys.executable)\n"
     launch = scene.run(scene.cluster_file(scene.script(text), hosts=1, slots=1))
     assert launch.stdout == f"[node0 0] {sys.executable}\n"
+
+
+def test_a_pipe_that_closes_with_ctrl_c_does_not_ask_twice(scene: Scene) -> None:
+    """As with `dtrain launch … | tee`: both ends hear Ctrl-C, and workers still get their time."""
+    save = scene.script(
+        "import signal, time\n"
+        "def save(*_):\n"
+        "    for _ in range(40): print('saving', flush=True); time.sleep(0.02)\n"
+        "    open('saved', 'w').close(); raise SystemExit\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('up', flush=True)\n"
+        "while True: time.sleep(1)\n"
+    )
+    reading, writing = os.pipe()
+    launch = scene.launch(scene.cluster_file(save, hosts=1, slots=1), stdout=writing)
+    os.close(writing)
+    assert os.read(reading, 1 << 16)
+    launch.send(signal.SIGINT)
+    os.close(reading)
+    assert launch.wait().code == 130
+    assert (scene.folder / "saved").exists()
+
+
+def test_called_off_while_a_port_is_busy(scene: Scene) -> None:
+    """A request to end is not forgotten on the way to the next port."""
+    with socket.create_server(("127.0.0.1", 29500)):
+        flag = scene.folder / "setting-up"
+        cluster = scene.cluster_file(
+            scene.script(TALK),
+            setup=[f'[ "$DTRAIN_HOST" = node0 ] || {{ touch {flag}; sleep 1; }}'],
+        )
+        launch = scene.launch(cluster)
+        until(flag.exists, "node1's setup, while node0 finds its port taken")
+        launch.send(signal.SIGINT)
+        done = launch.wait()
+    assert done.code in (3, 130)
+    assert done.stdout == ""
+    assert "started" not in done.stderr.replace("before anything was started", "")
+
+
+def test_a_full_disk_on_this_machine_stops_the_job(scene: Scene) -> None:
+    """In a namespace of its own, where the run's folder is on a disk of 64 KiB."""
+    shout = scene.script("while True: print('x' * 999, flush=True)\n")
+    cluster = scene.cluster_file(shout, hosts=1, slots=1)
+    scene.home.mkdir()
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64k t "$DTRAIN_HOME" && exec "$@"',
+         "sh", sys.executable, "-m", "dtrain_cli", "launch", str(cluster)],
+        env={**os.environ, "DTRAIN_HOME": str(scene.home)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert "error: this machine cannot keep the run's files" in done.stderr
+    assert "No space left" in done.stderr
+    assert "DTRAIN_HOME" in done.stderr
+    assert scene.leftovers() == []
+
+
+def test_a_job_that_somebody_else_ends_is_not_done(scene: Scene) -> None:
+    """Its workers end with status 0, but not because they had finished."""
+    quit_ = scene.script(
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: exit(0))\n"
+        "print('up', flush=True)\n"
+        "while True: time.sleep(1)\n"
+    )
+    launch = scene.launch(scene.cluster_file(quit_, hosts=1))
+    launch.until("up", count=2)
+    for pid, command in marked(scene.mark) + marked("DTRAIN_RUN_ID"):
+        if "dtrain-supervisor" in command and str(scene.nodes) in environment(pid):
+            os.kill(pid, signal.SIGTERM)
+    done = launch.wait()
+    assert done.code == 1
+    assert "ended from outside" in done.stderr
+    assert scene.leftovers() == []
+
+
+def environment(pid: int) -> str:
+    return Path(f"/proc/{pid}/environ").read_text(errors="replace")

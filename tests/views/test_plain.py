@@ -179,16 +179,19 @@ def test_color_in_a_pipe_only_when_forced(workers, monkeypatch):
     assert "\x1b[31mred" in shown.finish()[0]
 
 
-def test_a_failing_host_is_named_at_once_and_the_report_comes_last(workers):
+def test_a_lost_host_is_named_at_once_and_the_report_comes_last(workers):
     shown = Shown()
     shown.view.started("demo-1", plan(), "/runs/demo-1")
-    shown.view.host_state("node1", "unreachable", "no route")
+    for state in ("running", "unreachable", "running", "unreachable"):
+        shown.view.host_state("node1", state, "no route")
     report = Report(
         ExitCode.NODE_FAILED, "node1: connecting: no route to host", hint="is it on?", seconds=3
     )
     _, err = shown.finish(report)
     assert err.splitlines()[2:] == [
-        "dtrain: node1 cannot be reached",
+        "dtrain: node1 cannot be reached; the job goes on there, reconnecting",
+        "dtrain: every host is reached again",
+        "dtrain: node1 cannot be reached; the job goes on there, reconnecting",
         "",
         "error: node1: connecting: no route to host",
         "hint: is it on?",

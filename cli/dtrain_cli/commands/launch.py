@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +16,12 @@ from dtrain.diagnostics import DtrainError, ExitCode, UsageError
 from dtrain.launchplan import LaunchPlan, build
 from dtrain.spec.load import read
 from dtrain.spec.model import ClusterFile
+from dtrain_cli import passphrase
 from dtrain_cli.views import Filters, View, make_view
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_RENDERED = re.compile(r"(?!\.\.?/)[A-Za-z0-9._:-]+/[a-z]+-[0-9]+\.(?:sh|env)")
+"""What a dry run names its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +47,35 @@ def launch(options: Options) -> ExitCode:
     from dtrain.session.controller import Session
     from dtrain.transport.select import Transports
 
-    interrupts: list[Callable[[], None]] = []
     view = make_view(
         options.json,
         sys.stdout,
         sys.stderr,
         filters,
         options.fold,
-        on_broken_pipe=lambda: interrupts[-1](),
+        on_broken_pipe=lambda: session.hang_up("nobody reads its output"),
     )
     base = options.file.absolute().parent
-    transport = Transports(base, ask_passphrase=_asker(view), notice=view.notice)
+    transport = Transports(
+        base, _asker(view, cancelled=lambda: session.interrupted), notice=view.notice
+    )
     session = Session(spec, base=base, transport=transport, observer=view, secret_values=secrets)
-    interrupts.append(session.interrupt)
-    with _on_signals(lambda: interrupts[-1]()):
+    over = False
+
+    def on_signal(number: int) -> None:
+        if over:
+            view.hurry()
+        elif number == signal.SIGHUP:
+            session.hang_up("its terminal was closed")
+        else:
+            session.interrupt("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
+
+    with _on_signals(on_signal):
         try:
             for text in _not_acted_on(spec):
                 view.notice(text)
             report = session.run()
-            interrupts.append(view.hurry)
+            over = True
             while not view.wait(0.5):
                 pass
         except DtrainError:
@@ -108,7 +121,7 @@ def _ranks(text: str | None, spec: ClusterFile) -> frozenset[int] | None:
     ranks: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        if not first.isdecimal() or (dash and not (last.isdecimal() and int(first) <= int(last))):
             raise UsageError(f"--rank {text}: {part!r} is no rank", hint="write e.g. --rank 0,4-7")
         if int(last or first) > last_rank:
             raise UsageError(f"--rank {text}: this job's ranks are 0-{last_rank}")
@@ -150,29 +163,26 @@ def _not_acted_on(spec: ClusterFile) -> Iterator[str]:
         yield "cluster.spares is not acted on in this version: no host is replaced"
 
 
-def _asker(view: View) -> Callable[[str], str | None] | None:
+def _asker(view: View, cancelled: Callable[[], bool]) -> Callable[[str], str | None] | None:
     """How to ask for a passphrase; None where nobody is there to answer."""
     if not sys.stdin or not sys.stdin.isatty():
         return None
 
     def ask(prompt: str) -> str | None:
         with view.pause():
-            try:
-                return getpass.getpass(prompt)
-            except (EOFError, KeyboardInterrupt):
-                return None
+            return passphrase.ask(prompt, cancelled)
 
     return ask
 
 
 @contextmanager
-def _on_signals(interrupt: Callable[[], None]) -> Iterator[None]:
+def _on_signals(act: Callable[[int], None]) -> Iterator[None]:
     """Have Ctrl-C, a polite kill and a closed terminal all end the launch in good order."""
     before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
     for number in _STOP_SIGNALS:
         # nohup's choice to outlive the terminal is kept.
         if before[number] is not signal.SIG_IGN:
-            signal.signal(number, lambda *_: interrupt())
+            signal.signal(number, lambda number, _frame: act(number))
     try:
         yield
     finally:
@@ -182,39 +192,40 @@ def _on_signals(interrupt: Callable[[], None]) -> Iterator[None]:
 
 def _write(plan: LaunchPlan, manifest: str, output: Path) -> int:
     """Write one folder for each host, and the plan itself; files of an earlier plan that are no
-    longer part of it are removed, so that a CI's diff shows them gone."""
-    import json
+    longer part of it are removed, so that a CI's diff shows them gone.
 
+    ``output`` may come with a checkout, so nothing in it leads the way out of it.
+    """
     from dtrain.export import shell
 
     marker = output / "plan.json"
-    files = dict(shell.files(plan))
+    files = dict(shell.files(plan)) | {"plan.json": manifest}
     try:
         if output.is_dir() and any(output.iterdir()) and not marker.is_file():
             raise UsageError(
                 f"{output}: not empty, and not written by an earlier dry run",
                 hint="name a new folder",
             )
-        if marker.is_file():
-            for stale in _written_by(json.loads(marker.read_text())):
-                if stale not in files:
-                    (output / stale).unlink(missing_ok=True)
+        for path in output.rglob("*"):
+            if path.is_symlink():
+                raise UsageError(
+                    f"{path}: a link, which no dry run writes",
+                    hint="remove it, or name a new folder",
+                )
+        for path in list(output.glob("*/*")):
+            if _RENDERED.fullmatch(str(path.relative_to(output))):
+                path.unlink()
         for name, text in files.items():
             target = output / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text)
+            target.write_bytes(text.encode(errors="surrogateescape"))
             target.chmod(0o755 if name.endswith(".sh") else 0o644)
-        marker.write_text(manifest)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{output}: cannot write the dry run: {error}") from None
-    for folder in output.iterdir():
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-    return len(files)
-
-
-def _written_by(document: dict[str, list[dict[str, object]]]) -> Iterator[str]:
-    for host in document["hosts"]:
-        for process in host["processes"]:  # type: ignore[attr-defined]
-            for suffix in ("sh", "env"):
-                yield f"{host['host']}/{process['role']}-{process['index']}.{suffix}"
+        for folder in output.iterdir():
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or output}: cannot write the dry run: {error.strerror}",
+            hint="name a folder that you can write to",
+        ) from None
+    return len(files) - 1

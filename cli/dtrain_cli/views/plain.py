@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from dtrain.launchplan import LaunchPlan
     from dtrain.logs.store import Stream
 
-_FAILED_HOSTS = 3
-"""Hosts whose failure is told when it happens; the report at the end has them all."""
+_TOLD_HOSTS = 3
+"""Hosts that are told of one by one when they cannot be reached for a while."""
 
 
 class Plain:
@@ -38,7 +38,7 @@ class Plain:
         self._widths = (0, 0)
         self._workers = 0
         self._starting: set[str] = set()
-        self._failed = 0
+        self._unreachable: set[str] = set()
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
         hosts = [host.host.name for host in plan.hosts]
@@ -51,15 +51,20 @@ class Plain:
         self.notice(f"starting {count} ({names.hosts(hosts)})")
 
     def host_state(self, host: str, state: str, detail: str) -> None:
-        if state in ("failed", "unreachable"):
-            self._starting = set()
-            self._failed += 1
-            if self._failed <= _FAILED_HOSTS:
-                self.notice(f"{host} {'failed' if state == 'failed' else 'cannot be reached'}")
-        elif state == "running" and host in self._starting:
+        if state == "running" and host in self._starting:
             self._starting.remove(host)
             if not self._starting:
                 self.notice(f"{names.count(self._workers, 'worker')} started")
+        elif state == "unreachable" and host not in self._unreachable:
+            self._unreachable.add(host)
+            if len(self._unreachable) <= _TOLD_HOSTS:
+                self.notice(f"{host} cannot be reached; the job goes on there, reconnecting")
+            elif len(self._unreachable) == _TOLD_HOSTS + 1:
+                self.notice("more hosts cannot be reached; the job goes on there, reconnecting")
+        elif host in self._unreachable and state != "unreachable":
+            self._unreachable.remove(host)
+            if not self._unreachable:
+                self.notice("every host is reached again")
 
     def notice(self, text: str) -> None:
         head = names.paint("dtrain:", 1) if self._color["stderr"] else "dtrain:"

@@ -79,7 +79,7 @@ class RunFolder:
         if _RUN_NAME.fullmatch(run) and (path := _runs() / run).is_dir():
             return cls(path)
         raise UsageError(
-            f"no run {run!r} in {_runs()}", hint="`dtrain ps` lists the runs of this machine"
+            f"no run {run!r} in {_runs()}", hint="its folder lists the runs of this machine"
         )
 
     @property

@@ -831,10 +831,13 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
 
 
 def call(name: bytes) -> socket.socket | None:
-    """A connection to an abstract socket, if somebody listens."""
+    """A connection to an abstract socket, if somebody listens and takes it at once."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        # Where nobody accepts, a full queue would otherwise be waited for without end.
+        sock.setblocking(False)
         sock.connect(name)
+        sock.setblocking(True)
     except OSError:
         sock.close()
         return None
@@ -895,7 +898,8 @@ def reserve_port(port: int) -> socket.socket:
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         lock.bind(name)
-        lock.listen(1)
+        # Nobody accepts: a connection only tells the asker who listens, and stays in the queue.
+        lock.listen(128)
     except OSError:
         lock.close()
         raise RefusedError(
@@ -1073,11 +1077,11 @@ class Supervisor:
         python = self._find_python(request.get("python"), base)
         script = request.get("script")
         if script is not None and not os.path.isfile(os.path.join(self._workdir, raw(script))):
-            raise RefusedError(
-                "script",
-                "script %s not found in %s" % (script, shown(self._workdir)),
-                "set `job.workdir` to its folder on this host, or let `job.sync` send it",
-            )
+            where = "" if os.path.isabs(script) else " in %s" % shown(self._workdir)
+            remedy = "set `job.workdir` to its folder on this host, or let `job.sync` send it"
+            if os.path.isabs(script):
+                remedy = "put it there, or let `job.sync` send it and name it without its folder"
+            raise RefusedError("script", "script %s not found%s" % (script, where), remedy)
         for port in request.get("ports") or ():
             self._sockets.append(reserve_port(int(port)))
         try:

@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtrain import hostlist, machine
-from dtrain.cause import Failure, Report, in_order_of_blame
-from dtrain.diagnostics import DtrainError, ExitCode, InternalError, PortBusyError
+from dtrain.cause import Failure, Report, alike, in_order_of_blame
+from dtrain.diagnostics import DtrainError, ExitCode, InternalError, NodeError, PortBusyError
 from dtrain.journal import Journal
 from dtrain.launchplan import LaunchPlan, build
 from dtrain.logs.store import RunFolder, StorageError, tail
@@ -69,15 +69,20 @@ class Session:
         self._attempt: _Attempt | None = None
         self._asked = 0
         self._hung_up = False
+        self._why = ""
         self._begun = time.monotonic()
 
-    def interrupt(self) -> None:
-        """Ask the launch to end; a second time, to end at once. Safe in a signal handler."""
+    def interrupt(self, why: str) -> None:
+        """Ask the launch to end; a second time, to end at once. Safe in a signal handler.
+
+        ``why`` completes "stopped: …".
+        """
         self._asked += 1
+        self._why = self._why or why
         if self._asked > 1 or not self._hung_up:
             self._pass_on()
 
-    def hang_up(self) -> None:
+    def hang_up(self, why: str) -> None:
         """Whoever watched has left: ask the launch to end, unless that has been asked already.
 
         Ctrl-C often closes a pipe too, and a closed terminal comes as a signal and as an error:
@@ -85,6 +90,7 @@ class Session:
         """
         first = not (self._asked or self._hung_up)
         self._hung_up = True
+        self._why = self._why or why
         if first:
             self._pass_on()
 
@@ -95,7 +101,7 @@ class Session:
 
     def _pass_on(self) -> None:
         if self._attempt is not None:
-            self._attempt.interrupt()
+            self._attempt.interrupt(self._why)
 
     def run(self) -> Report:
         """Launch, follow, clean up. The observer has seen the report when this returns.
@@ -169,9 +175,11 @@ class _Attempt:
         self._state = machine.begin(list(self._links), awaited, services, grace=run.plan.job.grace)
         self._alarm: float | None = None
         self._ran = False
+        self._why = ""
         self._patient_until = time.monotonic() + PATIENCE
 
-    def interrupt(self) -> None:
+    def interrupt(self, why: str) -> None:
+        self._why = why
         self._posts.put(Post(machine.Interrupted()))
 
     @property
@@ -197,6 +205,17 @@ class _Attempt:
                 link.close()
         return self._report()
 
+    def _tell_of_sync(self) -> None:
+        results = [link.synced for link in self._links.values() if link.synced is not None]
+        files, sent = max(((r.sent_files, r.sent_bytes) for r in results), default=(0, 0))
+        if files:
+            size = f"{sent / 1e6:.1f} MB" if sent >= 1e5 else f"{sent / 1e3:.1f} kB"
+            same = max(result.unchanged_files for result in results)
+            self._run.observer.notice(
+                f"sent {files} files ({size}) to each host"
+                + (f"; {same} were there already" if same else "")
+            )
+
     def _next(self) -> Post:
         while True:
             left = math.inf if self._alarm is None else self._alarm - time.monotonic()
@@ -221,13 +240,15 @@ class _Attempt:
         self._state, actions = machine.step(self._state, post.event)
         if before is None and self._state.outcome is Outcome.WORKER_FAILED:
             self._run.observer.notice(f"{self._first_failure()}; stopping the others")
+        if not self._ran and self._state.phase is Phase.RUNNING:
+            self._ran = True
+            self._tell_of_sync()
         for action in actions:
             self._act(action)
 
     def _act(self, action: machine.Action) -> None:
         match action:
             case machine.Start(host):
-                self._ran = True
                 self._links[host].start()
             case machine.Abort(host):
                 self._links[host].abort()
@@ -243,11 +264,11 @@ class _Attempt:
         grace = self._state.grace
         match self._state.phase:
             case Phase.PREPARING | Phase.GIVING_UP:
-                notice("stopping before anything was started")
+                notice(f"{self._why}: stopping before anything was started")
             case Phase.RUNNING:
                 notice(
-                    f"stopping: workers get TERM, and KILL after {grace:g} s;"
-                    " Ctrl-C again kills them now"
+                    f"{self._why}: stopping; workers get TERM, and KILL after {grace:g} s"
+                    " (Ctrl-C again: now)"
                 )
             case Phase.STOPPING:
                 notice("killing what is left; Ctrl-C again gives up on hosts that do not answer")
@@ -286,15 +307,15 @@ class _Attempt:
             # Services that were stopped at the end have not failed.
             failures = ()
         lost = [host for host, now in self._state.hosts.items() if now is HostState.LOST]
-        problems = [problem.message for problem in self.problems]
-        unexplained = [
-            host for host in lost if not any(text.startswith(f"{host}: ") for text in problems)
-        ]
+        told = alike(self.problems, [part.host for part in self._run.plan.hosts])
+        problems = [message for message, _ in told]
+        explained = {error.host for error in self.problems if isinstance(error, NodeError)}
+        unexplained = [host for host in lost if host not in explained]
         if unexplained:
             problems.append(
                 f"{hostlist.fold(unexplained)}: did not say that the job's processes are gone"
             )
-        hints = [problem.hint for problem in self.problems if problem.hint]
+        hints = [hint for _, hint in told if hint]
         exit_code = _EXIT_CODES[outcome]
         if outcome is Outcome.DONE and problems:
             exit_code = ExitCode.NODE_FAILED
@@ -314,7 +335,7 @@ class _Attempt:
                 count = self._run.plan.world_size
                 return "the worker finished" if count == 1 else f"all {count} workers finished"
             case Outcome.INTERRUPTED:
-                return "stopped on request"
+                return self._why
             case Outcome.WORKER_FAILED if failures:
                 return f"{failures[0].who} {failures[0].how}"
             case Outcome.WORKER_FAILED:

@@ -37,7 +37,7 @@ from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.logs.store import LogWriter, RunFolder, StorageError, Stream
 from dtrain.node.boot import TOO_OLD, boot_command
 from dtrain.session.observer import Observer
-from dtrain.sync import Tree, send
+from dtrain.sync import SyncResult, Tree, send
 from dtrain.transport.contract import Connection, RemoteProcess, Transport
 
 PING_SECONDS = 5.0
@@ -92,6 +92,7 @@ class Link:
 
     def __init__(self, run: Run, part: HostPlan) -> None:
         self.host = part.host.name
+        self.synced: SyncResult | None = None
         self._run = run
         self._part = part
         self._workers = {(process.role, process.index) for process in part.processes}
@@ -224,6 +225,7 @@ class Link:
             for notice in result.notices:
                 run.observer.notice(f"{self.host}: {notice}")
             workdir = result.tree_path
+            self.synced = result
         with self._lock:
             if self._called_off:
                 return None

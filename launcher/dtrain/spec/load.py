@@ -39,7 +39,7 @@ def read(path: Path) -> ClusterFile:
             data = file.read(MAX_SIZE + 1)
     except FileNotFoundError:
         raise UsageError(
-            f"there is no file {str(path)!r}", hint="`dtrain init` writes a first cluster file"
+            f"there is no file {str(path)!r}", hint="dtrain's own configs/ has files to start from"
         ) from None
     except IsADirectoryError:
         raise UsageError(f"{str(path)!r} is a folder", hint="name the cluster file in it") from None

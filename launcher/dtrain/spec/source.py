@@ -185,7 +185,7 @@ class _Builder:
                     self._leave(event)
         if self._root is None:
             self._stop(
-                "the file is empty", Place(1, 1), "`dtrain init` writes a first cluster file"
+                "the file is empty", Place(1, 1), "dtrain's own configs/ has files to start from"
             )
         return self._root
 
