@@ -1,0 +1,111 @@
+"""An encrypted key, asked for on a real terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.launching import PATIENCE, Scene
+from support.sshd import Sshd, generate_key, running_sshd
+
+pytestmark = pytest.mark.sshd
+SECRET = "open sesame"  # noqa: S105
+
+
+class Terminal:
+    """A `dtrain launch` whose controlling terminal is ours to read and type on."""
+
+    def __init__(self, scene: Scene, cluster: Path) -> None:
+        self._ours, theirs = os.openpty()
+        environment = {**os.environ, "DTRAIN_HOME": str(scene.home), "TERM": "dumb"}
+        environment.pop("SSH_AUTH_SOCK", None)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "dtrain_cli", "launch", str(cluster)],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        self._theirs = theirs
+        self.seen = b""
+
+    def until(self, text: bytes) -> None:
+        while text not in self.seen:
+            self.seen += os.read(self._ours, 1 << 16)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._ours, keys)
+
+    @property
+    def echoes(self) -> bool:
+        return bool(termios.tcgetattr(self._theirs)[3] & termios.ECHO)
+
+    def wait(self) -> int:
+        return self._process.wait(PATIENCE)
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[Sshd]:
+    key = generate_key(tmp_path / "encrypted")
+    with running_sshd(tmp_path, identity=key) as sshd:
+        change = ["ssh-keygen", "-q", "-p", "-P", "", "-N", SECRET, "-f", str(key)]
+        subprocess.run(change, check=True, timeout=PATIENCE)
+        yield sshd
+
+
+@pytest.fixture
+def cluster(scene: Scene, sshd: Sshd) -> Path:
+    """Two hosts behind one sshd."""
+    ssh = {
+        "user": sshd.user,
+        "port": sshd.port,
+        "identity": str(sshd.identity),
+        "known_hosts": str(sshd.known_hosts),
+    }
+    return scene.write(
+        {
+            "cluster": {
+                "hosts": ["a", "b"],
+                "gpus": 0,
+                "python": sys.executable,
+                "run_dir": str(scene.nodes),
+                "ssh": ssh,
+                "overrides": {"a": {"address": "127.0.0.1"}, "b": {"address": "127.0.0.1"}},
+            },
+            "job": {
+                "framework": "torch",
+                "script": str(scene.script("print('trained')")),
+                "env": {scene.mark: "1"},
+            },
+        }
+    )
+
+
+def test_asked_once_for_all_hosts(scene: Scene, cluster: Path) -> None:
+    terminal = Terminal(scene, cluster)
+    terminal.until(b"Passphrase for ")
+    assert not terminal.echoes
+    terminal.type(SECRET.encode() + b"\n")
+    terminal.until(b"all 2 workers finished")
+    assert terminal.wait() == 0
+    assert terminal.seen.count(b"Passphrase") == 1
+    assert SECRET.encode() not in terminal.seen
+    assert terminal.echoes
+
+
+def test_ctrl_c_at_the_prompt_ends_the_launch(scene: Scene, cluster: Path) -> None:
+    terminal = Terminal(scene, cluster)
+    terminal.until(b"Passphrase for ")
+    terminal.type(b"\x03")
+    assert terminal.wait() == 130
+    assert terminal.echoes
+    assert scene.leftovers() == []
