@@ -21,6 +21,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+# Its functions keep the process group that they find when this module is loaded, which torch does
+# by itself when DistributedDataParallel is first used. Loaded before there is a group, nothing
+# outlives destroy_process_group: else gloo's threads do, and one that drops the last tensor while
+# Python ends aborts the process ("terminate called without an active exception").
+import torch.distributed.nn
 import torch.nn.functional as F  # noqa: N812 - the name everyone gives it
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel

@@ -58,6 +58,12 @@ class Failure:
             return f"exited with status {self.code}"
         return "failed"
 
+    @property
+    def hint(self) -> str:
+        """What to do about it, where what it said does not tell; else empty."""
+        said = f"{self.message}\n{self.traceback}"
+        return next((advice for sign, advice in _ADVICE if sign.search(said)), "")
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -89,6 +95,17 @@ _ECHO = re.compile(
     r"|Coordination service|coordination service"
     r"|Timed out (?:after|waiting)|Wait timeout"
     r"|process group .*(?:aborted|shut down)"
+)
+
+# What torch and TensorFlow say at the end and do not explain.
+_ADVICE = (
+    (
+        re.compile(r"terminate called without an active exception"),
+        (
+            "a thread of gloo outlived torch.distributed.destroy_process_group() and Python ended"
+            " under it; `import torch.distributed.nn` before init_process_group() lets the group go"
+        ),
+    ),
 )
 
 # A worker that a launcher or an operator ended has not failed of itself.

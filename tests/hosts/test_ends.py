@@ -98,7 +98,7 @@ def test_a_short_cut_of_the_network_loses_nothing(hosts: Hosts, launcher: Launch
     launch.until("out 1 000004000")
     cluster["node2"].run("pkill", "-KILL", "-f", "sshd: root")
     done = launch.wait(120)
-    assert done.code == 0, done.stderr
+    assert done.code == 0, str(done)
     lines = launcher.log("node2", "worker-1.out").split(b"\n")
     numbered = [line for line in lines if line.startswith(b"out 1 ")]
     assert numbered == [b"out 1 %09d abcdefghij" % number for number in range(40000)]

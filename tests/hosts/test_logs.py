@@ -20,7 +20,7 @@ def test_every_byte_of_every_rank(hosts: Callable[..., Cluster], launcher: Launc
     file = launcher.file(cluster, {"framework": "torch", "script": job("lines.py"), "args": args})
     launch = launcher.start(file, "--rank", "0")
     done = launch.wait(150)
-    assert done.code == 0, done.stderr
+    assert done.code == 0, str(done)
     for rank, host in enumerate(cluster.hosts):
         note = json.loads((host.home / "notes" / f"{rank}.json").read_text())
         for name, suffix in (("stdout", "out"), ("stderr", "err")):

@@ -121,7 +121,7 @@ def test_a_busy_port(hosts: Hosts, launcher: Launcher) -> None:
             assert word in done.stderr
         # A port that the file does not name is not worth failing for.
         free = launcher.run(launcher.file(cluster, JOB))
-        assert free.code == 0, free
+        assert free.code == 0, str(free)
         assert "29564" in free.stderr
         assert "failed" not in free.stderr
 
@@ -153,7 +153,7 @@ def test_names_that_a_shell_would_read(hosts: Hosts, launcher: Launcher) -> None
     key = "hush $(id)\n'"
     file = launcher.file(cluster, job_)
     done = launcher.run(file, "--json", env={"TOKEN": key})
-    assert done.code == 0, done
+    assert done.code == 0, str(done)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     said = [json.loads(each["text"]) for each in lines if each["event"] == "line"]
     assert len(said) == 2

@@ -35,7 +35,7 @@ def test_torch(hosts: Hosts, launcher: Launcher, backend: str) -> None:
         network={"interface": "eth0"},
     )
     done = launcher.run(file)
-    assert done.code == 0, done
+    assert done.code == 0, str(done)
     found = sorted(summaries(done.stdout), key=lambda each: int(each["environment"]["RANK"]))
     assert [each["environment"]["RANK"] for each in found] == ["0", "1", "2", "3"]
     assert {each["sum"] for each in found} == {10.0}
@@ -53,7 +53,7 @@ def test_torch_on_more_hosts(hosts: Hosts, launcher: Launcher, count: int) -> No
     cluster = hosts(count)
     file = launcher.file(cluster, {"framework": "torch", "script": job("allreduce_torch.py")})
     done = launcher.run(file, timeout=150)
-    assert done.code == 0, done
+    assert done.code == 0, str(done)
     assert [each["sum"] for each in summaries(done.stdout)] == [count * (count + 1) / 2] * count
     assert launcher.left(cluster) == {}
 
@@ -67,7 +67,7 @@ def test_tensorflow_workers(hosts: Hosts, launcher: Launcher) -> None:
         cluster, {"framework": "tensorflow", "script": job("tf_worker.py"), "env": proxy}
     )
     done = launcher.run(file, timeout=150)
-    assert done.code == 0, done
+    assert done.code == 0, str(done)
     found = summaries(done.stdout)
     assert sorted(each["task"]["index"] for each in found) == [0, 1]
     assert {each["slope"] for each in found} == {3.0}
@@ -88,7 +88,7 @@ def test_tensorflow_parameter_servers(hosts: Hosts, launcher: Launcher) -> None:
         },
     )
     done = launcher.run(file, timeout=150)
-    assert done.code == 0, done
+    assert done.code == 0, str(done)
     assert launcher.left(cluster) == {}
 
 

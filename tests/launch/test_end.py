@@ -24,7 +24,7 @@ time.sleep(3600)
 
 def test_done(scene: Scene) -> None:
     launch = scene.run(scene.cluster_file(scene.script(TALK)))
-    assert launch.code == 0, launch.stderr
+    assert launch.code == 0, str(launch)
     assert sorted(launch.stdout.splitlines()) == [
         f"[node{rank // 2} {rank}] rank {rank} of 4" for rank in range(4)
     ]
@@ -181,7 +181,7 @@ def test_a_run_inside_a_run_is_another_run(scene: Scene, tmp_path: Path) -> None
     launch = scene.run(
         scene.cluster_file(outer, hosts=1, slots=1, env={"DTRAIN_HOME": str(inner.home)})
     )
-    assert launch.code == 0, launch.stderr
+    assert launch.code == 0, str(launch)
     assert len(re.findall(r"^\[node0 0\] \[node0 \d\] rank \d of 2$", launch.stdout, re.M)) == 2
     assert scene.leftovers() == []
 

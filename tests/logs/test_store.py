@@ -44,7 +44,7 @@ def test_a_run_has_its_folder_alone(folder):
 def test_unknown_runs(folder, run):
     with pytest.raises(UsageError) as caught:
         RunFolder.open(run)
-    assert "dtrain ps" in caught.value.hint
+    assert "its folder" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,13 @@ def test_a_killed_worker_is_a_cause_whatever_it_said_before() -> None:
     assert ranks(echo, killed) == [3, 0]
 
 
+def test_a_hint_where_what_was_said_explains_nothing() -> None:
+    said = "terminate called without an active exception"
+    aborted = failure(3, 0.0, signal="SIGABRT", traceback=said)
+    assert "import torch.distributed.nn" in aborted.hint
+    assert not failure(0, 0.0, message="ValueError: bad batch").hint
+
+
 def test_words() -> None:
     assert failure(3, 0.0).who == "rank 3 on n3"
     assert failure(3, 0.0).how == "exited with status 1"

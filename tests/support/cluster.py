@@ -11,7 +11,7 @@ and a test then reads:
         cluster = hosts(2)
         file = launcher.file(cluster, {"framework": "torch", "script": job("allreduce_torch.py")})
         done = launcher.run(file)
-        assert done.code == 0, done
+        assert done.code == 0, str(done)
         assert launcher.left(cluster) == {}
 """
 

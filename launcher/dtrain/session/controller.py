@@ -316,6 +316,7 @@ class _Attempt:
                 f"{hostlist.fold(unexplained)}: did not say that the job's processes are gone"
             )
         hints = [hint for _, hint in told if hint]
+        hints += [failure.hint for failure in failures[:1] if failure.hint]
         exit_code = _EXIT_CODES[outcome]
         if outcome is Outcome.DONE and problems:
             exit_code = ExitCode.NODE_FAILED
