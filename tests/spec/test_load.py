@@ -70,7 +70,7 @@ def test_every_key_arrives() -> None:
         name="gpu01",
         address="gpu01",
         gpus=tuple(range(8)),
-        slots=3,
+        slots=4,
         interface="ib0",
         python="/opt/venv/bin/python",
         ssh=ssh,
@@ -84,7 +84,21 @@ def test_every_key_arrives() -> None:
     assert work.sync == Sync(".", (".git", "*.pt"))
     assert work.secrets == ("WANDB_API_KEY",)
     assert work.rendezvous == Rendezvous("c10d", 29511, fixed=True)
-    assert work.layout == Layout(5, 11, 2, 1, 2, 1, "optimizer", 4, "selective", True)
+    assert work.layout == Layout(
+        tensor=7,
+        pipeline=2,
+        virtual_pipeline=2,
+        context=1,
+        expert=2,
+        data=4,
+        sharding="hybrid",
+        shard=2,
+        micro_batch=4,
+        grad_accumulation=32,
+        recompute="selective",
+        sequence_parallel=True,
+        offload=True,
+    )
     assert work.training == Training(512, "bf16", 2048)
     assert work.restart == Restart(3)
     assert (work.grace, work.on_disconnect, work.lease) == (60.0, "keep", 5400.0)
@@ -93,7 +107,7 @@ def test_every_key_arrives() -> None:
 def test_later_overrides_win_key_by_key() -> None:
     hosts = {host.name: host for host in load(EVERY_KEY).cluster.hosts}
     third, fourth = hosts["gpu03"], hosts["gpu04"]
-    assert (fourth.gpus, fourth.workers, fourth.ssh.user) == ((), 3, "ubuntu")
+    assert (fourth.gpus, fourth.workers, fourth.ssh.user) == ((), 4, "ubuntu")
     assert fourth.env == {"A": "1", "B": "2"}
     assert not fourth.explicit_address
     assert third.gpus == (0, 1, 2, 3)

@@ -50,8 +50,10 @@ def check(document: Section, problems: Problems) -> None:
         _check_strategy(cluster, job, problems)
         _check_roles(job, problems)
         _check_rendezvous(job, problems)
+        _check_layout(job.section("layout"), problems)
+        _check_batch(job, problems)
     if "cluster" in document and "job" in document:
-        _check_layout(cluster, job, problems)
+        _check_world_size(cluster, job, problems)
 
 
 def _check_hosts(cluster: Section, problems: Problems) -> None:
@@ -283,7 +285,64 @@ def _check_rendezvous(job: Section, problems: Problems) -> None:
         )
 
 
-def _check_layout(cluster: Section, job: Section, problems: Problems) -> None:
+def _check_layout(layout: Section, problems: Problems) -> None:
+    """The parts of a layout go together, whatever the cluster."""
+    if "shard" in layout and _sound(layout, "sharding"):
+        sharding = layout.get("sharding", "none")
+        if sharding != "hybrid":
+            problems.add(
+                f"shard has no effect with 'sharding: {sharding}'",
+                layout.key_place("shard"),
+                "remove it, or use 'sharding: hybrid', whose groups it sizes",
+            )
+        elif _sound(layout, "shard", "data") and layout.get("data", 1) % layout.get("shard"):
+            problems.add(
+                f"shard is {layout.get('shard')}, which does not divide the "
+                f"{layout.get('data', 1)} data ranks",
+                layout.place("shard"),
+                "shard has to divide data",
+            )
+    if _sound(layout, "expert", "data", "context"):
+        ranks = layout.get("data", 1) * layout.get("context", 1)
+        if ranks % layout.get("expert", 1):
+            problems.add(
+                f"expert is {layout.get('expert')}, which does not divide the {ranks} data and "
+                "context ranks that it is taken from",
+                layout.place("expert"),
+                "expert has to divide data x context",
+            )
+    for key, value, size, effect in (
+        ("sequence_parallel", True, "tensor", "splits what tensor parallelism leaves whole"),
+        ("virtual_pipeline", 2, "pipeline", "cuts the stages of a pipeline into pieces"),
+    ):
+        if layout.get(key, 0) >= value and _sound(layout, size) and layout.get(size, 1) == 1:
+            problems.add(
+                f"{key} {effect}, but {size} is 1",
+                layout.key_place(key),
+                f"remove it, or set {size} to more than 1",
+            )
+
+
+def _check_batch(job: Section, problems: Problems) -> None:
+    """The global batch is what the data ranks make of it, where the file says all of that."""
+    layout, training = job.section("layout"), job.section("training")
+    factors = ("data", "micro_batch", "grad_accumulation")
+    if "global_batch" not in training.values or not all(key in layout.values for key in factors):
+        return
+    product = 1
+    for key in factors:
+        product *= layout.get(key)
+    if training.get("global_batch") != product:
+        given = " x ".join(f"{key} {layout.get(key)}" for key in factors)
+        problems.add(
+            f"the global batch is {training.get('global_batch')}, but the layout makes it "
+            f"{product} ({given})",
+            training.place("global_batch"),
+            "change one of the four, or leave grad_accumulation out",
+        )
+
+
+def _check_world_size(cluster: Section, job: Section, problems: Problems) -> None:
     sizes = ("tensor", "pipeline", "context", "data")
     layout = job.section("layout")
     if "layout" not in job.values or job.get("framework") != "torch":

@@ -218,11 +218,19 @@ LAYOUT = Record(
         ),
         "data": Field(_SIZE, "Replicas or shards that see different data.", default=1),
         "sharding": Field(
-            Choice(("none", "optimizer", "gradients", "parameters")),
-            "What the data ranks share out instead of each keeping it all (ZeRO 1, 2, 3).",
+            Choice(("none", "optimizer", "gradients", "full", "hybrid")),
+            "What the data ranks share out instead of each keeping it all: optimizer (ZeRO-1), "
+            "gradients too (ZeRO-2), parameters too (full: ZeRO-3, FSDP), or all of it within "
+            "groups that are copies of each other (hybrid: HSDP).",
             default="none",
         ),
+        "shard": Field(
+            _SIZE, "Data ranks in one group of hybrid sharding; the groups hold the same."
+        ),
         "micro_batch": Field(_SIZE, "Sequences in one forward pass of one replica.", default=1),
+        "grad_accumulation": Field(
+            _SIZE, "Micro-batches of one replica in one optimizer step.", default=1
+        ),
         "recompute": Field(
             Choice(("none", "selective", "full")),
             "Activations that are computed again in the backward pass to save memory.",
@@ -232,6 +240,9 @@ LAYOUT = Record(
             Flag(),
             "Whether what tensor parallelism leaves whole is split along the sequence.",
             default=False,
+        ),
+        "offload": Field(
+            Flag(), "Whether optimizer states live in the hosts' memory.", default=False
         ),
     }
 )

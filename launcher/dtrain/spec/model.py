@@ -100,9 +100,14 @@ class Layout:
     expert: int = 1
     data: int = 1
     sharding: str = "none"
+    shard: int | None = None
+    """Data ranks in one group of ``hybrid`` sharding. ``None`` leaves it to the script."""
     micro_batch: int = 1
+    grad_accumulation: int = 1
     recompute: str = "none"
     sequence_parallel: bool = False
+    offload: bool = False
+    """Whether optimizer states live in the hosts' memory."""
 
 
 @dataclass(frozen=True, slots=True)
