@@ -1,6 +1,11 @@
 """Options of the whole test suite."""
 
+import signal
+
 import pytest
+
+# Under nohup the whole suite would inherit a hangup that is ignored, which some tests send.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -26,6 +26,8 @@ class Login(paramiko.ServerInterface):
 
     def __init__(self, server: SshServer) -> None:
         self.server = server
+        self.asked: threading.Thread | None = None
+        """What will run the command that the client just asked for."""
 
     def get_allowed_auths(self, username: str) -> str:
         return "publickey"
@@ -41,8 +43,29 @@ class Login(paramiko.ServerInterface):
         return paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        threading.Thread(target=self.server.execute, args=(channel, command), daemon=True).start()
+        self.asked = threading.Thread(
+            target=self.server.execute, args=(channel, command), daemon=True
+        )
         return True
+
+
+class OrderlyTransport(paramiko.Transport):
+    """Runs a command once the client has been told that it will be.
+
+    paramiko replies after `Login.check_channel_exec_request` has returned; a short command that
+    was started in there could end, and close its channel, before the reply. No sshd does that.
+    """
+
+    def _answer_and_run(channel: paramiko.Channel, request: paramiko.Message) -> None:
+        channel._handle_request(request)
+        login = channel.transport.server_object
+        login.asked, asked = None, login.asked
+        if asked is not None:
+            asked.start()
+
+    _channel_handler_table = paramiko.Transport._channel_handler_table | {
+        ord(cMSG_CHANNEL_REQUEST): _answer_and_run
+    }
 
 
 class SshServer:
@@ -151,7 +174,7 @@ class SshServer:
                 stream.shutdown(socket.SHUT_RDWR)
             stream.close()
             return
-        transport = paramiko.Transport(stream)
+        transport = OrderlyTransport(stream)
         transport.add_server_key(self.host_key)
         with self._lock:
             self._transports.append(transport)
