@@ -1,0 +1,351 @@
+"""GPUs and the wires between them, as the planner sees them.
+
+The figures are data: ``hardware.json``, which a user's file of the same format extends. JSON,
+because it reads in a millisecond where YAML takes thirty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.names import find, index, key, nearest
+
+Precision = Literal["bf16", "fp16", "fp8", "fp32"]
+
+PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp32")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One accelerator.
+
+    Speeds are vendors' figures for dense arithmetic: ``flops`` in TFLOP/s, bandwidths in GB/s
+    (10⁹ bytes), ``memory`` in GiB as the driver shows it to programs.
+    """
+
+    name: str
+    memory: float
+    bandwidth: float
+    """Of its own memory."""
+    flops: dict[str, float]
+    """By precision: ``bf16``, ``fp16``, ``fp8``, ``fp32`` (with TF32 where it has that)."""
+    link: float
+    """To the other GPUs of its host, one way: NVLink, or PCIe where there is none."""
+    family: str = ""
+    """Architecture, such as ``ampere``: what efficiencies are kept by."""
+    source: str = ""
+    machine: str = "server"
+    """Name of the machine that it usually comes in."""
+    domain: int = 0
+    """GPUs that ``link`` joins where those are more than one host's (NVL72); else 0."""
+    aliases: tuple[str, ...] = ()
+
+    def peak(self, precision: Precision) -> float:
+        """TFLOP/s of dense matrix multiplication.
+
+        Raises:
+            UsageError: this GPU has no such arithmetic.
+        """
+        if precision in self.flops:
+            return self.flops[precision]
+        able = " or ".join(self.flops)
+        raise UsageError(
+            f"{self.name} does not multiply in {precision}", hint=f"use --precision {able}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A kind of host."""
+
+    name: str
+    gpu: str
+    gpus_per_host: int
+    network_gbps: float
+    """Of one host to the others, all NICs together, one way, in Gb/s as vendors print it."""
+    source: str = ""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def network(self) -> float:
+        """The same in GB/s."""
+        return self.network_gbps / 8
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """``gpus`` equal GPUs in hosts of ``gpus_per_host``."""
+
+    gpu: Gpu
+    gpus: int
+    gpus_per_host: int
+    network: float
+    """Of one host to the others, all NICs together, one way, in GB/s."""
+
+    @property
+    def hosts(self) -> int:
+        return -(-self.gpus // self.gpus_per_host)
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A table of GPUs and machines, in which names are looked up."""
+
+    gpus: tuple[Gpu, ...]
+    machines: tuple[Machine, ...]
+
+    def gpu(self, name: str) -> Gpu:
+        """The GPU of that name or alias, whatever the case, or the name ``nvidia-smi`` shows.
+
+        Raises:
+            UsageError: there is none; suggests the nearest.
+        """
+        return cast(Gpu, _find(name, self.gpus, "GPU", "Describe another with --hardware FILE"))
+
+    def machine(self, name: str) -> Machine:
+        """The machine of that name or alias, such as ``dgx-a100`` or ``p4d``.
+
+        Raises:
+            UsageError: there is none; suggests the nearest.
+        """
+        return cast(
+            Machine,
+            _find(name, self.machines, "machine", "Say --gpus-per-host and --network-gbps instead"),
+        )
+
+    def cluster(
+        self,
+        gpu: Gpu,
+        gpus: int,
+        *,
+        gpus_per_host: int | None = None,
+        network_gbps: float | None = None,
+    ) -> Cluster:
+        """``gpus`` of that GPU; what is not given is as in the machine it usually comes in.
+
+        ``network_gbps`` is of one host, all NICs together, one way, in Gb/s.
+
+        Raises:
+            UsageError: a number is impossible, or the GPUs do not fill their hosts.
+        """
+        usual = self.machine(gpu.machine)
+        per_host = usual.gpus_per_host if gpus_per_host is None else gpus_per_host
+        network = usual.network_gbps if network_gbps is None else network_gbps
+        for option, value in (("--gpus", gpus), ("--gpus-per-host", per_host)):
+            if value < 1:
+                raise UsageError(f"{option} {value} is not a number of GPUs", hint="at least 1")
+        if not 0 < network < 1e9:
+            raise UsageError(
+                f"--network-gbps {network:g} is not a bandwidth",
+                hint="Gb/s of all NICs of one host together, such as 1600 for 8 × 200",
+            )
+        per_host = min(per_host, gpus)
+        if gpus % per_host:
+            full = gpus - gpus % per_host
+            raise UsageError(
+                f"--gpus {gpus} does not fill hosts of {per_host}",
+                hint=f"use {full} or {full + per_host}, or say --gpus-per-host",
+            )
+        return Cluster(gpu=gpu, gpus=gpus, gpus_per_host=per_host, network=network / 8)
+
+    def extended(self, text: str, where: str) -> Hardware:
+        """With the GPUs and machines of a user's JSON file, which win over those of a like name.
+
+        ``where`` names the file in errors. The format is that of ``hardware.json``; an entry
+        may name another in ``like`` and give only what differs.
+
+        Raises:
+            UsageError: the text is not such a table; says where, and what to do.
+        """
+        table = _parse(text, where)
+        gpus, machines = [*self.gpus], [*self.machines]
+        for place, entry in _entries(table, "gpus", where):
+            _add(gpus, _read(Gpu, _GPU_RULES, entry, place, gpus))
+        for place, entry in _entries(table, "machines", where):
+            _add(machines, _read(Machine, _MACHINE_RULES, entry, place, machines))
+        extended = Hardware(tuple(gpus), tuple(machines))
+        for place, entry in _entries(table, "gpus", where):
+            if "machine" in entry:
+                _checked(place, "machine", entry["machine"], extended.machine)
+        for place, entry in _entries(table, "machines", where):
+            if "gpu" in entry:
+                _checked(place, "gpu", entry["gpu"], extended.gpu)
+        return extended
+
+
+@cache
+def hardware() -> Hardware:
+    """The table that comes with dtrain."""
+    text = Path(__file__).with_name("hardware.json").read_text("utf-8")
+    return Hardware((), ()).extended(text, "hardware.json")
+
+
+def gpu(name: str) -> Gpu:
+    """A GPU of dtrain's own table; see ``Hardware.gpu``."""
+    return hardware().gpu(name)
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """All GPUs of dtrain's own table."""
+    return hardware().gpus
+
+
+# Reading a table. A rule turns what the file says into the field's value, or raises ValueError
+# with what the field must be.
+
+Rule = Callable[[Any], Any]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("must be a text")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError("must be a list of texts")
+    return tuple(_text(one) for one in value)
+
+
+def _amount(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
+        raise ValueError("must be a number above 0")
+    return value
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 10**6:
+        raise ValueError("must be a whole number above 0")
+    return value
+
+
+def _speeds(value: Any) -> dict[str, float]:
+    if not isinstance(value, dict) or not value or not set(value) <= set(PRECISIONS):
+        names = ", ".join(PRECISIONS)
+        raise ValueError(f"must give TFLOP/s by precision, some of {names}")
+    return {precision: _amount(speed) for precision, speed in value.items()}
+
+
+_GPU_RULES: Mapping[str, Rule] = {
+    "name": _text,
+    "memory": _amount,
+    "bandwidth": _amount,
+    "flops": _speeds,
+    "link": _amount,
+    "family": _text,
+    "source": _text,
+    "machine": _text,
+    "domain": _count,
+    "aliases": _texts,
+}
+_MACHINE_RULES: Mapping[str, Rule] = {
+    "name": _text,
+    "gpu": _text,
+    "gpus_per_host": _count,
+    "network_gbps": _amount,
+    "source": _text,
+    "aliases": _texts,
+}
+
+
+def _parse(text: str, where: str) -> dict[str, Any]:
+    import json  # 7 ms that commands without a table need not pay
+
+    try:
+        table = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"{where}:{error.lineno}:{error.colno}: not JSON: {error.msg}", hint=_FORMAT
+        ) from None
+    if not isinstance(table, dict) or not table or not set(table) <= {"gpus", "machines"}:
+        raise UsageError(f'{where}: must hold "gpus" or "machines", and no more', hint=_FORMAT)
+    return table
+
+
+_FORMAT = (
+    'write {"gpus": [{"name": "my-gpu", "like": "h100-80gb", "memory": 95.0}]}; memory is in GiB, '
+    "bandwidth and link in GB/s, flops in TFLOP/s"
+)
+
+
+def _entries(table: dict[str, Any], part: str, where: str) -> list[tuple[str, dict[str, Any]]]:
+    """The entries of a part, each with its place for errors."""
+    listed = table.get(part, [])
+    if not isinstance(listed, list):
+        raise UsageError(f"{where}: {part}: must be a list", hint=_FORMAT)
+    found = []
+    for number, entry in enumerate(listed):
+        if not isinstance(entry, dict):
+            raise UsageError(f"{where}: {part}[{number}]: must be an object", hint=_FORMAT)
+        name = entry.get("name")
+        found.append((f"{where}: {part}[{number}]" + (f" ({name})" if name else ""), entry))
+    return found
+
+
+Row = Any
+"""``Gpu`` or ``Machine``; dataclasses have no common type that has both's fields."""
+
+
+def _read(
+    kind: type[Row],
+    rules: Mapping[str, Rule],
+    entry: dict[str, Any],
+    place: str,
+    known: Sequence[Row],
+) -> Row:
+    values: dict[str, Any] = {}
+    for name, value in entry.items():
+        if name == "like":
+            continue
+        if name not in rules:
+            close = nearest(name, rules)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(rules)}"
+            raise UsageError(f"{place}: {name} is not a key of {kind.__name__}", hint=hint)
+        try:
+            values[name] = rules[name](value)
+        except ValueError as error:
+            raise UsageError(f"{place}: {name}: {error}, not {value!r}", hint=_FORMAT) from None
+    like = entry.get("like")
+    needed = {"name"} if like else _NEEDED & set(rules)
+    missing = [name for name in rules if name in needed - set(values)]
+    if missing:
+        verb = "are" if len(missing) > 1 else "is"
+        raise UsageError(
+            f"{place}: {', '.join(missing)} {verb} missing",
+            hint='give them, or name an entry to take figures from: "like": "h100-80gb"',
+        )
+    if not like:
+        return kind(**values)
+    model = _checked(place, "like", like, lambda name: _find(name, known, "entry"))
+    # Aliases are the other entry's names, and its source does not vouch for this one.
+    return replace(model, **{"aliases": (), "source": f"like {model.name}", **values})
+
+
+_NEEDED = {"name", "memory", "bandwidth", "flops", "link", "gpu", "gpus_per_host", "network_gbps"}
+
+
+def _find(name: str, rows: Sequence[Row], what: str, otherwise: str = "") -> Row:
+    entries = index((row.name, row.aliases, row) for row in rows)
+    return find(name, entries, [row.name for row in rows], what=what, otherwise=otherwise)
+
+
+def _checked(place: str, field: str, name: Any, lookup: Callable[[str], Row]) -> Row:
+    """What ``lookup`` finds, with the place in front of what it raises."""
+    try:
+        return lookup(_text(name))
+    except ValueError as error:
+        raise UsageError(f"{place}: {field}: {error}, not {name!r}", hint=_FORMAT) from None
+    except UsageError as error:
+        raise UsageError(f"{place}: {field}: {error.message}", hint=error.hint) from None
+
+
+def _add(rows: list[Row], row: Row) -> None:
+    """At the end, where it wins, in place of one of its name."""
+    rows[:] = [other for other in rows if key(other.name) != key(row.name)]
+    rows.append(row)

@@ -1,0 +1,56 @@
+"""Finding the entry of a table that a person means by a name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from dtrain.diagnostics import UsageError
+
+Entry = TypeVar("Entry")
+
+
+def key(name: str) -> str:
+    """What names are compared by: ``A100-SXM4-80GB`` and ``a100 sxm4 80gb`` are one name."""
+    words = name.casefold().removeprefix("nvidia ")
+    return "".join(letter for letter in words if letter.isalnum() or letter == ".")
+
+
+def index(entries: Iterable[tuple[str, Iterable[str], Entry]]) -> dict[str, Entry]:
+    """Entries by the keys of their name and aliases. Of two with one key, the later wins."""
+    found: dict[str, Entry] = {}
+    for name, aliases, entry in entries:
+        for alias in aliases:
+            found[key(alias)] = entry
+        found[key(name)] = entry
+    return found
+
+
+def find(
+    name: str, entries: Mapping[str, Entry], names: Iterable[str], *, what: str, otherwise: str
+) -> Entry:
+    """The entry of ``name`` in an ``index``.
+
+    ``what`` is the kind of thing in words, ``otherwise`` what to do if it is in no table, and
+    ``names`` those that may be suggested.
+
+    Raises:
+        UsageError: no entry has that name.
+    """
+    wanted = key(name)
+    if wanted in entries:
+        return entries[wanted]
+    names = tuple(names)
+    close = nearest(name, names)
+    # A prefix such as "h100" may fit several; all of them are better help than the closest one.
+    alike = [known for known in names if wanted and wanted in key(known)][:4] or close
+    hint = f"did you mean {' or '.join(alike)}? {otherwise}".strip() if alike else otherwise
+    raise UsageError(f"{name!r} is not a {what} that dtrain knows", hint=hint)
+
+
+def nearest(name: str, names: Iterable[str]) -> list[str]:
+    """The name that ``name`` was probably meant to be, or nothing."""
+    from difflib import get_close_matches  # 7 ms that only a mistake should cost
+
+    keys = {key(known): known for known in names}
+    return [keys[close] for close in get_close_matches(key(name)[:64], keys, n=1, cutoff=0.6)]

@@ -1,0 +1,195 @@
+"""The table of GPUs and machines, and a user's own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.hardware import gpu, gpus, hardware
+from dtrain.parallelism.names import key
+
+MINE = {
+    "name": "mine",
+    "memory": 48,
+    "bandwidth": 1000.5,
+    "flops": {"bf16": 200},
+    "link": 64,
+}
+
+
+def refused(table: object) -> UsageError:
+    text = table if isinstance(table, str) else json.dumps(table)
+    with pytest.raises(UsageError) as caught:
+        hardware().extended(text, "mine.json")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("a100-80gb", "a100-80gb"),
+        ("A100-80GB", "a100-80gb"),
+        ("A100", "a100-80gb"),
+        ("A100-SXM-80GB", "a100-80gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("A100-40GB", "a100-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("A800-80GB", "a800-80gb"),
+        ("h100", "h100-80gb"),
+        ("H100-80GB", "h100-80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb"),
+        ("H100 (95GB)", "h100-96gb"),
+        ("H100-96GB", "h100-96gb"),
+        ("H200", "h200"),
+        ("B200", "b200"),
+        ("Tesla V100-SXM2-16GB", "v100-16gb"),
+        ("RTX 4090", "rtx-4090"),
+        ("TPU v5p", "tpu-v5p"),
+    ],
+)
+def test_names_that_people_and_drivers_use(written: str, name: str) -> None:
+    assert gpu(written).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tflops", "bandwidth", "link"),
+    [
+        ("v100", "fp16", 125, 900, 150),
+        ("a100-40gb", "bf16", 312, 1555, 300),
+        ("a100-80gb", "bf16", 312, 2039, 300),
+        ("h100", "bf16", 989, 3350, 450),
+        ("h100", "fp8", 1979, 3350, 450),
+        ("h100-pcie", "bf16", 756, 2000, 63),
+        ("h200", "fp8", 1979, 4800, 450),
+        ("gb200", "fp8", 5000, 8000, 900),
+        ("l4", "bf16", 121, 300, 31.5),
+        ("mi300x", "fp8", 2614.9, 5300, 448),
+        ("tpu-v5p", "bf16", 459, 2765, 600),
+    ],
+)
+def test_figures_of_data_sheets(
+    name: str, precision: str, tflops: float, bandwidth: float, link: float
+) -> None:
+    found = gpu(name)
+    assert found.peak(precision) == tflops
+    assert (found.bandwidth, found.link) == (bandwidth, link)
+
+
+@pytest.mark.parametrize("found", gpus(), ids=lambda found: found.name)
+def test_every_entry_is_whole(found) -> None:
+    assert found.source and found.family
+    assert found.name == found.name.lower()
+    # What the driver shows is never more than is soldered on, by any reading of "GB".
+    assert found.memory <= 288
+    # Halving the width doubles the speed, or leaves it.
+    widths = [found.flops[p] for p in ("fp32", "bf16", "fp8") if p in found.flops]
+    assert widths == sorted(widths)
+    assert found.link < found.bandwidth
+    assert hardware().machine(found.machine).gpus_per_host >= 1
+
+
+def test_no_name_stands_for_two() -> None:
+    for rows in (gpus(), hardware().machines):
+        keys = [k for row in rows for k in {key(name) for name in (row.name, *row.aliases)}]
+        assert len(keys) == len(set(keys))
+
+
+def test_machines_hold_gpus_of_the_table() -> None:
+    for machine in hardware().machines:
+        assert gpu(machine.gpu), machine.name
+    assert hardware().machine("DGX A100").network == 200
+    assert hardware().machine("p4d").network_gbps == 400
+    assert hardware().machine("p5").network_gbps == 3200
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(UsageError, match="'a100-90gb' is not a GPU") as caught:
+        gpu("a100-90gb")
+    assert "a100-80gb" in caught.value.hint and "--hardware" in caught.value.hint
+    with pytest.raises(UsageError) as caught:
+        gpu("rtx")
+    assert "rtx-4090" in caught.value.hint
+    with pytest.raises(UsageError):
+        gpu("")
+
+
+def test_a_missing_precision_says_which_there_are() -> None:
+    with pytest.raises(UsageError, match="v100-32gb does not multiply in bf16") as caught:
+        gpu("v100").peak("bf16")
+    assert "fp16" in caught.value.hint
+
+
+def test_a_cluster_takes_what_is_not_said_from_the_usual_machine() -> None:
+    cluster = hardware().cluster(gpu("a100"), 64)
+    assert (cluster.hosts, cluster.gpus_per_host, cluster.network) == (8, 8, 200)
+    cluster = hardware().cluster(gpu("a100"), 64, gpus_per_host=4, network_gbps=400)
+    assert (cluster.hosts, cluster.network) == (16, 50)
+    assert hardware().cluster(gpu("a100"), 2).gpus_per_host == 2
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "message"),
+    [
+        (0, {}, "--gpus 0"),
+        (12, {}, "--gpus 12 does not fill hosts of 8"),
+        (8, {"gpus_per_host": 0}, "--gpus-per-host 0"),
+        (8, {"network_gbps": 0}, "--network-gbps 0"),
+        (8, {"network_gbps": float("nan")}, "--network-gbps nan"),
+    ],
+)
+def test_an_impossible_cluster_names_the_option(gpus, options, message) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        hardware().cluster(gpu("a100"), gpus, **options)
+    assert caught.value.hint
+
+
+def test_a_users_file_adds_gpus_and_machines() -> None:
+    table = {
+        "gpus": [MINE, {"name": "mine-wide", "like": "MINE", "memory": 96, "machine": "box"}],
+        "machines": [{"name": "box", "gpu": "mine", "gpus_per_host": 2, "network_gbps": 80}],
+    }
+    extended = hardware().extended(json.dumps(table), "mine.json")
+    mine = extended.gpu("Mine")
+    assert (mine.memory, mine.bandwidth, mine.flops) == (48, 1000.5, {"bf16": 200})
+    wide = extended.gpu("mine-wide")
+    assert (wide.memory, wide.link, wide.source) == (96, 64, "like mine")
+    assert extended.cluster(wide, 4).network == 10
+    assert extended.gpu("a100") == gpu("a100")
+
+
+def test_a_users_entry_wins_over_a_name_and_over_an_alias() -> None:
+    for name in ("a100-80gb", "A100"):
+        table = {"gpus": [{"name": name, "like": "a100-80gb", "memory": 79.3}]}
+        extended = hardware().extended(json.dumps(table), "mine.json")
+        assert extended.gpu("a100" if name == "A100" else "a100-80gb").memory == 79.3
+    assert gpu("a100").memory == 79.15
+
+
+@pytest.mark.parametrize(
+    ("table", "parts"),
+    [
+        ("{", ["mine.json:1:2"]),
+        ("[]", ["mine.json", '"gpus"']),
+        ({"gpu": []}, ["mine.json", '"gpus"']),
+        ({"gpus": {}}, ["gpus", "list"]),
+        ({"gpus": [3]}, ["gpus[0]", "object"]),
+        ({"gpus": [{**MINE, "memory": "48 GB"}]}, ["gpus[0] (mine)", "memory", "'48 GB'"]),
+        ({"gpus": [{**MINE, "memory": -1}]}, ["memory", "above 0"]),
+        ({"gpus": [{**MINE, "flops": {"int4": 1}}]}, ["flops", "bf16"]),
+        ({"gpus": [{**MINE, "flops": {"bf16": True}}]}, ["flops"]),
+        ({"gpus": [{**MINE, "bandwith": 1}]}, ["bandwith is not a key"]),
+        ({"gpus": [{"name": "x", "memory": 1}]}, ["bandwidth, flops, link are missing"]),
+        ({"gpus": [{"like": "h100"}]}, ["name is missing"]),
+        ({"gpus": [{"name": "x", "like": "h1000"}]}, ["like", "h1000"]),
+        ({"gpus": [{**MINE, "machine": "nowhere"}]}, ["machine", "nowhere"]),
+        (
+            {"machines": [{"name": "m", "gpu": "x9", "gpus_per_host": 1, "network_gbps": 1}]},
+            ["machines[0] (m)", "gpu", "x9"],
+        ),
+    ],
+)
+def test_a_wrong_file_says_where_and_what_to_do(table: object, parts: list[str]) -> None:
+    error = refused(table)
+    assert all(part in error.message for part in parts), error.message
+    assert error.hint
