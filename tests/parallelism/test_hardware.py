@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.hardware import gpu, gpus, hardware
 from dtrain.parallelism.names import key

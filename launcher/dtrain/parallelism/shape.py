@@ -1,0 +1,159 @@
+"""The shape of a transformer language model, and how many parameters it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A decoder-only transformer.
+
+    All sizes are counts of elements. ``ffn_hidden`` is the inner width of one MLP: of the dense
+    one, or of each expert.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn_hidden: int
+    vocab: int
+    seq_len: int
+    """Tokens in one training sequence."""
+    head_size: int
+    """Elements of one attention head; usually hidden / heads."""
+    gated: bool = True
+    """Whether the MLP has three matrices (SwiGLU) instead of two (GELU)."""
+    tied: bool = False
+    """Whether the input embedding and the output layer are one matrix."""
+    learned_positions: bool = False
+    dropout: bool = False
+    """Whether activations are dropped at random, which keeps a mask of each (GPT-2, GPT-3)."""
+    experts: int = 0
+    """0 for a dense model."""
+    experts_per_token: int = 0
+    shared_experts: int = 0
+    """Experts that see every token, each of the width of the others."""
+    dense_layers: int = 0
+    """First layers of a mixture of experts that have one dense MLP instead."""
+    dense_ffn_hidden: int = 0
+    """Inner width of the MLP of those dense layers."""
+    kv_rank: int = 0
+    """Width of the latent that keys and values are made from (DeepSeek's MLA); 0 for none.
+
+    ``head_size`` is then that of queries and keys, with the rotated part, and every head has keys
+    of its own.
+    """
+    query_rank: int = 0
+    """Width of the latent that queries are made from; 0 makes them from the hidden state."""
+    rope_head_size: int = 0
+    """The part of ``head_size`` that is rotated, whose keys all heads share under MLA."""
+    value_head_size: int = 0
+    """Elements of one head's values, where they are not ``head_size``; else 0."""
+    name: str = ""
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of one layer: the query, key, value and output matrices.
+
+        2·h²·(1 + kv_heads/heads) where heads · head_size = h (Megatron-LM,
+        ``theoretical_memory_usage.py``); with latents, DeepSeek-V2 (arXiv 2405.04434) eq. 9 to 13
+        and the norms of the latents.
+        """
+        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
+        if not self.kv_rank:
+            return self.hidden * (2 * queries + 2 * keys)
+        values = self.heads * (self.value_head_size or self.head_size)
+        unrotated = queries - self.heads * self.rope_head_size
+        down = self.kv_rank + self.rope_head_size
+        made_from = self.query_rank or self.hidden
+        return (
+            self.hidden * (self.query_rank + down + values)
+            + made_from * queries
+            + self.kv_rank * (unrotated + values)
+            + self.query_rank
+            + self.kv_rank
+        )
+
+    @property
+    def matrices(self) -> int:
+        """Matrices of one MLP, each ``hidden`` by ``ffn_hidden``."""
+        return 3 if self.gated else 2
+
+    @property
+    def expert_parameters(self) -> int:
+        """Of one expert, or of the only MLP of a dense layer."""
+        return self.matrices * self.hidden * self.ffn_hidden
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers with experts."""
+        return self.layers - self.dense_layers if self.experts else 0
+
+    @property
+    def router_parameters(self) -> int:
+        """Of one layer with experts."""
+        return self.hidden * self.experts
+
+    @property
+    def norm_parameters(self) -> int:
+        """Of one layer: two norms, with biases where the MLP is not gated (LayerNorm)."""
+        return 2 * self.hidden * (1 if self.gated else 2)
+
+    @property
+    def bias_parameters(self) -> int:
+        """Of one layer of GPT-2's kind; models with gated MLPs have none."""
+        if self.gated:
+            return 0
+        keys = self.kv_heads * self.head_size
+        return self.heads * self.head_size + 2 * keys + 2 * self.hidden + self.ffn_hidden
+
+    def mlp_parameters(self, *, moe: bool) -> int:
+        """Of one layer's MLP, or of its router and all of its experts."""
+        if moe:
+            count = self.experts + self.shared_experts
+            return count * self.expert_parameters + self.router_parameters
+        return (
+            self.matrices
+            * self.hidden
+            * (self.dense_ffn_hidden if self.experts and self.dense_ffn_hidden else self.ffn_hidden)
+        )
+
+    def layer_parameters(self, *, moe: bool | None = None) -> int:
+        """Of one layer; with experts if the model has any, unless ``moe`` says otherwise."""
+        moe = bool(self.experts) if moe is None else moe
+        return (
+            self.attention_parameters
+            + self.mlp_parameters(moe=moe)
+            + self.norm_parameters
+            + self.bias_parameters
+        )
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of the input embedding, with learned positions if there are any."""
+        return (self.vocab + (self.seq_len if self.learned_positions else 0)) * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Of the output layer, even if it shares its matrix with the embedding."""
+        return self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All of them, a tied matrix once."""
+        moe = self.moe_layers
+        return (
+            moe * self.layer_parameters(moe=True)
+            + (self.layers - moe) * self.layer_parameters(moe=False)
+            + self.embedding_parameters
+            + (0 if self.tied else self.head_parameters)
+            + self.norm_parameters // 2
+        )
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token passes through."""
+        idle = self.experts - self.experts_per_token
+        return self.parameters - self.moe_layers * idle * self.expert_parameters

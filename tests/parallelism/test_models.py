@@ -1,0 +1,89 @@
+"""The table of well-known models."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.models import model, models
+from dtrain.parallelism.names import key
+
+
+@pytest.mark.parametrize("known", models(), ids=lambda known: known.name)
+def test_parameters_are_within_one_percent_of_the_published(known) -> None:
+    assert known.source
+    assert known.shape.parameters == pytest.approx(known.parameters, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "known", [known for known in models() if known.active], ids=lambda known: known.name
+)
+def test_active_parameters_are_near_the_published(known) -> None:
+    # Publishers round these to two digits, and differ on whether the input embedding counts.
+    counts = (
+        known.shape.active_parameters,
+        (known.shape.active_parameters - known.shape.embedding_parameters),
+    )
+    assert min(abs(count / known.active - 1) for count in counts) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("gpt2", 124_439_808),
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-3.1-405b", 405_853_388_800),
+        ("mixtral-8x7b", 46_702_792_704),
+        ("dbrx", 131_596_523_520),
+        ("deepseek-v2-lite", 15_706_484_224),
+        ("deepseek-v2", 235_741_434_880),
+        ("gemma-2b", 2_506_172_416),
+        ("phi-4", 14_659_507_200),
+    ],
+)
+def test_parameters_without_small_extras_are_exact(name: str, parameters: int) -> None:
+    # Checkpoints' own counts; others have biases or norms that the shape leaves out.
+    assert model(name).parameters == parameters
+
+
+@pytest.mark.parametrize("known", models(), ids=lambda known: known.name)
+def test_every_shape_can_be(known) -> None:
+    shape = known.shape
+    assert shape.heads % shape.kv_heads == 0
+    assert 0 <= shape.experts_per_token <= shape.experts
+    assert bool(shape.experts) == bool(shape.experts_per_token)
+    assert shape.dense_layers < shape.layers
+    assert bool(shape.dense_layers) == bool(shape.dense_ffn_hidden)
+    assert shape.active_parameters <= shape.parameters
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("Llama-3-70B", "llama-3-70b"),
+        ("llama3-70b", "llama-3-70b"),
+        ("Llama-3.1-70B", "llama-3-70b"),
+        ("meta-llama/Llama-3.1-405B", "llama-3.1-405b"),
+        ("LLAMA2-13B", "llama-2-13b"),
+        ("gpt3-175b", "gpt-3-175b"),
+        ("Qwen/Qwen2.5-72B", "qwen2.5-72b"),
+        ("DeepSeek V3", "deepseek-v3"),
+        ("bloom", "bloom-176b"),
+    ],
+)
+def test_names_that_people_write(written: str, name: str) -> None:
+    assert model(written).name == name
+
+
+def test_no_name_stands_for_two() -> None:
+    keys = [k for known in models() for k in {key(n) for n in (known.name, *known.aliases)}]
+    assert len(keys) == len(set(keys))
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(UsageError, match="'llama-3-71b' is not a model") as caught:
+        model("llama-3-71b")
+    assert "llama-3-70b" in caught.value.hint
+    with pytest.raises(UsageError) as caught:
+        model("mixtral")
+    assert "mixtral-8x7b or mixtral-8x22b" in caught.value.hint
