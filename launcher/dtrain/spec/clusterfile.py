@@ -247,6 +247,16 @@ LAYOUT = Record(
     }
 )
 
+TRAINING = Record(
+    {
+        "global_batch": Field(Integer(1, 10**9), "Sequences or samples in one optimizer step."),
+        "precision": Field(
+            Choice(("fp32", "tf32", "fp16", "bf16", "fp8")), "Number format of the computation."
+        ),
+        "seq_len": Field(Integer(1, 10**9), "Tokens in one sequence."),
+    }
+)
+
 JOB = Record(
     {
         "framework": Field(
@@ -339,19 +349,7 @@ JOB = Record(
         ),
         "layout": Field(LAYOUT, "How the model is split; `dtrain plan --output FILE` writes it."),
         "training": Field(
-            Record(
-                {
-                    "global_batch": Field(
-                        Integer(1, 10**9), "Sequences or samples in one optimizer step."
-                    ),
-                    "precision": Field(
-                        Choice(("fp32", "tf32", "fp16", "bf16", "fp8")),
-                        "Number format of the computation.",
-                    ),
-                    "seq_len": Field(Integer(1, 10**9), "Tokens in one sequence."),
-                }
-            ),
-            "What is trained, for planning and for the script (in DTRAIN_TRAINING).",
+            TRAINING, "What is trained, for planning and for the script (in DTRAIN_TRAINING)."
         ),
         "restart": Field(
             Record(

@@ -34,9 +34,17 @@ def read(path: Path) -> ClusterFile:
 
     Raises SpecError if it is wrong, and UsageError if it cannot be read.
     """
+    return parse(contents(path), str(path))
+
+
+def contents(path: Path) -> bytes:
+    """What is in a cluster file; of one that is too large, enough to say so.
+
+    Raises UsageError if it cannot be read.
+    """
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_SIZE + 1)
+            return file.read(MAX_SIZE + 1)
     except FileNotFoundError:
         raise UsageError(
             f"there is no file {str(path)!r}", hint="dtrain's own configs/ has files to start from"
@@ -50,7 +58,6 @@ def read(path: Path) -> ClusterFile:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"{str(path)!r} cannot be read: {reason}") from None
-    return parse(data, str(path))
 
 
 def parse(source: str | bytes, file: str) -> ClusterFile:

@@ -1,0 +1,488 @@
+"""Writing a layout into the text of a cluster file, of which everything else stays as it is.
+
+The text is edited where PyYAML says that a value stands: values are replaced first, then keys
+inserted one by one, then keys removed. However odd the file, the result is read again and
+compared with what was asked for; a file that this module cannot edit is refused, never damaged.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from dtrain.diagnostics import InternalError, SpecError, UsageError
+from dtrain.hostlist import fold
+from dtrain.spec import source, spans
+from dtrain.spec.clusterfile import CLUSTER_FILE, HOMES, JOB, LAYOUT, TRAINING
+from dtrain.spec.load import parse
+from dtrain.spec.schema import Section
+from dtrain.spec.source import Node, Scalar
+from dtrain.spec.spans import Entry, Part
+
+Values = Mapping[str, object]
+"""Keys of one section of the file, each an int, a bool or a text; None counts as left out."""
+
+_WIDTH = 100
+"""Columns that a section may take on one line before it is written with a line for each key."""
+_ORDER = {"job": [*JOB.fields], "layout": [*LAYOUT.fields], "training": [*TRAINING.fields]}
+_UNQUOTED = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_BLANK = re.compile(r"[ \t]*")
+_REST = re.compile(r"[ \t]*(#.*)?", re.DOTALL)
+
+
+def write_layout(
+    text: str,
+    layout: Values,
+    training: Values,
+    *,
+    strategy: str | None = None,
+    file: str = "the cluster file",
+) -> str:
+    """Set ``job.layout``, ``job.training`` and, unless None, ``job.strategy`` in ``text``.
+
+    ``job.layout`` becomes exactly ``layout``; other keys of ``job.training`` are kept. What does
+    not change keeps its bytes: comments, order, quotes, blank lines and line endings. ``file``
+    names the text in messages.
+
+    Raises SpecError if ``text`` is no cluster file already, and UsageError if it cannot be
+    edited safely or would not be launchable with this layout; the message says why.
+    """
+    wanted = {"layout": _ordered("layout", layout), "training": _ordered("training", training)}
+    mark = "\ufeff" if text.startswith("\ufeff") else ""
+    edited = _Edit(text.removeprefix(mark), wanted, strategy, file).run()
+    _check_result(text, mark + edited, file)
+    return mark + edited
+
+
+def new_file(
+    hosts: Sequence[str],
+    gpus: int,
+    layout: Values,
+    training: Values,
+    *,
+    gpu: str | None = None,
+    gbps: float | None = None,
+    framework: str = "torch",
+    strategy: str | None = None,
+    file: str = "the cluster file",
+) -> str:
+    """A cluster file that launches ``layout`` on hosts of ``gpus`` GPUs each.
+
+    ``gbps`` is the network of one host. What the planner cannot know, above all the script, is a
+    placeholder with a comment that says so.
+
+    Raises UsageError if the values do not make a cluster file.
+    """
+    wanted = {"layout": _ordered("layout", layout), "training": _ordered("training", training)}
+    machines = json.dumps(fold(list(hosts)), ensure_ascii=False)
+    lines = [
+        "# Written by `dtrain plan`. Change what is marked CHANGE, then see what would run with",
+        "# `dtrain launch` and --dry-run.",
+        "cluster:",
+        "  # CHANGE: your machines, named as in ~/.ssh/config; the order is the node rank",
+        f"  hosts: {machines}",
+        f"  gpus: {gpus}  # on each host",
+        *([f"  gpu: {_literal(gpu)}"] if gpu else []),
+        *([f"  network: {{gbps: {gbps:.12g}}}  # per host, all NICs together"] if gbps else []),
+        "",
+        "job:",
+        f"  framework: {_literal(framework)}",
+        *([f"  strategy: {_literal(strategy)}"] if strategy else []),
+        "  # CHANGE: your training script; it finds the layout in its environment, in",
+        "  # DTRAIN_LAYOUT and DTRAIN_TRAINING",
+        "  script: train.py",
+        *_block("layout", wanted["layout"], "  ", "  "),
+        *(_block("training", wanted["training"], "  ", "  ") if wanted["training"] else []),
+    ]
+    text = "\n".join([*lines, ""])
+    _check_result("", text, file)
+    return text
+
+
+class _Edit:
+    """One edit of one text. ``text`` is always YAML, and on its way to what is wanted."""
+
+    def __init__(
+        self, text: str, wanted: Mapping[str, dict[str, Any]], strategy: str | None, file: str
+    ) -> None:
+        self.text = text
+        self.wanted = wanted
+        self.strategy = strategy
+        self.file = file
+        try:
+            self.before = _read(text, file)
+        except SpecError:
+            # To report everything, contradictions too.
+            parse(text, file)
+            raise
+        job = self.before[1].section("job")
+        self.now = {name: dict(job.section(name).values) for name in wanted}
+        self.old_strategy = job.get("strategy")
+
+    def run(self) -> str:
+        job = self._job()
+        for name in (*self.wanted, "strategy"):
+            self._refuse_shared(job, name)
+        self._replace(job)
+        if self.strategy is not None and self.old_strategy is None:
+            self._insert(("job",), "strategy", self.strategy)
+        for name, values in self.wanted.items():
+            self._section(name, values)
+        self._verify()
+        return self.text
+
+    def _section(self, name: str, values: dict[str, Any]) -> None:
+        """Bring in the keys that a section lacks, and take out those that are to go."""
+        entry = self._job().entry(name)
+        if entry is None:
+            if values:
+                self._insert(("job",), name, values)
+            return
+        if entry.value.empty:
+            if values:
+                self._fill(entry, values)
+            return
+        for key in (key for key in values if key not in self.now[name]):
+            self._insert(("job", name), key, values[key])
+        for key in self._leaving(name):
+            self._remove(("job", name), key)
+
+    def _refuse_shared(self, job: Part, name: str) -> None:
+        """Raise UsageError if what is to change also stands, or comes from, somewhere else."""
+        given = self.before[1].section("job")
+        entry = job.entry(name)
+        if name == "strategy" and self.strategy in (None, self.old_strategy):
+            return
+        if entry is None:
+            if name in given:
+                self._refuse(f"job.{name} comes from a merge ('<<')")
+            return
+        value = entry.value
+        outside = {
+            part.alias
+            for key, of_job in job.entries
+            if key.value not in self.wanted
+            for part in of_job.walk()
+            if part.alias
+        }
+        if name == "strategy":
+            if value.anchor in outside:
+                self._refuse(f"job.{name} is used elsewhere too, through *{value.anchor}")
+            return
+        if value.alias:
+            self._refuse(f"job.{name} is an alias (*{value.alias})")
+        if value.anchor and (
+            not value.mapping
+            or any(part.alias == value.anchor for part in spans.parse(self.text).walk())
+        ):
+            self._refuse(f"job.{name} has an anchor (&{value.anchor})")
+        for key, inner in value.entries:
+            if key.value == "<<" and not key.quote:
+                self._refuse(f"job.{name} holds a merge ('<<')")
+            if inner.anchor in outside and self._changes(name, key.value):
+                self._refuse(f"job.{name}.{key.value} is used elsewhere too, as *{inner.anchor}")
+
+    def _leaving(self, name: str) -> list[str]:
+        """The keys that are to be taken out of a section."""
+        now = self.now["layout"] if name == "layout" else ()
+        return [key for key in now if key not in self.wanted["layout"]]
+
+    def _changes(self, name: str, key: str) -> bool:
+        """Whether a key that a section has is to have another value, or to go."""
+        if key not in self.wanted[name]:
+            return name == "layout"
+        return bool(self.wanted[name][key] != self.now[name][key])
+
+    def _replace(self, job: Part) -> None:
+        """Give keys that are there already their new values."""
+        places: list[tuple[Part, Any]] = []
+        strategy = job.entry("strategy")
+        if strategy and self.strategy not in (None, self.old_strategy):
+            places.append((strategy.value, self.strategy))
+        sections = [entry.value for name in self.wanted if (entry := job.entry(name))]
+        anchors = {part.anchor for section in sections for part in section.walk()}
+        for name, values in self.wanted.items():
+            section = job.entry(name)
+            for key, value in section.value.entries if section else ():
+                if self._changes(name, key.value) and key.value in values:
+                    places.append((value, values[key.value]))
+                elif value.alias and value.alias in anchors:
+                    # Its anchor may get another value, or go.
+                    places.append((value, self.now[name][key.value]))
+        for part, value in sorted(places, key=lambda place: place[0].start, reverse=True):
+            # A block scalar's end lies behind the line breaks that follow it.
+            end = part.start + len(self.text[part.start : part.end].rstrip())
+            self._splice(part.start, end, _literal(value, part.quote))
+
+    def _insert(self, path: tuple[str, ...], key: str, value: Any) -> None:
+        """Add a key to the mapping at ``path``, where the format's order has it."""
+        mapping, head = self._find(path)
+        order = _ORDER[path[-1]]
+        entries = mapping.entries
+        if not entries:
+            quote = '"' if self.text[head.start] == '"' else ""
+            self._splice(mapping.end - 1, mapping.end - 1, _item(key, value, quote))
+            return
+        leaving = self._leaving(path[-1])
+        entries = [entry for entry in entries if entry.key.value not in leaving] or entries
+        earlier = {known: index for index, known in enumerate(order[: order.index(key)])}
+        after = max(entries, key=lambda entry: earlier.get(entry.key.value, -1))
+        if after.key.value not in earlier:
+            after = entries[-1]
+        if mapping.flow:
+            self._insert_in_flow(mapping, after, key, value)
+        else:
+            self._insert_lines(after, key, value, self._step(mapping, head))
+
+    def _insert_lines(self, after: Entry, key: str, value: Any, step: str) -> None:
+        indent = self._indent(after.key)
+        self._add_lines(self._below(after, len(indent)), _lines(key, value, indent, step))
+
+    def _add_lines(self, at: int, lines: list[str]) -> None:
+        """Put lines in at the start of a line, or behind the last one."""
+        newline = spans.BREAK.search(self.text)
+        ending = newline[0] if newline else "\n"
+        added = ending.join(lines)
+        starts_line = at == 0 or spans.BREAK.match(self.text[at - 1])
+        self._splice(at, at, added + ending if starts_line else ending + added)
+
+    def _below(self, entry: Entry, column: int) -> int:
+        """Where the line after a block entry begins, and after the comments inside it."""
+        end = entry.value.end
+        if not spans.BREAK.match(self.text[end - 1]):
+            end = spans.next_line(self.text, end)
+        at = end
+        while at < len(self.text):
+            line = self.text[at : spans.line_end(self.text, at)]
+            comment = line.lstrip()
+            if comment and not (comment.startswith("#") and len(line) - len(comment) > column):
+                break
+            at = spans.next_line(self.text, at)
+            if comment:
+                end = at
+        return end
+
+    def _insert_in_flow(self, mapping: Part, after: Entry, key: str, value: Any) -> None:
+        item = _item(key, value, '"' if self.text[after.key.start] == '"' else "")
+        end = after.value.end
+        comma = self._comma(end, mapping.end)
+        behind = end if comma is None else comma + 1
+        if not (self._leads(after.key.start) and self._ends_line(behind)):
+            self._splice(end, end, f", {item}")
+            return
+        line = self._indent(after.key) + item + ("" if comma is None else ",")
+        self._add_lines(spans.next_line(self.text, behind), [line])
+        if comma is None:
+            self._splice(end, end, ",")
+
+    def _fill(self, entry: Entry, values: dict[str, Any]) -> None:
+        """Give a section that is there, but empty, its keys."""
+        colon = re.compile(r"[ \t]*:").match(self.text, entry.key.end)
+        name = entry.key.value
+        if not colon:
+            self._refuse(f"job.{name} has no value, and no ':' right behind it")
+        job, head = self._find(("job",))
+        quote = '"' if job.flow and self.text[entry.key.start] == '"' else ""
+        if job.flow:
+            self._splice(colon.end(), colon.end(), " " + _flow(values, quote))
+            return
+        first, *more = _lines(name, values, self._indent(entry.key), self._step(job, head))
+        if more:
+            self._add_lines(spans.next_line(self.text, colon.end()), more)
+        else:
+            self._splice(colon.end(), colon.end(), first[first.index(":") + 1 :])
+
+    def _remove(self, path: tuple[str, ...], key: str) -> None:
+        mapping, _ = self._find(path)
+        entries = mapping.entries
+        index = next(i for i, entry in enumerate(entries) if entry.key.value == key)
+        start, end = entries[index].key.start, entries[index].value.end
+        end = start + len(self.text[start:end].rstrip())
+        comma = self._comma(end, mapping.end) if mapping.flow else None
+        before = None
+        if mapping.flow and index:
+            before = self._comma(entries[index - 1].value.end, mapping.end)
+        behind = end if comma is None else comma + 1
+        if self._leads(start) and self._ends_line(behind):
+            self._drop_lines(start, behind)
+            if before is not None and comma is None:
+                self._splice(before, before + 1, "")
+        elif not mapping.flow:
+            self._refuse(f"job.{path[-1]}.{key} does not have its lines to itself")
+        elif before is not None and not self.text[before + 1 : start].strip(" \t"):
+            self._splice(before, end, "")
+        else:
+            if comma is not None:
+                gap = _BLANK.match(self.text, comma + 1)
+                self._splice(comma, gap.end() if gap else comma + 1, "")
+            self._splice(start, end, "")
+            if before is not None and comma is None:
+                self._splice(before, before + 1, "")
+
+    def _drop_lines(self, start: int, end: int) -> None:
+        """Delete the lines from the one that holds ``start`` to the one that holds ``end``."""
+        first, after = spans.line_start(self.text, start), spans.next_line(self.text, end)
+        if after == spans.line_end(self.text, end):
+            # The last line had no line break, and the one before it is to have none now.
+            first -= 2 if self.text[:first].endswith("\r\n") else 1
+        self._splice(first, after, "")
+
+    def _verify(self) -> None:
+        """Raise UsageError unless the text says what is wanted, and else what it said before."""
+        try:
+            root, document = _read(self.text, self.file)
+        except SpecError as error:
+            self._refuse(f"an edited file would not be valid ({error.problems[0].message})")
+        job = document.section("job")
+        wanted: dict[str, Any] = dict(self.wanted)
+        wanted["training"] = {**self.now["training"], **wanted["training"]}
+        now = {name: dict(job.section(name).values) for name in wanted}
+        strategy = self.old_strategy if self.strategy is None else self.strategy
+        targets = {*self.wanted, "strategy"}
+        if (
+            now != wanted
+            or job.get("strategy") != strategy
+            or _rest(root, targets) != _rest(self.before[0], targets)
+        ):
+            self._refuse("its YAML is written in a way that dtrain cannot edit")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        changes = [f"  {_item(name, values)}" for name, values in self.wanted.items() if values]
+        if self.strategy is not None:
+            changes.append(f"  {_item('strategy', self.strategy)}")
+        raise UsageError(
+            f"{self.file}: cannot be edited safely: {reason}",
+            hint="\n".join(["write these keys of job by hand:", *changes]),
+        )
+
+    def _job(self) -> Part:
+        return self._find(("job",))[0]
+
+    def _find(self, path: tuple[str, ...]) -> tuple[Part, Part]:
+        """The mapping at ``path`` and its key."""
+        part = head = spans.parse(self.text)
+        for key in path:
+            entry = part.entry(key)
+            if entry is None or not entry.value.mapping:
+                self._refuse(f"{'.'.join(path)} is not written out")
+            head, part = entry
+        return part, head
+
+    def _comma(self, index: int, end: int) -> int | None:
+        """Where the comma stands that follows ``index`` in braces that close at ``end``."""
+        found = re.compile(r"(?:\s|#[^\n\r\x85\u2028\u2029]*)*").match(self.text, index, end - 1)
+        at = found.end() if found else index
+        return at if self.text[at] == "," else None
+
+    def _leads(self, start: int) -> bool:
+        """Whether only blanks stand before ``start`` in its line."""
+        return not self.text[spans.line_start(self.text, start) : start].strip(" \t")
+
+    def _ends_line(self, end: int) -> bool:
+        """Whether only blanks and a comment follow ``end`` in its line."""
+        rest = self.text[end : spans.line_end(self.text, end)]
+        return _REST.fullmatch(rest) is not None
+
+    def _indent(self, key: Part) -> str:
+        found = _BLANK.match(self.text, spans.line_start(self.text, key.start))
+        return found[0] if found else ""
+
+    def _step(self, mapping: Part, head: Part) -> str:
+        """One more level of indentation, as between a block mapping and its key."""
+        inner, outer = self._indent(mapping.entries[0].key), self._indent(head)
+        return inner[len(outer) :] or "  "
+
+    def _splice(self, start: int, end: int, replacement: str) -> None:
+        self.text = self.text[:start] + replacement + self.text[end:]
+
+
+def _read(text: str, file: str) -> tuple[Node, Section]:
+    """The tree and the typed values. Raises SpecError; contradictions are not looked for."""
+    root, problems = source.compose(text, file)
+    problems.homes = HOMES
+    document = CLUSTER_FILE.read(root, problems, "")
+    if document is None:
+        raise problems.error()
+    problems.raise_if_any()
+    return root, document
+
+
+def _check_result(text: str, edited: str, file: str) -> None:
+    """Raise SpecError for what was wrong with ``text``, UsageError for what is now."""
+    try:
+        parse(edited, file)
+    except SpecError as error:
+        known: set[str] = set()
+        if text:
+            try:
+                parse(text, file)
+            except SpecError as earlier:
+                known = {problem.message for problem in earlier.problems}
+                if all(problem.message in known for problem in error.problems):
+                    raise
+        fresh = [problem for problem in error.problems if problem.message not in known]
+        raise UsageError(
+            f"{file}: this layout cannot be launched with it: {fresh[0].message}",
+            hint=fresh[0].hint,
+        ) from None
+
+
+def _rest(node: Node, without: set[str]) -> object:
+    """What a file says outside of some keys of ``job``, letter by letter."""
+
+    def plain(node: Node) -> object:
+        match node:
+            case Scalar():
+                return node.text, node.plain
+            case source.Sequence():
+                return [plain(item) for item in node.items]
+            case source.Mapping():
+                return {entry.key.text: plain(entry.value) for entry in node.entries}
+        return None
+
+    whole: Any = plain(node)
+    return {**whole, "job": {k: v for k, v in whole["job"].items() if k not in without}}
+
+
+def _ordered(section: str, values: Values) -> dict[str, Any]:
+    """What is given, in the format's order. Raises InternalError for keys unknown to it."""
+    if unknown := [key for key in values if key not in _ORDER[section]]:
+        raise InternalError(f"job.{section} has no key {unknown[0]!r}")
+    return {key: values[key] for key in _ORDER[section] if values.get(key) is not None}
+
+
+def _literal(value: object, quote: str = "") -> str:
+    """A value as YAML; texts in quotes like those given, where they are quotes."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str):
+        return str(value)
+    if quote == "'" and value.isprintable():
+        return "'" + value.replace("'", "''") + "'"
+    if quote == '"' or not _UNQUOTED.fullmatch(value):
+        return json.dumps(value, ensure_ascii=False)
+    return value
+
+
+def _item(key: str, value: object, quote: str = "") -> str:
+    """``key: value`` on one line, in JSON's manner if ``quote`` is ``"``."""
+    inner = _flow(value, quote) if isinstance(value, Mapping) else _literal(value, quote)
+    return f"{_literal(key, quote)}: {inner}"
+
+
+def _flow(values: Values, quote: str = "") -> str:
+    return "{" + ", ".join(_item(key, value, quote) for key, value in values.items()) + "}"
+
+
+def _lines(key: str, value: object, indent: str, step: str) -> list[str]:
+    """A key of a block mapping: one line, unless that would be too long."""
+    line = indent + _item(key, value)
+    if len(line) <= _WIDTH or not isinstance(value, Mapping):
+        return [line]
+    return _block(key, value, indent, step)
+
+
+def _block(key: str, values: Values, indent: str, step: str) -> list[str]:
+    return [f"{indent}{key}:", *(indent + step + _item(k, v) for k, v in values.items())]

@@ -1,0 +1,117 @@
+"""Where exactly in its text each part of a YAML document stands, for editing it in place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import yaml
+
+BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+"""What YAML 1.1, and so PyYAML, takes for the end of a line."""
+
+
+class Entry(NamedTuple):
+    key: Part
+    value: Part
+
+
+@dataclass(slots=True)
+class Part:
+    """A scalar, an alias or a collection. ``text[start:end]`` holds it, with anchor and tag.
+
+    A block collection ends where the last scalar in it does, a block scalar after the blank
+    lines that follow it.
+    """
+
+    start: int
+    end: int
+    anchor: str = ""
+    alias: str = ""
+    """The anchor that this alias refers to; empty for what is no alias."""
+    value: str = ""
+    """Of a scalar."""
+    quote: str = ""
+    """How a scalar begins: ``'``, ``"``, ``|``, ``>``, or nothing."""
+    mapping: bool = False
+    flow: bool = False
+    """Whether a collection is written in braces or brackets."""
+    children: list[Part] = field(default_factory=list)
+    """Of a mapping: keys and values in turn."""
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is written here, not even an anchor."""
+        return self.start == self.end
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [
+            Entry(key, value)
+            for key, value in zip(self.children[::2], self.children[1::2], strict=True)
+        ]
+
+    def entry(self, key: str) -> Entry | None:
+        """What the mapping itself, without merges, gives for a key."""
+        return next((entry for entry in self.entries if entry.key.value == key), None)
+
+    def walk(self) -> Iterator[Part]:
+        """This part and everything in it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+def parse(text: str) -> Part:
+    """The document in ``text``, which `dtrain.spec.source` can read. No byte-order mark."""
+    open_parts = [Part(0, len(text))]
+    for event in _events(text):
+        end: int = event.end_mark.index
+        if isinstance(event, yaml.CollectionEndEvent):
+            done = open_parts.pop()
+            done.end = end if done.flow else done.children[-1].end
+        elif isinstance(event, yaml.NodeEvent):
+            part = _part(event)
+            open_parts[-1].children.append(part)
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_parts.append(part)
+    return open_parts[0].children[0]
+
+
+def _part(event: Any) -> Part:
+    part = Part(event.start_mark.index, event.end_mark.index)
+    if isinstance(event, yaml.AliasEvent):
+        part.alias = event.anchor or ""
+        return part
+    part.anchor = event.anchor or ""
+    if isinstance(event, yaml.ScalarEvent):
+        part.value, part.quote = event.value, event.style or ""
+    else:
+        part.flow = bool(event.flow_style)
+        part.mapping = isinstance(event, yaml.MappingStartEvent)
+    return part
+
+
+def _events(text: str) -> Iterator[Any]:
+    return iter(yaml.parse(text, Loader=yaml.BaseLoader))
+
+
+def line_start(text: str, index: int) -> int:
+    """Where the line that holds ``index`` begins."""
+    ends = [match.end() for match in BREAK.finditer(text, 0, index)]
+    # "\r\n" may be cut in two by index; no part begins or ends there.
+    return ends[-1] if ends else 0
+
+
+def line_end(text: str, index: int) -> int:
+    """Where the line that holds ``index`` ends, without its line break."""
+    found = BREAK.search(text, index)
+    return found.start() if found else len(text)
+
+
+def next_line(text: str, index: int) -> int:
+    """Where the line after the one that holds ``index`` begins, or the text ends."""
+    found = BREAK.search(text, index)
+    return found.end() if found else len(text)

@@ -1,0 +1,157 @@
+"""Reading and replacing a user's file: whole or not at all, and nothing but a plain file."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dtrain.diagnostics import UsageError
+from dtrain_cli.files import read_text, write_text
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "é cluster.yaml"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xef\xbb\xbfa\r\nb\r", b"\xff\xfe bad \x80", "é\n".encode()]
+)
+def test_bytes_come_back_as_they_were(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    text = read_text(path)
+    assert text is not None
+    write_text(path, text)
+    assert path.read_bytes() == data
+    assert [*path.parent.iterdir()] == [path]
+
+
+def test_a_new_file_has_the_usual_mode(path: Path) -> None:
+    assert read_text(path) is None
+    mask = os.umask(0o027)
+    try:
+        write_text(path, "a: 1\n")
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert read_text(path) == "a: 1\n"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o755])
+def test_mode_and_owner_are_kept(path: Path, mode: int) -> None:
+    path.write_text("old")
+    path.chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(path, NOBODY, NOBODY)
+    before = path.stat()
+    write_text(path, "new")
+    after = path.stat()
+    assert path.read_text() == "new"
+    assert (after.st_mode, after.st_uid, after.st_gid) == (
+        before.st_mode,
+        before.st_uid,
+        before.st_gid,
+    )
+    assert after.st_ino != before.st_ino
+
+
+def test_readers_of_the_old_file_keep_it(path: Path) -> None:
+    path.write_text("old")
+    with path.open() as file:
+        write_text(path, "new")
+        assert file.read() == "old"
+
+
+def test_a_link_keeps_leading_to_the_file(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    target = tmp_path / "real" / "file.yaml"
+    target.write_text("old")
+    path.symlink_to("real/file.yaml")
+    assert read_text(path) == "old"
+    write_text(path, "new")
+    assert path.is_symlink()
+    assert target.read_text() == "new"
+    assert [*target.parent.iterdir()] == [target]
+
+
+def refused(path: Path, match: str) -> None:
+    """Neither function takes the file, and nothing is left of the attempt."""
+    for attempt in (lambda: read_text(path), lambda: write_text(path, "x")):
+        with pytest.raises(UsageError, match=match) as caught:
+            attempt()
+        assert repr(str(path)) in caught.value.message
+        assert not [*path.parent.glob(".dtrain-*")]
+
+
+def test_a_link_to_nothing(path: Path) -> None:
+    path.symlink_to("gone.yaml")
+    refused(path, r"is a link to .*gone.yaml', which does not exist")
+    path.unlink()
+    path.symlink_to(path.name)
+    refused(path, "cannot be written|is a link")
+
+
+def test_a_folder(path: Path) -> None:
+    path.mkdir()
+    refused(path, "is a folder")
+
+
+def test_a_missing_folder(path: Path) -> None:
+    refused(path / "x.yaml", "there is no folder")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")])
+def test_pipes_and_devices(path: Path, make: object) -> None:
+    make(path)  # type: ignore[operator]
+    refused(path, "is no plain file")
+
+
+def test_names_that_cannot_be(tmp_path: Path) -> None:
+    for path in (tmp_path / ("x" * 300), tmp_path / "a\0b"):
+        with pytest.raises(UsageError, match="cannot be written"):
+            write_text(path, "x")
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.fixture
+def as_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Work in the folder without root's rights to everything."""
+    monkeypatch.chdir(tmp_path)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(NOBODY)
+    yield
+    os.seteuid(user)
+
+
+@pytest.fixture
+def protected_file(path: Path) -> Path:
+    path.write_text("old")
+    path.chmod(0o444)
+    path.parent.chmod(0o777)
+    return Path(path.name)
+
+
+@pytest.fixture
+def protected_folder(path: Path) -> Iterator[Path]:
+    path.write_text("old")
+    path.chmod(0o666)
+    path.parent.chmod(0o555)
+    yield Path(path.name)
+    path.parent.chmod(0o755)
+
+
+def test_a_protected_file(protected_file: Path, as_nobody: None) -> None:
+    refused(protected_file, "is protected against writing")
+    assert protected_file.read_text() == "old"
+
+
+def test_a_protected_folder(protected_folder: Path, as_nobody: None) -> None:
+    with pytest.raises(UsageError, match="cannot be written: permission denied") as caught:
+        write_text(protected_folder, "x")
+    assert "folder" in caught.value.hint
+    assert protected_folder.read_text() == "old"
