@@ -1,0 +1,283 @@
+"""A model's shape from what a person says of it: one size, or each size by its option."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.shape import Shape
+
+_UNITS = {"": 0, "k": 3, "m": 6, "b": 9, "g": 9, "bn": 9, "t": 12}
+
+_COUNT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(e\d{1,2})?\s*([a-z]*)")
+
+
+def parse_count(text: str, what: str = "--model-size") -> int:
+    """A number as people write it: ``350M``, ``100B``, ``1.5T``, ``7e9``, ``1_000_000``.
+
+    ``what`` names the option in errors.
+
+    Raises:
+        UsageError: the text is no such number, or is not above 0.
+    """
+    plain = text.strip().lower().replace("_", "").replace(",", "")
+    match = _COUNT.fullmatch(plain) if len(plain) <= 40 else None
+    if match is None or match[3] not in _UNITS:
+        raise UsageError(
+            f"{what} {text!r} is not a number",
+            hint="write it with K, M, B or T, such as 350M, 100B or 1.5T",
+        )
+    whole, _, decimals = match[1].partition(".")
+    power = _UNITS[match[3]] + int((match[2] or "e0")[1:]) - len(decimals)
+    # In whole numbers, because 1.1 × 10⁹ in floating point is not one.
+    digits, tens = int(whole + decimals), 10 ** abs(power)
+    count, rest = (digits * tens, 0) if power >= 0 else divmod(digits, tens)
+    if rest or count < 1:
+        raise UsageError(
+            f"{what} {text!r} is not a whole number above 0", hint="write a size such as 100B"
+        )
+    return int(count)
+
+
+_SMALLEST, _LARGEST = 1e6, 1e14
+
+_WIDTH_OVER_DEPTH = (
+    # Parameters, and hidden / layers of models that were trained well at about that size.
+    (1e7, 32.0),
+    (1e8, 64.0),  # GPT-2 small: 768 / 12
+    (1e9, 96.0),  # GPT-3 XL: 2048 / 24
+    (8e9, 128.0),  # Llama 3 8B: 4096 / 32
+    (7e10, 110.0),  # Llama 3 70B: 8192 / 80
+    (4e11, 130.0),  # Llama 3.1 405B: 16384 / 126; GPT-3 175B: 12288 / 96
+    (1e12, 200.0),  # Megatron-LM 1T (arXiv 2104.04473 table 1): 25600 / 128
+    (1e13, 300.0),
+)
+
+
+def shape_for_size(
+    parameters: float, *, seq_len: int | None = None, vocab: int | None = None
+) -> Shape:
+    """A sensible dense shape of about that many parameters: within 1 % of them, or at worst 2 %.
+
+    From 1B on in the manner of Llama 3: gated MLPs near 3.25 times the hidden size, heads of 128,
+    8 key and value heads. Below, in the manner of GPT-2: heads of 64, narrower MLPs. Width and
+    depth have the proportion of models that were trained at about that size, and all sizes divide
+    well: layers by 4 and rather by 8 or 16 for pipelines (by 2 below 1B), heads by 8 for tensor
+    parallelism from hidden 1024 on, the MLP by 256 from hidden 512 on.
+
+    Raises:
+        UsageError: no such model is sensible, or the vocabulary leaves no room for layers.
+    """
+    if not _SMALLEST <= parameters <= _LARGEST:
+        raise UsageError(
+            f"--model-size {parameters:g} is not between 1M and 100T parameters",
+            hint="give the sizes of the model instead: --layers, --hidden, --heads",
+        )
+    if vocab is not None and vocab < 1:
+        raise UsageError(f"--vocab {vocab} is not a vocabulary", hint="such as 128256")
+    if seq_len is not None and seq_len < 1:
+        raise UsageError(f"--seq-len {seq_len} is not a length", hint="such as 4096")
+    vocab = _usual_vocab(parameters) if vocab is None else vocab
+    seq_len = (2048 if parameters < 1e9 else 4096) if seq_len is None else seq_len
+    tied = parameters < 4e9
+    embeddings = (1 if tied else 2) * vocab
+    found = min(_candidates(parameters, embeddings, 0.01), default=None) or min(
+        _candidates(parameters, embeddings, 0.02), default=None
+    )
+    if found is None:
+        raise UsageError(
+            f"--model-size {parameters:g} does not suit a --vocab of {vocab}: with its embedding, "
+            f"no sensible layers come to that size",
+            hint="use a smaller vocabulary, or give --layers, --hidden and --heads",
+        )
+    _, hidden, layers, ffn, head_size = found
+    heads = hidden // head_size
+    return Shape(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_kv_heads(heads, parameters),
+        ffn_hidden=ffn,
+        vocab=vocab,
+        seq_len=seq_len,
+        head_size=head_size,
+        tied=tied,
+    )
+
+
+def _usual_vocab(parameters: float) -> int:
+    """Llama 3's for large models; for small ones what leaves most parameters to the layers."""
+    for below, vocab in ((5e6, 1024), (3e7, 8192), (1e8, 16384), (4e9, 50304)):
+        if parameters < below:
+            return vocab
+    return 128256
+
+
+def _kv_heads(heads: int, parameters: float) -> int:
+    return 8 if parameters >= 1e9 and heads % 8 == 0 else heads
+
+
+def _candidates(
+    parameters: float, embeddings: int, tolerance: float
+) -> Iterator[tuple[float, int, int, int, int]]:
+    """Hidden size, layers, MLP and head size that make up the number of parameters.
+
+    Before them stands how far they are from what they should be. ``embeddings`` counts the rows
+    of the matrices outside of the layers.
+    """
+    ratio = _width_over_depth(parameters)
+    large = parameters >= 1e9
+    # From 12·L·h² parameters in layers of the ratio's depth.
+    width = (parameters * ratio / 12) ** (1 / 3)
+    head_size = 128 if large else 64
+    step = 1024 if large else 128 if width >= 512 else 64
+    ideal_mlp = 3.25 if large else 8 / 3
+    # Wide MLPs of a round size divide over 8 GPUs into matrices that tensor cores like.
+    unit = next(unit for above, unit in _MLP_UNITS if width >= above)
+    for hidden in range(step, int(2 * width) + 2 * step, step):
+        heads = hidden // head_size
+        if hidden >= 1024 and heads % 8:
+            continue
+        keys = _kv_heads(heads, parameters)
+        attention = 2 * hidden * head_size * (heads + keys) + 2 * hidden
+        outside = (embeddings + 1) * hidden
+        depth = hidden / ratio
+        stride = 4 if large else 2
+        for layers in range(stride, int(2 * depth) + 12, stride):
+            room = (parameters - outside) / layers - attention
+            ffn = max(1, round(room / (3 * hidden) / unit)) * unit
+            if not 1.5 * hidden <= ffn <= 6 * hidden:
+                continue
+            count = layers * (attention + 3 * hidden * ffn) + outside
+            error = abs(count / parameters - 1)
+            if error > tolerance:
+                continue
+            off = abs(math.log(layers / depth)) + abs(math.log(ffn / hidden / ideal_mlp))
+            uneven = next((cost for by, cost in _UNEVEN if layers % by == 0), 0.3)
+            narrow = 0.1 if large and hidden % 2048 else 0.0
+            yield off + 5 * error + uneven + narrow, hidden, layers, ffn, head_size
+
+
+_MLP_UNITS = ((4096, 512), (512, 256), (0, 64))
+"""What the MLP's size is a multiple of, from a hidden size on."""
+
+_UNEVEN = ((16, 0.0), (8, 0.05), (4, 0.15))
+"""What layers that divide by no more than that cost a choice: pipelines want many divisors."""
+
+
+def _width_over_depth(parameters: float) -> float:
+    """The sensible hidden / layers at a size, between the two sizes known around it."""
+    for (low, first), (high, second) in pairwise(_WIDTH_OVER_DEPTH):
+        if parameters <= high:
+            share = math.log(max(parameters, low) / low) / math.log(high / low)
+            return first + (second - first) * share
+    return _WIDTH_OVER_DEPTH[-1][1]
+
+
+def shape_from_sizes(
+    *,
+    layers: int,
+    hidden: int,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    ffn_hidden: int | None = None,
+    vocab: int | None = None,
+    seq_len: int | None = None,
+    head_size: int | None = None,
+    experts: int = 0,
+    experts_per_token: int | None = None,
+    gated: bool | None = None,
+    tied: bool = False,
+    name: str = "",
+) -> Shape:
+    """The shape of those sizes, with usual ones for what is not said.
+
+    Heads of 128 (or of 64 where that does not divide), as many key and value heads, a gated MLP
+    of 8/3 hidden rounded up to 256 or a plain one of 4 hidden, 2 experts per token, 4096 tokens,
+    128256 words (50304 below hidden 4096). An MLP of exactly 4 hidden with a key head for each
+    head is taken for GPT-3's kind, which is not gated, unless ``gated`` says otherwise.
+
+    Raises:
+        UsageError: sizes do not go together; names the options.
+    """
+    for option, value in (
+        ("--layers", layers),
+        ("--hidden", hidden),
+        ("--heads", heads),
+        ("--kv-heads", kv_heads),
+        ("--ffn-hidden", ffn_hidden),
+        ("--vocab", vocab),
+        ("--seq-len", seq_len),
+        ("--head-size", head_size),
+    ):
+        if value is not None and value < 1:
+            raise UsageError(f"{option} {value} is not a size", hint="at least 1")
+    if heads is None:
+        size = head_size or (128 if hidden % 128 == 0 else 64)
+        if hidden % size:
+            raise UsageError(
+                f"--hidden {hidden} does not divide into heads of {size}", hint="say --heads"
+            )
+        heads = hidden // size
+    if head_size is None:
+        if hidden % heads:
+            raise UsageError(
+                f"--heads {heads} does not divide --hidden {hidden}",
+                hint=f"use --heads {_divisor(hidden, heads)}",
+            )
+        head_size = hidden // heads
+    kv_heads = heads if kv_heads is None else kv_heads
+    if heads % kv_heads:
+        raise UsageError(
+            f"--kv-heads {kv_heads} does not divide --heads {heads}",
+            hint=f"use --kv-heads {_divisor(heads, kv_heads)}",
+        )
+    chosen = _experts_per_token(experts, experts_per_token)
+    if gated is None:
+        gated = not (ffn_hidden == 4 * hidden and kv_heads == heads and not experts)
+    if ffn_hidden is None:
+        ffn_hidden = -(-8 * hidden // 768) * 256 if gated else 4 * hidden
+    return Shape(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn_hidden=ffn_hidden,
+        vocab=vocab or (128256 if hidden >= 4096 else 50304),
+        seq_len=seq_len or 4096,
+        head_size=head_size,
+        gated=gated,
+        tied=tied,
+        experts=experts,
+        experts_per_token=chosen,
+        name=name,
+    )
+
+
+def _experts_per_token(experts: int, chosen: int | None) -> int:
+    if experts < 0 or experts == 1:
+        raise UsageError(
+            f"--experts {experts} is not a mixture", hint="at least 2, or 0 for a dense model"
+        )
+    if chosen is None:
+        return min(2, experts)
+    if not experts and chosen:
+        raise UsageError(
+            f"--experts-per-token {chosen} without --experts", hint="say how many there are"
+        )
+    if experts and not 1 <= chosen <= experts:
+        raise UsageError(
+            f"--experts-per-token {chosen} is not between 1 and --experts {experts}",
+            hint="2 and 8 are usual",
+        )
+    return chosen
+
+
+def _divisor(whole: int, wanted: int) -> int:
+    """The divisor of ``whole`` nearest to ``wanted``."""
+    divisors = {d for low in range(1, math.isqrt(whole) + 1) if whole % low == 0
+                for d in (low, whole // low)}  # fmt: skip
+    return min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))

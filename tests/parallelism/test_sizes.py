@@ -1,0 +1,156 @@
+"""Shapes from one size, and from each size by its option."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.sizes import parse_count, shape_for_size, shape_from_sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("100B", 100 * 10**9),
+        ("1.5T", 15 * 10**11),
+        ("350M", 350 * 10**6),
+        ("350m", 350 * 10**6),
+        ("7e9", 7 * 10**9),
+        ("1.1B", 11 * 10**8),
+        ("0.5b", 5 * 10**8),
+        (".5b", 5 * 10**8),
+        ("20k", 20_000),
+        ("124439808", 124439808),
+        ("1_000_000", 10**6),
+        ("1,000,000", 10**6),
+        (" 15 T ", 15 * 10**12),
+        ("10.0", 10),
+    ],
+)
+def test_counts_as_people_write_them(text: str, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "B", "100X", "-1B", "nan", "inf", "8x7B", "1e999", "1..5B"])
+def test_what_is_no_count_names_the_option_and_says_how(text: str) -> None:
+    with pytest.raises(UsageError, match="--tokens") as caught:
+        parse_count(text, "--tokens")
+    assert "1.5T" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["0", "0B", "0.0", "1.5", "1.0001K"])
+def test_a_count_is_whole_and_above_zero(text: str) -> None:
+    with pytest.raises(UsageError, match="not a whole number above 0"):
+        parse_count(text)
+
+
+@given(st.floats(7, 13).map(lambda power: 10**power))
+def test_any_size_from_10m_to_10t_has_a_shape_that_divides(parameters: float) -> None:
+    shape = shape_for_size(parameters)
+    assert shape.parameters == pytest.approx(parameters, rel=0.02)
+    assert shape.heads * shape.head_size == shape.hidden
+    assert shape.heads % shape.kv_heads == 0
+    assert shape.layers % 2 == 0
+    if parameters > 1e8:
+        assert shape.ffn_hidden % 256 == 0
+    if shape.hidden >= 1024:
+        assert shape.heads % 8 == 0
+    if parameters >= 1e9:
+        assert shape.layers % 4 == 0
+        assert shape.head_size == 128
+        assert shape.kv_heads == 8
+        assert shape.parameters == pytest.approx(parameters, rel=0.01)
+    if parameters >= 1e10:
+        assert 80 <= shape.hidden / shape.layers <= 400
+        assert 2.5 <= shape.ffn_hidden / shape.hidden <= 4
+
+
+@given(st.floats(9, 13).map(lambda power: 10**power), st.sampled_from([32000, 50304, 256000]))
+def test_a_vocabulary_of_ones_own_keeps_the_size(parameters: float, vocab: int) -> None:
+    shape = shape_for_size(parameters, vocab=vocab, seq_len=8192)
+    assert (shape.vocab, shape.seq_len) == (vocab, 8192)
+    assert shape.parameters == pytest.approx(parameters, rel=0.02)
+
+
+def test_100b_is_near_the_well_known_shapes() -> None:
+    shape = shape_for_size(100e9)
+    assert shape.hidden == 10240
+    assert 80 <= shape.layers <= 96
+    assert shape.heads % 8 == 0
+
+
+def test_8b_is_llama_3() -> None:
+    shape = shape_for_size(8e9)
+    assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads) == (32, 4096, 32, 8)
+    assert (shape.ffn_hidden, shape.vocab) == (14336, 128256)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "options", "message"),
+    [
+        (1e5, {}, "--model-size 100000"),
+        (1e16, {}, "--model-size 1e\\+16"),
+        (math.nan, {}, "--model-size nan"),
+        (1e7, {"vocab": 256000}, "--vocab of 256000"),
+        (1e9, {"vocab": 0}, "--vocab 0"),
+        (1e9, {"seq_len": -1}, "--seq-len -1"),
+    ],
+)
+def test_no_sensible_shape_says_why(parameters: float, options, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        shape_for_size(parameters, **options)
+    assert caught.value.hint
+
+
+def test_sizes_by_option_fill_in_what_is_usual() -> None:
+    shape = shape_from_sizes(layers=32, hidden=4096)
+    assert (shape.heads, shape.kv_heads, shape.head_size) == (32, 32, 128)
+    assert (shape.ffn_hidden, shape.gated) == (11008, True)  # as in Llama 2 7B
+    assert (shape.vocab, shape.seq_len) == (128256, 4096)
+
+
+def test_sizes_by_option_recognize_gpt_3s_mlp() -> None:
+    gpt = shape_from_sizes(layers=96, hidden=12288, heads=96, ffn_hidden=49152, vocab=50257)
+    assert not gpt.gated
+    grouped = shape_from_sizes(layers=96, hidden=12288, heads=96, kv_heads=8, ffn_hidden=49152)
+    assert grouped.gated
+    assert shape_from_sizes(layers=2, hidden=512, gated=False).ffn_hidden == 2048
+
+
+def test_sizes_by_option_make_mixtures() -> None:
+    shape = shape_from_sizes(
+        layers=32, hidden=4096, heads=32, kv_heads=8, ffn_hidden=14336, vocab=32000, experts=8
+    )
+    assert shape.experts_per_token == 2
+    assert shape.parameters == 46_702_792_704  # Mixtral 8x7B
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message", "hint"),
+    [
+        ({"heads": 7}, "--heads 7 does not divide --hidden 4096", "--heads 8"),
+        ({"heads": 32, "kv_heads": 5}, "--kv-heads 5 does not divide --heads 32", "--kv-heads 4"),
+        ({"heads": 8, "kv_heads": 16}, "--kv-heads 16 does not divide --heads 8", "--kv-heads 8"),
+        ({"heads": 0}, "--heads 0", "at least 1"),
+        ({"vocab": 0}, "--vocab 0", "at least 1"),
+        ({"layers": -2}, "--layers -2", "at least 1"),
+        ({"hidden": 100}, "--hidden 100 does not divide into heads of 64", "--heads"),
+        ({"experts": 1}, "--experts 1", "at least 2"),
+        ({"experts_per_token": 2}, "--experts-per-token 2 without --experts", "how many"),
+        ({"experts": 4, "experts_per_token": 5}, "--experts-per-token 5 is not between", "2"),
+    ],
+)
+def test_sizes_that_do_not_go_together_name_their_options(sizes, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        shape_from_sizes(**{"layers": 32, "hidden": 4096, **sizes})
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_head_size_frees_heads_from_dividing_the_hidden_size() -> None:
+    shape = shape_from_sizes(layers=28, hidden=3072, heads=16, head_size=256)
+    assert shape.heads * shape.head_size == 4096
