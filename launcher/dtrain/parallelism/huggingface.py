@@ -1,0 +1,362 @@
+"""A model's shape from the ``config.json`` that Hugging Face Transformers writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.shape import Shape
+
+LONGEST_USUAL = 8192
+"""Tokens of a training sequence at most, unless said otherwise: the context that a model accepts
+is often far longer than what most of its training used."""
+
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_HIDDEN = ("hidden_size", "n_embd", "d_model")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "attn_config.kv_n_heads")
+_FFN = (
+    "intermediate_size",
+    "ffn_dim",
+    "n_inner",
+    "ffn_hidden_size",
+    "ffn_config.ffn_hidden_size",
+)
+_VOCAB = ("vocab_size",)
+_POSITIONS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "n_ctx",
+    "seq_length",
+    "max_sequence_length",
+)
+_EXPERTS = (
+    "num_local_experts",
+    "n_routed_experts",
+    "num_experts",
+    "moe_num_experts",
+    "ffn_config.moe_num_experts",
+)
+_CHOSEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_top_k",
+    "moe_topk",
+    "moe_k",
+    "ffn_config.moe_top_k",
+)
+_DROPOUT = (
+    "resid_pdrop",
+    "hidden_dropout",
+    "dropout",
+    "residual_dropout",
+    "resid_dropout",
+    "attn_config.attn_pdrop",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a ``model_type`` implies that its file does not say."""
+
+    gated: bool = True
+    tied: bool = False
+    learned_positions: bool = False
+    dropout: bool = False
+    defaults: Mapping[str, Any] | None = None
+    """Of keys that files of this type often leave out, because they have a default."""
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "gpt2": _Kind(gated=False, tied=True, learned_positions=True, dropout=True),
+    "gpt_bigcode": _Kind(gated=False, tied=True, learned_positions=True, dropout=True),
+    "gpt_neo": _Kind(gated=False, tied=True, learned_positions=True),
+    "opt": _Kind(gated=False, tied=True, learned_positions=True, dropout=True),
+    "bloom": _Kind(gated=False, tied=True),
+    "mpt": _Kind(gated=False, tied=True, defaults={"expansion_ratio": 4}),
+    "falcon": _Kind(gated=False, tied=True),
+    "gpt_neox": _Kind(gated=False),
+    "gptj": _Kind(gated=False),
+    "codegen": _Kind(gated=False),
+    "phi": _Kind(gated=False),
+    "persimmon": _Kind(gated=False),
+    "nemotron": _Kind(gated=False),
+    "starcoder2": _Kind(gated=False, tied=True),
+    "gemma": _Kind(tied=True, defaults={"head_dim": 256}),
+    "gemma2": _Kind(tied=True, defaults={"head_dim": 256}),
+    "gemma3": _Kind(tied=True),
+    "gemma3_text": _Kind(
+        tied=True,
+        defaults={
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "vocab_size": 262208,
+        },
+    ),
+    "cohere": _Kind(tied=True),
+    "cohere2": _Kind(tied=True),
+    "bitnet": _Kind(),
+}
+"""Types that differ from Llama's: a gated MLP, an output layer of its own, rotated positions."""
+
+_FOUR_TIMES = {"gpt2", "gpt_bigcode", "gpt_neo", "bloom", "falcon", "gptj", "codegen"}
+"""Types whose MLP is four times the hidden size where the file gives none."""
+
+_OTHER_THINGS = {
+    "bert": "an encoder",
+    "roberta": "an encoder",
+    "deberta-v2": "an encoder",
+    "vit": "an encoder of images",
+    "t5": "an encoder with a decoder",
+    "mt5": "an encoder with a decoder",
+    "bart": "an encoder with a decoder",
+    "whisper": "an encoder with a decoder",
+    "mamba": "a state-space model",
+    "mamba2": "a state-space model",
+    "jamba": "a mixture of attention and state-space layers",
+    "nemotron_h": "a mixture of attention and state-space layers",
+    "qwen3_next": "a mixture of attention and linear attention",
+    "minimax": "a mixture of attention and linear attention",
+    "lfm2": "a mixture of attention and convolutions",
+    "rwkv": "a recurrent model",
+    "recurrent_gemma": "a mixture of attention and recurrent layers",
+    "gemma3n_text": "a nest of models with embeddings of each layer",
+    "jetmoe": "a mixture of experts of attention",
+    "doge": "a mixture of experts of another kind",
+    "longcat_flash": "a mixture of experts of another kind",
+}
+
+_ATTENTIONS = {"attention", "full_attention", "sliding_attention", "chunked_attention"}
+"""Layer types that have queries, keys and values, over whichever tokens."""
+
+_PLAIN_ACTIVATIONS = {"relu", "relu2", "squared_relu", "xielu"}
+"""Those that files use for MLPs of two matrices."""
+
+_NESTED = ("text_config", "llm_config", "language_config")
+
+
+def shape_from_config(text: str, where: str, *, seq_len: int | None = None) -> Shape:
+    """The shape that a ``config.json`` describes; ``where`` names the file in errors.
+
+    Of a model that also sees or hears, the language model. ``seq_len`` replaces the file's
+    longest context, which else counts up to ``LONGEST_USUAL`` tokens. Layers of a mixture that
+    have a dense MLP are taken to be the first, whichever they are.
+
+    Raises:
+        UsageError: the text is no JSON, describes no decoder-only transformer, or lacks a size;
+            says which key.
+    """
+    import json  # 7 ms that only plans for such a file need pay
+
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"{where}:{error.lineno}:{error.colno}: not JSON: {error.msg}",
+            hint="give the config.json of a Hugging Face model",
+        ) from None
+    if not isinstance(values, dict):
+        raise UsageError(
+            f"{where}: must hold a JSON object", hint="give the config.json of a model"
+        )
+    return _Config(_language_model(values), where, str(values.get("_name_or_path") or "")).shape(
+        seq_len
+    )
+
+
+def _language_model(values: dict[str, Any]) -> dict[str, Any]:
+    """The part of a file that describes the language model."""
+    for name in _NESTED:
+        inner = values.get(name)
+        if isinstance(inner, dict) and not any(key in values for key in _HIDDEN):
+            outer = {k: values[k] for k in ("tie_word_embeddings",) if k in values}
+            kind = inner.get("model_type") or f"{values.get('model_type', '')}_text"
+            return {**outer, "model_type": kind, **inner}
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """The values of a file, read by the first of several names."""
+
+    values: Mapping[str, Any]
+    where: str
+    name: str
+
+    @property
+    def model_type(self) -> str:
+        return str(self.values.get("model_type") or "")
+
+    @property
+    def kind(self) -> _Kind:
+        return _KINDS.get(self.model_type, _Kind())
+
+    def shape(self, seq_len: int | None) -> Shape:
+        self._refuse_other_things()
+        layers, hidden = self.needed(_LAYERS), self.needed(_HIDDEN)
+        heads = self.needed(_HEADS)
+        head_size = self.head_size(hidden, heads)
+        experts = self.count(_EXPERTS)
+        experts = experts if experts > 1 else 0
+        ffn, dense_ffn, dense_layers = self.mlps(layers, hidden, experts)
+        latent = self.count(("kv_lora_rank",))
+        kv_heads = heads if latent else self.kv_heads(heads)
+        if heads % kv_heads:
+            self.refuse(f"{kv_heads} key and value heads do not divide {heads} heads")
+        positions = self.count(_POSITIONS)
+        length = seq_len or min(positions or 2048, LONGEST_USUAL)
+        chosen = self.needed(_CHOSEN) if experts else 0
+        if chosen > experts:
+            self.refuse(f"{chosen} experts per token are more than the {experts} there are")
+        return Shape(
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            ffn_hidden=ffn,
+            vocab=self.needed(_VOCAB),
+            seq_len=length,
+            head_size=head_size,
+            gated=self.gated,
+            tied=bool(self.get(("tie_word_embeddings",), self.kind.tied)),
+            learned_positions=self.kind.learned_positions
+            or self.get(("position_embedding_type",)) == "learned",
+            dropout=self.dropout,
+            experts=experts,
+            experts_per_token=chosen,
+            shared_experts=self.shared_experts(ffn) if experts else 0,
+            dense_layers=dense_layers,
+            dense_ffn_hidden=dense_ffn if dense_layers else 0,
+            kv_rank=latent,
+            query_rank=self.count(("q_lora_rank",)) if latent else 0,
+            rope_head_size=self.count(("qk_rope_head_dim",)) if latent else 0,
+            value_head_size=self.count(("v_head_dim",)) if latent else 0,
+            name=self.name.rpartition("/")[2] or self.model_type,
+        )
+
+    def _refuse_other_things(self) -> None:
+        thing = _OTHER_THINGS.get(self.model_type)
+        if thing is None and self.values.get("is_encoder_decoder"):
+            thing = "an encoder with a decoder"
+        listed = self.get(("layer_types",))
+        if thing is None and isinstance(listed, list):
+            odd = [str(kind) for kind in listed if kind not in _ATTENTIONS]
+            thing = f"a model with layers of type {odd[0]}" if odd else None
+        if thing:
+            raise UsageError(
+                f"{self.where}: {self.model_type or 'this model'} is {thing}; dtrain plans "
+                f"decoder-only transformers",
+                hint="plan one of about its size: --model-size, or --layers, --hidden, --heads",
+            )
+
+    def head_size(self, hidden: int, heads: int) -> int:
+        if self.count(("kv_lora_rank",)):
+            unrotated = self.needed(("qk_nope_head_dim",))
+            return unrotated + self.needed(("qk_rope_head_dim",))
+        size = self.count(("head_dim",))
+        if not size and hidden % heads:
+            self.refuse(f"{heads} heads do not divide the hidden size {hidden}, and no head_dim")
+        return size or hidden // heads
+
+    def kv_heads(self, heads: int) -> int:
+        if self.model_type == "falcon" and not self.values.get("new_decoder_architecture"):
+            return 1 if self.get(("multi_query",), True) else heads
+        if self.values.get("multi_query") and self.model_type == "gpt_bigcode":
+            return 1
+        return self.count(_KV_HEADS) or heads
+
+    @property
+    def gated(self) -> bool:
+        if self.model_type in _KINDS:
+            return self.kind.gated
+        # Of other types, the activation or the key of LayerNorm tells those of GPT's kind.
+        if self.get(("hidden_act", "activation_function")) in _PLAIN_ACTIVATIONS:
+            return False
+        return not any(name in self.values for name in ("layer_norm_epsilon", "n_inner"))
+
+    @property
+    def dropout(self) -> bool:
+        given = [self.get((name,)) for name in _DROPOUT]
+        shares = [share for share in given if isinstance(share, (int, float))]
+        return any(share > 0 for share in shares) if shares else self.kind.dropout
+
+    def mlps(self, layers: int, hidden: int, experts: int) -> tuple[int, int, int]:
+        """Widths of one expert (or of the only MLP) and of a dense layer, and dense layers."""
+        ffn = self.count(_FFN)
+        if not ffn and self.get(("expansion_ratio",)):
+            ffn = self.needed(("expansion_ratio",)) * hidden
+        if not ffn and self.model_type in _FOUR_TIMES:
+            ffn = 4 * hidden
+        expert = self.count(("moe_intermediate_size",)) if experts else 0
+        if not ffn and not expert:
+            ffn = self.needed(_FFN)
+        dense = self.count(("intermediate_size_mlp",)) or ffn
+        return expert or ffn, dense, self.dense_layers(layers) if experts else 0
+
+    def dense_layers(self, layers: int) -> int:
+        count = self.count(("first_k_dense_replace",))
+        listed = self.get(("mlp_only_layers",))
+        if isinstance(listed, list):
+            count = len(listed)
+        pattern = self.get(("mlp_layer_types",))
+        if isinstance(pattern, list):
+            return sum(kind == "dense" for kind in pattern)
+        by_layer = self.get(("moe_layer_freq",))
+        if isinstance(by_layer, list):
+            return sum(not kind for kind in by_layer)
+        every = self.count(("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq"))
+        return layers - (layers - count) // every if every > 1 else count
+
+    def shared_experts(self, ffn: int) -> int:
+        """In experts of the usual width, rounded."""
+        width = self.count(("shared_expert_intermediate_size",))
+        if width:
+            return max(1, round(width / ffn))
+        if self.model_type.startswith("llama4"):
+            return 1
+        return self.count(("n_shared_experts", "num_shared_experts", "num_shared_expert"))
+
+    def get(self, names: tuple[str, ...], default: Any = None) -> Any:
+        """The first of ``names`` that the file gives; a dot goes into an inner object."""
+        for name in names:
+            outer, _, inner = name.partition(".")
+            value = self.values.get(outer)
+            if inner:
+                value = value.get(inner) if isinstance(value, dict) else None
+            if value is not None:
+                return value
+        for name in names:
+            if self.kind.defaults and name in self.kind.defaults:
+                return self.kind.defaults[name]
+        return default
+
+    def count(self, names: tuple[str, ...]) -> int:
+        """A whole number, 0 if the file gives none."""
+        value = self.get(names, 0)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, list) and value and all(one == value[0] for one in value):
+            value = value[0]
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 10**9:
+            given = next(name for name in names if self.get((name,)) is not None)
+            self.refuse(f"{given} must be a whole number, not {value!r}")
+            return 0
+        return value
+
+    def needed(self, names: tuple[str, ...]) -> int:
+        value = self.count(names)
+        if value < 1:
+            others = [name for name in names[1:] if "." not in name]
+            also = f" (or {', '.join(others)})" if others else ""
+            self.refuse(f"{names[0]}{also} is missing")
+        return value
+
+    def refuse(self, message: str) -> None:
+        raise UsageError(
+            f"{self.where}: {message}",
+            hint="mend the file, or give the sizes as --layers, --hidden, --heads, --ffn-hidden",
+        )

@@ -1,0 +1,370 @@
+"""Shapes from the config.json of Hugging Face models, with the keys that real ones have."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.huggingface import shape_from_config
+from dtrain.parallelism.models import model
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+GPT2 = {
+    "activation_function": "gelu_new",
+    "architectures": ["GPT2LMHeadModel"],
+    "attn_pdrop": 0.1,
+    "embd_pdrop": 0.1,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "gpt2",
+    "n_ctx": 1024,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_inner": None,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "resid_pdrop": 0.1,
+    "vocab_size": 50257,
+}
+MIXTRAL = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mixtral",
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}
+QWEN2_MOE = {
+    "decoder_sparse_step": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "max_position_embeddings": 8192,
+    "model_type": "qwen2_moe",
+    "moe_intermediate_size": 1408,
+    "num_attention_heads": 16,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 16,
+    "shared_expert_intermediate_size": 5632,
+    "vocab_size": 151936,
+}
+QWEN3_MOE = {
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "vocab_size": 151936,
+}
+DEEPSEEK_V3 = {
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+DEEPSEEK_V2_LITE = DEEPSEEK_V3 | {
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "model_type": "deepseek_v2",
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "vocab_size": 102400,
+}
+GEMMA = {
+    "head_dim": 256,
+    "hidden_act": "gelu",
+    "hidden_size": 3072,
+    "intermediate_size": 24576,
+    "max_position_embeddings": 8192,
+    "model_type": "gemma",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 16,
+    "vocab_size": 256000,
+}
+GEMMA3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "image_token_index": 262144,
+    "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
+}
+FALCON_7B = {
+    "alibi": False,
+    "bias": False,
+    "hidden_size": 4544,
+    "model_type": "falcon",
+    "multi_query": True,
+    "new_decoder_architecture": False,
+    "num_attention_heads": 71,
+    "num_hidden_layers": 32,
+    "parallel_attn": True,
+    "vocab_size": 65024,
+}
+FALCON_40B = {
+    "hidden_size": 8192,
+    "model_type": "falcon",
+    "new_decoder_architecture": True,
+    "num_attention_heads": 128,
+    "num_hidden_layers": 60,
+    "num_kv_heads": 8,
+    "vocab_size": 65024,
+}
+BLOOM = {
+    "attention_dropout": 0.0,
+    "hidden_dropout": 0.0,
+    "model_type": "bloom",
+    "n_embed": 14336,
+    "hidden_size": 14336,
+    "n_head": 112,
+    "n_layer": 70,
+    "seq_length": 2048,
+    "vocab_size": 250880,
+}
+NEOX = {
+    "hidden_act": "gelu_fast",
+    "hidden_size": 6144,
+    "intermediate_size": 24576,
+    "max_position_embeddings": 2048,
+    "model_type": "gpt_neox",
+    "num_attention_heads": 64,
+    "num_hidden_layers": 44,
+    "tie_word_embeddings": False,
+    "vocab_size": 50432,
+}
+OPT = {
+    "activation_function": "relu",
+    "do_layer_norm_before": True,
+    "dropout": 0.1,
+    "ffn_dim": 8192,
+    "hidden_size": 2048,
+    "max_position_embeddings": 2048,
+    "model_type": "opt",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 24,
+    "vocab_size": 50272,
+    "word_embed_proj_dim": 2048,
+}
+DBRX = {
+    "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500000},
+    "d_model": 6144,
+    "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+    "max_seq_len": 32768,
+    "model_type": "dbrx",
+    "n_heads": 48,
+    "n_layers": 40,
+    "tie_word_embeddings": False,
+    "vocab_size": 100352,
+}
+MPT = {
+    "attn_config": {"attn_impl": "torch", "attn_pdrop": 0},
+    "d_model": 4096,
+    "expansion_ratio": 4,
+    "max_seq_len": 2048,
+    "model_type": "mpt",
+    "n_heads": 32,
+    "n_layers": 32,
+    "vocab_size": 50432,
+}
+GPT_OSS = {
+    "head_dim": 64,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "model_type": "gpt_oss",
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "num_local_experts": 128,
+    "vocab_size": 201088,
+}
+COHERE = {
+    "hidden_size": 8192,
+    "intermediate_size": 22528,
+    "model_type": "cohere",
+    "num_attention_heads": 64,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 64,
+    "vocab_size": 256000,
+}
+NEMOTRON = {
+    "head_dim": 192,
+    "hidden_act": "relu2",
+    "hidden_size": 18432,
+    "intermediate_size": 73728,
+    "model_type": "nemotron",
+    "num_attention_heads": 96,
+    "num_hidden_layers": 96,
+    "num_key_value_heads": 8,
+    "vocab_size": 256000,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (LLAMA, "llama-3-8b"),
+        (GPT2, "gpt2"),
+        (MIXTRAL, "mixtral-8x7b"),
+        (QWEN2_MOE, "qwen1.5-moe-a2.7b"),
+        (QWEN3_MOE, "qwen3-30b-a3b"),
+        (DEEPSEEK_V3, "deepseek-v3"),
+        (DEEPSEEK_V2_LITE, "deepseek-v2-lite"),
+        (GEMMA, "gemma-7b"),
+        (GEMMA3_4B, "gemma-3-4b"),
+        (FALCON_7B, "falcon-7b"),
+        (FALCON_40B, "falcon-40b"),
+        (BLOOM, "bloom-176b"),
+        (NEOX, "gpt-neox-20b"),
+        (OPT, "opt-1.3b"),
+        (DBRX, "dbrx"),
+        (MPT, "mpt-7b"),
+        (GPT_OSS, "gpt-oss-120b"),
+        (COHERE, "command-r"),
+        (NEMOTRON, "nemotron-4-340b"),
+    ],
+)
+def test_a_file_gives_the_shape_of_the_table(config: dict[str, Any], name: str) -> None:
+    known = model(name)
+    shape = shape_from_config(json.dumps(config), "config.json", seq_len=known.seq_len)
+    for size in type(known).__slots__:
+        if size not in ("name", "dropout"):
+            assert getattr(shape, size) == getattr(known, size), size
+
+
+def read(config: dict[str, Any]) -> Any:
+    return shape_from_config(json.dumps(config), "config.json")
+
+
+def test_training_sequences_are_not_as_long_as_the_longest_context() -> None:
+    assert read(LLAMA).seq_len == 8192
+    assert read(GPT2).seq_len == 1024
+    assert shape_from_config(json.dumps(LLAMA), "c", seq_len=32768).seq_len == 32768
+
+
+def test_dropout_is_as_the_file_says() -> None:
+    assert read(GPT2).dropout
+    assert not read(GPT2 | {"resid_pdrop": 0.0}).dropout
+    assert read({k: v for k, v in GPT2.items() if k != "resid_pdrop"}).dropout
+    assert not read(LLAMA).dropout
+
+
+def test_the_name_is_the_repositorys() -> None:
+    assert read(LLAMA | {"_name_or_path": "meta-llama/Llama-3.1-8B"}).name == "Llama-3.1-8B"
+    assert read(LLAMA).name == "llama"
+
+
+def test_an_unknown_type_is_read_by_its_keys() -> None:
+    assert read(LLAMA | {"model_type": "new"}).gated
+    assert not read(LLAMA | {"model_type": "new", "hidden_act": "relu2"}).gated
+
+
+def test_layers_without_experts_are_counted_however_they_are_written() -> None:
+    assert read(QWEN3_MOE | {"decoder_sparse_step": 2}).dense_layers == 24
+    assert read(QWEN3_MOE | {"mlp_only_layers": [0, 5]}).dense_layers == 2
+    by_layer = {"moe_layer_freq": [0, 0, *[1] * 59], "first_k_dense_replace": None}
+    assert read(DEEPSEEK_V3 | by_layer).dense_layers == 2
+
+
+def test_the_language_model_of_a_nested_file_may_inherit() -> None:
+    nested = {"model_type": "mistral3", "tie_word_embeddings": True}
+    text = {k: v for k, v in LLAMA.items() if k != "tie_word_embeddings"}
+    assert read({**nested, "text_config": text}).tied
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("{", ["config.json:1:2", "not JSON"]),
+        ("[]", ["config.json", "object"]),
+        ("{}", ["config.json: num_hidden_layers (or n_layer", "is missing"]),
+        ({"text_config": {}}, ["num_hidden_layers", "is missing"]),
+        ({**LLAMA, "vocab_size": None}, ["vocab_size is missing"]),
+        ({**LLAMA, "hidden_size": "4096"}, ["hidden_size must be a whole number, not '4096'"]),
+        ({**LLAMA, "num_hidden_layers": True}, ["num_hidden_layers must be"]),
+        ({**LLAMA, "num_hidden_layers": -1}, ["num_hidden_layers must be"]),
+        ({**LLAMA, "num_attention_heads": 30}, ["30 heads do not divide", "head_dim"]),
+        ({**LLAMA, "num_key_value_heads": 5}, ["5 key and value heads do not divide 32"]),
+        ({**LLAMA, "intermediate_size": None}, ["intermediate_size", "is missing"]),
+        ({**MIXTRAL, "num_experts_per_tok": None}, ["num_experts_per_tok", "is missing"]),
+        ({**MIXTRAL, "num_experts_per_tok": 9}, ["9 experts per token", "8"]),
+        ({"model_type": "bert", "hidden_size": 768}, ["bert is an encoder", "decoder-only"]),
+        ({"model_type": "t5"}, ["an encoder with a decoder"]),
+        ({"model_type": "mamba"}, ["a state-space model"]),
+        ({"model_type": "x", "is_encoder_decoder": True}, ["an encoder with a decoder"]),
+        (
+            {**LLAMA, "model_type": "hybrid", "layer_types": ["linear_attention"] * 32},
+            ["layers of type linear_attention"],
+        ),
+    ],
+)
+def test_a_file_that_does_not_do_says_which_key_and_what_to_do(text: Any, parts: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        shape_from_config(text if isinstance(text, str) else json.dumps(text), "config.json")
+    assert all(part in caught.value.message for part in parts), caught.value.message
+    assert caught.value.hint
