@@ -249,10 +249,8 @@ class Tracker(FSDPMemTracker):
         """Bytes alive by (category, module, operator, dtype, shape) of birth."""
         found: Counter[tuple[str, ...]] = Counter()
         for winfo, _ in self._WINFO.values():
-            if winfo.mem_consumed:
-                found[winfo.reftype.value, *getattr(winfo, "born", ("", "", "", ""))] += (
-                    winfo.mem_consumed
-                )
+            born = getattr(winfo, "born", ("", "", "", ""))
+            found[(winfo.reftype.value, *born)] += winfo.mem_consumed
         return found
 
 
@@ -344,26 +342,23 @@ def _train(case: Case, mesh: DeviceMesh, listing: bool) -> dict[str, Any]:
     return answer
 
 
-def run_apart(case: dict[str, Any], *options: str, timeout: float = 900) -> dict[str, Any]:
-    """Ask in a process of its own. Raises CalledProcessError with the traceback on stderr."""
-    command = [sys.executable, str(Path(__file__).resolve()), *options, json.dumps(case)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
-    if done.returncode:
-        sys.stderr.write(done.stderr)
-        done.check_returncode()
-    return json.loads(done.stdout)
+def ask_apart(case: dict[str, Any]) -> dict[str, Any]:
+    """Ask in a process of its own. Raises CalledProcessError, its reason on stderr."""
+    command = [sys.executable, __file__, json.dumps(case)]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
 def record() -> None:
     """Ask every case in the record again and write the answers into it."""
     cases = [entry["case"] for entry in json.loads(RECORD.read_text())["entries"]]
     with ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(run_apart, cases))
+        answers = list(pool.map(ask_apart, cases))
     entries = [
         {"case": case, "answer": answer} for case, answer in zip(cases, answers, strict=True)
     ]
-    content = {"torch": torch.__version__.split("+")[0], "entries": entries}
-    RECORD.write_text(json.dumps(content, indent=1) + "\n")
+    lines = ",\n".join(json.dumps(entry) for entry in entries)
+    version = torch.__version__.split("+")[0]
+    RECORD.write_text(f'{{"torch": "{version}", "entries": [\n{lines}\n]}}\n')
 
 
 def main() -> None:
