@@ -6,7 +6,7 @@ lifetime but computes nothing. ``torch.distributed._tools.FSDPMemTracker`` adds 
 It knows nothing of the planner and shares no formula with it.
 
     python tests/parallelism/fsdp_oracle.py '{"layers": 2, "hidden": 256, ...}'   one case
-    python tests/parallelism/fsdp_oracle.py --record     every case of oracle_cases.json again
+    python tests/parallelism/fsdp_oracle.py --record     every case of oracle_cases.json (8 min)
 
 It has to be a process of its own: the fake process group is the process's only one.
 
