@@ -42,7 +42,7 @@ def parse_count(text: str, what: str = "--model-size") -> int:
     return int(count)
 
 
-_SMALLEST, _LARGEST = 1e6, 1e14
+_SMALLEST, _LARGEST = 2e6, 1e14
 
 _WIDTH_OVER_DEPTH = (
     # Parameters, and hidden / layers of models that were trained well at about that size.
@@ -73,7 +73,7 @@ def shape_for_size(
     """
     if not _SMALLEST <= parameters <= _LARGEST:
         raise UsageError(
-            f"--model-size {parameters:g} is not between 1M and 100T parameters",
+            f"--model-size {parameters:g} is not between 2M and 100T parameters",
             hint="give the sizes of the model instead: --layers, --hidden, --heads",
         )
     if vocab is not None and vocab < 1:
@@ -155,7 +155,7 @@ def _candidates(
             error = abs(count / parameters - 1)
             if error > tolerance:
                 continue
-            off = abs(math.log(layers / depth)) + abs(math.log(ffn / hidden / ideal_mlp))
+            off = abs(math.log(layers / depth)) + 1.5 * abs(math.log(ffn / hidden / ideal_mlp))
             uneven = next((cost for by, cost in _UNEVEN if layers % by == 0), 0.3)
             narrow = 0.1 if large and hidden % 2048 else 0.0
             yield off + 5 * error + uneven + narrow, hidden, layers, ffn, head_size
