@@ -1,0 +1,48 @@
+"""A layout together with what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from dtrain.parallelism.efficiency import Efficiency
+from dtrain.parallelism.hardware import Cluster
+from dtrain.parallelism.layout import Layout
+from dtrain.parallelism.memory import Memory, memory
+from dtrain.parallelism.shape import Shape
+from dtrain.parallelism.speed import Speed, speed
+from dtrain.parallelism.step_time import StepTime, step_time
+
+HEADROOM = 0.04
+"""Share of a GPU's memory that a layout must leave: estimates err, and a run must not."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout for a model on a cluster. Its costs are worked out when they are asked for."""
+
+    shape: Shape
+    layout: Layout
+    cluster: Cluster
+    efficiency: Efficiency
+
+    @cached_property
+    def memory(self) -> Memory:
+        return memory(self.shape, self.layout, self.cluster)
+
+    @cached_property
+    def time(self) -> StepTime:
+        return step_time(self.shape, self.layout, self.cluster, self.efficiency)
+
+    @cached_property
+    def speed(self) -> Speed:
+        return speed(self.shape, self.layout, self.cluster, self.time.total)
+
+    @property
+    def limit(self) -> float:
+        """GiB of one GPU that it may use."""
+        return self.cluster.gpu.memory * (1 - HEADROOM)
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= self.limit

@@ -1,0 +1,94 @@
+"""What collectives between GPUs cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dtrain.parallelism.efficiency import Efficiency
+from dtrain.parallelism.hardware import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """``size`` ranks, each ``stride`` apart, that exchange data."""
+
+    cluster: Cluster
+    efficiency: Efficiency
+    size: int
+    stride: int
+
+    @property
+    def local(self) -> int:
+        """Members that share a host."""
+        return max(1, min(self.size, self.cluster.gpus_per_host // self.stride))
+
+    @property
+    def within_host(self) -> bool:
+        return self.local == self.size
+
+    def bandwidth(self, size: float) -> float:
+        """Bytes/s that a ring moves through each member, for messages of ``size`` bytes.
+
+        Across hosts all groups that lie side by side in one host share its NICs.
+        """
+        made = self.efficiency
+        link = self.cluster.gpu.link * 1e9 * made.link * size / (size + made.link_half)
+        if self.within_host:
+            return link
+        side_by_side = min(self.stride, self.cluster.gpus_per_host)
+        wire = self.cluster.network * 1e9 / side_by_side
+        network = wire * made.network * size / (size + made.network_half / side_by_side)
+        return min(link, network)
+
+    def all_gather(self, size: float) -> float:
+        """Seconds until every member has the ``size`` bytes that they hold together.
+
+        Ring: (n−1)/n · V/B (NCCL's bus bandwidth); a reduce-scatter takes as long.
+        """
+        if self.size == 1 or not size:
+            return 0.0
+        share = (self.size - 1) / self.size
+        return self.start + share * size / self.bandwidth(size)
+
+    @property
+    def start(self) -> float:
+        """Seconds before the last member gets its first byte."""
+        return self.efficiency.latency + self.efficiency.hop * (self.size / self.local - 1)
+
+    def all_reduce(self, size: float) -> float:
+        """Seconds until every member has the sum of ``size`` bytes.
+
+        Moves as much as both halves of a ring; across many hosts NCCL sends it through a tree,
+        which starts after log₂ n hops instead of n.
+        """
+        if self.size == 1 or not size:
+            return 0.0
+        made = self.efficiency
+        start = made.latency + made.hop * math.log2(max(1.0, self.size / self.local))
+        return 2 * (self.all_gather(size) - self.start + start)
+
+    def in_buckets(self, collective: Callable[[float], float], size: float) -> float:
+        """Seconds of a collective that goes in buckets, as gradients do."""
+        buckets = max(1.0, size / self.efficiency.bucket)
+        return buckets * collective(size / buckets)
+
+    def all_to_all(self, size: float) -> float:
+        """Seconds for every member to send its ``size`` bytes in equal parts to all."""
+        if self.size == 1 or not size:
+            return 0.0
+        away = (self.size - self.local) / self.size
+        link = self.cluster.gpu.link * 1e9 * self.efficiency.link
+        wire = self.cluster.network * 1e9 * self.efficiency.network / self.cluster.gpus_per_host
+        near = size * (self.local - 1) / self.size / link
+        return self.efficiency.latency + max(near, size * away / wire)
+
+    def send(self, size: float) -> float:
+        """Seconds for one member to send ``size`` bytes to the next."""
+        if self.size == 1 or not size:
+            return 0.0
+        if self.within_host:
+            return self.efficiency.latency + size / (self.cluster.gpu.link * 1e9 * 0.7)
+        wire = self.cluster.network * 1e9 * self.efficiency.network / self.cluster.gpus_per_host
+        return self.efficiency.latency + size / wire

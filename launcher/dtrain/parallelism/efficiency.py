@@ -1,0 +1,73 @@
+"""How much of the vendors' figures real training reaches: the planner's measured constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Shares are of the hardware's own figure, times in seconds, sizes in bytes or FLOP.
+
+    A matrix product of F FLOP runs at ``gemm · F / (F + gemm_half)`` of the peak, a transfer of V
+    bytes at ``link · V / (V + link_half)`` of the wire: the two ends of every measured curve are
+    a plateau and a fixed cost.
+    """
+
+    gemm: float = 0.80
+    """Share of the peak that large matrix products sustain."""
+    fp8: float = 0.9
+    """Of that share, what is left with fp8: casts and transposes take the rest."""
+    gemm_half: float = 4e9
+    """FLOP at which a matrix product reaches half of that."""
+    attention: float = 0.55
+    """Share of the peak in the forward pass of flash attention; the backward's is 0.8 of it."""
+    stream: float = 0.75
+    """Share of the memory bandwidth that element-wise kernels sustain."""
+    passes: float = 1.0
+    """How often activations pass through memory, as a multiple of fused kernels' count."""
+    launch: float = 6e-6
+    """Host time to start one kernel."""
+    link: float = 0.78
+    """Share of the link that a collective within a host sustains."""
+    link_half: float = 12e6
+    network: float = 0.73
+    network_half: float = 85e6
+    latency: float = 12e-6
+    """Of one collective, before the first byte."""
+    hop: float = 5e-6
+    """Of each further host that a ring passes through."""
+    bucket: float = 160e6
+    """Bytes of gradients that are reduced at a time."""
+    fixed: float = 0.01
+    """Of one step: data, logging, the loss's reduction."""
+    exposed_data: float = 0.35
+    """Least share of the data-parallel traffic that shows, however long the computation."""
+    overlap: float = 0.7
+    """Share of the computation that gathers of sharded parameters can hide behind."""
+    exposed_tensor: float = 1.0
+
+
+AMPERE = Efficiency(
+    gemm=0.72, gemm_half=9e9, attention=0.38, passes=1.0, stream=0.95, launch=39e-6,
+    hop=1e-4, exposed_tensor=0.7, exposed_data=0.38,
+)  # fmt: skip
+"""Fitted to public runs on A100s (Megatron-LM, MosaicML, InternEvo, torchtitan, vTrain)."""
+HOPPER = Efficiency(
+    gemm=0.64, gemm_half=2e9, attention=0.48, passes=1.1, stream=0.75, launch=10e-6,
+    hop=1e-5, exposed_tensor=0.3, exposed_data=0.1, fp8=0.84, fixed=0.02,
+)  # fmt: skip
+"""Fitted to public runs on H100s (Megatron-LM, NeMo, torchtitan), which overlap most of tensor
+parallelism's traffic."""
+BLACKWELL = Efficiency(
+    gemm=0.45, gemm_half=5e9, attention=0.46, passes=2.0, stream=0.75, launch=8e-6,
+    hop=1e-5, link=0.67, exposed_data=0.42, fixed=0.02,
+)  # fmt: skip
+"""Fitted to one source, Megatron-LM on 8 B200s (SimuMax), whose GPUs sustained 48 % of their
+peak in plain matrix products."""
+FAMILIES = {"ampere": AMPERE, "hopper": HOPPER, "blackwell": BLACKWELL}
+
+
+def of_family(family: str) -> Efficiency:
+    """The constants for an architecture; the nearest measured one for those never measured."""
+    return FAMILIES.get(family, HOPPER if family in ("ada", "cdna", "tpu") else AMPERE)

@@ -1,0 +1,166 @@
+"""What one layer costs one GPU: matrix products, attention, and what passes through memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dtrain.parallelism.efficiency import Efficiency
+from dtrain.parallelism.hardware import Cluster
+from dtrain.parallelism.layout import Layout
+from dtrain.parallelism.shape import Shape
+
+BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4}
+"""Of one activation. With fp8 only the inputs of matrix products shrink, as copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """``count`` matrix products of (m × k) with (k × n), one after the other."""
+
+    m: float
+    k: float
+    n: float
+    count: int = 1
+
+    @property
+    def flop(self) -> float:
+        return 2.0 * self.m * self.k * self.n * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Seconds that parts of one layer and micro-batch take on one GPU, by pass."""
+
+    efficiency: Efficiency
+    cluster: Cluster
+    shape: Shape
+    layout: Layout
+
+    @property
+    def tokens(self) -> float:
+        """Of one micro-batch on one GPU: s·b, over the context ranks."""
+        return self.shape.seq_len * self.layout.micro_batch / self.layout.context
+
+    def products(self, *, moe: bool) -> Iterator[Product]:
+        """The forward pass's products with weights."""
+        shape, t = self.shape, self.layout.tensor
+        n, h = self.tokens, shape.hidden
+        queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+        yield Product(n, h, (queries + 2 * max(keys, shape.head_size * min(t, shape.kv_heads))) / t)
+        yield Product(n, queries / t, h)
+        widths = 2 if shape.gated else 1
+        if not moe:
+            dense = (shape.dense_ffn_hidden if shape.experts else 0) or shape.ffn_hidden
+            yield Product(n, h, widths * dense / t)
+            yield Product(n, dense / t, h)
+            return
+        experts = shape.experts // self.layout.expert
+        routed = n * shape.experts_per_token * self.layout.expert / shape.experts
+        f = shape.ffn_hidden / t
+        yield Product(routed, h, widths * f, experts)
+        yield Product(routed, f, h, experts)
+        yield Product(n, h, shape.experts)
+        if shape.shared_experts:
+            yield Product(n, h, widths * f * shape.shared_experts)
+            yield Product(n, f * shape.shared_experts, h)
+
+    def product_seconds(self, product: Product, *, wide: bool = False) -> float:
+        """A product's time: by its FLOP on large ones, by the memory it reads on thin ones.
+
+        ``wide`` keeps 16 bits where the layers use fp8 (the output layer, attention).
+        """
+        made, gpu = self.efficiency, self.cluster.gpu
+        precision = self.layout.precision
+        if wide and precision == "fp8":
+            precision = "bf16"
+        peak = gpu.flops[precision] * 1e12
+        one = product.flop / product.count
+        # A faster unit needs a larger product to fill it.
+        half = made.gemm_half * gpu.flops[precision] / 312
+        best = made.gemm * (made.fp8 if precision == "fp8" else 1.0)
+        busy = (one + half) / (peak * best)
+        moved = BYTES[precision] * (
+            product.m * product.k + product.k * product.n + product.m * product.n
+        )
+        return product.count * max(busy, moved / (gpu.bandwidth * 1e9 * made.stream))
+
+    def weights_forward(self, *, moe: bool) -> float:
+        return sum(self.product_seconds(product) for product in self.products(moe=moe))
+
+    def attention_flop(self) -> float:
+        """Of one forward pass without the causal mask: 4·n·s·heads·head_size / t."""
+        shape = self.shape
+        width = shape.heads * shape.head_size / self.layout.tensor
+        return 4.0 * self.tokens * shape.seq_len * width
+
+    def attention_forward(self) -> float:
+        """Flash attention at its share of the peak, half of the square masked away; else two
+        batched products and the softmax's passes over the square of scores."""
+        made, gpu, layout = self.efficiency, self.cluster.gpu, self.layout
+        peak = gpu.flops["bf16" if layout.precision == "fp8" else layout.precision] * 1e12
+        flop = self.attention_flop()
+        if layout.flash_attention:
+            return flop / 2 / (peak * made.attention)
+        scores = 2.0 * self.tokens * self.shape.seq_len * self.shape.heads / layout.tensor
+        square = 7 * scores / (gpu.bandwidth * 1e9 * made.stream)
+        return flop / (peak * made.attention) + square
+
+    def stream_forward(self) -> float:
+        """Norms, residuals, activations, rotations: what memory bandwidth bounds.
+
+        Passes over n·h elements that tensor parallelism leaves whole (unless the sequence is
+        split), and over what it splits.
+        """
+        shape, layout, made = self.shape, self.layout, self.efficiency
+        whole = 10.0 + (4.0 if shape.dropout else 0.0)
+        if layout.sequence_parallel:
+            whole /= layout.tensor
+        f = shape.ffn_hidden * (max(1, shape.experts_per_token) if shape.experts else 1)
+        split = (6.0 * shape.heads * shape.head_size + (5.0 if shape.gated else 4.0) * f) / (
+            layout.tensor
+        )
+        size = BYTES[layout.precision] * self.tokens * (whole * shape.hidden + split)
+        return made.passes * size / (self.cluster.gpu.bandwidth * 1e9 * made.stream)
+
+    def launches(self) -> float:
+        """Kernels that the host starts for one layer and micro-batch, all passes, about."""
+        forward = 24.0 if self.layout.flash_attention else 32.0
+        if self.shape.experts:
+            forward += 30
+        again = {"full": 1.0, "selective": 0.5, "none": 0.0}[self.layout.recompute]
+        return forward * (1 + 1.6 + again)
+
+    def forward(self, *, moe: bool) -> float:
+        return self.weights_forward(moe=moe) + self.attention_forward() + self.stream_forward()
+
+    def backward(self, *, moe: bool) -> float:
+        """Two products for each of the forward's; attention's works at a lower share."""
+        attention = self.attention_forward()
+        attention *= 2.5 / 0.85 if self.layout.flash_attention else 2.0
+        return 2 * self.weights_forward(moe=moe) + attention + 2 * self.stream_forward()
+
+    def again(self, *, moe: bool) -> float:
+        """What the backward pass computes a second time."""
+        match self.layout.recompute:
+            case "full":
+                return self.forward(moe=moe)
+            case "selective" if self.layout.sharding in ("full", "hybrid"):
+                # torch saves every second product's output and runs the rest again.
+                return 0.5 * self.forward(moe=moe)
+            case "selective" if not self.layout.flash_attention:
+                return self.attention_forward()
+            case _:
+                return 0.0
+
+    def head_forward(self) -> float:
+        """Logits and their cross-entropy in 32 bits."""
+        shape, t = self.shape, self.layout.tensor
+        product = Product(self.tokens, shape.hidden, shape.vocab / t)
+        stream = 4.0 * self.tokens * shape.vocab / t * 3
+        return self.product_seconds(product, wide=True) + stream / (
+            self.cluster.gpu.bandwidth * 1e9 * self.efficiency.stream
+        )
+
+    def head_backward(self) -> float:
+        return 2 * self.head_forward()

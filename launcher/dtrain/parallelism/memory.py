@@ -1,0 +1,202 @@
+"""How much memory training takes on the fullest GPU, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from dtrain.parallelism.hardware import Cluster
+from dtrain.parallelism.layer import BYTES
+from dtrain.parallelism.layout import Layout
+from dtrain.parallelism.shape import Shape
+from dtrain.parallelism.stages import parameters_of_stage, stage_layers
+
+CONTEXT = 0.7
+"""GiB of CUDA's context and loaded kernels (0.5 to 0.9; PyTorch 2, CUDA 12)."""
+COMMUNICATION = 1.0
+"""GiB of NCCL's buffers and of torch.distributed, where there is more than one GPU."""
+FRAGMENTATION = 0.03
+"""What the allocator holds over what is in use, as a share of that."""
+_GIB = 2.0**30
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """GiB on one GPU at the peak of a step."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    gathered: float
+    """Layers whose shards were gathered, and gradients on their way to being scattered."""
+    temporary: float
+    """What one layer's backward pass holds for a moment."""
+    communication: float
+    context: float
+    fragmentation: float
+
+    @property
+    def total(self) -> float:
+        """As the driver counts it."""
+        return float(sum(getattr(self, field.name) for field in fields(self)))
+
+    @property
+    def allocated(self) -> float:
+        """As PyTorch's allocator counts it: without what lies outside of it."""
+        return self.total - self.communication - self.context - self.fragmentation
+
+
+def memory(shape: Shape, layout: Layout, cluster: Cluster) -> Memory:
+    """Of the GPU with the most in use, over all stages of the pipeline."""
+    counts = stage_layers(shape.layers, layout.pipeline, 1.0)
+    # Between the ends stages differ in what they hold in flight alone: the second has the most.
+    stages = sorted({0, min(1, layout.pipeline - 1), layout.pipeline - 1})
+    return max((_stage(shape, layout, counts, stage) for stage in stages), key=lambda m: m.total)
+
+
+def _stage(shape: Shape, layout: Layout, counts: tuple[int, ...], stage: int) -> Memory:
+    p, t = layout.pipeline, layout.tensor
+    layers = counts[stage]
+    dense, experts = parameters_of_stage(shape, layout, layers, stage)
+    states = _States.of(layout)
+    ranks = layout.data * layout.context
+    parameters = states.parameters(dense, ranks) + states.parameters(
+        experts, max(1, ranks // layout.expert)
+    )
+    gradients = states.gradients(dense, ranks) + states.gradients(
+        experts, max(1, ranks // layout.expert)
+    )
+    optimizer = states.optimizer(dense, ranks) + states.optimizer(
+        experts, max(1, ranks // layout.expert)
+    )
+
+    tokens = shape.seq_len * layout.micro_batch / layout.context
+    last = stage == p - 1
+    activations = layers * layer_activations(shape, layout) * tokens * in_flight(layout, stage)
+    # Logits in 16 bits and their gradient in 32 (cross-entropy works in place on a copy).
+    logits = 6.0 * tokens * shape.vocab / t if last else 0.0
+    widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / t
+    temporary = 6.0 * widest
+    gathered = 0.0
+    if layout.sharding in ("full", "hybrid"):
+        layer = shape.layer_parameters() / t
+        ends = (shape.embedding_parameters + (0 if shape.tied else shape.head_parameters)) / t
+        # Two layers gathered in 16 bits (one ahead), one layer's gradients in 32 to be scattered,
+        # and the embedding and output layer, which stay gathered.
+        gathered = 2 * 2 * layer + 4 * layer + 2 * ends
+        temporary = 0.0
+    if layout.recompute == "full":
+        # The layer whose backward pass runs has all of its activations again.
+        whole = Layout(
+            tensor=t, context=layout.context, sequence_parallel=layout.sequence_parallel,
+            precision=layout.precision, flash_attention=layout.flash_attention,
+        )  # fmt: skip
+        temporary = max(temporary, layer_activations(shape, whole) * tokens)
+
+    used = parameters + gradients + optimizer + activations + logits + gathered + temporary
+    several = layout.world_size > 1
+    return Memory(
+        parameters=parameters / _GIB,
+        gradients=gradients / _GIB,
+        optimizer=optimizer / _GIB,
+        activations=activations / _GIB,
+        logits=logits / _GIB,
+        gathered=gathered / _GIB,
+        temporary=temporary / _GIB,
+        communication=COMMUNICATION if several else 0.0,
+        context=CONTEXT,
+        fragmentation=FRAGMENTATION * used / _GIB,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _States:
+    """Bytes of each parameter's states, and over how many data ranks each is spread.
+
+    Mixed-precision Adam keeps parameter and gradient in 16 bits (the gradient in 32 where it is
+    accumulated so) and a copy and two moments in 32: 18 bytes in all with bf16, 20 with fp16
+    (Megatron-LM, ``dist_optimizer.md``), 16 under full sharding, whose parameters are the 32-bit
+    copy (ZeRO, arXiv 1910.02054).
+    """
+
+    layout: Layout
+    parameter: float
+    gradient: float
+    moments: float
+
+    @staticmethod
+    def of(layout: Layout) -> _States:
+        if layout.sharding in ("full", "hybrid"):
+            return _States(layout, 4, 4, 8)
+        if layout.precision == "fp32":
+            return _States(layout, 4, 4, 8)
+        return _States(layout, 2, 4 if layout.fp32_gradients else 2, 12)
+
+    def _spread(self, ranks: int, least: tuple[str, ...]) -> int:
+        if self.layout.sharding not in least:
+            return 1
+        return min(self.layout.shard or ranks, ranks)
+
+    def parameters(self, count: float, ranks: int) -> float:
+        return self.parameter * count / self._spread(ranks, ("full", "hybrid"))
+
+    def gradients(self, count: float, ranks: int) -> float:
+        return self.gradient * count / self._spread(ranks, ("gradients", "full", "hybrid"))
+
+    def optimizer(self, count: float, ranks: int) -> float:
+        if self.layout.offload:
+            return 0.0
+        spread = self._spread(ranks, ("optimizer", "gradients", "full", "hybrid"))
+        return self.moments * count / spread
+
+
+def in_flight(layout: Layout, stage: int) -> float:
+    """Micro-batches whose activations a stage holds at once.
+
+    1F1B: p − stage; interleaving adds a part of a micro-batch for each further chunk:
+    p·(1 + (p−1)/(p·v)) on the first stage (RAR, arXiv 2205.05198, section 4.2.3). ZB-2P holds
+    twice as many; ZB-V as many as the first stage of 1F1B, on every stage.
+    """
+    p, v, m = layout.pipeline, layout.virtual_pipeline, layout.grad_accumulation
+    if layout.schedule == "zb-v":
+        held = float(p)
+    else:
+        held = (p - stage) * (2.0 if layout.schedule == "zb-2p" else 1.0)
+        if v > 1:
+            held += (p - 1) / v
+    return min(held, float(m))
+
+
+def layer_activations(shape: Shape, layout: Layout) -> float:
+    """Bytes that one layer keeps for its backward pass, for each token of a micro-batch.
+
+    Term by term after RAR (arXiv 2205.05198, section 4.1), whose 34·h with GELU and dropout this
+    gives; gated MLPs and grouped keys have their own terms.
+    """
+    return sum(_saved(shape, layout)) * BYTES[layout.precision] / 2
+
+
+def _saved(shape: Shape, layout: Layout) -> Iterator[float]:
+    """The terms, in bytes for 16-bit activations."""
+    t = layout.tensor
+    h, s = shape.hidden, shape.seq_len
+    split = t if layout.sequence_parallel else 1
+    yield 2 * h / split
+    if layout.recompute == "full":
+        return
+    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    # Inputs of both norms (one yielded above) and their outputs, the products' inputs.
+    yield 6 * h / split
+    if shape.dropout:
+        yield 2 * h / split
+    yield (2 * (queries + 2 * keys) + 2 * queries) / t
+    if not layout.flash_attention and layout.recompute != "selective":
+        yield (5 if shape.dropout else 2 + 2) * shape.heads * s / t
+    width = shape.ffn_hidden
+    if shape.experts:
+        width *= shape.experts_per_token + shape.shared_experts
+        # Tokens as they were sent to their experts, and what came back.
+        yield 4 * h * shape.experts_per_token / split
+    yield (3 if shape.gated else 2) * 2 * width / t

@@ -1,0 +1,214 @@
+"""Every way of splitting a model over a cluster that makes sense, evaluated and ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from dtrain.parallelism.candidate import Candidate
+from dtrain.parallelism.efficiency import Efficiency
+from dtrain.parallelism.hardware import Cluster, Precision
+from dtrain.parallelism.layout import Layout
+from dtrain.parallelism.shape import Shape
+
+LARGEST_MICRO_BATCH = 16
+LARGEST_CONTEXT = 32
+MOST_PIECES = 12
+"""Of one stage in an interleaved schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Layouts that do not fit, by what they have in common, and the one that came nearest."""
+
+    reason: str
+    count: int
+    example: Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a search found."""
+
+    layouts: tuple[Candidate, ...]
+    """Those that fit, fastest first."""
+    rejected: tuple[Rejected, ...]
+    """Those that do not, those that came nearest first."""
+
+    @property
+    def considered(self) -> int:
+        return len(self.layouts) + sum(rejected.count for rejected in self.rejected)
+
+
+def search(
+    shape: Shape,
+    cluster: Cluster,
+    made: Efficiency,
+    *,
+    global_batch: int,
+    precision: Precision = "bf16",
+    fixed: Mapping[str, Any] | None = None,
+) -> Plan:
+    """All layouts for ``global_batch`` sequences a step that ``fixed`` allows.
+
+    ``fixed`` maps fields of `Layout` to the only value wanted. The optimizer is offloaded only
+    where nothing fits without, or where ``fixed`` says so.
+    """
+    choices = _Choices(shape, cluster, global_batch, fixed or {})
+    start = Layout(precision=precision, fp32_gradients=precision != "fp16")
+    fitting: list[Candidate] = []
+    rest: list[Candidate] = []
+    for offload in choices.of("offload", (False, True)):
+        every = [
+            Candidate(shape, layout, cluster, made)
+            for layout in choices.layouts(replace(start, offload=offload))
+        ]
+        fitting = [candidate for candidate in every if candidate.fits]
+        rest += [candidate for candidate in every if not candidate.fits]
+        if fitting:
+            break
+    fitting.sort(key=lambda candidate: (candidate.time.total, candidate.memory.total))
+    return Plan(tuple(fitting), tuple(_grouped(rest)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """What each field of a layout may be, given those before it."""
+
+    shape: Shape
+    cluster: Cluster
+    global_batch: int
+    fixed: Mapping[str, Any]
+
+    def of(self, name: str, choices: Iterable[Any]) -> Iterable[Any]:
+        return (self.fixed[name],) if name in self.fixed else choices
+
+    def layouts(self, start: Layout) -> Iterator[Layout]:
+        """Every layout that divides evenly."""
+        for sizes in self._sizes(start):
+            share = self.global_batch // sizes.data
+            ranks = sizes.data * sizes.context
+            experts = [size for size in _divisors(self.shape.experts) if ranks % size == 0]
+            for expert in self.of("expert", experts or (1,)):
+                for sharding in self.of("sharding", self._shardings(sizes)):
+                    shard = self._shard(sizes) if sharding == "hybrid" else 0
+                    split = replace(sizes, expert=expert, sharding=sharding, shard=shard)
+                    yield from self._schedules(split, share)
+
+    def _sizes(self, start: Layout) -> Iterator[Layout]:
+        """Sizes of tensor, pipeline, context and data parallelism: their product is all GPUs."""
+        shape, gpus = self.shape, self.cluster.gpus
+        within_host = min(self.cluster.gpus_per_host, gpus)
+        for tensor in self.of("tensor", _divisors(within_host)):
+            if gpus % tensor or shape.heads % tensor or shape.ffn_hidden % tensor:
+                continue
+            for pipeline in self.of("pipeline", _divisors(gpus // tensor)):
+                if gpus % (tensor * pipeline) or pipeline > shape.layers:
+                    continue
+                ranks = gpus // (tensor * pipeline)
+                for context in self.of("context", _divisors(ranks, LARGEST_CONTEXT)):
+                    # Causal context parallelism gives each rank two chunks of the sequence.
+                    if ranks % context or (context > 1 and shape.seq_len % (2 * context)):
+                        continue
+                    if (
+                        context > 1
+                        and shape.seq_len // context < 2048
+                        and "context" not in (self.fixed)
+                    ):
+                        continue
+                    data = ranks // context
+                    if self.global_batch % data or self.fixed.get("data", data) != data:
+                        continue
+                    yield replace(
+                        start, tensor=tensor, pipeline=pipeline, context=context, data=data
+                    )
+
+    def _shardings(self, sizes: Layout) -> Iterator[str]:
+        yield "none"
+        if sizes.data * sizes.context == 1:
+            return
+        yield "optimizer"
+        if sizes.pipeline == 1:
+            # Gradients that are spread out must be reduced after every micro-batch, which a
+            # pipeline cannot overlap.
+            yield "gradients"
+        yield "full"
+        if self._shard(sizes):
+            yield "hybrid"
+
+    def _shard(self, sizes: Layout) -> int:
+        """Data ranks of one host; 0 where they are all, or only one."""
+        ranks = sizes.data * sizes.context
+        local = min(ranks, self.cluster.gpus_per_host // sizes.tensor)
+        return local if 1 < local < ranks and ranks % local == 0 else 0
+
+    def _schedules(self, split: Layout, share: int) -> Iterator[Layout]:
+        """How ``share`` sequences of each data rank pass through the model."""
+        for micro_batch in self.of("micro_batch", _divisors(share, LARGEST_MICRO_BATCH)):
+            if share % micro_batch:
+                continue
+            sized = replace(split, micro_batch=micro_batch, grad_accumulation=share // micro_batch)
+            for pieces in self.of("virtual_pipeline", self._pieces(sized)):
+                for recompute in self.of("recompute", self._recomputes(sized)):
+                    for sequence in self.of("sequence_parallel", (split.tensor > 1,)):
+                        yield replace(
+                            sized,
+                            virtual_pipeline=pieces,
+                            recompute=recompute,
+                            sequence_parallel=sequence,
+                        )
+
+    def _pieces(self, sized: Layout) -> Iterable[int]:
+        p = sized.pipeline
+        if p == 1 or self.shape.layers % p or sized.grad_accumulation % p:
+            # Interleaving needs equal pieces, and whole rounds of micro-batches.
+            return (1,)
+        return _divisors(self.shape.layers // p, MOST_PIECES)
+
+    def _recomputes(self, sized: Layout) -> Iterable[str]:
+        if sized.sharding in ("full", "hybrid") or not sized.flash_attention:
+            return ("none", "selective", "full")
+        # With flash attention there is no square of scores left to select.
+        return ("none", "full")
+
+
+@lru_cache(maxsize=1024)
+def _divisors(number: int, most: int | None = None) -> tuple[int, ...]:
+    most = number if most is None else min(number, most)
+    return tuple(size for size in range(1, most + 1) if number % size == 0)
+
+
+def _grouped(rest: Iterable[Candidate]) -> Iterator[Rejected]:
+    """By the kind of split; within a kind, the candidate that needs least is the example."""
+    kinds: dict[str, list[Candidate]] = {}
+    for candidate in rest:
+        kinds.setdefault(_kind(candidate), []).append(candidate)
+    nearest = [
+        (min(group, key=lambda one: one.memory.total), kind, group) for kind, group in kinds.items()
+    ]
+    for example, kind, group in sorted(nearest, key=lambda one: one[0].memory.total):
+        yield Rejected(f"{kind}: out of memory", len(group), example)
+
+
+def _kind(candidate: Candidate) -> str:
+    layout, cluster = candidate.layout, candidate.cluster
+    parts = [
+        name
+        for name, size in (
+            ("tensor", layout.tensor), ("pipeline", layout.pipeline), ("context", layout.context)
+        )
+        if size > 1
+    ]  # fmt: skip
+    inside = layout.tensor * layout.pipeline * layout.context <= cluster.gpus_per_host
+    if parts and inside and layout.sharding == "none" and cluster.hosts > 1:
+        return "split inside each host, copied across hosts"
+    sharding = {
+        "none": "copied on every data rank" if layout.data > 1 else "",
+        "optimizer": "optimizer sharded (ZeRO-1)",
+        "gradients": "optimizer and gradients sharded (ZeRO-2)",
+        "full": "everything sharded (ZeRO-3, FSDP)",
+        "hybrid": "sharded in each host, copied across (HSDP)",
+    }[layout.sharding]
+    return ", ".join([*([" x ".join(parts)] if parts else []), *([sharding] if sharding else [])])

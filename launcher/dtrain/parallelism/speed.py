@@ -1,0 +1,55 @@
+"""What a step time means: tokens a second, and shares of the hardware's peak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dtrain.parallelism.hardware import Cluster
+from dtrain.parallelism.layout import Layout
+from dtrain.parallelism.shape import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Shares are of the vendor's dense peak for the layout's precision, from 0 to 1."""
+
+    tokens_per_s_per_gpu: float
+    model_tflops_per_gpu: float
+    """Without recomputation, attention counted over the whole square (``mfu`` likewise)."""
+    mfu: float
+    """Model FLOPs utilization with non-causal attention, as MosaicML and torchtitan count."""
+    mfu_causal: float
+    """The same with half of the square of attention, as Megatron-LM counts today."""
+    hfu: float
+    """With what is computed again, over the whole square."""
+
+
+def flop_per_token(shape: Shape, *, causal: bool = False) -> float:
+    """Of forward and backward pass: 6 for each parameter used in a product, and attention's.
+
+    6·N + 12·L·s·heads·head_size (PaLM, arXiv 2204.02311, appendix B), half of the second term
+    with a causal mask. The input embedding is a lookup and counts nothing.
+    """
+    products = shape.active_parameters - shape.embedding_parameters
+    if shape.tied:
+        products += shape.head_parameters
+    attention = 12.0 * shape.layers * shape.seq_len * shape.heads * shape.head_size
+    return 6.0 * products + (attention / 2 if causal else attention)
+
+
+def speed(shape: Shape, layout: Layout, cluster: Cluster, seconds: float) -> Speed:
+    """Of steps of ``seconds`` each."""
+    tokens = layout.global_batch * shape.seq_len / layout.world_size / seconds
+    peak = cluster.gpu.flops[layout.precision] * 1e12
+    flop = flop_per_token(shape)
+    head = 6.0 * shape.head_parameters
+    again = {"none": 0.0, "selective": 0.0, "full": (flop - head) / 3}[layout.recompute]
+    if layout.recompute == "selective" and not layout.flash_attention:
+        again = (flop - flop_per_token(shape, causal=True)) * 2 / 3
+    return Speed(
+        tokens_per_s_per_gpu=tokens,
+        model_tflops_per_gpu=tokens * flop / 1e12,
+        mfu=tokens * flop / peak,
+        mfu_causal=tokens * flop_per_token(shape, causal=True) / peak,
+        hfu=tokens * (flop + again) / peak,
+    )

@@ -1,0 +1,220 @@
+"""How long one optimizer step takes, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from dtrain.parallelism.collectives import Group
+from dtrain.parallelism.efficiency import Efficiency
+from dtrain.parallelism.hardware import Cluster
+from dtrain.parallelism.layer import BYTES, Kernels
+from dtrain.parallelism.layout import Layout
+from dtrain.parallelism.shape import Shape
+from dtrain.parallelism.stages import parameters_of_stage, stage_layers
+
+LAUNCHES = 100
+"""Kernels of one micro-batch outside of the layers, about."""
+BUBBLE = {"1f1b": 1.0, "zb-1p": 1 / 3, "zb-2p": 0.0, "zb-v": 0.0}
+"""What is left of 1F1B's bubble (Zero Bubble Pipeline Parallelism, arXiv 2401.10241)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of one optimizer step, as the critical path spends them."""
+
+    compute: float
+    recompute: float
+    tensor: float
+    context: float
+    expert: float
+    pipeline: float
+    """Sending activations between stages."""
+    bubble: float
+    """Waiting for other stages."""
+    data: float
+    """Gathering parameters and reducing gradients, as far as computation does not hide it."""
+    optimizer: float
+    host: float
+    """Waiting for the host to start kernels."""
+    other: float
+    """What every step costs: loading data, logging, the reduction of the loss."""
+
+    @property
+    def total(self) -> float:
+        return float(sum(getattr(self, field.name) for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Seconds that one layer and micro-batch take, by part."""
+
+    compute: float
+    recompute: float
+    tensor: float
+    context: float
+    expert: float
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.recompute + self.tensor + self.context + self.expert
+
+
+def step_time(shape: Shape, layout: Layout, cluster: Cluster, made: Efficiency) -> StepTime:
+    """The time of one step of ``layout.global_batch`` sequences."""
+    kernels = Kernels(made, cluster, shape, layout)
+    layer = _layer(kernels)
+    head = kernels.head_forward() + kernels.head_backward()
+    m, p = layout.grad_accumulation, layout.pipeline
+
+    counts = stage_layers(shape.layers, p, round(head / layer.total, 2))
+    stages = [count * layer.total for count in counts]
+    stages[-1] += head
+    slowest = max(range(p), key=lambda stage: stages[stage])
+    # Where kernels are shorter than it takes to start them, the host sets the pace.
+    host = (counts[slowest] * kernels.launches() + LAUNCHES) * made.launch
+    waiting = max(0.0, host - stages[slowest])
+    # All wait for the slowest stage, and at both ends of the step for all the others:
+    # (p−1)/v of a micro-batch where stages are equal (SC21, arXiv 2104.04473, section 2.2).
+    others = sum(max(stage, host) for stage in stages) - max(stages[slowest], host)
+    bubble = BUBBLE[layout.schedule] * others / layout.virtual_pipeline
+
+    layers = counts[slowest]
+    data, optimizer = _between_steps(kernels, max(counts), m * max(stages[slowest], host))
+    return StepTime(
+        compute=m * (layers * layer.compute + (head if slowest == p - 1 else 0.0)),
+        recompute=m * layers * layer.recompute,
+        tensor=m * layers * layer.tensor,
+        context=m * layers * layer.context,
+        expert=m * layers * layer.expert,
+        pipeline=_sends(kernels),
+        bubble=bubble,
+        data=data,
+        optimizer=optimizer,
+        host=m * waiting,
+        other=made.fixed,
+    )
+
+
+def _layer(kernels: Kernels) -> _Layer:
+    shape, layout = kernels.shape, kernels.layout
+    moe = shape.moe_layers / shape.layers
+
+    def mean(cost: Callable[..., float]) -> float:
+        dense = cost(moe=False) if moe < 1 else 0.0
+        return (1 - moe) * dense + (moe * cost(moe=True) if moe else 0.0)
+
+    return _Layer(
+        compute=mean(kernels.forward) + mean(kernels.backward),
+        recompute=mean(kernels.again),
+        tensor=_tensor(kernels),
+        context=_context(kernels),
+        expert=moe * _expert(kernels) if layout.expert > 1 else 0.0,
+    )
+
+
+def _activation(kernels: Kernels) -> float:
+    """Bytes of one activation of one micro-batch: 2·s·b·h, over the context ranks."""
+    return BYTES[kernels.layout.precision] * kernels.tokens * kernels.shape.hidden
+
+
+def _tensor(kernels: Kernels) -> float:
+    """Four all-reduces a layer, or as many gathers and scatters when the sequence is split.
+
+    The backward pass of a split sequence gathers its inputs once more (RAR, arXiv 2205.05198,
+    section 4.2.2), which overlaps with computation. Recomputation repeats the forward's.
+    """
+    layout = kernels.layout
+    if layout.tensor == 1:
+        return 0.0
+    group = Group(kernels.cluster, kernels.efficiency, layout.tensor, 1)
+    passes = 4 + (2 if layout.recompute == "full" else 0)
+    size = _activation(kernels)
+    each = 2 * group.all_gather(size) if layout.sequence_parallel else group.all_reduce(size)
+    return kernels.efficiency.exposed_tensor * passes * each
+
+
+def _context(kernels: Kernels) -> float:
+    """Keys and values travel around the ring, forward and twice backward; half is hidden."""
+    shape, layout = kernels.shape, kernels.layout
+    if layout.context == 1:
+        return 0.0
+    group = Group(kernels.cluster, kernels.efficiency, layout.context, layout.tensor)
+    width = 2 * shape.kv_heads * shape.head_size / layout.tensor
+    size = BYTES[layout.precision] * kernels.tokens * layout.context * width
+    return 0.5 * 3 * group.all_gather(size)
+
+
+def _expert(kernels: Kernels) -> float:
+    """Tokens go to their experts and back, forward and backward: four exchanges."""
+    shape, layout = kernels.shape, kernels.layout
+    group = Group(kernels.cluster, kernels.efficiency, layout.expert, layout.tensor)
+    size = _activation(kernels) * shape.experts_per_token
+    if layout.sequence_parallel:
+        size /= layout.tensor
+    return 4 * group.all_to_all(size)
+
+
+def _sends(kernels: Kernels) -> float:
+    """Activations to the next stage and gradients back: exposed while the pipeline fills and
+    drains, and half hidden in between."""
+    layout = kernels.layout
+    p, v = layout.pipeline, layout.virtual_pipeline
+    if p == 1:
+        return 0.0
+    stride = layout.tensor * layout.context * layout.data
+    group = Group(kernels.cluster, kernels.efficiency, p, stride)
+    # Each tensor rank sends its part of the sequence (scatter-gather, SC21 section 4.1).
+    once = group.send(_activation(kernels) / layout.tensor)
+    return 2 * once * (p - 1 + 0.5 * layout.grad_accumulation * v)
+
+
+def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, float]:
+    """Exposed seconds of data parallelism, and seconds of the optimizer.
+
+    ``layers`` are the fullest stage's; ``busy`` is how long it computes in a step.
+    """
+    shape, layout, made = kernels.shape, kernels.layout, kernels.efficiency
+    ranks = layout.data * layout.context
+    both = max(
+        sum(parameters_of_stage(shape, layout, layers, stage)) for stage in (0, layout.pipeline - 1)
+    )
+    shards = _shards(layout)
+    # Adam reads gradient, two moments and the copy in 32 bits, and writes them and the parameter.
+    bandwidth = kernels.cluster.gpu.bandwidth * 1e9 * made.stream
+    optimizer = 34 * both / shards / bandwidth
+    if ranks == 1:
+        return 0.0, optimizer
+
+    group = Group(kernels.cluster, made, ranks, layout.tensor)
+    gradient = 4 if layout.fp32_gradients else 2
+    if layout.sharding in ("full", "hybrid"):
+        near = Group(kernels.cluster, made, min(shards, ranks), layout.tensor)
+        one = both / (layers + 1)
+        gathers = (layers + 1) * 2 * near.all_gather(2 * one)
+        scatters = (layers + 1) * near.all_gather(gradient * one)
+        if shards < ranks:
+            far = Group(kernels.cluster, made, ranks // shards, layout.tensor * shards)
+            scatters += far.all_reduce(gradient * both / shards)
+        # Every micro-batch gathers; gathers of one layer run while another computes.
+        traffic = layout.grad_accumulation * (gathers + scatters)
+        overlapped = made.overlap * busy
+        return max(traffic - overlapped, made.exposed_data * traffic), optimizer
+    scatters = layout.grad_accumulation if layout.sharding == "gradients" else 1
+    if shards < ranks:
+        # Reduced over all, updated in parts, and gathered from the few that hold the parts.
+        near = Group(kernels.cluster, made, shards, layout.tensor)
+        traffic = group.in_buckets(group.all_reduce, gradient * both)
+        traffic += near.in_buckets(near.all_gather, 2 * both)
+    else:
+        # Spread gradients have no place to accumulate but where they belong.
+        traffic = scatters * group.in_buckets(group.all_gather, gradient * both)
+        traffic += group.in_buckets(group.all_gather, 2 * both)
+    return made.exposed_data * traffic, optimizer
+
+
+def _shards(layout: Layout) -> int:
+    """Ranks that the optimizer's states are spread over."""
+    if layout.sharding == "none":
+        return 1
+    return layout.shard or layout.data * layout.context
