@@ -229,7 +229,7 @@ class Tracker(FSDPMemTracker):
             winfo.born = (self.module(), self.op, str(t.dtype), str(tuple(t.shape)))
 
     def module(self) -> str:
-        return max(self._mod_tracker.parents, key=lambda name: (name.count("."), len(name)))
+        return max(self._mod_tracker.parents, key=lambda name: (name.count("."), len(name), name))
 
     def _update_peak_stats(self, peak_state: Any) -> None:
         super()._update_peak_stats(peak_state)
