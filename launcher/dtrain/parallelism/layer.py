@@ -46,9 +46,7 @@ class Kernels:
         """The forward pass's products with weights."""
         shape, t = self.shape, self.layout.tensor
         n, h = self.tokens, shape.hidden
-        queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-        yield Product(n, h, (queries + 2 * max(keys, shape.head_size * min(t, shape.kv_heads))) / t)
-        yield Product(n, queries / t, h)
+        yield from self._projections()
         widths = 2 if shape.gated else 1
         if not moe:
             dense = (shape.dense_ffn_hidden if shape.experts else 0) or shape.ffn_hidden
@@ -64,6 +62,23 @@ class Kernels:
         if shape.shared_experts:
             yield Product(n, h, widths * f * shape.shared_experts)
             yield Product(n, f * shape.shared_experts, h)
+
+    def _projections(self) -> Iterator[Product]:
+        """Of attention: to queries, keys and values, and from heads back to the hidden state."""
+        shape, t, n, h = self.shape, self.layout.tensor, self.tokens, self.shape.hidden
+        queries = shape.heads * shape.head_size
+        values = shape.heads * (shape.value_head_size or shape.head_size)
+        if shape.kv_rank:
+            # Latents are made whole on every tensor rank; only what is made from them is split.
+            yield Product(n, h, shape.query_rank + shape.kv_rank + shape.rope_head_size)
+            yield Product(n, shape.query_rank or h, queries / t)
+            unrotated = queries - shape.heads * shape.rope_head_size
+            yield Product(n, shape.kv_rank, (unrotated + values) / t)
+        else:
+            # Heads of keys that are fewer than the tensor ranks are copied, not split.
+            keys = max(shape.kv_heads / t, 1) * shape.head_size
+            yield Product(n, h, queries / t + 2 * keys)
+        yield Product(n, values / t, h)
 
     def product_seconds(self, product: Product, *, wide: bool = False) -> float:
         """A product's time: by its FLOP on large ones, by the memory it reads on thin ones.

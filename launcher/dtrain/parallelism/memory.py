@@ -50,7 +50,7 @@ class Memory:
 
 def memory(shape: Shape, layout: Layout, cluster: Cluster) -> Memory:
     """Of the GPU with the most in use, over all stages of the pipeline."""
-    counts = stage_layers(shape.layers, layout.pipeline, 1.0)
+    counts = stage_layers(shape, layout.pipeline)
     # Between the ends stages differ in what they hold in flight alone: the second has the most.
     stages = sorted({0, min(1, layout.pipeline - 1), layout.pipeline - 1})
     return max((_stage(shape, layout, counts, stage) for stage in stages), key=lambda m: m.total)
@@ -186,12 +186,19 @@ def _saved(shape: Shape, layout: Layout) -> Iterator[float]:
     yield 2 * h / split
     if layout.recompute == "full":
         return
-    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    queries = shape.heads * shape.head_size
+    values = shape.heads * (shape.value_head_size or shape.head_size)
+    # Under tensor parallelism heads of keys are copied where there are fewer than ranks.
+    keys = max(shape.kv_heads, min(t, shape.heads)) * shape.head_size
+    if shape.kv_rank:
+        keys = shape.heads * shape.head_size
+        yield 2 * (shape.query_rank + shape.kv_rank + shape.rope_head_size)
     # Inputs of both norms (one yielded above) and their outputs, the products' inputs.
     yield 6 * h / split
     if shape.dropout:
         yield 2 * h / split
-    yield (2 * (queries + 2 * keys) + 2 * queries) / t
+    grouped = keys if shape.value_head_size == 0 else values
+    yield 2 * (queries + keys + grouped + values) / t
     if not layout.flash_attention and layout.recompute != "selective":
         yield (5 if shape.dropout else 2 + 2) * shape.heads * s / t
     width = shape.ffn_hidden

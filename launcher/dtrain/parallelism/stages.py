@@ -8,22 +8,27 @@ from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.shape import Shape
 
 
-@lru_cache(maxsize=4096)
-def stage_layers(layers: int, stages: int, head: float) -> tuple[int, ...]:
-    """Layers on each stage, first stage first; they sum to ``layers``.
+def stage_layers(shape: Shape, stages: int) -> tuple[int, ...]:
+    """Layers on each of ``stages``, first stage first; they sum to all, and none has none.
 
-    Even where ``stages`` divides ``layers``, as frameworks do it. Else the last stage, which also
-    has the output layer (worth ``head`` layers of time), gets fewer, and so does the first with
-    the embedding: the slowest stage sets the pace of all.
+    Even where ``stages`` divides the layers, as frameworks do it. Else the last stage, which also
+    has the output layer, gets fewer, and so does the first with the embedding: the slowest stage
+    sets the pace of all.
     """
+    return _spread(shape.layers, stages, shape.head_parameters / shape.layer_parameters())
+
+
+@lru_cache(maxsize=4096)
+def _spread(layers: int, stages: int, head: float) -> tuple[int, ...]:
+    """``head`` is the output layer's work in layers."""
     if layers % stages == 0:
         return (layers // stages,) * stages
+    counts = [1] * stages
     weights = [0.0] * stages
     weights[-1] = head
     # The embedding costs little time, but memory: it decides between otherwise equal stages.
     weights[0] += 0.1
-    counts = [0] * stages
-    for _ in range(layers):
+    for _ in range(layers - stages):
         lightest = min(range(stages), key=lambda stage: counts[stage] + weights[stage])
         counts[lightest] += 1
     return tuple(counts)

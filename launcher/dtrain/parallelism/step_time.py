@@ -67,7 +67,7 @@ def step_time(shape: Shape, layout: Layout, cluster: Cluster, made: Efficiency) 
     head = kernels.head_forward() + kernels.head_backward()
     m, p = layout.grad_accumulation, layout.pipeline
 
-    counts = stage_layers(shape.layers, p, round(head / layer.total, 2))
+    counts = stage_layers(shape, p)
     stages = [count * layer.total for count in counts]
     stages[-1] += head
     slowest = max(range(p), key=lambda stage: stages[stage])

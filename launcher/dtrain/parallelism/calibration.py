@@ -1,0 +1,178 @@
+"""Measured efficiencies of one's own cluster, which replace the planner's defaults.
+
+A calibration file is a JSON object; every part of it is optional::
+
+    {
+      "schema": 1,
+      "gemm": [{"m": 4096, "k": 8192, "n": 28672, "tflops": 251.0}],
+      "collectives": [
+        {"kind": "all_reduce", "ranks": 8, "hosts": 1, "bytes": 67108864, "seconds": 6.8e-4}
+      ],
+      "constants": {"attention": 0.45}
+    }
+
+``gemm`` are products of (m × k) with (k × n) in 16 bits; ``seconds`` of a collective over
+``bytes`` on each rank (what it holds before an all-reduce or a reduce-scatter, after an
+all-gather). ``constants`` names fields of `Efficiency` and goes before what is fitted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.efficiency import Efficiency
+from dtrain.parallelism.hardware import Gpu
+
+SCHEMA = 1
+_RING = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
+"""How often the bytes of a rank pass through it, for many ranks."""
+
+
+def read(text: str, where: str, base: Efficiency, gpu: Gpu, network: float) -> Efficiency:
+    """``base`` with what the file measured; ``network`` is one host's, in GB/s.
+
+    Raises:
+        UsageError: the text is no such file; says where in it and what belongs there.
+    """
+    try:
+        table = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"{where}:{error.lineno}:{error.colno}: not JSON: {error.msg}",
+            hint="a calibration file is a JSON object with gemm, collectives or constants",
+        ) from None
+    if not isinstance(table, dict):
+        raise UsageError(f"{where}: holds {_kind(table)}, not an object")
+    unknown = sorted(set(table) - {"schema", "gemm", "collectives", "constants"})
+    if unknown:
+        raise UsageError(
+            f"{where}: no such part: {', '.join(unknown)}",
+            hint="the parts are gemm, collectives and constants",
+        )
+    if table.get("schema", SCHEMA) != SCHEMA:
+        raise UsageError(f"{where}: schema {table['schema']!r} is not {SCHEMA}")
+    made = base
+    products = _rows(table, "gemm", where, ("m", "k", "n", "tflops"))
+    if products:
+        made = replace(made, **_gemm(products, base, gpu))
+    rows = _rows(table, "collectives", where, ("ranks", "hosts", "bytes", "seconds"), "kind")
+    near = [row for row in rows if row["hosts"] == 1]
+    far = [row for row in rows if row["hosts"] > 1]
+    if near:
+        share, half = _wire(near, gpu.link * 1e9, base.link, base.link_half)
+        made = replace(made, link=share, link_half=half)
+    if far:
+        share, half = _wire(far, network * 1e9, base.network, base.network_half)
+        made = replace(made, network=share, network_half=half)
+    return replace(made, **_constants(table, where))
+
+
+def _gemm(products: Sequence[dict[str, float]], base: Efficiency, gpu: Gpu) -> dict[str, float]:
+    """Seconds are (FLOP + half) / best: a straight line, fitted to relative errors.
+
+    The half is kept for a GPU of 312 TFLOP/s and grows with the peak, as `Kernels` has it.
+    """
+    peak = gpu.flops.get("bf16") or gpu.flops["fp16"]
+    flop = [2 * row["m"] * row["k"] * row["n"] for row in products]
+    seconds = [size / row["tflops"] / 1e12 for size, row in zip(flop, products, strict=True)]
+    slope, start = _line(flop, seconds)
+    if start is None:
+        half = base.gemm_half * peak / 312
+        slope = math.fsum(s / (f + half) for s, f in zip(seconds, flop, strict=True)) / len(flop)
+        return {"gemm": min(1.0, 1 / (slope * peak * 1e12))}
+    return {
+        "gemm": min(1.0, 1 / (slope * peak * 1e12)),
+        "gemm_half": max(0.0, start / slope) * 312 / peak,
+    }
+
+
+def _wire(
+    rows: Sequence[dict[str, Any]], wire: float, share: float, half: float
+) -> tuple[float, float]:
+    """Share of the wire, and the bytes at which half of it is reached."""
+    size = [row["bytes"] for row in rows]
+    passes = [_RING[row["kind"]] * (row["ranks"] - 1) / row["ranks"] for row in rows]
+    seconds = [row["seconds"] / times for row, times in zip(rows, passes, strict=True)]
+    slope, start = _line(size, seconds)
+    if start is None:
+        slope = math.fsum(s / (b + half) for s, b in zip(seconds, size, strict=True)) / len(size)
+        return min(1.0, 1 / (slope * wire)), half
+    return min(1.0, 1 / (slope * wire)), max(0.0, start / slope)
+
+
+def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float | None]:
+    """Slope and start of y = slope·x + start with the least squares of relative errors.
+
+    The start is None where all sizes are about the same, or the measurements scatter so that no
+    line rises: then only the slope through what is known can be told.
+    """
+    if max(x) < 2 * min(x):
+        return 0.0, None
+    weights = [1 / value**2 for value in y]
+    total = math.fsum(weights)
+    mean_x = math.fsum(w * value for w, value in zip(weights, x, strict=True)) / total
+    mean_y = math.fsum(w * value for w, value in zip(weights, y, strict=True)) / total
+    spread = math.fsum(w * (value - mean_x) ** 2 for w, value in zip(weights, x, strict=True))
+    both = math.fsum(w * (a - mean_x) * (b - mean_y) for w, a, b in zip(weights, x, y, strict=True))
+    slope = both / spread
+    if slope <= 0:
+        return 0.0, None
+    return slope, mean_y - slope * mean_x
+
+
+def _constants(table: dict[str, Any], where: str) -> dict[str, float]:
+    constants = table.get("constants", {})
+    if not isinstance(constants, dict):
+        raise UsageError(f"{where}: constants: {_kind(constants)}, not an object")
+    known = [field.name for field in fields(Efficiency)]
+    for name, value in constants.items():
+        if name not in known:
+            raise UsageError(
+                f"{where}: constants: no constant {name!r}", hint=f"known: {', '.join(known)}"
+            )
+        if not _positive(value):
+            raise UsageError(f"{where}: constants: {name} is {value!r}, not a positive number")
+    return {name: float(value) for name, value in constants.items()}
+
+
+def _rows(
+    table: dict[str, Any], part: str, where: str, numbers: Iterable[str], kind: str = ""
+) -> list[dict[str, Any]]:
+    rows = table.get(part, [])
+    if not isinstance(rows, list):
+        raise UsageError(f"{where}: {part}: {_kind(rows)}, not a list")
+    for place, row in enumerate(rows):
+        at = f"{where}: {part}[{place}]"
+        if not isinstance(row, dict):
+            raise UsageError(f"{at}: {_kind(row)}, not an object")
+        for name in numbers:
+            if name not in row:
+                raise UsageError(f"{at}: no {name}")
+            if not _positive(row[name]):
+                raise UsageError(f"{at}: {name} is {row[name]!r}, not a positive number")
+        if kind and row.get(kind) not in _RING:
+            raise UsageError(
+                f"{at}: {kind} is {row.get(kind)!r}", hint=f"known: {', '.join(_RING)}"
+            )
+        if kind and row["ranks"] < 2:
+            raise UsageError(f"{at}: a collective has two ranks or more")
+    return rows
+
+
+def _positive(value: object) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value > 0
+    )
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
+    return names.get(type(value), "null" if value is None else "a number")

@@ -1,0 +1,102 @@
+"""Measurements of one's own cluster replace the defaults."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism import calibration
+from dtrain.parallelism.collectives import Group
+from dtrain.parallelism.efficiency import AMPERE
+from dtrain.parallelism.hardware import Cluster, gpu
+from dtrain.parallelism.layer import Kernels, Product
+from dtrain.parallelism.layout import Layout
+from dtrain.parallelism.models import model
+
+GPU = gpu("a100-80gb")
+CLUSTER = Cluster(GPU, 64, 8, 200.0)
+
+
+def read(**table: Any) -> Any:
+    return calibration.read(json.dumps(table), "my.json", AMPERE, GPU, CLUSTER.network)
+
+
+def test_products_measured_on_a_known_gpu_are_found_again() -> None:
+    truth = replace(AMPERE, gemm=0.61, gemm_half=2.5e9)
+    kernels = Kernels(truth, CLUSTER, model("llama-3-8b"), Layout())
+    rows = []
+    for m, k, n in ((1024, 1024, 1024), (4096, 4096, 4096), (8192, 8192, 28672)):
+        product = Product(m, k, n)
+        tflops = product.flop / kernels.product_seconds(product) / 1e12
+        rows.append({"m": m, "k": k, "n": n, "tflops": tflops})
+    found = read(gemm=rows)
+    assert found.gemm == pytest.approx(truth.gemm, rel=1e-6)
+    assert found.gemm_half == pytest.approx(truth.gemm_half, rel=1e-6)
+
+
+@pytest.mark.parametrize("hosts", [1, 8])
+def test_collectives_measured_on_a_known_wire_are_found_again(hosts: int) -> None:
+    truth = replace(
+        AMPERE, link=0.5, link_half=3e6, network=0.4, network_half=7e6, latency=0.0, hop=0.0
+    )
+    ranks = 8 * hosts
+    group = Group(CLUSTER, truth, ranks, 1)
+    rows = [
+        {"kind": "all_gather", "ranks": ranks, "hosts": hosts, "bytes": size,
+         "seconds": group.all_gather(size)}
+        for size in (1 << 20, 1 << 24, 1 << 28)
+    ]  # fmt: skip
+    found = read(collectives=rows)
+    changed = ("link", "link_half") if hosts == 1 else ("network", "network_half")
+    for name in ("link", "link_half", "network", "network_half"):
+        expected = getattr(truth if name in changed else AMPERE, name)
+        assert getattr(found, name) == pytest.approx(expected, rel=1e-6), name
+
+
+def test_products_of_one_size_move_the_plateau_alone() -> None:
+    found = read(gemm=[{"m": 4096, "k": 4096, "n": 4096, "tflops": 250.0}])
+    assert found.gemm > AMPERE.gemm
+    assert found.gemm_half == AMPERE.gemm_half
+
+
+def test_constants_go_before_what_is_fitted() -> None:
+    rows = [{"m": 4096, "k": 4096, "n": 4096, "tflops": 250.0}]
+    assert read(gemm=rows, constants={"gemm": 0.5, "attention": 0.3}).gemm == 0.5
+
+
+def test_nothing_measured_changes_nothing() -> None:
+    assert read(schema=1) == AMPERE
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", r"my.json:1:2: not JSON"),
+        ("[]", r"my.json: holds a list, not an object"),
+        ('{"gem": []}', r"my.json: no such part: gem"),
+        ('{"schema": 2}', r"my.json: schema 2 is not 1"),
+        ('{"gemm": {}}', r"my.json: gemm: an object, not a list"),
+        ('{"gemm": [1]}', r"my.json: gemm\[0\]: a number, not an object"),
+        ('{"gemm": [{"m": 1, "k": 1, "n": 1}]}', r"my.json: gemm\[0\]: no tflops"),
+        ('{"gemm": [{"m": 0, "k": 1, "n": 1, "tflops": 1}]}', r"m is 0, not a positive number"),
+        ('{"gemm": [{"m": true, "k": 1, "n": 1, "tflops": 1}]}', r"m is True, not a positive"),
+        (
+            '{"collectives": [{"kind": "x", "ranks": 8, "hosts": 1, "bytes": 1, "seconds": 1}]}',
+            r"my.json: collectives\[0\]: kind is 'x'",
+        ),
+        (
+            '{"collectives": [{"kind": "all_gather", "ranks": 1, "hosts": 1, "bytes": 1, "seconds": 1}]}',  # noqa: E501
+            r"two ranks or more",
+        ),
+        ('{"constants": {"gemms": 1}}', r"my.json: constants: no constant 'gemms'"),
+        ('{"constants": {"gemm": -1}}', r"gemm is -1, not a positive number"),
+        ('{"constants": {"gemm": Infinity}}', r"gemm is inf, not a positive number"),
+    ],
+)
+def test_files_that_are_none(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        calibration.read(text, "my.json", AMPERE, GPU, CLUSTER.network)

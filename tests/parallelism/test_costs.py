@@ -1,0 +1,184 @@
+"""What the costs of a layout must satisfy, whatever the constants."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dtrain.parallelism.candidate import Candidate
+from dtrain.parallelism.efficiency import of_family
+from dtrain.parallelism.hardware import Cluster, gpu
+from dtrain.parallelism.layout import Layout
+from dtrain.parallelism.memory import layer_activations, memory
+from dtrain.parallelism.models import model
+from dtrain.parallelism.shape import Shape
+from dtrain.parallelism.stages import parameters_of_stage, stage_layers
+from dtrain.parallelism.step_time import step_time
+
+MODELS = ("gpt-3-175b", "llama-3-70b", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "gpt2")
+POWERS = st.sampled_from([1, 2, 4, 8])
+
+
+def candidate(shape: Shape, layout: Layout, name: str = "a100-80gb") -> Candidate:
+    chosen = gpu(name)
+    cluster = Cluster(chosen, layout.world_size, min(8, layout.world_size), 200.0)
+    return Candidate(shape, layout, cluster, of_family(chosen.family))
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> tuple[Shape, Layout]:
+    shape = model(draw(st.sampled_from(MODELS)))
+    layout = Layout(
+        tensor=draw(POWERS),
+        pipeline=draw(POWERS),
+        context=draw(st.sampled_from([1, 2])),
+        data=draw(POWERS),
+        micro_batch=draw(st.sampled_from([1, 2, 4])),
+        grad_accumulation=draw(st.sampled_from([1, 4, 8, 32])),
+        sharding=draw(st.sampled_from(["none", "optimizer", "gradients", "full"])),
+        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        precision=draw(st.sampled_from(["bf16", "fp16", "fp32"])),
+        flash_attention=draw(st.booleans()),
+        offload=draw(st.booleans()),
+    )
+    layout = replace(layout, sequence_parallel=layout.tensor > 1 and draw(st.booleans()))
+    assume(shape.heads % layout.tensor == 0 and layout.pipeline <= shape.layers)
+    return shape, layout
+
+
+@given(splits())
+@settings(max_examples=300, deadline=None)
+def test_parts_are_not_negative_and_sum_to_the_total(split: tuple[Shape, Layout]) -> None:
+    one = candidate(*split)
+    for costs in (one.memory, one.time):
+        parts = [getattr(costs, field.name) for field in fields(costs)]
+        assert min(parts) >= 0
+        assert sum(parts) == pytest.approx(costs.total)
+    assert one.memory.allocated < one.memory.total
+
+
+@given(splits())
+@settings(max_examples=300, deadline=None)
+def test_more_data_ranks_never_need_more_memory(split: tuple[Shape, Layout]) -> None:
+    shape, layout = split
+    assume(layout.data > 1)
+    more = replace(layout, data=2 * layout.data)
+    assert candidate(shape, more).memory.total <= candidate(shape, layout).memory.total + 1e-9
+
+
+@given(splits())
+@settings(max_examples=300, deadline=None)
+def test_more_work_takes_longer_and_more_saved_needs_more(split: tuple[Shape, Layout]) -> None:
+    shape, layout = split
+    now = candidate(shape, layout)
+    longer = candidate(shape, replace(layout, grad_accumulation=2 * layout.grad_accumulation))
+    assert longer.time.total > now.time.total
+    larger = candidate(shape, replace(layout, micro_batch=2 * layout.micro_batch))
+    assert larger.memory.total > now.memory.total
+    nothing = candidate(shape, replace(layout, recompute="none"))
+    everything = candidate(shape, replace(layout, recompute="full"))
+    assert everything.time.total > nothing.time.total
+    assert everything.memory.activations < nothing.memory.activations
+
+
+@given(splits())
+@settings(max_examples=200, deadline=None)
+def test_a_faster_network_never_takes_longer(split: tuple[Shape, Layout]) -> None:
+    shape, layout = split
+    one = candidate(shape, layout)
+    faster = replace(one.cluster, network=2 * one.cluster.network)
+    assert step_time(shape, layout, faster, one.efficiency).total <= one.time.total + 1e-9
+
+
+@given(splits())
+@settings(max_examples=200, deadline=None)
+def test_each_kind_of_sharding_needs_no_more_than_the_one_before(
+    split: tuple[Shape, Layout],
+) -> None:
+    shape, layout = split
+    needs = [
+        candidate(shape, replace(layout, sharding=sharding)).memory
+        for sharding in ("none", "optimizer", "gradients")
+    ]
+    states = [each.parameters + each.gradients + each.optimizer for each in needs]
+    assert states == sorted(states, reverse=True)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@given(stages=st.integers(1, 64))
+def test_every_layer_is_on_one_stage(name: str, stages: int) -> None:
+    shape = model(name)
+    assume(stages <= shape.layers)
+    counts = stage_layers(shape, stages)
+    assert len(counts) == stages and sum(counts) == shape.layers and min(counts) >= 1
+    if shape.layers % stages == 0:
+        assert len(set(counts)) == 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("pipeline", [1, 2, 4])
+def test_stages_hold_all_parameters_together(name: str, pipeline: int) -> None:
+    shape = model(name)
+    layout = Layout(pipeline=pipeline)
+    held = sum(
+        sum(parameters_of_stage(shape, layout, layers, stage))
+        for stage, layers in enumerate(stage_layers(shape, pipeline))
+    )
+    # A tied matrix is on both ends of a pipeline; the last norm is too small to count.
+    copies = shape.head_parameters if shape.tied and pipeline > 1 else 0
+    assert held == pytest.approx(shape.parameters + copies, rel=1e-4)
+
+
+def test_activations_of_the_paper() -> None:
+    """RAR (arXiv 2205.05198): s·b·h(34 + 5·a·s/h) for GELU and dropout, and its variants."""
+    shape = replace(model("gpt-3-175b"), dropout=True)
+    h, s, a = shape.hidden, shape.seq_len, shape.heads
+    square = 5 * a * s / h
+    old = Layout(flash_attention=False)
+    assert layer_activations(shape, old) == pytest.approx(h * (34 + square))
+    assert layer_activations(shape, replace(old, tensor=8)) == pytest.approx(
+        h * (10 + 24 / 8 + square / 8)
+    )
+    split = replace(old, tensor=8, sequence_parallel=True)
+    assert layer_activations(shape, split) == pytest.approx(h / 8 * (34 + square))
+    assert layer_activations(shape, replace(split, recompute="selective")) == pytest.approx(
+        34 * h / 8
+    )
+    assert layer_activations(shape, Layout()) == pytest.approx(34 * h)
+    assert layer_activations(shape, Layout(recompute="full")) == pytest.approx(2 * h)
+
+
+def test_states_of_the_papers() -> None:
+    """Megatron-LM's ``dist_optimizer.md`` and ZeRO (arXiv 1910.02054), bytes a parameter."""
+    shape = model("llama-3-70b")
+
+    def states(sharding: str, precision: str = "bf16", fp32_gradients: bool = True) -> float:
+        layout = Layout(
+            data=64, sharding=sharding, precision=precision, fp32_gradients=fp32_gradients  # type: ignore[arg-type]
+        )  # fmt: skip
+        used = memory(shape, layout, Cluster(gpu("h100-80gb"), 64, 8, 400.0))
+        total = used.parameters + used.gradients + used.optimizer
+        return total * 2**30 / shape.parameters
+
+    assert states("none") == pytest.approx(18, rel=1e-4)
+    assert states("optimizer") == pytest.approx(6 + 12 / 64, rel=1e-4)
+    assert states("gradients") == pytest.approx(2 + 16 / 64, rel=1e-4)
+    assert states("gradients", "bf16", False) == pytest.approx(2 + 14 / 64, rel=1e-4)
+    assert states("full") == pytest.approx(16 / 64, rel=1e-4)
+    assert states("none", "fp32") == pytest.approx(16, rel=1e-4)
+
+
+def test_the_bubble_of_the_paper() -> None:
+    """(p − 1)/m of the work, over v when interleaved (arXiv 2104.04473, section 2.2)."""
+    shape = replace(model("gpt-3-175b"), vocab=1)
+    for pieces in (1, 2, 3):
+        layout = Layout(
+            tensor=8, pipeline=8, virtual_pipeline=pieces, grad_accumulation=64,
+            sequence_parallel=True,
+        )  # fmt: skip
+        time = candidate(shape, layout).time
+        work = time.compute + time.recompute + time.tensor
+        assert time.bubble / work == pytest.approx(7 / 64 / pieces, rel=0.01)
