@@ -43,6 +43,9 @@ class Gpu:
     """Name of the machine that it usually comes in."""
     domain: int = 0
     """GPUs that ``link`` joins where those are more than one host's (NVL72); else 0."""
+    sustained: float = 1.0
+    """Share of the peak that its power limit lets it keep up, where that is below the family's
+    usual one."""
     aliases: tuple[str, ...] = ()
 
     def peak(self, precision: Precision) -> float:
@@ -242,6 +245,7 @@ _GPU_RULES: Mapping[str, Rule] = {
     "source": _text,
     "machine": _text,
     "domain": _count,
+    "sustained": _amount,
     "aliases": _texts,
 }
 _MACHINE_RULES: Mapping[str, Rule] = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dtrain.parallelism.efficiency import Efficiency
-from dtrain.parallelism.hardware import Cluster
+from dtrain.parallelism.hardware import Cluster, Precision
 from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.shape import Shape
 
@@ -80,21 +80,25 @@ class Kernels:
             yield Product(n, h, queries / t + 2 * keys)
         yield Product(n, values / t, h)
 
-    def product_seconds(self, product: Product, *, wide: bool = False) -> float:
-        """A product's time: by its FLOP on large ones, by the memory it reads on thin ones.
+    def _peak(self, precision: Precision) -> float:
+        """FLOP/s of products, at the clock that the GPU's power limit allows."""
+        gpu = self.cluster.gpu
+        return gpu.peak(precision) * 1e12 * gpu.sustained
 
-        ``wide`` keeps 16 bits where the layers use fp8 (the output layer, attention).
-        """
+    @property
+    def _wide(self) -> Precision:
+        """What computes where fp8 is too coarse: the output layer and attention."""
+        return "bf16" if self.layout.precision == "fp8" else self.layout.precision
+
+    def product_seconds(self, product: Product, *, wide: bool = False) -> float:
+        """A product's time: by its FLOP on large ones, by the memory it reads on thin ones."""
         made, gpu = self.efficiency, self.cluster.gpu
-        precision = self.layout.precision
-        if wide and precision == "fp8":
-            precision = "bf16"
-        peak = gpu.flops[precision] * 1e12
+        precision = self._wide if wide else self.layout.precision
         one = product.flop / product.count
         # A faster unit needs a larger product to fill it.
-        half = made.gemm_half * gpu.flops[precision] / 312
+        half = made.gemm_half * gpu.peak(precision) / 312
         best = made.gemm * (made.fp8 if precision == "fp8" else 1.0)
-        busy = (one + half) / (peak * best)
+        busy = (one + half) / (self._peak(precision) * best)
         moved = BYTES[precision] * (
             product.m * product.k + product.k * product.n + product.m * product.n
         )
@@ -113,7 +117,7 @@ class Kernels:
         """Flash attention at its share of the peak, half of the square masked away; else two
         batched products and the softmax's passes over the square of scores."""
         made, gpu, layout = self.efficiency, self.cluster.gpu, self.layout
-        peak = gpu.flops["bf16" if layout.precision == "fp8" else layout.precision] * 1e12
+        peak = self._peak(self._wide)
         flop = self.attention_flop()
         if layout.flash_attention:
             return flop / 2 / (peak * made.attention)

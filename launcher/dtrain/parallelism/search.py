@@ -55,7 +55,11 @@ def search(
 
     ``fixed`` maps fields of `Layout` to the only value wanted. The optimizer is offloaded only
     where nothing fits without, or where ``fixed`` says so.
+
+    Raises:
+        UsageError: the GPU has no arithmetic in ``precision``.
     """
+    cluster.gpu.peak(precision)
     choices = _Choices(shape, cluster, global_batch, fixed or {})
     start = Layout(precision=precision, fp32_gradients=precision != "fp16")
     fitting: list[Candidate] = []

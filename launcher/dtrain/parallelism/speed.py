@@ -40,7 +40,7 @@ def flop_per_token(shape: Shape, *, causal: bool = False) -> float:
 def speed(shape: Shape, layout: Layout, cluster: Cluster, seconds: float) -> Speed:
     """Of steps of ``seconds`` each."""
     tokens = layout.global_batch * shape.seq_len / layout.world_size / seconds
-    peak = cluster.gpu.flops[layout.precision] * 1e12
+    peak = cluster.gpu.peak(layout.precision) * 1e12
     flop = flop_per_token(shape)
     head = 6.0 * shape.head_parameters
     again = {"none": 0.0, "selective": 0.0, "full": (flop - head) / 3}[layout.recompute]
