@@ -1,0 +1,235 @@
+"""Whether the sizes that a person fixes can divide a model and a cluster; and what would."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.hardware import Cluster
+from dtrain.parallelism.layout import Layout
+from dtrain.parallelism.shape import Shape
+
+SIZES = ("tensor", "pipeline", "context", "data")
+"""Their product is the number of GPUs."""
+
+
+def option(field: str) -> str:
+    """``virtual_pipeline`` as people type it: ``--virtual-pipeline``."""
+    return f"--{field.replace('_', '-')}"
+
+
+def sound(layout: Layout, shape: Shape) -> bool:
+    """Whether parts that were fixed one by one make sense together."""
+    ranks = layout.data * layout.context
+    pieces = layout.pipeline * layout.virtual_pipeline
+    return (
+        not (layout.sequence_parallel and layout.tensor == 1)
+        and not (layout.virtual_pipeline > 1 and layout.pipeline == 1)
+        and not (layout.virtual_pipeline > 1 and shape.layers % pieces)
+        and not (layout.virtual_pipeline > 1 and layout.grad_accumulation % layout.pipeline)
+        and not (layout.sharding != "none" and ranks == 1)
+        and not (layout.sharding == "hybrid" and not layout.shard)
+        and ranks % layout.expert == 0
+    )
+
+
+def check(shape: Shape, cluster: Cluster, global_batch: int, fixed: Mapping[str, Any]) -> None:
+    """Raise UsageError if a fixed size divides nothing; names its option and what would divide."""
+    for name in (*SIZES, "expert", "micro_batch", "virtual_pipeline"):
+        if fixed.get(name, 1) < 1:
+            raise UsageError(f"{option(name)} {fixed[name]} is not a size", hint="at least 1")
+    _check_product(cluster, fixed)
+    known, derived = _completed(cluster, fixed)
+
+    def refuse(name: str, reason: str, would: Iterable[int]) -> UsageError:
+        said = f"{option(name)} {known[name]}"
+        if name == derived:
+            given = ", ".join(f"{option(size)} {known[size]}" for size in SIZES if size != name)
+            said = f"{given} on {cluster.gpus} GPUs make {name} {known[name]}, which"
+        return UsageError(f"{said} {reason}", hint=_use(name, would, derived))
+
+    gpus = _divisors(cluster.gpus)
+    if "tensor" in known and (shape.heads % known["tensor"] or shape.ffn_hidden % known["tensor"]):
+        raise refuse(
+            "tensor",
+            f"does not divide the model's {shape.heads} heads and its MLP of {shape.ffn_hidden}",
+            (t for t in gpus if not shape.heads % t and not shape.ffn_hidden % t),
+        )
+    if "pipeline" in known and known["pipeline"] > shape.layers:
+        raise refuse(
+            "pipeline",
+            f"is more stages than the model has layers ({shape.layers})",
+            (p for p in gpus if p <= shape.layers),
+        )
+    if "context" in known and known["context"] > 1 and shape.seq_len % (2 * known["context"]):
+        raise refuse(
+            "context",
+            f"cannot give each GPU two equal parts of a sequence of {shape.seq_len} tokens",
+            (c for c in gpus if c == 1 or shape.seq_len % (2 * c) == 0),
+        )
+    if "data" in known and global_batch % known["data"]:
+        error = refuse(
+            "data",
+            f"does not divide the batch of {global_batch} sequences",
+            (d for d in gpus if global_batch % d == 0),
+        )
+        near = max(1, round(global_batch / known["data"])) * known["data"]
+        raise UsageError(error.message, hint=f"{error.hint}, or --global-batch {near}")
+    _check_expert(shape, cluster, known)
+    _check_batch(global_batch, known)
+    _check_pieces(shape, global_batch, known)
+    ranks = known["data"] * known["context"] if {"data", "context"} <= set(known) else 0
+    if fixed.get("sharding", "none") != "none" and ranks == 1:
+        raise UsageError(
+            f"--sharding {fixed['sharding']} needs more than one data rank to share states",
+            hint="leave --sharding out, or split less with --tensor and --pipeline",
+        )
+    if fixed.get("sequence_parallel") and known.get("tensor") == 1:
+        raise UsageError(
+            "--sequence-parallel splits what tensor parallelism leaves whole, but tensor is 1",
+            hint="leave it out, or use --tensor 2 or more",
+        )
+
+
+def none_left(
+    shape: Shape, cluster: Cluster, global_batch: int, fixed: Mapping[str, Any]
+) -> UsageError:
+    """For where each constraint can be met, but not all of them at once."""
+    if fixed:
+        given = ", ".join(_spelled(name, value) for name, value in fixed.items())
+        together = f"no layout on {cluster.gpus} GPUs divides evenly with {given}"
+        hint = f"leave one of them out; the batch is {global_batch} sequences"
+        if len(fixed) == 1:
+            together += f" and a batch of {global_batch} sequences"
+            hint = "leave it out, or give another --global-batch"
+        if fixed.get("sharding") == "hybrid":
+            hint = "hybrid sharding needs data ranks both within a host and across hosts"
+        return UsageError(together, hint=hint)
+    return UsageError(
+        f"a batch of {global_batch} sequences and {shape.layers} layers cannot be spread over "
+        f"{cluster.gpus} GPUs",
+        hint=f"use fewer GPUs, or a --global-batch that is a multiple of {cluster.gpus}",
+    )
+
+
+def _check_product(cluster: Cluster, fixed: Mapping[str, Any]) -> None:
+    """Sizes alone, and all of them multiplied, divide the number of GPUs."""
+    gpus = cluster.gpus
+    for name in SIZES:
+        if gpus % fixed.get(name, 1):
+            raise UsageError(
+                f"{option(name)} {fixed[name]} does not divide {gpus} GPUs",
+                hint=_use(name, _divisors(gpus), ""),
+            )
+    given = {name: fixed[name] for name in SIZES if name in fixed}
+    product = math.prod(given.values())
+    if not given or (gpus % product == 0 and (len(given) < len(SIZES) or product == gpus)):
+        return
+    last = next(reversed(given))
+    others = product // given[last]
+    said = " x ".join(f"{option(name)} {size}" for name, size in given.items())
+    able = gpus // others if gpus % others == 0 else 0
+    raise UsageError(
+        f"{said} = {product} does not make up {gpus} GPUs",
+        hint=(
+            f"use {option(last)} {able}"
+            if able and len(given) == len(SIZES)
+            else _use(last, _divisors(able), "")
+            if able
+            else "make the product a divisor of the number of GPUs"
+        ),
+    )
+
+
+def _completed(cluster: Cluster, fixed: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """With the one size that follows from the others, and its name."""
+    missing = [name for name in SIZES if name not in fixed]
+    if len(missing) > 1:
+        product = math.prod(fixed.get(name, 1) for name in SIZES)
+        # All GPUs are taken: what is not fixed is 1.
+        return (
+            {**fixed, **dict.fromkeys(missing, 1)} if product == cluster.gpus else {**fixed}
+        ), ""
+    if not missing:
+        return {**fixed}, ""
+    rest = cluster.gpus // math.prod(fixed[name] for name in SIZES if name in fixed)
+    return {**fixed, missing[0]: rest}, missing[0]
+
+
+def _check_expert(shape: Shape, cluster: Cluster, known: Mapping[str, Any]) -> None:
+    expert = known.get("expert", 1)
+    if expert == 1:
+        return
+    if not shape.experts:
+        raise UsageError(f"--expert {expert}: the model has no experts", hint="leave it out")
+    ranks = cluster.gpus // math.prod(known.get(name, 1) for name in ("tensor", "pipeline"))
+    if shape.experts % expert or ranks % expert:
+        raise UsageError(
+            f"--expert {expert} does not divide the model's {shape.experts} experts"
+            + (f" and the {ranks} GPUs that they can be spread over" if ranks % expert else ""),
+            hint=_use("expert", _divisors(math.gcd(shape.experts, ranks)), ""),
+        )
+
+
+def _check_batch(global_batch: int, known: Mapping[str, Any]) -> None:
+    share, micro = global_batch // known.get("data", 1), known.get("micro_batch", 1)
+    if share % micro:
+        whose = f"each data rank's {share}" if known.get("data", 1) > 1 else f"the {share}"
+        raise UsageError(
+            f"--micro-batch {micro} does not divide {whose} sequences",
+            hint=_use("micro_batch", (size for size in _divisors(share) if size <= 64), "")
+            + ", or another --global-batch",
+        )
+
+
+def _check_pieces(shape: Shape, global_batch: int, known: Mapping[str, Any]) -> None:
+    pieces, stages = known.get("virtual_pipeline", 1), known.get("pipeline")
+    if pieces == 1 or stages is None:
+        return
+    if stages == 1:
+        raise UsageError(
+            f"--virtual-pipeline {pieces} cuts the stages of a pipeline, but pipeline is 1",
+            hint="leave it out, or use --pipeline 2 or more",
+        )
+    if shape.layers % (stages * pieces):
+        raise UsageError(
+            f"--virtual-pipeline {pieces} with {stages} stages does not divide the model's "
+            f"{shape.layers} layers",
+            hint=_use("virtual_pipeline", _divisors(shape.layers // stages), "")
+            if shape.layers % stages == 0
+            else f"an interleaved pipeline needs stages that divide {shape.layers}",
+        )
+    if {"data", "micro_batch"} <= set(known):
+        rounds = global_batch // known["data"] // known["micro_batch"]
+        if rounds % stages:
+            raise UsageError(
+                f"--virtual-pipeline {pieces} needs micro-batches in whole rounds of the {stages} "
+                f"stages, but each data rank has {rounds} in a step",
+                hint="leave it out, or change --global-batch or --micro-batch",
+            )
+
+
+def _use(name: str, would: Iterable[int], derived: str) -> str:
+    sizes = [str(size) for size in would]
+    if name == derived:
+        return f"choose them so that {name} comes to {_either(sizes)}"
+    return f"use {option(name)} {_either(sizes)}"
+
+
+def _either(sizes: list[str]) -> str:
+    if len(sizes) > 12:
+        sizes = [*sizes[:11], sizes[-1]]
+    return sizes[0] if len(sizes) == 1 else f"{', '.join(sizes[:-1])} or {sizes[-1]}"
+
+
+def _spelled(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return option(name) if value else f"--no-{name.replace('_', '-')}"
+    return f"{option(name)} {value}"
+
+
+def _divisors(number: int) -> list[int]:
+    low = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return sorted({*low, *(number // size for size in low)})

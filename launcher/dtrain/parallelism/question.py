@@ -1,0 +1,156 @@
+"""What a plan is asked for, and the answer that everything which shows a plan starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from dtrain.parallelism import constraints
+from dtrain.parallelism.candidate import Candidate
+from dtrain.parallelism.efficiency import Efficiency
+from dtrain.parallelism.hardware import Cluster, Precision
+from dtrain.parallelism.layout import Layout
+from dtrain.parallelism.search import Plan, search
+from dtrain.parallelism.shape import Shape
+
+USUAL_BATCH = 4e6
+"""Tokens in one step where nobody says: what models of tens of billions of parameters use."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A model, a cluster, and what is settled already."""
+
+    shape: Shape
+    cluster: Cluster
+    efficiency: Efficiency
+    global_batch: int
+    """Sequences in one optimizer step."""
+    precision: Precision = "bf16"
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Layout` that may have only this value."""
+    tokens: int | None = None
+    """Of the whole training."""
+    cluster_source: str = ""
+    """Where the cluster was taken from, for people; likewise the batch."""
+    batch_source: str = ""
+
+    def answer(self) -> Answer:
+        """The search's result.
+
+        Raises:
+            UsageError: nothing divides as the constraints want; names the option.
+        """
+        constraints.check(self.shape, self.cluster, self.global_batch, self.fixed)
+        plan = self.search()
+        if not plan.considered:
+            raise constraints.none_left(self.shape, self.cluster, self.global_batch, self.fixed)
+        return Answer(self, plan)
+
+    def search(self, **fixed: Any) -> Plan:
+        """The layouts that also have ``fixed``; may be none. Raises nothing."""
+        both = {**self.fixed, **fixed}
+        plan = search(
+            self.shape,
+            self.cluster,
+            self.efficiency,
+            global_batch=self.global_batch,
+            precision=self.precision,
+            fixed=both,
+        )
+        if not both:
+            return plan
+        return Plan(
+            tuple(one for one in plan.layouts if constraints.sound(one.layout, self.shape)),
+            tuple(
+                group
+                for group in plan.rejected
+                if constraints.sound(group.example.layout, self.shape)
+            ),
+        )
+
+    def candidate(self, layout: Layout) -> Candidate:
+        return Candidate(self.shape, layout, self.cluster, self.efficiency)
+
+
+@dataclass(frozen=True)
+class Answer:
+    question: Question
+    plan: Plan
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.plan.layouts)
+
+    @cached_property
+    def best(self) -> Candidate:
+        """The fastest layout that fits; where none does, the one that needs least memory.
+
+        The optimizer stays on the GPU in the latter, unless it was wanted elsewhere.
+        """
+        if self.plan.layouts:
+            return self.plan.layouts[0]
+        examples = [group.example for group in self.plan.rejected]
+        if "offload" not in self.question.fixed:
+            examples = [
+                self.question.candidate(replace(one.layout, offload=False)) for one in examples
+            ]
+        return min(examples, key=lambda one: one.memory.total)
+
+    def shortlist(self, count: int) -> tuple[Candidate, ...]:
+        """The best few that differ in more than how micro-batches are cut; ``best`` is first."""
+        if not self.plan.layouts:
+            return (self.best,) if self.question.fixed else ()
+        return distinct(self.plan.layouts, count)
+
+    def training(self, candidate: Candidate) -> Training | None:
+        """Of all tokens; None where nobody said how many."""
+        tokens = self.question.tokens
+        if tokens is None:
+            return None
+        gpus = self.question.cluster.gpus
+        seconds = tokens / (candidate.speed.tokens_per_s_per_gpu * gpus)
+        per_step = self.question.global_batch * self.question.shape.seq_len
+        return Training(tokens, -(-tokens // per_step), seconds / 86400, seconds / 3600 * gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What it takes to train on so many tokens, if nothing ever fails."""
+
+    tokens: int
+    steps: int
+    days: float
+    gpu_hours: float
+
+
+def distinct(layouts: Sequence[Candidate], count: int) -> tuple[Candidate, ...]:
+    """The first of each kind of split; kinds differ in a parallel size, sharding or recompute."""
+    kinds: dict[tuple[object, ...], Candidate] = {}
+    for candidate in layouts:
+        layout = candidate.layout
+        kind = (
+            layout.tensor, layout.pipeline, layout.context, layout.expert, layout.sharding,
+            layout.recompute,
+        )  # fmt: skip
+        if kind not in kinds:
+            kinds[kind] = candidate
+            if len(kinds) == count:
+                break
+    return tuple(kinds.values())
+
+
+def usual_batch(seq_len: int, gpus: int) -> int:
+    """Sequences that make about 4 million tokens, of which data ranks can have equal shares.
+
+    A power of two times the odd part of the number of GPUs.
+    """
+    odd = gpus
+    while odd % 2 == 0:
+        odd //= 2
+    batch = odd
+    while batch * seq_len * 2**0.5 < USUAL_BATCH:
+        batch *= 2
+    return batch
