@@ -47,6 +47,12 @@ class Layout:
     """Whether 16-bit gradients are accumulated in 32 bits (Megatron-LM with bf16)."""
 
     @property
+    def by_torch(self) -> bool:
+        """Whether parameters are sharded, which is PyTorch's own modules under FSDP: their
+        kernels are not fused as Megatron-LM's are."""
+        return self.sharding in ("full", "hybrid")
+
+    @property
     def world_size(self) -> int:
         return self.tensor * self.pipeline * self.context * self.data
 

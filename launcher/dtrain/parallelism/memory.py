@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
+from dtrain.parallelism.activations import layer_activations
 from dtrain.parallelism.hardware import Cluster
-from dtrain.parallelism.layer import BYTES
 from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.shape import Shape
+from dtrain.parallelism.sharded_memory import highest_phase
 from dtrain.parallelism.stages import parameters_of_stage, stage_layers
 
 CONTEXT = 0.7
@@ -16,7 +16,9 @@ CONTEXT = 0.7
 COMMUNICATION = 1.0
 """GiB of NCCL's buffers and of torch.distributed, where there is more than one GPU."""
 FRAGMENTATION = 0.03
-"""What the allocator holds over what is in use, as a share of that."""
+FRAGMENTATION_BY_TORCH = 0.07
+"""What the allocator holds over what is in use, as a share of that: between 0 and 0.09 in
+published runs, most where shards of all sizes come and go."""
 _GIB = 2.0**30
 
 
@@ -62,15 +64,10 @@ def _stage(shape: Shape, layout: Layout, counts: tuple[int, ...], stage: int) ->
     dense, experts = parameters_of_stage(shape, layout, layers, stage)
     states = _States.of(layout)
     ranks = layout.data * layout.context
-    parameters = states.parameters(dense, ranks) + states.parameters(
-        experts, max(1, ranks // layout.expert)
-    )
-    gradients = states.gradients(dense, ranks) + states.gradients(
-        experts, max(1, ranks // layout.expert)
-    )
-    optimizer = states.optimizer(dense, ranks) + states.optimizer(
-        experts, max(1, ranks // layout.expert)
-    )
+    alike = max(1, ranks // layout.expert)
+    parameters = states.parameters(dense, ranks) + states.parameters(experts, alike)
+    gradients = states.gradients(dense, ranks) + states.gradients(experts, alike)
+    optimizer = states.optimizer(dense, ranks) + states.optimizer(experts, alike)
 
     tokens = shape.seq_len * layout.micro_batch / layout.context
     last = stage == p - 1
@@ -80,14 +77,14 @@ def _stage(shape: Shape, layout: Layout, counts: tuple[int, ...], stage: int) ->
     widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / t
     temporary = 6.0 * widest
     gathered = 0.0
-    if layout.sharding in ("full", "hybrid"):
-        layer = shape.layer_parameters() / t
-        ends = (shape.embedding_parameters + (0 if shape.tied else shape.head_parameters)) / t
-        # Two layers gathered in 16 bits (one ahead), one layer's gradients in 32 to be scattered,
-        # and the embedding and output layer, which stay gathered.
-        gathered = 2 * 2 * layer + 4 * layer + 2 * ends
-        temporary = 0.0
-    if layout.recompute == "full":
+    if layout.by_torch:
+        phase = highest_phase(
+            shape, layout, layers=layers, first=stage == 0, last=last,
+            shards=min(layout.shard or ranks, ranks), held=in_flight(layout, stage),
+        )  # fmt: skip
+        gradients, activations, logits = phase.gradients, phase.activations, phase.logits
+        gathered, temporary = phase.gathered, phase.temporary
+    elif layout.recompute == "full":
         # The layer whose backward pass runs has all of its activations again.
         whole = Layout(
             tensor=t, context=layout.context, sequence_parallel=layout.sequence_parallel,
@@ -107,7 +104,7 @@ def _stage(shape: Shape, layout: Layout, counts: tuple[int, ...], stage: int) ->
         temporary=temporary / _GIB,
         communication=COMMUNICATION if several else 0.0,
         context=CONTEXT,
-        fragmentation=FRAGMENTATION * used / _GIB,
+        fragmentation=(FRAGMENTATION_BY_TORCH if layout.by_torch else FRAGMENTATION) * used / _GIB,
     )
 
 
@@ -167,43 +164,3 @@ def in_flight(layout: Layout, stage: int) -> float:
         if v > 1:
             held += (p - 1) / v
     return min(held, float(m))
-
-
-def layer_activations(shape: Shape, layout: Layout) -> float:
-    """Bytes that one layer keeps for its backward pass, for each token of a micro-batch.
-
-    Term by term after RAR (arXiv 2205.05198, section 4.1), whose 34·h with GELU and dropout this
-    gives; gated MLPs and grouped keys have their own terms.
-    """
-    return sum(_saved(shape, layout)) * BYTES[layout.precision] / 2
-
-
-def _saved(shape: Shape, layout: Layout) -> Iterator[float]:
-    """The terms, in bytes for 16-bit activations."""
-    t = layout.tensor
-    h, s = shape.hidden, shape.seq_len
-    split = t if layout.sequence_parallel else 1
-    yield 2 * h / split
-    if layout.recompute == "full":
-        return
-    queries = shape.heads * shape.head_size
-    values = shape.heads * (shape.value_head_size or shape.head_size)
-    # Under tensor parallelism heads of keys are copied where there are fewer than ranks.
-    keys = max(shape.kv_heads, min(t, shape.heads)) * shape.head_size
-    if shape.kv_rank:
-        keys = shape.heads * shape.head_size
-        yield 2 * (shape.query_rank + shape.kv_rank + shape.rope_head_size)
-    # Inputs of both norms (one yielded above) and their outputs, the products' inputs.
-    yield 6 * h / split
-    if shape.dropout:
-        yield 2 * h / split
-    grouped = keys if shape.value_head_size == 0 else values
-    yield 2 * (queries + keys + grouped + values) / t
-    if not layout.flash_attention and layout.recompute != "selective":
-        yield (5 if shape.dropout else 2 + 2) * shape.heads * s / t
-    width = shape.ffn_hidden
-    if shape.experts:
-        width *= shape.experts_per_token + shape.shared_experts
-        # Tokens as they were sent to their experts, and what came back.
-        yield 4 * h * shape.experts_per_token / split
-    yield (3 if shape.gated else 2) * 2 * width / t

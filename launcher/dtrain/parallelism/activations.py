@@ -1,0 +1,56 @@
+"""What one layer keeps from its forward pass for its backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dtrain.parallelism.layer import BYTES
+from dtrain.parallelism.layout import Layout
+from dtrain.parallelism.shape import Shape
+
+
+def layer_activations(shape: Shape, layout: Layout) -> float:
+    """Bytes that one layer keeps for each token of a micro-batch.
+
+    Term by term after RAR (arXiv 2205.05198, section 4.1), whose 34·h with GELU and dropout this
+    gives; gated MLPs and grouped keys have their own terms.
+    """
+    return sum(_saved(shape, layout)) * BYTES[layout.precision] / 2
+
+
+def _saved(shape: Shape, layout: Layout) -> Iterator[float]:
+    """The terms, in bytes for 16-bit activations."""
+    t = layout.tensor
+    h, s = shape.hidden, shape.seq_len
+    split = t if layout.sequence_parallel else 1
+    yield 2 * h / split
+    if layout.recompute == "full":
+        return
+    queries = shape.heads * shape.head_size
+    values = shape.heads * (shape.value_head_size or shape.head_size)
+    # Under tensor parallelism heads of keys are copied where there are fewer than ranks.
+    keys = max(shape.kv_heads, min(t, shape.heads)) * shape.head_size
+    grouped = keys if shape.value_head_size == 0 else values
+    width = shape.ffn_hidden
+    if shape.experts:
+        width *= shape.experts_per_token + shape.shared_experts
+        # Tokens as they were sent to their experts, and what came back.
+        yield 4 * h * shape.experts_per_token / split
+    if layout.recompute == "selective" and layout.by_torch:
+        # torchtitan's policy: every second product's output and attention's, all else again.
+        yield 2 * h / split
+        yield 2 * (queries + grouped + values + width) / t
+        return
+    # Inputs of both norms (one yielded above) and their outputs, the products' inputs.
+    yield 6 * h / split
+    if shape.dropout:
+        yield 2 * h / split
+    if shape.kv_rank:
+        keys = queries
+        yield 2 * (shape.query_rank + shape.kv_rank + shape.rope_head_size)
+    yield 2 * (queries + keys + grouped + values) / t
+    if not layout.flash_attention and layout.recompute != "selective":
+        yield (5 if shape.dropout else 4) * shape.heads * s / t
+    # Megatron-LM's fused SwiGLU works out its output again; in torch two more are kept.
+    matrices = (4 if layout.by_torch else 3) if shape.gated else 2
+    yield matrices * 2 * width / t

@@ -1,0 +1,107 @@
+"""Memory where parameters are sharded (ZeRO-3, FSDP): the highest of a step's phases.
+
+The phases and their terms are those of PyTorch's FSDP2 with a shard for each layer and one for
+the rest, read off its own tracker (``torch.distributed._tools.FSDPMemTracker``); all in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dtrain.parallelism.activations import layer_activations
+from dtrain.parallelism.layout import Layout
+from dtrain.parallelism.shape import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What is in use at one moment, besides the sharded parameters and Adam's moments."""
+
+    gradients: float = 0.0
+    activations: float = 0.0
+    logits: float = 0.0
+    gathered: float = 0.0
+    """Parameters gathered in 16 bits, and gradients before they are scattered."""
+    temporary: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.gradients + self.activations + self.logits + self.gathered + self.temporary
+
+
+def highest_phase(
+    shape: Shape, layout: Layout, *, layers: int, first: bool, last: bool, shards: int, held: float
+) -> Phase:
+    """Of a stage of ``layers``, whose parameters are spread over ``shards`` ranks.
+
+    ``held`` are the micro-batches in flight; all but one wait with all of their activations.
+    """
+    waiting = (held - 1) * layers * layer_activations(shape, layout) * _tokens(shape, layout)
+    phases = _phases(shape, layout, layers, first, last, shards)
+    highest = max(phases, key=lambda phase: phase.total)
+    return replace(highest, activations=highest.activations + waiting)
+
+
+def _tokens(shape: Shape, layout: Layout) -> float:
+    return shape.seq_len * layout.micro_batch / layout.context
+
+
+def _phases(
+    shape: Shape, layout: Layout, layers: int, first: bool, last: bool, shards: int
+) -> Iterator[Phase]:
+    t, h = layout.tensor, shape.hidden / layout.tensor
+    split = shape.hidden / (t if layout.sequence_parallel else 1)
+    tokens = _tokens(shape, layout)
+    layer = (shape.layer_parameters() - _idle_experts(shape, layout)) / t
+    head = shape.head_parameters / t if last else 0.0
+    root = head if last and not (shape.tied and first) else 0.0
+    root += shape.embedding_parameters / t if first else 0.0
+    reduced = 4.0 if layout.fp32_gradients else 2.0
+    every = 4 * (layers * layer + root) / shards
+    accumulated = every if layout.grad_accumulation > 1 else 0.0
+
+    kept = layer_activations(shape, layout) * tokens
+    ends = 4 * split * tokens if last else 0.0
+    logits = tokens * shape.vocab / t if last else 0.0
+
+    # Cross-entropy in 32 bits: log-softmax, its gradient, and the logits' gradient.
+    yield Phase(accumulated, layers * kept + ends, 12 * logits, 2 * root)
+    # The output layer's backward pass, with its gradient and the logits in 16 bits.
+    yield Phase(
+        accumulated, layers * kept + ends + 2 * split * tokens, 2 * logits,
+        2 * root + 2 * head + 2 * layer,
+    )  # fmt: skip
+
+    whole = layer_activations(shape, replace(layout, recompute="none")) * tokens
+    width = shape.ffn_hidden / t
+    # While the MLP's backward pass runs: two more of its widest, and gradients of a product.
+    inside = whole + (4 if shape.gated else 2) * width * tokens + 2 * split * tokens + 2 * width * h
+    again = 2 * split * tokens if layout.recompute == "full" else 0.0
+    end_of_layer = 10 * split * tokens + 2 * layer
+    for done in {0, min(1, layers - 1), max(0, layers - 2), layers - 1}:
+        below = (layers - 1 - done) * kept
+        ahead = 2 * layer if done < layers - 1 else 0.0
+        working = max(inside if not again else inside - again + kept, end_of_layer)
+        yield Phase(
+            accumulated or done * 4 * layer / shards,
+            below,
+            0.0,
+            2 * root + 2 * head + 2 * layer + ahead + (reduced * layer if done else 0.0),
+            working,
+        )
+    # The last to be scattered are the gradients of embedding and output layer.
+    rest = accumulated or 4 * layers * layer / shards
+    tied = 6 if shape.tied else 4
+    yield Phase(rest, 0.0, 0.0, (2 + reduced) * root)
+    yield Phase(
+        rest, 0.0, 0.0, 2 * root + reduced * layer, tied * head + 2 * split * tokens
+    )  # fmt: skip
+    # The optimizer's update works on copies of all shards (foreach).
+    yield Phase(every, 0.0, 0.0, 0.0, every)
+
+
+def _idle_experts(shape: Shape, layout: Layout) -> float:
+    """Parameters of a layer's experts that other expert ranks hold."""
+    held = shape.experts / layout.expert
+    return (shape.experts - held) * shape.expert_parameters if shape.experts else 0.0
