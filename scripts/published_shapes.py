@@ -1,0 +1,180 @@
+"""The model that a published run trained, from what its row says and what its name implies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.models import model
+from dtrain.parallelism.shape import Shape
+
+Row = Mapping[str, str]
+
+
+class UnusableError(Exception):
+    """A row that no estimate can be compared with. The message is the reason, fit to count by."""
+
+
+_NUMBER = re.compile(r"[-+]?\d[\d,_]*(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
+
+
+def number(row: Row, column: str) -> float | None:
+    """The first number of a cell (``1,536``, ``~66.5 GiB``), or nothing if it has none above 0."""
+    found = _NUMBER.search(row.get(column) or "")
+    value = float(found[0].replace(",", "").replace("_", "")) if found else 0.0
+    return value if 0 < value < 1e15 else None
+
+
+def count(row: Row, column: str) -> int | None:
+    """The same for what is counted."""
+    value = number(row, column)
+    return round(value) if value is not None and value >= 0.5 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What models of one family have in common."""
+
+    vocab: int
+    gated: bool = True
+    tied: bool = False
+    dropout: bool = False
+
+
+_GPT = Family(50257, gated=False, tied=True, dropout=True)
+"""GPT-2's tokenizer, the shared embedding and the dropout of Megatron-LM's default."""
+_FAMILIES = (
+    (r"llama.?4", Family(202048)),
+    (r"llama.?3", Family(128256)),
+    (r"llama|vicuna|alpaca", Family(32000)),
+    (r"mistral|mixtral", Family(32000)),
+    (r"qwen", Family(151936)),
+    (r"deepseek.?(v3|r1)|moonlight|kimi", Family(129280)),
+    (r"deepseek", Family(102400)),
+    (r"internlm.?[23]", Family(92544)),
+    (r"internlm", Family(103168)),
+    (r"baichuan", Family(125696)),
+    (r"glm", Family(65024)),
+    (r"gemma", Family(256000, tied=True)),
+    (r"dbrx", Family(100352)),
+    (r"nemotron", Family(256000, gated=False)),
+    (r"bloom", Family(250880, gated=False, tied=True)),
+    (r"mpt", Family(50368, gated=False, tied=True)),
+    (r"neox|pythia", Family(50432, gated=False)),
+    (r"falcon", Family(65024, gated=False, tied=True)),
+    (r"t-?nlg|gpt|opt|megatron|bert|\bt5\b", _GPT),
+)
+
+
+@cache
+def family(name: str) -> Family | None:
+    """The family that a model's name tells of, if it does."""
+    found = (kind for pattern, kind in _FAMILIES if re.search(pattern, name.casefold()))
+    return next(found, None)
+
+
+@cache
+def known(name: str) -> Shape | None:
+    """The published model of that name. ``Llama-3-70B (12-layer proxy)`` is a Llama-3-70B."""
+    bare = re.sub(r"\(.*?\)|\bproxy\b", "", name).strip()
+    for written in (name, bare, re.sub(r"[-_ ]l\d+$|[-_ ](instruct|base|hf)$", "", bare.lower())):
+        try:
+            return model(written)
+        except UsageError:
+            continue
+    return None
+
+
+def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
+    """What a row's columns say, completed from the published model of its name, or its family.
+
+    A column always wins over the name. What both leave open is as the family does it: the
+    tokenizer's vocabulary, padded to a multiple of 128·t as Megatron-LM pads it; 4·h for plain
+    MLPs and 8/3·h, up to a multiple of 256, for gated ones; as many key heads as query heads.
+    ``seq_len`` is used where the row has none, before the published model's.
+
+    Raises:
+        UnusableError: layers or hidden size are not known.
+    """
+    name = row.get("model_name") or ""
+    base, kind = known(name), family(name)
+    # A name such as GPT 7B may be another model's too: only the same width is the same model.
+    if base is not None and count(row, "hidden") not in (None, base.hidden):
+        kind = kind or Family(base.vocab, base.gated, base.tied, base.dropout)
+        base = None
+
+    def chosen(column: str, attribute: str = "") -> int | None:
+        other = getattr(base, attribute or column) if base is not None else None
+        return count(row, column) or other or None
+
+    layers, hidden = chosen("layers"), chosen("hidden")
+    if layers is None or hidden is None:
+        raise UnusableError("the model's shape is not given")
+    heads = chosen("heads") or max(1, hidden // 128)
+    same_heads = base is not None and heads == base.heads
+    head_size = base.head_size if base is not None and same_heads else max(1, hidden // heads)
+    kv_heads = count(row, "kv_heads") or (base.kv_heads if base and same_heads else heads)
+    vocab = count(row, "vocab") or _padded(
+        base.vocab if base is not None else kind.vocab if kind else 50257, 128 * tensor
+    )
+    experts = chosen("moe_experts", "experts") or 0
+    if experts == 1:
+        experts = 0
+    topk = min(chosen("moe_topk", "experts_per_token") or 2, experts)
+    length = count(row, "seq_len") or seq_len or (base.seq_len if base is not None else 2048)
+    ffn = chosen("ffn_hidden")
+    if base is not None and ffn == base.dense_ffn_hidden:
+        ffn = base.ffn_hidden  # the width of the few dense layers, not of the experts
+
+    def made(*, gated: bool, tied: bool) -> Shape:
+        usual = -(-8 * hidden // 768) * 256 if gated else 4 * hidden
+        plain = base or Shape(
+            layers, hidden, heads, kv_heads, ffn or usual, vocab, length, head_size,
+            dropout=kind.dropout if kind else not gated,
+        )  # fmt: skip
+        return replace(
+            plain,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_size=head_size,
+            ffn_hidden=ffn or usual,
+            vocab=vocab,
+            seq_len=length,
+            gated=gated,
+            tied=tied,
+            experts=experts,
+            experts_per_token=topk,
+            dense_layers=min(plain.dense_layers, layers - 1),
+        )
+
+    if base is not None:
+        gated, tied = base.gated, base.tied
+    elif kind is not None:
+        gated, tied = kind.gated, kind.tied
+    else:
+        gated = bool(experts) or kv_heads != heads or (ffn is not None and ffn != 4 * hidden)
+        gated = _agreeing(row, lambda yes: made(gated=yes, tied=False), gated)
+        tied = not gated
+    tied = _agreeing(row, lambda yes: made(gated=gated, tied=yes), tied)
+    return made(gated=gated, tied=tied)
+
+
+def _agreeing(row: Row, made: Callable[[bool], Shape], usual: bool) -> bool:
+    """The choice that gives the printed number of parameters, if just one of them does."""
+    printed = number(row, "params_b")
+    if printed is None:
+        return usual
+    # 7.1 means from 7.05 to 7.15.
+    digits = len((row.get("params_b") or "").strip().partition(".")[2])
+    slack = 0.5 * 10.0**-digits + 1e-9
+    fitting = [yes for yes in (False, True) if abs(made(yes).parameters / 1e9 - printed) <= slack]
+    return fitting[0] if len(fitting) == 1 else usual
+
+
+def _padded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple

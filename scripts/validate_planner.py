@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+"""How far the planner is off from published training runs.
+
+    scripts/validate_planner.py [--runs FILE [--runs FILE ...]] [--json] [--worst N]
+
+Estimates every run of the files as ``dtrain plan`` would, without any calibration, and prints for
+each source and for all of them: rows, mean absolute and signed error of the step time and of the
+peak memory in percent, and how runs that did and did not fit were foretold. ``published_runs``
+says how a row is read. Without --runs, the runs that come with this repository.
+
+A run's error is estimate / measured − 1: above 0, the planner thinks it slower, or larger, than
+it was. "Fits" is what the planner would offer, so it includes the headroom that it leaves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.efficiency import of_family
+from published_runs import Run, read
+
+DATA = Path(__file__).resolve().parent.parent / "tests" / "parallelism" / "data"
+RUNS = (DATA / "published_runs.csv", DATA / "published_runs_single_node.csv")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run, and the planner's errors on it as shares of what was measured."""
+
+    run: Run
+    time: float | None
+    memory: float | None
+    fits: bool
+
+
+@dataclass(slots=True)
+class Score:
+    """Of a set of outcomes."""
+
+    rows: int = 0
+    time: list[float] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
+    fit: Counter[str] = field(default_factory=Counter)
+
+    def add(self, outcome: Outcome) -> None:
+        self.rows += 1
+        if outcome.time is not None:
+            self.time.append(outcome.time)
+        if outcome.memory is not None:
+            self.memory.append(outcome.memory)
+        if outcome.run.fitted is not None:
+            # True or false is the estimate; fit or oom is what it said.
+            right = outcome.fits == outcome.run.fitted
+            self.fit[f"{'true' if right else 'false'}_{'fit' if outcome.fits else 'oom'}"] += 1
+
+    def as_json(self) -> dict[str, Any]:
+        fits = ("true_fit", "false_fit", "true_oom", "false_oom")
+        return {
+            "step_time": _errors(self.time),
+            "memory": _errors(self.memory),
+            "fit": {name: self.fit[name] for name in fits},
+        }
+
+
+def _errors(errors: Sequence[float]) -> dict[str, float | int | None]:
+    rows = len(errors)
+    mape = 100 * sum(map(abs, errors)) / rows if rows else None
+    bias = 100 * sum(errors) / rows if rows else None
+    return {
+        "rows": rows,
+        "mape": None if mape is None else round(mape, 3),
+        "bias": None if bias is None else round(bias, 3),
+    }
+
+
+def outcome_of(run: Run) -> Outcome | str:
+    """The planner's errors on a run, or why it has no estimate."""
+    candidate = run.candidate(of_family(run.cluster.gpu.family))
+    try:
+        seconds, memory, fits = candidate.time.total, candidate.memory, candidate.fits
+    except (ArithmeticError, LookupError, TypeError, ValueError, UsageError) as error:
+        return f"the planner has no estimate: {type(error).__name__}"
+    peak = {
+        "allocated": memory.allocated,
+        "reserved": memory.allocated + memory.fragmentation,
+        "total": memory.total,
+    }[run.counter]
+    if not (math.isfinite(seconds) and math.isfinite(peak)):
+        return "the planner has no estimate: not finite"
+    return Outcome(
+        run,
+        None if run.seconds is None else seconds / run.seconds - 1,
+        None if run.memory is None else peak / run.memory - 1,
+        fits,
+    )
+
+
+@dataclass(slots=True)
+class Report:
+    overall: Score = field(default_factory=Score)
+    sources: dict[str, Score] = field(default_factory=dict)
+    skipped: Counter[str] = field(default_factory=Counter)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "overall": self.overall.as_json(),
+            "sources": {name: score.as_json() for name, score in sorted(self.sources.items())},
+            "skipped": dict(sorted(self.skipped.items())),
+        }
+
+
+def validate(runs: Iterable[Run | str]) -> Report:
+    """The planner's errors on runs; texts are reasons for rows that were skipped."""
+    report = Report()
+    for run in runs:
+        outcome = run if isinstance(run, str) else outcome_of(run)
+        if isinstance(outcome, str):
+            report.skipped[outcome] += 1
+            continue
+        report.outcomes.append(outcome)
+        report.overall.add(outcome)
+        report.sources.setdefault(outcome.run.table, Score()).add(outcome)
+    return report
+
+
+_HEADINGS = ("rows", "time", "error", "bias", "memory", "error", "bias", "ran", "oom")
+
+
+def table(report: Report) -> str:
+    """For people; aligned in any terminal or file."""
+    lines: list[tuple[str, ...]] = [("", *_HEADINGS)]
+    lines += [(name, *_cells(score)) for name, score in sorted(report.sources.items())]
+    lines.append(("all", *_cells(report.overall)))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = [
+        "  ".join([line[0].ljust(widths[0])]
+                  + [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)])
+        for line in lines
+    ]  # fmt: skip
+    rule = "─" * len(text[0])
+    text = [text[0], rule, *text[1:-1], rule, text[-1], ""]
+    text.append("time, memory: runs compared; errors in percent: mean of absolute ones, and bias")
+    text.append("ran, oom: of the runs that ran and that did not fit, those that were foretold")
+    if report.skipped:
+        text += ["", f"{sum(report.skipped.values())} rows skipped:"]
+        text += [f"  {rows:5}  {reason}" for reason, rows in report.skipped.most_common()]
+    return "\n".join(text)
+
+
+def _cells(score: Score) -> tuple[str, ...]:
+    cells = [str(score.rows)]
+    for errors in (score.time, score.memory):
+        found = _errors(errors)
+        mape, bias = found["mape"], found["bias"]
+        cells += ["–", "–", "–"] if mape is None or bias is None else [
+            str(len(errors)), f"{mape:.1f}", f"{bias:+.1f}"]  # fmt: skip
+    fit = score.fit
+    ran, oom = fit["true_fit"] + fit["false_oom"], fit["true_oom"] + fit["false_fit"]
+    cells.append(f"{fit['true_fit']}/{ran}" if ran else "–")
+    cells.append(f"{fit['true_oom']}/{oom}" if oom else "–")
+    return tuple(cells)
+
+
+def worst(report: Report, number: int) -> str:
+    """The runs with the largest errors of either kind, one a line."""
+    found = [
+        (error, what, outcome.run)
+        for outcome in report.outcomes
+        for what, error in (("time", outcome.time), ("memory", outcome.memory))
+        if error is not None
+    ]
+    found.sort(key=lambda one: -abs(one[0]))
+    lines = [f"{100 * error:+7.1f} %  {what:6}  {run.name}" for error, what, run in found[:number]]
+    wrong = [o.run.name for o in report.outcomes if o.run.fitted is False and o.fits]
+    return "\n".join([*lines, *(f" ran out of memory, called a fit: {name}" for name in wrong)])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--runs", action="append", type=Path, metavar="FILE")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worst", type=int, default=0, metavar="N", help="list the N worst runs")
+    options = parser.parse_args(arguments)
+    try:
+        report = validate(run for path in options.runs or RUNS for run in read(path))
+    except UsageError as error:
+        print(f"error: {error.message}\n  hint: {error.hint}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps(report.as_json(), indent=2, ensure_ascii=False))
+    else:
+        print(table(report))
+        if options.worst > 0:
+            print("", worst(report, options.worst), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
