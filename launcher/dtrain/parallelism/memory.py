@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from dtrain.parallelism.activations import layer_activations
 from dtrain.parallelism.hardware import Cluster
@@ -42,12 +42,15 @@ class Memory:
     @property
     def total(self) -> float:
         """As the driver counts it."""
-        return float(sum(getattr(self, field.name) for field in fields(self)))
+        return self.allocated + self.communication + self.context + self.fragmentation
 
     @property
     def allocated(self) -> float:
         """As PyTorch's allocator counts it: without what lies outside of it."""
-        return self.total - self.communication - self.context - self.fragmentation
+        return (
+            self.parameters + self.gradients + self.optimizer + self.activations + self.logits
+            + self.gathered + self.temporary
+        )  # fmt: skip
 
 
 def memory(shape: Shape, layout: Layout, cluster: Cluster) -> Memory:

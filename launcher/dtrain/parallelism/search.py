@@ -15,7 +15,7 @@ from dtrain.parallelism.shape import Shape
 
 LARGEST_MICRO_BATCH = 16
 LARGEST_CONTEXT = 32
-MOST_PIECES = 12
+MOST_PIECES = 8
 """Of one stage in an interleaved schedule."""
 
 
@@ -139,7 +139,7 @@ class _Choices:
             # pipeline cannot overlap.
             yield "gradients"
         yield "full"
-        if self._shard(sizes):
+        if self._shard(sizes) and sizes.pipeline == 1:
             yield "hybrid"
 
     def _shard(self, sizes: Layout) -> int:

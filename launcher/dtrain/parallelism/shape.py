@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shape:
     """A decoder-only transformer.
 
@@ -53,7 +54,7 @@ class Shape:
     """Elements of one head's values, where they are not ``head_size``; else 0."""
     name: str = ""
 
-    @property
+    @cached_property
     def attention_parameters(self) -> int:
         """Of one layer: the query, key, value and output matrices.
 
@@ -81,12 +82,12 @@ class Shape:
         """Matrices of one MLP, each ``hidden`` by ``ffn_hidden``."""
         return 3 if self.gated else 2
 
-    @property
+    @cached_property
     def expert_parameters(self) -> int:
         """Of one expert, or of the only MLP of a dense layer."""
         return self.matrices * self.hidden * self.ffn_hidden
 
-    @property
+    @cached_property
     def moe_layers(self) -> int:
         """Layers with experts."""
         return self.layers - self.dense_layers if self.experts else 0
@@ -122,25 +123,33 @@ class Shape:
 
     def layer_parameters(self, *, moe: bool | None = None) -> int:
         """Of one layer; with experts if the model has any, unless ``moe`` says otherwise."""
-        moe = bool(self.experts) if moe is None else moe
-        return (
-            self.attention_parameters
-            + self.mlp_parameters(moe=moe)
-            + self.norm_parameters
-            + self.bias_parameters
-        )
+        if moe is None:
+            moe = bool(self.experts)
+        return self._moe_layer_parameters if moe else self._dense_layer_parameters
+
+    @cached_property
+    def _moe_layer_parameters(self) -> int:
+        return self._outside_mlp + self.mlp_parameters(moe=True)
+
+    @cached_property
+    def _dense_layer_parameters(self) -> int:
+        return self._outside_mlp + self.mlp_parameters(moe=False)
 
     @property
+    def _outside_mlp(self) -> int:
+        return self.attention_parameters + self.norm_parameters + self.bias_parameters
+
+    @cached_property
     def embedding_parameters(self) -> int:
         """Of the input embedding, with learned positions if there are any."""
         return (self.vocab + (self.seq_len if self.learned_positions else 0)) * self.hidden
 
-    @property
+    @cached_property
     def head_parameters(self) -> int:
         """Of the output layer, even if it shares its matrix with the embedding."""
         return self.vocab * self.hidden
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """All of them, a tied matrix once."""
         moe = self.moe_layers
@@ -152,7 +161,7 @@ class Shape:
             + self.norm_parameters // 2
         )
 
-    @property
+    @cached_property
     def active_parameters(self) -> int:
         """Those that one token passes through."""
         idle = self.experts - self.experts_per_token

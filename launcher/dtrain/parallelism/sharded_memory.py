@@ -73,7 +73,9 @@ def _phases(
         2 * root + 2 * head + 2 * layer,
     )  # fmt: skip
 
-    whole = layer_activations(shape, replace(layout, recompute="none")) * tokens
+    whole = kept
+    if layout.recompute != "none":
+        whole = layer_activations(shape, replace(layout, recompute="none")) * tokens
     width = shape.ffn_hidden / t
     # While the MLP's backward pass runs: two more of its widest, and gradients of a product.
     inside = whole + (4 if shape.gated else 2) * width * tokens + 2 * split * tokens + 2 * width * h

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from dtrain.parallelism.collectives import Group
 from dtrain.parallelism.efficiency import Efficiency
@@ -42,7 +42,10 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        return float(sum(getattr(self, field.name) for field in fields(self)))
+        return (
+            self.compute + self.recompute + self.tensor + self.context + self.expert
+            + self.pipeline + self.bubble + self.data + self.optimizer + self.host + self.other
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
