@@ -110,6 +110,7 @@ def test_each_kind_of_sharding_needs_no_more_than_the_one_before(
 
 @pytest.mark.parametrize("name", MODELS)
 @given(stages=st.integers(1, 64))
+@settings(deadline=None)
 def test_every_layer_is_on_one_stage(name: str, stages: int) -> None:
     shape = model(name)
     assume(stages <= shape.layers)
