@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""Fit the planner's constants to published training runs, and test them on runs left out.
+
+    scripts/fit_planner.py [--runs FILE ...] [--architecture NAME]             the constants
+    scripts/fit_planner.py [--runs FILE ...] [--architecture NAME] --held-out  their error
+
+The constants of ``dtrain.parallelism.efficiency`` are of three kinds: defaults; those that
+measurements of one thing alone give (``hop``, ``network``), which that module sets for an
+architecture; and those in ``FREE``, which this script fits, for each architecture on its own,
+to the step times of the runs on its GPUs.
+
+What is minimized is the mean over tables of each table's mean absolute error plus 0.3 of its
+bias, both of ln(estimate / measured): a table of 700 rows counts as much as one of 7, because the
+bias of a source is larger than the scatter inside it. The search goes along one constant after
+the other, in steps that grow where they help and shrink where they do not, from the defaults
+with each of ``LAUNCHES``: the host's time matters only where it is longer than the GPU's, so that
+a search that starts from a short one never finds out. It draws no random numbers, so that it gives
+the same figures every time.
+
+With --held-out, each publisher's runs are estimated with constants fitted to everybody else's: all
+tables of one publisher are left out together, because they share its clusters and its software.
+Where nobody else has runs on an architecture, the constants are those that
+``efficiency.of_family`` would give to an architecture that was never measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.efficiency import FAMILIES, Efficiency, of_family
+from published_runs import Run, read
+from validate_planner import RUNS
+
+FREE: Mapping[str, tuple[str, ...]] = {
+    "ampere": ("gemm", "attention", "passes", "launch", "exposed_data", "stream"),
+    "hopper": ("gemm", "attention", "passes", "exposed_data", "fp8"),
+    "blackwell": ("gemm", "attention", "passes", "exposed_data"),
+}
+"""The constants that are fitted, by architecture."""
+SHARES = {"gemm", "attention", "stream", "fp8", "exposed_data", "exposed_tensor", "network"}
+"""Those that are shares of something, and so at most 1."""
+LAUNCHES = (6e-6, 2e-5, 4e-5)
+"""Seconds to start one kernel, from which the search starts."""
+BIAS = 0.3
+"""Weight of a table's bias beside its mean absolute error."""
+ROWS = 60
+"""Runs of one table that the fit looks at, evenly spread; errors are reported on all."""
+ENOUGH = 0.003
+"""Relative step below which the search ends."""
+
+
+def errors(runs: Iterable[Run], made: Efficiency) -> dict[str, list[float]]:
+    """ln(estimate / measured) of step times, by table."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        if run.seconds is not None:
+            estimate = run.candidate(made).time.total
+            found.setdefault(run.table, []).append(math.log(estimate / run.seconds))
+    return found
+
+
+def loss(found: Mapping[str, Sequence[float]]) -> float:
+    """What the fit minimizes; see above."""
+    return sum(
+        (sum(map(abs, table)) + BIAS * abs(sum(table))) / len(table) for table in found.values()
+    ) / len(found)
+
+
+def fit(runs: Sequence[Run], start: Efficiency, free: Sequence[str]) -> Efficiency:
+    """The constants, of which those named in ``free`` were changed for the least loss."""
+    sample = list(_sample(runs))
+    launches = LAUNCHES if "launch" in free else (start.launch,)
+    ends = [_descend(sample, replace(start, launch=launch), free) for launch in launches]
+    best = min(ends, key=lambda end: loss(errors(sample, end)))
+    return replace(best, **{name: float(f"{getattr(best, name):.2g}") for name in free})
+
+
+def _descend(sample: Sequence[Run], best: Efficiency, free: Sequence[str]) -> Efficiency:
+    """From those constants down to where no step along one of them helps."""
+    least, steps = loss(errors(sample, best)), dict.fromkeys(free, 0.25)
+    while max(steps.values()) > ENOUGH:
+        for name in free:
+            for factor in (math.exp(steps[name]), math.exp(-steps[name])):
+                value = getattr(best, name) * factor
+                if name in SHARES and value > 1:
+                    continue
+                trial = replace(best, **{name: value})
+                lost = loss(errors(sample, trial))
+                if lost < least - 1e-7:
+                    best, least = trial, lost
+                    steps[name] *= 1.3
+                    break
+            else:
+                steps[name] *= 0.5
+    return best
+
+
+def _sample(runs: Iterable[Run]) -> Iterable[Run]:
+    tables: dict[str, list[Run]] = {}
+    for run in runs:
+        tables.setdefault(run.table, []).append(run)
+    for found in tables.values():
+        every = max(1.0, len(found) / ROWS)
+        yield from (found[int(place * every)] for place in range(int(len(found) / every)))
+
+
+def start_of(architecture: str) -> Efficiency:
+    """The constants before the fit: free ones at their defaults, the others as they are."""
+    plain = Efficiency()
+    free = {name: getattr(plain, name) for name in FREE[architecture]}
+    return replace(FAMILIES[architecture], **free)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--runs", action="append", type=Path, metavar="FILE")
+    parser.add_argument("--architecture", choices=tuple(FREE))
+    parser.add_argument("--held-out", action="store_true")
+    options = parser.parse_args(arguments)
+    try:
+        runs = [run for path in options.runs or RUNS for run in read(path)]
+    except UsageError as error:
+        print(f"error: {error.message}\n  hint: {error.hint}", file=sys.stderr)
+        return 2
+    for architecture in [options.architecture] if options.architecture else FREE:
+        timed = [
+            run
+            for run in runs
+            if isinstance(run, Run)
+            and run.seconds is not None
+            and run.cluster.gpu.family == architecture
+        ]
+        if timed and options.held_out:
+            _print_held_out(architecture, timed)
+        elif timed:
+            _print_fit(architecture, timed)
+    return 0
+
+
+def _print_fit(architecture: str, runs: Sequence[Run]) -> None:
+    free = FREE[architecture]
+    made, current = fit(runs, start_of(architecture), free), FAMILIES[architecture]
+    print(f"{architecture}: {len(runs)} runs")
+    print(f"  {'':14}{'fitted':>10}{'in efficiency.py':>20}")
+    for name in free:
+        print(f"  {name:14}{getattr(made, name):10.3g}{getattr(current, name):20.3g}")
+    print(f"  {'loss':14}{loss(errors(runs, made)):10.4f}{loss(errors(runs, current)):20.4f}")
+    _print_errors(errors(runs, made))
+
+
+def _print_held_out(architecture: str, runs: Sequence[Run]) -> None:
+    print(f"{architecture}: every publisher by constants fitted to the others")
+    found: dict[str, list[float]] = {}
+    for publisher in sorted({run.publisher for run in runs}):
+        others = [run for run in runs if run.publisher != publisher]
+        if others:
+            made = fit(others, start_of(architecture), FREE[architecture])
+        else:
+            made = of_family("")
+            print(f"  (nobody but {publisher}: with the constants of other architectures)")
+        found |= errors((run for run in runs if run.publisher == publisher), made)
+    _print_errors(found)
+
+
+def _print_errors(found: Mapping[str, Sequence[float]]) -> None:
+    """A table of the errors in percent, as ``validate_planner`` prints them."""
+    shares = {table: [math.expm1(error) for error in found[table]] for table in sorted(found)}
+    width = max(map(len, shares))
+    print(f"  {'':{width}}  rows  error   bias")
+    for table, each in shares.items():
+        error, bias = sum(map(abs, each)) / len(each), sum(each) / len(each)
+        print(f"  {table:{width}} {len(each):5}  {100 * error:5.1f}  {100 * bias:+5.1f}")
+    # Sources count alike: 720 rows of one would drown all the others.
+    mean = [sum(map(abs, each)) / len(each) for each in shares.values()]
+    bias_of_all = [sum(each) / len(each) for each in shares.values()]
+    error, bias = sum(mean) / len(mean), sum(bias_of_all) / len(mean)
+    print(f"  {'mean of tables':{width}}        {100 * error:5.1f}  {100 * bias:+5.1f}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
