@@ -92,6 +92,160 @@ def launch(
 
 
 @app.command()
+def plan(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="A cluster file: its hosts, GPUs and network.", metavar="[FILE]"),
+    ] = None,
+    model_size: Annotated[
+        str | None,
+        typer.Option(help="Model: a sensible one of that many parameters.", metavar="100B"),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model: a well-known one.", metavar="NAME")
+    ] = None,
+    model_config: Annotated[
+        Path | None,
+        typer.Option(help="Model: a Hugging Face config.json.", metavar="FILE"),
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="Model: its layers.")] = None,
+    hidden: Annotated[int | None, typer.Option(help="Model: its hidden size.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Model: attention heads.")] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="Model: heads of keys and values.")] = None,
+    ffn_hidden: Annotated[
+        int | None, typer.Option(help="Model: inner width of its MLP, or of one expert.")
+    ] = None,
+    experts: Annotated[int | None, typer.Option(help="Model: experts of each layer.")] = None,
+    experts_per_token: Annotated[
+        int | None, typer.Option(help="Model: experts that one token uses.")
+    ] = None,
+    vocab: Annotated[int | None, typer.Option(help="Words of its vocabulary.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens in one sequence.")] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(help="Sequences in one step; about 4M tokens if absent.")
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(help="Tokens to train on: shows days and GPU-hours.", metavar="2T"),
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="bf16, fp16, fp8 or fp32.", metavar="NAME")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="Where: GPUs in all.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="Where: kind of GPU, such as h100-80gb.", metavar="NAME")
+    ] = None,
+    gpus_per_host: Annotated[int | None, typer.Option(help="Where: GPUs of one host.")] = None,
+    network_gbps: Annotated[
+        float | None,
+        typer.Option(help="Where: Gb/s of one host, all its NICs together."),
+    ] = None,
+    hardware: Annotated[
+        Path | None, typer.Option(help="JSON table of GPUs of your own.", metavar="FILE")
+    ] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option(help="JSON of measured efficiencies.", metavar="FILE")
+    ] = None,
+    tensor: Annotated[int | None, typer.Option(help="Only: GPUs that split a layer.")] = None,
+    pipeline: Annotated[int | None, typer.Option(help="Only: pipeline stages.")] = None,
+    virtual_pipeline: Annotated[int | None, typer.Option(help="Only: pieces of a stage.")] = None,
+    context: Annotated[int | None, typer.Option(help="Only: GPUs that split a sequence.")] = None,
+    expert: Annotated[int | None, typer.Option(help="Only: GPUs that share experts.")] = None,
+    data: Annotated[int | None, typer.Option(help="Only: data ranks.")] = None,
+    sharding: Annotated[
+        str | None,
+        typer.Option(help="Only: none, optimizer, gradients, full or hybrid.", metavar="KIND"),
+    ] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option(help="Only: sequences in a micro-batch.")
+    ] = None,
+    recompute: Annotated[
+        str | None, typer.Option(help="Only: none, selective or full.", metavar="KIND")
+    ] = None,
+    sequence_parallel: Annotated[
+        bool | None,
+        typer.Option(
+            "--sequence-parallel/--no-sequence-parallel",
+            help="Only: with (without) sequence parallelism beside tensor parallelism.",
+        ),
+    ] = None,
+    offload: Annotated[
+        bool | None,
+        typer.Option(
+            "--offload/--no-offload",
+            help="Only: with (without) the optimizer in the hosts' memory.",
+        ),
+    ] = None,
+    top: Annotated[int, typer.Option(help="Layouts to compare.")] = 8,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Write the best layout into this cluster file.", metavar="FILE"),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with charts.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Choose how to split a model over a cluster: memory, speed, and why.
+
+    Name the model in one way: --model-size, --model, --model-config, or --layers and --hidden.
+    Options go before FILE's values; with neither, the cluster is 8 hosts of 8 A100-80GB. What is
+    marked "Only" narrows the search; with all of it fixed, that one layout is evaluated.
+    """
+    from dtrain_cli.commands import plan as command
+
+    sizes = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "ffn_hidden": ffn_hidden,
+        "experts": experts,
+        "experts_per_token": experts_per_token,
+    }
+    fixed = {
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "virtual_pipeline": virtual_pipeline,
+        "context": context,
+        "expert": expert,
+        "data": data,
+        "sharding": sharding,
+        "micro_batch": micro_batch,
+        "recompute": recompute,
+        "sequence_parallel": sequence_parallel,
+        "offload": offload,
+    }
+    _print(
+        command.plan(
+            command.Options(
+                file=file,
+                model_size=model_size,
+                model=model,
+                model_config=model_config,
+                sizes=sizes,
+                vocab=vocab,
+                seq_len=seq_len,
+                global_batch=global_batch,
+                tokens=tokens,
+                precision=precision,
+                gpus=gpus,
+                gpu=gpu,
+                gpus_per_host=gpus_per_host,
+                network_gbps=network_gbps,
+                hardware=hardware,
+                calibrate=calibrate,
+                fixed={name: value for name, value in fixed.items() if value is not None},
+                top=top,
+                json=json,
+                output=output,
+                html=html,
+            )
+        )
+    )
+
+
+@app.command()
 def schema() -> None:
     """Print the cluster file's format as JSON Schema, for completion and checks in editors.
 

@@ -9,7 +9,7 @@ from typing import TextIO
 from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.view import Display, Filters, View
 
-__all__ = ["Filters", "View", "make_view"]
+__all__ = ["Filters", "View", "color", "make_view"]
 
 
 def make_view(
@@ -42,13 +42,13 @@ def make_view(
 
         live = err.terminal and not out.pipe and os.environ.get("TERM", "dumb") != "dumb"
         kind = Live if live else Plain
-        return kind(out, err, fold=fold, color=(_color(out), _color(err)))
+        return kind(out, err, fold=fold, color=(color(out), color(err)))
 
     return View(display, filters, on_broken_pipe)
 
 
-def _color(outlet: Outlet) -> bool:
-    """See https://no-color.org and https://force-color.org."""
+def color(outlet: Outlet) -> bool:
+    """Whether to write in color. See https://no-color.org and https://force-color.org."""
     environment = os.environ
     if environment.get("NO_COLOR"):
         return False

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.hardware import Cluster
-from dtrain.parallelism.layout import Layout
+from dtrain.parallelism.layout import Layout, Recompute, Sharding
 from dtrain.parallelism.shape import Shape
 
 SIZES = ("tensor", "pipeline", "context", "data")
@@ -40,6 +40,12 @@ def check(shape: Shape, cluster: Cluster, global_batch: int, fixed: Mapping[str,
     for name in (*SIZES, "expert", "micro_batch", "virtual_pipeline"):
         if fixed.get(name, 1) < 1:
             raise UsageError(f"{option(name)} {fixed[name]} is not a size", hint="at least 1")
+    for name, kinds in (("sharding", get_args(Sharding)), ("recompute", get_args(Recompute))):
+        if fixed.get(name, "none") not in kinds:
+            raise UsageError(
+                f"{option(name)} {fixed[name]!r} is not one of {', '.join(kinds)}",
+                hint=f"use {option(name)} {kinds[-1]}",
+            )
     _check_product(cluster, fixed)
     known, derived = _completed(cluster, fixed)
 

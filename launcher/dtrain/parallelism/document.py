@@ -1,0 +1,124 @@
+"""A plan as one JSON object, for scripts: ``dtrain plan --json``.
+
+Memory is in GiB, time in seconds, bandwidth in Gb/s, and shares (``mfu``, ``hfu``) go from 0
+to 1. ``memory_gib`` and ``time_s`` hold their parts beside their ``total``, which is the sum of
+the parts; ``limit`` is what a layout may use of the GPU's memory, and no part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any
+
+from dtrain.parallelism.candidate import Candidate
+from dtrain.parallelism.question import Answer, Question
+
+SCHEMA = 1
+
+
+def document(answer: Answer, count: int, notes: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The answer with its best ``count`` layouts; see `Answer.shortlist`.
+
+    ``layouts`` is empty where nothing fits, except that of a layout that was asked for, which
+    then has ``"fits": false``.
+    """
+    question = answer.question
+    found: dict[str, Any] = {
+        "schema": SCHEMA,
+        "model": model(question),
+        "cluster": cluster(question),
+        "layouts": [layout(answer, candidate) for candidate in answer.shortlist(count)],
+        "rejected": [
+            {
+                "reason": group.reason,
+                "count": group.count,
+                "example": {**split(group.example), "memory_gib": memory(group.example)},
+            }
+            for group in answer.plan.rejected
+        ],
+        "considered": answer.plan.considered,
+        "fitting": len(answer.plan.layouts),
+        "notes": list(notes),
+    }
+    if training := answer.training(answer.best) if answer.fits else None:
+        found["training"] = _rounded(asdict(training))
+    return found
+
+
+def model(question: Question) -> dict[str, Any]:
+    """The shape, and how many parameters it has."""
+    shape = question.shape
+    return {
+        "name": shape.name or None,
+        "parameters": shape.parameters,
+        "active_parameters": shape.active_parameters,
+        **{key: value for key, value in asdict(shape).items() if key != "name"},
+    }
+
+
+def cluster(question: Question) -> dict[str, Any]:
+    """The GPUs and wires, and where they were taken from."""
+    where = question.cluster
+    return {
+        "gpu": where.gpu.name,
+        "gpus": where.gpus,
+        "hosts": where.hosts,
+        "gpus_per_host": where.gpus_per_host,
+        "network_gbps": round(where.network * 8, 3),
+        "gpu_memory_gib": where.gpu.memory,
+        "peak_tflops": where.gpu.flops[question.precision],
+        "source": question.cluster_source or None,
+    }
+
+
+def layout(answer: Answer, candidate: Candidate) -> dict[str, Any]:
+    """A layout with everything it costs."""
+    speed = candidate.speed
+    found = {
+        **split(candidate),
+        "fits": candidate.fits,
+        "memory_gib": memory(candidate),
+        "time_s": _parts(candidate.time),
+        "tokens_per_s_per_gpu": _short(speed.tokens_per_s_per_gpu),
+        "model_tflops_per_gpu": _short(speed.model_tflops_per_gpu),
+        "mfu": _short(speed.mfu),
+        "mfu_causal": _short(speed.mfu_causal),
+        "hfu": _short(speed.hfu),
+    }
+    if training := answer.training(candidate):
+        found |= {
+            "training_days": _short(training.days),
+            "training_gpu_hours": _short(training.gpu_hours),
+        }
+    return found
+
+
+def split(candidate: Candidate) -> dict[str, Any]:
+    """How a layout splits the model, without its costs."""
+    layout = candidate.layout
+    names = (
+        "tensor", "pipeline", "virtual_pipeline", "schedule", "context", "expert", "data",
+        "sharding", "shard", "micro_batch", "grad_accumulation", "global_batch", "recompute",
+        "sequence_parallel", "offload", "precision",
+    )  # fmt: skip
+    found = {name: getattr(layout, name) for name in names}
+    return found | {"shard": layout.shard or None}
+
+
+def memory(candidate: Candidate) -> dict[str, float]:
+    """GiB by part."""
+    return {**_parts(candidate.memory), "limit": _short(candidate.limit)}
+
+
+def _parts(costs: Any) -> dict[str, float]:
+    parts = {part.name: round(getattr(costs, part.name), 6) for part in fields(costs)}
+    return {**parts, "total": round(sum(parts.values()), 6)}
+
+
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: _short(value) for key, value in values.items()}
+
+
+def _short(value: float) -> float:
+    """Six significant digits, and whole numbers as they are."""
+    return value if isinstance(value, int) else float(f"{value:.6g}")

@@ -1,0 +1,511 @@
+"""What a plan means, in sentences: what to do, why not otherwise, and what else would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from dtrain.parallelism.candidate import HEADROOM, Candidate
+from dtrain.parallelism.constraints import option
+from dtrain.parallelism.hardware import Cluster, Gpu, Hardware
+from dtrain.parallelism.layout import Layout
+from dtrain.parallelism.question import Answer, Question
+from dtrain.parallelism.shape import Shape
+
+MEMORY_PARTS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer states",
+    "activations": "activations",
+    "logits": "logits",
+    "gathered": "gathered layers",
+    "temporary": "temporary buffers",
+    "communication": "communication buffers",
+    "context": "CUDA context",
+    "fragmentation": "fragmentation",
+}
+"""Fields of `Memory` as people call them."""
+TIME_PARTS = {
+    "compute": "computation",
+    "recompute": "recomputation",
+    "tensor": "tensor-parallel traffic",
+    "context": "context-parallel traffic",
+    "expert": "expert-parallel traffic",
+    "pipeline": "pipeline sends",
+    "bubble": "pipeline bubble",
+    "data": "data-parallel traffic",
+    "optimizer": "optimizer step",
+    "host": "waiting for the CPU",
+    "other": "loading data, logging",
+}
+"""Fields of `StepTime` as people call them."""
+SHARDING = {
+    "none": "none",
+    "optimizer": "ZeRO-1",
+    "gradients": "ZeRO-2",
+    "full": "FSDP",
+    "hybrid": "HSDP",
+}
+"""Short names: ZeRO's stages, and PyTorch's for what shards everything."""
+
+
+# What to do.
+
+
+def headline(candidate: Candidate) -> str:
+    """A layout as a colleague would say it, in two sentences or three."""
+    shape, layout, cluster = candidate.shape, candidate.layout, candidate.cluster
+    return " ".join([_split(shape, layout, cluster), _steps(layout), *_savings(layout)])
+
+
+def _split(shape: Shape, layout: Layout, cluster: Cluster) -> str:
+    steps: list[str] = []
+    if layout.tensor > 1:
+        inside = layout.tensor <= cluster.gpus_per_host and cluster.hosts > 1
+        steps.append(f"split each layer over {layout.tensor} GPUs{' of one host' * inside}")
+    if layout.pipeline > 1:
+        each, more = divmod(shape.layers, layout.pipeline)
+        size = f"about {each}" if more else f"{each}"
+        pieces = layout.virtual_pipeline
+        interleaved = f", interleaved as {pieces} pieces each" if pieces > 1 else ""
+        steps.append(
+            f"cut the {shape.layers} layers into {layout.pipeline} pipeline stages of "
+            f"{size}{interleaved}"
+        )
+    if layout.context > 1:
+        steps.append(f"split each sequence over {layout.context} GPUs (context parallelism)")
+    if layout.expert > 1:
+        steps.append(f"spread the {shape.experts} experts over {layout.expert} GPUs")
+    ranks = layout.data * layout.context
+    if layout.data > 1 or (ranks > 1 and layout.sharding != "none"):
+        steps.append(_replicas(layout, ranks, split=bool(steps)))
+    if not steps:
+        return "Keep the whole model on the one GPU."
+    text = steps[0] if len(steps) == 1 else f"{', '.join(steps[:-1])}, and {steps[-1]}"
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _replicas(layout: Layout, ranks: int, *, split: bool) -> str:
+    count = ranks if layout.sharding in ("full", "hybrid") else layout.data
+    what = f"{count} replicas of that" if split else f"the model on {count} GPUs"
+    if layout.data == 1:
+        what = "that"
+    run = f"run {what}" if split else f"put {what}"
+    return {
+        "none": f"{run}, with a full copy on each (DDP)",
+        "optimizer": f"{run}, whose optimizer states are shared out over {ranks} GPUs (ZeRO-1)",
+        "gradients": f"{run}, whose gradients and optimizer states are shared out (ZeRO-2)",
+        "full": (
+            f"shard parameters, gradients and optimizer over {ranks} "
+            f"{'replicas of that' if split else 'GPUs'} (FSDP, ZeRO-3)"
+        ),
+        "hybrid": (
+            f"shard parameters, gradients and optimizer within groups of {layout.shard} "
+            f"and keep {ranks // max(1, layout.shard)} copies of the groups (HSDP)"
+        ),
+    }[layout.sharding]
+
+
+def _steps(layout: Layout) -> str:
+    of = _count(layout.micro_batch, "sequence")
+    if layout.grad_accumulation == 1:
+        whose = "Each replica takes" if layout.data > 1 else "It takes"
+        return f"{whose} its {of} of a step at once."
+    whose = " on each replica" if layout.data > 1 else ""
+    return f"Use micro-batches of {of}, {layout.grad_accumulation} of them a step{whose}."
+
+
+def _savings(layout: Layout) -> Iterator[str]:
+    yield {
+        "none": "Nothing is recomputed.",
+        "selective": "Recompute only what is cheap in the backward pass (selective recompute).",
+        "full": "Recompute every layer in the backward pass (full recompute).",
+    }[layout.recompute]
+    if layout.offload:
+        yield "Keep the optimizer's states in the hosts' memory (offload), as a last resort."
+
+
+def figures(candidate: Candidate) -> str:
+    """Speed in one sentence, with both ways to count MFU."""
+    speed, gpus = candidate.speed, candidate.cluster.gpus
+    return (
+        f"A step of {_count(candidate.layout.global_batch, 'sequence')} takes "
+        f"{seconds(candidate.time.total)}: {amount(speed.tokens_per_s_per_gpu)} tokens/s on each "
+        f"GPU ({amount(speed.tokens_per_s_per_gpu * gpus)} on all), "
+        f"{speed.model_tflops_per_gpu:.0f} model TFLOP/s per GPU, MFU {percent(speed.mfu)} "
+        f"(non-causal attention; {percent(speed.mfu_causal)} causal), HFU {percent(speed.hfu)}."
+    )
+
+
+def fullness(candidate: Candidate) -> str:
+    """Memory against the limit, in one sentence."""
+    total, limit, whole = candidate.memory.total, candidate.limit, candidate.cluster.gpu.memory
+    room = f"{gib(limit)} usable ({gib(whole)}, less {HEADROOM * 100:.0f} % to be safe)"
+    if candidate.fits:
+        return f"The fullest GPU needs {gib(total)} of {room}."
+    return f"The fullest GPU needs {gib(total)}: {gib(total - limit)} more than its {room}."
+
+
+# Why not otherwise.
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Another plausible layout of the same job, and why it is not the one chosen."""
+
+    name: str
+    candidate: Candidate
+    verdict: str
+
+
+def textbook(answer: Answer) -> str:
+    """Why the model cannot be split inside each host and copied across hosts; '' where it can.
+
+    The leanest such layout counts: one sequence at a time, every layer recomputed.
+    """
+    question = answer.question
+    cluster, shape = question.cluster, question.shape
+    if cluster.hosts == 1 or cluster.gpus_per_host == 1:
+        return ""
+    inside = cluster.gpus_per_host
+    leanest = Layout(
+        data=cluster.hosts, recompute="full", precision=question.precision,
+        grad_accumulation=max(1, question.global_batch // cluster.hosts),
+        fp32_gradients=question.precision != "fp16",
+    )  # fmt: skip
+    candidates = [
+        question.candidate(
+            replace(
+                leanest,
+                tensor=tensor,
+                pipeline=inside // tensor,
+                sequence_parallel=tensor > 1,
+            )
+        )
+        for tensor in range(1, inside + 1)
+        if inside % tensor == 0
+        and shape.heads % tensor == 0
+        and shape.ffn_hidden % tensor == 0
+        and inside // tensor <= shape.layers
+    ]
+    least = min(candidates, key=lambda one: one.memory.total, default=None)
+    if least is None or least.fits:
+        return ""
+    need = least.memory
+    kept = need.parameters + need.gradients + need.optimizer
+    split = " x ".join(
+        f"{name} {size}"
+        for name, size in (("tensor", least.layout.tensor), ("pipeline", least.layout.pipeline))
+        if size > 1
+    )
+    text = (
+        f"Splitting the model only inside each host ({split}) and copying it to all "
+        f"{cluster.hosts} hosts, the textbook answer, needs {both(need.total)} on each GPU: "
+        f"parameters, gradients and Adam's states alone are {both(kept)}, the same on every "
+        f"host, and a GPU has {gib(cluster.gpu.memory)}."
+    )
+    if answer.fits:
+        text += f" What fits instead: {brief(answer.best)}, {gib(answer.best.memory.total)}."
+    return text
+
+
+def brief(candidate: Candidate) -> str:
+    """``tensor 4 x pipeline 4 x data 4, ZeRO-1``."""
+    layout = candidate.layout
+    sizes = [
+        f"{name} {size}"
+        for name, size in (
+            ("tensor", layout.tensor), ("pipeline", layout.pipeline),
+            ("context", layout.context), ("data", layout.data),
+        )
+        if size > 1
+    ]  # fmt: skip
+    text = " x ".join(sizes) or "one GPU"
+    if layout.expert > 1:
+        text += f", experts over {layout.expert}"
+    if layout.sharding != "none":
+        text += f", {SHARDING[layout.sharding]}"
+    if layout.recompute != "none":
+        text += f", {layout.recompute} recompute"
+    return text + (", optimizer offloaded" if layout.offload else "")
+
+
+def rivals(answer: Answer) -> tuple[Rival, ...]:
+    """The best of each plausible kind of layout, but for the kind that won.
+
+    One that does not fit is shown as it would need least.
+    """
+    best, found = answer.best, []
+    seen = {_kind(best.layout)}
+    for name, fixed in _kinds(answer):
+        plan = answer.question.search(**fixed)
+        if plan.layouts:
+            candidate = plan.layouts[0]
+        elif plan.rejected:
+            candidate = min(
+                (group.example for group in plan.rejected), key=lambda one: one.memory.total
+            )
+        else:
+            continue
+        if _kind(candidate.layout) in seen:
+            continue
+        seen.add(_kind(candidate.layout))
+        found.append(Rival(name, candidate, _verdict(candidate, best)))
+    # Those that work first, and each group from near to far.
+    return tuple(
+        sorted(
+            found,
+            key=lambda one: (
+                not one.candidate.fits,
+                one.candidate.time.total if one.candidate.fits else one.candidate.memory.total,
+            ),
+        )
+    )
+
+
+def _kind(layout: Layout) -> tuple[object, ...]:
+    return (
+        layout.tensor, layout.pipeline, layout.context, layout.expert, layout.sharding,
+        layout.recompute == "full", layout.offload,
+    )  # fmt: skip
+
+
+def _kinds(answer: Answer) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Kinds of layouts that people would think of, as what they fix."""
+    question, layout = answer.question, answer.best.layout
+    cluster, fixed = question.cluster, question.fixed
+    alone = {"tensor": 1, "pipeline": 1, "context": 1}
+    inside = cluster.gpus_per_host
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("DDP, a full copy on each GPU", {**alone, "sharding": "none"}),
+        ("ZeRO-1, optimizer sharded", {**alone, "sharding": "optimizer"}),
+        ("FSDP, everything sharded", {**alone, "sharding": "full"}),
+        ("HSDP, sharded in each host", {**alone, "sharding": "hybrid"}),
+    ]
+    if cluster.gpus > 1:
+        kinds.append(("pipeline without tensor", {"tensor": 1, "context": 1}))
+        kinds[-1][1]["pipeline"] = _deepest(question)
+    if inside > 1:
+        kinds.append(
+            (f"tensor {inside} without pipeline", {"tensor": inside, "pipeline": 1, "context": 1})
+        )
+    if layout.tensor * 2 <= inside:
+        kinds.append((f"tensor {layout.tensor * 2}", {"tensor": layout.tensor * 2, "context": 1}))
+    if layout.tensor > 1 and layout.tensor % 2 == 0:
+        kinds.append((f"tensor {layout.tensor // 2}", {"tensor": layout.tensor // 2, "context": 1}))
+    same = {"tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context}
+    if layout.context > 1:
+        kinds.append(("no context parallelism", {"context": 1}))
+    if layout.recompute == "full":
+        kinds.append(("the same without recompute", {**same, "recompute": "none"}))
+    else:
+        kinds.append(("the same with full recompute", {**same, "recompute": "full"}))
+    for name, wanted in kinds:
+        if all(fixed.get(key, value) == value for key, value in wanted.items()):
+            yield name, {"offload": False, **fixed, **wanted}
+
+
+def _deepest(question: Question) -> int:
+    """Stages of a pipeline over as many GPUs as divide the layers."""
+    gpus, layers = question.cluster.gpus, question.shape.layers
+    return max(
+        size for size in range(1, min(gpus, layers) + 1) if gpus % size == 0 and layers % size == 0
+    )
+
+
+def _verdict(rival: Candidate, best: Candidate) -> str:
+    if not rival.fits:
+        total, limit = rival.memory.total, rival.limit
+        parts = _largest({name: getattr(rival.memory, name) for name in MEMORY_PARTS}, 2)
+        spent = " and ".join(f"{gib(value)} {MEMORY_PARTS[name]}" for name, value in parts)
+        return (
+            f"{brief(rival)}: does not fit; even at its leanest it needs {gib(total)} of "
+            f"{gib(limit)}, {spent}."
+        )
+    if not best.fits:
+        return f"{brief(rival)}: fits, with {gib(rival.memory.total)}."
+    slower = rival.time.total / best.time.total - 1
+    if slower < 0:
+        return f"{brief(rival)}: {percent(-slower)} faster, with {gib(rival.memory.total)}."
+    more = {
+        part.name: getattr(rival.time, part.name) - getattr(best.time, part.name)
+        for part in fields(rival.time)
+    }
+    spent = ", ".join(
+        f"+{seconds(value)} {TIME_PARTS[name]}"
+        for name, value in _largest(more, 2)
+        if value > 0.001 * best.time.total
+    )
+    return (
+        f"{brief(rival)}: {percent(slower)} slower, {seconds(rival.time.total)} a step"
+        f"{f' ({spent})' if spent else ''}, with {gib(rival.memory.total)}."
+    )
+
+
+def _largest(parts: Mapping[str, float], count: int) -> list[tuple[str, float]]:
+    ranked = sorted(parts.items(), key=lambda item: item[1], reverse=True)
+    return [(name, value) for name, value in ranked[:count] if value > 0]
+
+
+# What else would fit.
+
+
+def cost_of_constraints(answer: Answer) -> str:
+    """What the fixed sizes cost against the planner's own choice; '' where nothing, or none."""
+    question = answer.question
+    if not question.fixed:
+        return ""
+    free = replace(question, fixed={}).search()
+    if not free.layouts:
+        return ""
+    other = free.layouts[0]
+    if not answer.fits:
+        return (
+            f"Without the constraints, {brief(other)} fits: {gib(other.memory.total)}, "
+            f"{seconds(other.time.total)} a step."
+        )
+    gain = answer.best.time.total / other.time.total - 1
+    if gain < 0.005:
+        return "The constraints cost nothing: the planner would not do better without them."
+    return (
+        f"Without the constraints, {brief(other)} would take {seconds(other.time.total)} a step: "
+        f"what is fixed costs {percent(gain)}."
+    )
+
+
+def remedies(answer: Answer, table: Hardware) -> tuple[str, ...]:
+    """What would make it fit, where nothing does: each a sentence. From a search of each."""
+    if answer.fits:
+        return ()
+    question = answer.question
+    found = [cost_of_constraints(answer)] if question.fixed else []
+    if question.fixed.get("recompute", "full") != "full":
+        found.append(_if_changed(question, "recompute", "full"))
+    if question.fixed.get("sharding", "full") != "full":
+        found.append(_if_changed(question, "sharding", "full"))
+    if question.fixed and not question.fixed.get("offload"):
+        found.append(_if_changed(question, "offload", True))
+    found.append(_more_gpus(question, table))
+    found.append(_other_gpu(question, table))
+    return tuple(sentence for sentence in found if sentence)
+
+
+def _if_changed(question: Question, field: str, value: Any) -> str:
+    plan = question.search(**{field: value})
+    if not plan.layouts:
+        return ""
+    one = plan.layouts[0]
+    spelled = option(field) if value is True else f"{option(field)} {value}"
+    return (
+        f"With {spelled}, {brief(one)} fits: {gib(one.memory.total)}, "
+        f"{seconds(one.time.total)} a step."
+    )
+
+
+def _more_gpus(question: Question, table: Hardware) -> str:
+    """The fewest GPUs of this kind on which the model fits, of those that divide well."""
+    cluster = question.cluster
+    per_host = max(cluster.gpus_per_host, table.machine(cluster.gpu.machine).gpus_per_host)
+    if cluster.gpus % per_host:
+        per_host = cluster.gpus_per_host
+    for gpus in _counts(cluster.gpus, per_host):
+        wider = replace(cluster, gpus=gpus, gpus_per_host=min(per_host, gpus))
+        one = _leanest(question, wider)
+        if one is not None:
+            hosts = _count(wider.hosts, "host")
+            return (
+                f"{gpus} {cluster.gpu.name} ({hosts} of {wider.gpus_per_host}) hold it: "
+                f"{brief(one)}, {gib(one.memory.total)}."
+            )
+    return ""
+
+
+def _counts(gpus: int, per_host: int) -> Iterator[int]:
+    """More GPUs in whole hosts: 1, 1.5, 2, 3, 4, 6 … times."""
+    unit = max(per_host, gpus)
+    if unit > gpus:
+        yield unit
+    for power in range(1, 12):
+        half = 3 * unit * 2**power // 4
+        if half % per_host == 0 and half > gpus:
+            yield half
+        yield unit * 2**power
+
+
+def _leanest(question: Question, cluster: Cluster) -> Candidate | None:
+    """A layout that fits on another cluster, of those that need little memory; free of
+    constraints, because other GPUs would need others."""
+    free = replace(question, fixed={}, cluster=cluster)
+    floor = 16 * question.shape.parameters / 2**30 / cluster.gpus
+    if floor > cluster.gpu.memory:
+        return None
+    for lean in ({"micro_batch": 1, "recompute": "full"},):
+        plan = free.search(offload=False, **lean)
+        if plan.layouts:
+            return plan.layouts[0]
+    return None
+
+
+def _other_gpu(question: Question, table: Hardware) -> str:
+    """The GPU with the least memory that is enough, as many of them."""
+    cluster = question.cluster
+    larger = [gpu for gpu in table.gpus if _like(gpu, cluster.gpu, question)]
+    for gpu in sorted(larger, key=lambda gpu: gpu.memory):
+        one = _leanest(question, replace(cluster, gpu=gpu))
+        if one is not None:
+            return (
+                f"{_count(cluster.gpus, gpu.name)} of {gpu.memory:.0f} GiB hold it: {brief(one)}, "
+                f"{gib(one.memory.total)}."
+            )
+    return ""
+
+
+def _like(gpu: Gpu, now: Gpu, question: Question) -> bool:
+    return (
+        gpu.memory > now.memory * 1.05
+        and question.precision in gpu.flops
+        and (gpu.family == "tpu") == (now.family == "tpu")
+    )
+
+
+# Numbers with their units.
+
+
+def seconds(value: float) -> str:
+    """``219 s``, ``13.8 s``, ``1.52 s``, ``604 ms``, ``4.8 ms``."""
+    if value < 0.9995:
+        return f"{value * 1000:.1f} ms" if value < 0.00995 else f"{value * 1000:.0f} ms"
+    return f"{value:,.0f} s" if value >= 99.95 else f"{value:#.3g} s"
+
+
+def gib(value: float) -> str:
+    """``75.5 GiB``, ``1,748 GiB``."""
+    return f"{value:,.0f} GiB" if value >= 1000 else f"{value:.1f} GiB"
+
+
+def percent(share: float) -> str:
+    return f"{share * 100:.1f} %" if share < 0.1 else f"{share * 100:.0f} %"
+
+
+def amount(value: float) -> str:
+    """``19,200``, ``300``, ``4.2``."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def large(count: float) -> str:
+    """``100.4B``, ``4.2M``, ``768``."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e4)):
+        if count >= size:
+            size = 1e3 if unit == "K" else size
+            return f"{count / size:.1f}{unit}"
+    return f"{count:g}"
+
+
+def both(value: float) -> str:
+    """``236 GB (220 GiB)``: vendors count in the one, tools in the other."""
+    return f"{value * 2**30 / 1e9:,.0f} GB ({value:,.0f} GiB)"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
