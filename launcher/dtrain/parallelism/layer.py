@@ -122,8 +122,8 @@ class Kernels:
         if layout.flash_attention:
             return flop / 2 / (peak * made.attention)
         scores = 2.0 * self.tokens * self.shape.seq_len * self.shape.heads / layout.tensor
-        square = 7 * scores / (gpu.bandwidth * 1e9 * made.stream)
-        return flop / (peak * made.attention) + square
+        square = made.scores * scores / (gpu.bandwidth * 1e9 * made.stream)
+        return flop / (peak * made.gemm) + square
 
     def stream_forward(self) -> float:
         """Norms, residuals, activations, rotations: what memory bandwidth bounds.
