@@ -1,0 +1,494 @@
+"""What TensorFlow can do with a model on a cluster: which strategy holds it, and if none, what.
+
+``tf.distribute`` parallelizes over data alone: a strategy copies every variable to all GPUs, or
+keeps them in hosts' memory from where every GPU reads all of them. Larger models have to be split
+by hand, layer by layer. Read off TensorFlow 2.21 and Keras 3.15; files are named where it matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from dtrain.parallelism.candidate import HEADROOM, Candidate
+from dtrain.parallelism.efficiency import of_family
+from dtrain.parallelism.explain import brief, gib, seconds
+from dtrain.parallelism.hardware import Cluster, Precision
+from dtrain.parallelism.keras_memory import KerasMemory, Part, Way, on_gpu
+from dtrain.parallelism.search import search
+from dtrain.parallelism.shape import Shape
+
+_GIB = 2.0**30
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What comes of one strategy, by the name that a cluster file gives it."""
+
+    name: str
+    fits: bool
+    where: str
+    """The devices that ``memory`` is of, and how many replicas there are."""
+    way: Way
+    """The fastest that fits, or the one that needs least."""
+    memory: KerasMemory
+    host_gib: float
+    """Of each host's own memory, for variables that live there; else 0."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What one GPU of a host holds when the model is split by hand."""
+
+    gpu: int
+    first: int
+    """First of its layers; ``layers`` 0 means that it has none."""
+    layers: int
+    embedding: bool
+    head: bool
+    memory: KerasMemory
+
+    @property
+    def what(self) -> str:
+        """Such as ``embedding, layers 0-9``."""
+        parts = ["embedding"] if self.embedding else []
+        if self.layers:
+            last = self.first + self.layers - 1
+            parts.append(f"layers {self.first}-{last}" if self.layers > 1 else f"layer {last}")
+        return ", ".join(parts + (["output layer"] if self.head else [])) or "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Layers to the GPUs of one host, by ``tf.device`` scopes; every host holds the same."""
+
+    gpus: tuple[Placed, ...]
+    way: Way
+    fits: bool
+
+    @property
+    def fullest(self) -> Placed:
+        return max(self.gpus, key=lambda placed: placed.memory.total)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFlowPlan:
+    """The answer for ``--framework tensorflow``."""
+
+    verdicts: tuple[Verdict, ...]
+    """Of all strategies, the best that fits first."""
+    assignment: Assignment | None
+    """Where no strategy holds the model; it may not fit either."""
+    torch: Candidate | None
+    """What torch would do where no strategy holds the model on its GPUs, if it can."""
+    limit: float
+    """GiB of one GPU that may be used."""
+    sentence: str
+    notes: tuple[str, ...]
+    """Ways past the strategies, and why they are not offered."""
+
+    @property
+    def strategy(self) -> Verdict | None:
+        """The one to use."""
+        return self.verdicts[0] if self.verdicts[0].fits else None
+
+    def to_document(self) -> dict[str, Any]:
+        """For ``--json``: GiB, counts and sentences."""
+        assignment = self.assignment
+        best = self.strategy
+        return {
+            "framework": "tensorflow",
+            "strategy": best.name if best else None,
+            "sentence": self.sentence,
+            "limit_gib": _rounded(self.limit),
+            "strategies": [
+                {
+                    "name": verdict.name,
+                    "fits": verdict.fits,
+                    "where": verdict.where,
+                    **asdict(verdict.way),
+                    "memory_gib": _parts(verdict.memory),
+                    "host_memory_gib": _rounded(verdict.host_gib),
+                    "reason": verdict.reason,
+                }
+                for verdict in self.verdicts
+            ],
+            "assignment": assignment
+            and {
+                "fits": assignment.fits,
+                **asdict(assignment.way),
+                "gpus": [
+                    {
+                        "gpu": placed.gpu,
+                        "holds": placed.what,
+                        "first_layer": placed.first if placed.layers else None,
+                        "layers": placed.layers,
+                        "embedding": placed.embedding,
+                        "head": placed.head,
+                        "memory_gib": _parts(placed.memory),
+                    }
+                    for placed in assignment.gpus
+                ],
+            },
+            "torch": self.torch
+            and {
+                **asdict(self.torch.layout),
+                "memory_gib": _rounded(self.torch.memory.total),
+                "step_s": _rounded(self.torch.time.total, 3),
+            },
+            "notes": list(self.notes),
+        }
+
+
+def answer(
+    shape: Shape,
+    cluster: Cluster,
+    *,
+    global_batch: int,
+    precision: Precision = "bf16",
+    host_memory: float | None = None,
+) -> TensorFlowPlan:
+    """Judge every strategy of ``tf.distribute`` for ``global_batch`` sequences a step.
+
+    ``host_memory`` is one host's, in GiB; where it is not known, strategies that keep variables
+    there are judged by their GPUs alone, and say what hosts must have.
+    """
+    job = _Job(shape, cluster, global_batch, precision, host_memory)
+    verdicts = tuple(sorted(job.verdicts(), key=lambda verdict: not verdict.fits))
+    held = verdicts[0].fits
+    assignment = None if held or job.tpu else job.assignment()
+    # Variables in hosts' memory train at the pace of their reads, so torch is worth a word.
+    torch = None if (held and not verdicts[0].host_gib) or job.tpu else job.torch()
+    return TensorFlowPlan(
+        verdicts=verdicts,
+        assignment=assignment,
+        torch=torch,
+        limit=job.limit,
+        sentence=job.sentence(verdicts[0], assignment, torch),
+        notes=tuple(job.notes(held)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    shape: Shape
+    cluster: Cluster
+    global_batch: int
+    precision: Precision
+    host_memory: float | None
+
+    @property
+    def limit(self) -> float:
+        return self.cluster.gpu.memory * (1 - HEADROOM)
+
+    @property
+    def tpu(self) -> bool:
+        return self.cluster.gpu.family == "tpu"
+
+    @property
+    def gigabytes(self) -> float:
+        """One GiB for each byte of every parameter."""
+        return self.shape.parameters / _GIB
+
+    def verdicts(self) -> Iterator[Verdict]:
+        """In the order in which one would want them."""
+        hosts, local = self.cluster.hosts, self.cluster.gpus_per_host
+        if self.tpu:
+            yield self._copied("tpu", "each TPU chip", self.cluster.gpus)
+            return
+        if hosts > 1:
+            where = f"each of the {self.cluster.gpus} GPUs"
+            yield self._copied("multi_worker_mirrored", where, self.cluster.gpus)
+        of_host = f"each of the {local} GPUs of one host" if local > 1 else "the GPU of one host"
+        if local > 1:
+            yield self._copied("mirrored", of_host, local)
+        yield self._copied("one_device", "one GPU", 1)
+        if local == 1:
+            yield self._copied("mirrored", of_host, 1)
+        if hosts == 1:
+            where = f"each of the {local} GPUs" if local > 1 else "the GPU"
+            yield self._copied("multi_worker_mirrored", where, local)
+        yield self._central(of_host)
+        yield self._parameter_server()
+        tpu = self._copied("tpu", "each TPU chip", self.cluster.gpus)
+        yield replace(
+            tpu, fits=False, reason=f"the cluster has no TPUs but {self.cluster.gpu.name} GPUs"
+        )
+
+    def _way(
+        self, replicas: int, *, variables: bool = True, part: Part | None = None
+    ) -> tuple[Way, KerasMemory]:
+        """The fastest way that fits, or the one that needs least: recomputing costs a third of
+        the time, and small micro-batches less than that."""
+        part = part or Part.whole(self.shape)
+        tried = []
+        for way in _ways(-(-self.global_batch // replicas)):
+            memory = on_gpu(
+                self.shape, part, way, self.precision, replicas=replicas, variables=variables
+            )
+            if memory.total <= self.limit:
+                return way, memory
+            tried.append((way, memory))
+        return min(tried, key=lambda one: one[1].total)
+
+    def _copied(self, name: str, where: str, replicas: int) -> Verdict:
+        """A strategy under which every GPU holds the whole model and its optimizer."""
+        way, memory = self._way(replicas)
+        fits = memory.total <= self.limit
+        states = 16 * self.gigabytes
+        idle = self.cluster.gpus - replicas
+        if fits:
+            reason = f"{where} holds a whole copy in {memory.total:.1f} of {self.limit:.1f} GiB"
+            if idle:
+                reason += f"; the other {idle} GPUs have nothing to do"
+        else:
+            reason = (
+                f"{where} holds a whole copy: {states:.0f} GiB of variables, Adam's slots and "
+                f"gradients alone, {memory.total:.0f} in all, on {self.limit:.1f}"
+            )
+        if name == "tpu":
+            reason += (
+                "; not counted is what TPUStrategy.experimental_split_to_logical_devices "
+                "can split by hand"
+            )
+        return Verdict(name, fits, where, way, memory, 0.0, reason)
+
+    def _central(self, where: str) -> Verdict:
+        """Variables on the host's CPU, or on the only GPU (``central_storage_strategy.py``).
+
+        Optimizer slots lie beside their variables, and gradients of all GPUs meet there.
+        """
+        local = self.cluster.gpus_per_host
+        if local == 1:
+            alone = self._copied("central_storage", where, 1)
+            return replace(alone, reason=f"with one GPU variables stay on it: {alone.reason}")
+        host = (12 + 4 * local) * self.gigabytes
+        return self._read_from_hosts(
+            "central_storage",
+            where,
+            local,
+            host,
+            "one host's memory, which each of its GPUs reads in every step",
+        )
+
+    def _parameter_server(self) -> Verdict:
+        """Variables and slots in the memory of ps tasks, here one on every host.
+
+        Every worker sends its gradients, of which a host receives its share from all, having
+        added up those of its own GPUs.
+        """
+        hosts, local = self.cluster.hosts, self.cluster.gpus_per_host
+        host = (12 / hosts + 4 + (4 * local if local > 1 else 0)) * self.gigabytes
+        verdict = self._read_from_hosts(
+            "parameter_server",
+            f"each of the {self.cluster.gpus} GPUs",
+            self.cluster.gpus,
+            host,
+            f"the memory of {hosts} parameter server{'s' * (hosts > 1)}, which every GPU reads "
+            "over the network in every step",
+        )
+        # fchollet in keras-team/keras issue 18624: "not supported in Keras 3".
+        loop = "; asynchronous, and needs a training loop of your own (Keras 3 dropped it from fit)"
+        return replace(verdict, reason=verdict.reason + loop)
+
+    def _read_from_hosts(
+        self, name: str, where: str, replicas: int, host: float, home: str
+    ) -> Verdict:
+        """A strategy that keeps states in hosts' memory.
+
+        Nothing orders the reads, so that a GPU may hold a copy of every parameter at once, and
+        its gradient.
+        """
+        way, memory = self._way(replicas, variables=False)
+        room = self.host_memory is None or host <= self.host_memory
+        fits = memory.total <= self.limit and room
+        reason = f"variables live in {home}: "
+        if memory.total > self.limit:
+            reason += (
+                f"a copy of all of them and their gradients take {8 * self.gigabytes:.0f} GiB of "
+                f"it, {memory.total:.0f} with the rest, on {self.limit:.1f}"
+            )
+        elif not room:
+            reason += f"a host needs {host:.0f} GiB of memory and has {self.host_memory:.0f}"
+        else:
+            needs = f" if each host has {host:.0f} GiB" if self.host_memory is None else ""
+            reason += f"fits in {memory.total:.1f} of {self.limit:.1f} GiB{needs}, but is slow"
+        return Verdict(name, fits, where, way, memory, host, reason)
+
+    def assignment(self) -> Assignment | None:
+        """Consecutive layers to the GPUs of one host, balanced by memory."""
+        local = self.cluster.gpus_per_host
+        if local == 1:
+            return None
+        least: Assignment | None = None
+        for way in _ways(-(-self.global_batch // self.cluster.hosts)):
+            placed = tuple(self._placed(way, local))
+            fullest = max(one.memory.total for one in placed)
+            if fullest <= self.limit:
+                return Assignment(placed, way, fits=True)
+            if least is None or fullest < least.fullest.memory.total:
+                least = Assignment(placed, way, fits=False)
+        return least
+
+    def _placed(self, way: Way, gpus: int) -> Iterator[Placed]:
+        """Layers, with the embedding before the first and the output layer behind the last."""
+        blocks = [Part(0, 0, head=False)]
+        dense = self.shape.layers - self.shape.moe_layers
+        blocks += [Part(1, 0, embedding=False, head=False)] * dense
+        blocks += [Part(0, 1, embedding=False, head=False)] * self.shape.moe_layers
+        blocks += [Part(0, 0, embedding=False)]
+        weights = {block: self._weight(block, way) for block in set(blocks)}
+        start = 0
+        for gpu, count in enumerate(split([weights[block] for block in blocks], gpus)):
+            own = blocks[start : start + count]
+            part = Part(
+                dense=sum(block.dense for block in own),
+                moe=sum(block.moe for block in own),
+                embedding=any(block.embedding for block in own),
+                head=any(block.head for block in own),
+            )
+            memory = on_gpu(self.shape, part, way, self.precision)
+            first = max(0, start - 1)
+            yield Placed(gpu, first, part.layers, part.embedding, part.head, memory)
+            start += count
+
+    def _weight(self, block: Part, way: Way) -> float:
+        memory = on_gpu(self.shape, block, way, self.precision)
+        return memory.total - memory.context - memory.fragmentation - memory.temporary
+
+    def torch(self) -> Candidate | None:
+        made = of_family(self.cluster.gpu.family)
+        found = search(
+            self.shape,
+            self.cluster,
+            made,
+            global_batch=self.global_batch,
+            precision=self.precision,
+        )
+        return found.layouts[0] if found.layouts else None
+
+    def sentence(
+        self, best: Verdict, assignment: Assignment | None, torch: Candidate | None
+    ) -> str:
+        """What a colleague would say."""
+        size = f"{self.shape.parameters / 1e9:.3g}B parameters"
+        if best.fits:
+            said = f"Use {best.name} for {size}: {best.reason}{_how(best.way)}."
+            return said + (_torch(torch, "keeps it on the GPUs") if torch else "")
+        if self.tpu:
+            return f"TPUStrategy cannot hold {size}: {best.reason}."
+        said = (
+            f"No strategy of tf.distribute holds {size}: none splits a layer or a stack of "
+            f"layers, so every GPU needs at least {best.memory.total:.0f} GiB of "
+            f"{self.limit:.0f} ({best.name})."
+        )
+        if assignment is not None:
+            said += " " + self._by_hand(assignment)
+        if torch is not None:
+            said += _torch(torch, "holds it")
+        elif assignment is None or not assignment.fits:
+            said += " torch does not hold it on this cluster either."
+        return said
+
+    def _by_hand(self, assignment: Assignment) -> str:
+        local, hosts = self.cluster.gpus_per_host, self.cluster.hosts
+        fullest = assignment.fullest.memory.total
+        said = f"Split by hand over the {local} GPUs of a host (tf.device), it "
+        if not assignment.fits:
+            return (
+                f"{said}still needs {fullest:.0f} GiB on the fullest GPU, because {local} GPUs "
+                f"hold a whole copy{f', {hosts} times over' if hosts > 1 else ''}."
+            )
+        said += f"fits in {fullest:.0f} GiB{_how(assignment.way)}, but one GPU computes at a time"
+        if hosts > 1:
+            said += f", and the {hosts} hosts must average gradients by themselves"
+        return said + "."
+
+    def notes(self, held: bool) -> Iterator[str]:
+        if self.precision == "fp8":
+            yield "Keras trains in fp8 by rounding inputs of Dense alone: counted as 16 bits."
+        if held or self.tpu:
+            return
+        each = 16 * self.gigabytes / self.cluster.gpus
+        yield (
+            f"tf.experimental.dtensor can split variables over all {self.cluster.gpus} GPUs "
+            f"({each:.1f} GiB of states each) in a script written for it, op by op. It is not "
+            "offered: the API is still experimental, Keras 3 does not build on it, and "
+            "keras.distribution.ModelParallel runs on TensorFlow without splitting anything."
+        )
+        if self.cluster.hosts > 1:
+            yield (
+                "tf.device can also name GPUs of other hosts (tf.config."
+                "experimental_connect_to_cluster), but activations then travel by gRPC, and one "
+                f"GPU in {self.cluster.gpus} computes at a time: not offered either."
+            )
+
+
+def split(weights: Sequence[float], parts: int) -> tuple[int, ...]:
+    """How many consecutive weights go to each part so that the heaviest part is lightest.
+
+    Parts are as equal as that allows; trailing ones are empty where there are too few weights.
+    """
+    low, high = max(weights), float(sum(weights))
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _needed(weights, middle) <= parts else (middle, high)
+    counts = []
+    start = 0
+    for left in range(parts, 0, -1):
+        rest = weights[start:]
+        count, load = 0, 0.0
+        fair = sum(rest) / left
+        for weight in rest:
+            behind = _needed(rest[count:], high)
+            if count and load + weight > high:
+                break
+            if count and load + weight / 2 >= fair and behind <= left - 1:
+                break
+            count, load = count + 1, load + weight
+        counts.append(count)
+        start += count
+    return tuple(counts)
+
+
+def _needed(weights: Sequence[float], most: float) -> int:
+    """Parts of at most ``most`` that consecutive weights take."""
+    parts, load = (1, 0.0) if weights else (0, 0.0)
+    for weight in weights:
+        if load + weight > most:
+            parts, load = parts + 1, 0.0
+        load += weight
+    return parts
+
+
+def _torch(candidate: Candidate, can: str) -> str:
+    return (
+        f" torch {can}: {brief(candidate)}, {gib(candidate.memory.total)} on the fullest GPU and "
+        f"about {seconds(candidate.time.total)} a step."
+    )
+
+
+def _ways(sequences: int) -> Iterator[Way]:
+    """Of passing that many sequences through one replica, the fastest first."""
+    for recompute in ("none", "full"):
+        for micro_batch in range(sequences, 0, -1):
+            if sequences % micro_batch == 0:
+                yield Way(micro_batch, sequences // micro_batch, recompute)
+
+
+def _how(way: Way) -> str:
+    said = f", {way.micro_batch} sequence{'s' * (way.micro_batch > 1)} at a time"
+    if way.grad_accumulation > 1:
+        said += f" {way.grad_accumulation} times a step"
+    return said + (" with keras.RematScope" if way.recompute == "full" else "")
+
+
+def _parts(memory: KerasMemory) -> dict[str, float]:
+    parts = {name: _rounded(value) for name, value in asdict(memory).items()}
+    return {**parts, "total": _rounded(memory.total)}
+
+
+def _rounded(value: float, digits: int = 2) -> float:
+    return round(value, digits)
