@@ -15,6 +15,8 @@ from dtrain.parallelism.shape import Shape
 
 LARGEST_MICRO_BATCH = 16
 LARGEST_CONTEXT = 32
+LEAST_TOKENS = 4096
+"""Of one sequence on each context rank: shorter parts leave attention's kernels idle."""
 MOST_PIECES = 8
 """Of one stage in an interleaved schedule."""
 
@@ -113,14 +115,7 @@ class _Choices:
                     continue
                 ranks = gpus // (tensor * pipeline)
                 for context in self.of("context", _divisors(ranks, LARGEST_CONTEXT)):
-                    # Causal context parallelism gives each rank two chunks of the sequence.
-                    if ranks % context or (context > 1 and shape.seq_len % (2 * context)):
-                        continue
-                    if (
-                        context > 1
-                        and shape.seq_len // context < 2048
-                        and "context" not in (self.fixed)
-                    ):
+                    if ranks % context or not self._splits_sequence(context):
                         continue
                     data = ranks // context
                     if self.global_batch % data or self.fixed.get("data", data) != data:
@@ -128,6 +123,13 @@ class _Choices:
                     yield replace(
                         start, tensor=tensor, pipeline=pipeline, context=context, data=data
                     )
+
+    def _splits_sequence(self, context: int) -> bool:
+        """Causal context parallelism gives each rank two chunks of the sequence."""
+        if context == 1:
+            return True
+        tokens = self.shape.seq_len / context
+        return tokens % 2 == 0 and ("context" in self.fixed or tokens >= LEAST_TOKENS)
 
     def _shardings(self, sizes: Layout) -> Iterator[str]:
         yield "none"
