@@ -83,18 +83,18 @@ def plan(options: Options) -> str:
     if options.output is not None:
         notes.append(_write_cluster_file(answer, options.output, options.file, spec))
     if options.json:
-        return _as_json(answer, options, notes)
+        from dtrain.parallelism.document import document
+
+        return _as_json(document(answer, table, options.top, notes))
     from dtrain_cli.views import layouts
 
     return layouts.as_text(answer, table, _paper(), count=options.top, notes=notes)
 
 
-def _as_json(answer: Answer, options: Options, notes: list[str]) -> str:
+def _as_json(found: dict[str, Any]) -> str:
     import json
 
-    from dtrain.parallelism.document import document
-
-    return json.dumps(document(answer, options.top, tuple(notes)), indent=2) + "\n"
+    return json.dumps(found, indent=2) + "\n"
 
 
 def _paper() -> Any:
@@ -325,7 +325,7 @@ def _batch(
     if training and training.global_batch:
         return training.global_batch, f"from {options.file}"
     batch = usual_batch(shape.seq_len, cluster.gpus)
-    return batch, "assumed, about 4M tokens: --global-batch sets another"
+    return batch, "assumed: --global-batch sets another"
 
 
 # Files.

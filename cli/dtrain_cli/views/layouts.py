@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ def _question(answer: Answer, notes: Sequence[str], paper: Paper) -> Iterator[st
     wires = ""
     if cluster.hosts > 1:
         wires = (
-            f" in {cluster.hosts} hosts of {cluster.gpus_per_host}, "
+            f" in {cluster.hosts:,} hosts of {cluster.gpus_per_host}, "
             f"{cluster.network * 8:g} Gb/s between hosts"
         )
     elif cluster.gpus > 1:
@@ -119,14 +120,14 @@ def _result(answer: Answer, paper: Paper) -> Iterator[str]:
                 paper,
             )
         return
-    gpus = names.count(question.cluster.gpus, question.cluster.gpu.name)
-    what = "No layout that was asked for fits" if question.fixed else "Nothing fits"
-    considered = answer.plan.considered
-    yield from _paragraph(
-        f"{what} on {gpus} ({considered:,} looked at). The nearest is {explain.brief(best)}:",
-        paper,
-        _RED,
-    )
+    gpus = f"{question.cluster.gpus:,} × {question.cluster.gpu.name}"
+    if question.pinned:
+        said = f"This layout does not fit on {gpus}: {explain.brief(best)}."
+    elif question.fixed:
+        said = f"No layout that was asked for fits on {gpus}. Nearest: {explain.brief(best)}."
+    else:
+        said = f"Nothing fits on {gpus}. Nearest: {explain.brief(best)}."
+    yield from _paragraph(said, paper, _RED)
     yield from _paragraph(explain.headline(best), paper)
 
 
@@ -177,97 +178,108 @@ def _stairs(
         ).rstrip()
 
 
+_TITLES = {
+    "tensor": "TP", "pipeline": "PP", "context": "CP", "expert": "EP", "data": "DP",
+    "recompute": "again",
+}  # fmt: skip
+"""What columns are called where there is little room."""
+_TEXTS = ("sharding", "recompute", "offload")
+
+
 def _table(candidates: Sequence[Candidate], paper: Paper) -> Iterator[str]:
     if len(candidates) < 2:
         return
     yield paper.paint("The best few that differ", _BOLD)
-    columns: dict[str, list[str]] = {"": [str(rank + 1) for rank in range(len(candidates))]}
-
-    def add(title: str, values: Sequence[str], *, always: bool = False) -> None:
-        if always or any(value not in ("1", "no", "none") for value in values):
-            columns[title] = [*values]
-
-    layouts = [candidate.layout for candidate in candidates]
-    add("tensor", [str(layout.tensor) for layout in layouts], always=True)
-    pieces = [layout.virtual_pipeline for layout in layouts]
-    add(
-        "pipeline",
-        [
-            f"{layout.pipeline}{f'×{v}' if v > 1 else ''}"
-            for layout, v in zip(layouts, pieces, strict=True)
-        ],
-        always=True,
-    )
-    add("context", [str(layout.context) for layout in layouts])
-    add("expert", [str(layout.expert) for layout in layouts])
-    add("data", [str(layout.data) for layout in layouts], always=True)
-    add("sharding", [explain.SHARDING[layout.sharding] for layout in layouts])
-    add(
-        "batch",
-        [f"{layout.micro_batch}×{layout.grad_accumulation}" for layout in layouts],
-        always=True,
-    )
-    add("recompute", [layout.recompute for layout in layouts])
-    add("offload", ["yes" if layout.offload else "no" for layout in layouts])
-    add("GiB", [f"{one.memory.total:,.1f}" for one in candidates], always=True)
-    add("step", [explain.seconds(one.time.total) for one in candidates], always=True)
-    add("MFU", [explain.percent(one.speed.mfu) for one in candidates], always=True)
-    add("causal", [explain.percent(one.speed.mfu_causal) for one in candidates], always=True)
+    columns = _columns(candidates)
     widths = {title: max(len(title), *map(len, values)) for title, values in columns.items()}
-    gap = "  "
-    # In a narrow terminal what is least missed goes first.
-    for title in ("causal", "recompute", "sharding", "step"):
-        if 2 + sum(widths.values()) + 2 * len(widths) > paper.columns and title in widths:
-            del widths[title]
-    text = {"sharding", "recompute", "offload"}
+    short = sum(widths.values()) + 2 * len(widths) > paper.columns
+    titles = {title: _TITLES.get(title, title) if short else title for title in columns}
+    widths = {
+        title: max(len(titles[title]), *map(len, values)) for title, values in columns.items()
+    }
 
     def row(cells: Mapping[str, str]) -> str:
-        return (
-            "  "
-            + gap.join(
-                f"{cells[title]:<{width}}" if title in text else f"{cells[title]:>{width}}"
-                for title, width in widths.items()
-            ).rstrip()
+        padded = (
+            f"{cells[title]:<{width}}" if title in _TEXTS else f"{cells[title]:>{width}}"
+            for title, width in widths.items()
         )
+        return "  " + "  ".join(padded).rstrip()
 
-    yield paper.paint(row({title: title for title in widths}), _DIM)
+    yield paper.paint(row(titles), _DIM)
     for number in range(len(candidates)):
-        line = row({title: columns[title][number] for title in widths})
+        line = row({title: values[number] for title, values in columns.items()})
         yield paper.paint(line, _BOLD) if number == 0 else line
-    yield from _paragraph(
-        "batch: sequences in a micro-batch × micro-batches a step"
-        + ("; pipeline: stages × pieces of each" if any(v > 1 for v in pieces) else "")
-        + "; MFU: non-causal attention, causal beside it" * ("causal" in widths)
-        + ".",
-        paper,
-        _DIM,
-        indent="  ",
-    )
+    yield from _paragraph(_legend(titles, columns), paper, _DIM, indent="  ")
+
+
+def _columns(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
+    """The table by column; one that says nothing is left out."""
+    layouts = [candidate.layout for candidate in candidates]
+    every: dict[str, list[str]] = {
+        "tensor": [str(layout.tensor) for layout in layouts],
+        "pipeline": [
+            f"{layout.pipeline}×{layout.virtual_pipeline}"
+            if layout.virtual_pipeline > 1
+            else str(layout.pipeline)
+            for layout in layouts
+        ],
+        "context": [str(layout.context) for layout in layouts],
+        "expert": [str(layout.expert) for layout in layouts],
+        "data": [str(layout.data) for layout in layouts],
+        "sharding": [explain.SHARDING[layout.sharding] for layout in layouts],
+        "batch": [f"{layout.micro_batch}×{layout.grad_accumulation}" for layout in layouts],
+        "recompute": [layout.recompute for layout in layouts],
+        "offload": ["yes" if layout.offload else "no" for layout in layouts],
+        "GiB": [f"{one.memory.total:,.1f}" for one in candidates],
+        "step": [explain.seconds(one.time.total) for one in candidates],
+        "MFU": [explain.percent(one.speed.mfu) for one in candidates],
+        "causal": [explain.percent(one.speed.mfu_causal) for one in candidates],
+    }
+    optional = ("context", "expert", "sharding", "recompute", "offload")
+    return {
+        title: values
+        for title, values in every.items()
+        if title not in optional or set(values) - {"1", "none", "no"}
+    }
+
+
+def _legend(titles: Mapping[str, str], columns: Mapping[str, list[str]]) -> str:
+    said = [f"{short} {title}" for title, short in titles.items() if short != title]
+    if "again" in titles.values():
+        said.remove("again recompute")
+        said.append("again: what is recomputed")
+    said.append("batch: sequences in a micro-batch × micro-batches a step")
+    if any("×" in value for value in columns["pipeline"]):
+        said.append("pipeline: stages × pieces of each")
+    said.append("MFU: with non-causal attention, then with causal")
+    return "; ".join(said) + "."
 
 
 def _others(answer: Answer, table: Hardware, paper: Paper) -> Iterator[str]:
     """Why not otherwise; and where nothing fits, what would."""
     remedies = explain.remedies(answer, table)
     if remedies:
-        yield paper.paint("What would fit", _BOLD)
+        title = "Without offload" if answer.fits else "What would fit"
+        yield paper.paint(title, _BOLD)
         for sentence in remedies:
             yield from _paragraph(f"- {sentence}", paper, indent="  ", hang="    ")
-        yield ""
-    said = [text for text in (explain.textbook(answer),) if text and not answer.question.fixed]
+    said = [text for text in (explain.textbook(answer),) if text and not answer.question.pinned]
     if answer.fits and (cost := explain.cost_of_constraints(answer)):
         said.append(cost)
     rivals = explain.rivals(answer)
     if not said and not rivals:
         return
+    if remedies:
+        yield ""
     yield paper.paint("Why not otherwise", _BOLD)
     for text in said:
         yield from _paragraph(f"- {text}", paper, indent="  ", hang="    ")
     for rival in rivals:
-        yield from _paragraph(f"- {rival.name}: {rival.verdict}", paper, indent="  ", hang="    ")
+        yield from _paragraph(f"- {rival.sentence}", paper, indent="  ", hang="    ")
 
 
 def _entry(title: str, text: str, paper: Paper) -> Iterator[str]:
-    first, *rest = textwrap.wrap(text, paper.width - 9, break_on_hyphens=False) or [""]
+    first, *rest = _wrapped(text, paper.width - 9) or [""]
     yield f"{paper.paint(f'{title:<9}', _BOLD)}{first}"
     yield from (" " * 9 + line for line in rest)
 
@@ -275,12 +287,15 @@ def _entry(title: str, text: str, paper: Paper) -> Iterator[str]:
 def _paragraph(
     text: str, paper: Paper, code: int = 0, *, indent: str = "", hang: str | None = None
 ) -> Iterator[str]:
-    lines = textwrap.wrap(
-        text,
-        paper.width,
-        initial_indent=indent,
-        subsequent_indent=indent if hang is None else hang,
-        break_on_hyphens=False,
-    )
+    lines = _wrapped(text, paper.width, indent, indent if hang is None else hang)
     for line in lines:
         yield paper.paint(line, code) if code else line
+
+
+def _wrapped(text: str, width: int, indent: str = "", hang: str = "") -> list[str]:
+    """Lines of the text, in which numbers keep their units."""
+    tied = re.sub(r"(?<=\d) (?=(?:%|s|ms|GB|GiB|x|×)(?:\W|$))", "\N{NO-BREAK SPACE}", text)
+    lines = textwrap.wrap(
+        tied, width, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False
+    )
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

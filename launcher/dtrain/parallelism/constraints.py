@@ -40,14 +40,16 @@ def check(shape: Shape, cluster: Cluster, global_batch: int, fixed: Mapping[str,
     for name in (*SIZES, "expert", "micro_batch", "virtual_pipeline"):
         if fixed.get(name, 1) < 1:
             raise UsageError(f"{option(name)} {fixed[name]} is not a size", hint="at least 1")
-    for name, kinds in (("sharding", get_args(Sharding)), ("recompute", get_args(Recompute))):
+    for name, kinds, hint in (
+        ("sharding", get_args(Sharding), "ZeRO-1 is optimizer, ZeRO-2 gradients, FSDP full"),
+        ("recompute", get_args(Recompute), "selective recomputes what is cheap, full each layer"),
+    ):
         if fixed.get(name, "none") not in kinds:
             raise UsageError(
-                f"{option(name)} {fixed[name]!r} is not one of {', '.join(kinds)}",
-                hint=f"use {option(name)} {kinds[-1]}",
+                f"{option(name)} {fixed[name]!r} is not one of {', '.join(kinds)}", hint=hint
             )
     _check_product(cluster, fixed)
-    known, derived = _completed(cluster, fixed)
+    known, derived = completed(cluster, fixed)
 
     def refuse(name: str, reason: str, would: Iterable[int]) -> UsageError:
         said = f"{option(name)} {known[name]}"
@@ -149,8 +151,11 @@ def _check_product(cluster: Cluster, fixed: Mapping[str, Any]) -> None:
     )
 
 
-def _completed(cluster: Cluster, fixed: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """With the one size that follows from the others, and its name."""
+def completed(cluster: Cluster, fixed: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """With sizes that follow from the others; and the name of the one that is a quotient.
+
+    ``fixed`` has passed `check`'s test that sizes divide the number of GPUs.
+    """
     missing = [name for name in SIZES if name not in fixed]
     if len(missing) > 1:
         product = math.prod(fixed.get(name, 1) for name in SIZES)

@@ -7,20 +7,26 @@ the parts; ``limit`` is what a layout may use of the GPU's memory, and no part.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from dtrain.parallelism import explain
 from dtrain.parallelism.candidate import Candidate
+from dtrain.parallelism.hardware import Hardware
 from dtrain.parallelism.question import Answer, Question
 
 SCHEMA = 1
 
 
-def document(answer: Answer, count: int, notes: tuple[str, ...] = ()) -> dict[str, Any]:
+def document(
+    answer: Answer, table: Hardware, count: int, notes: Sequence[str] = ()
+) -> dict[str, Any]:
     """The answer with its best ``count`` layouts; see `Answer.shortlist`.
 
-    ``layouts`` is empty where nothing fits, except that of a layout that was asked for, which
-    then has ``"fits": false``.
+    ``layouts`` is empty where nothing fits, unless constraints were given: then it holds the
+    layout that comes nearest, with ``"fits": false``. ``explanation`` has sentences, of which
+    the first says what to do.
     """
     question = answer.question
     found: dict[str, Any] = {
@@ -38,11 +44,21 @@ def document(answer: Answer, count: int, notes: tuple[str, ...] = ()) -> dict[st
         ],
         "considered": answer.plan.considered,
         "fitting": len(answer.plan.layouts),
+        "explanation": _explanation(answer, table),
         "notes": list(notes),
     }
     if training := answer.training(answer.best) if answer.fits else None:
         found["training"] = _rounded(asdict(training))
     return found
+
+
+def _explanation(answer: Answer, table: Hardware) -> list[str]:
+    said = [explain.headline(answer.best), explain.fullness(answer.best)]
+    if answer.fits:
+        said.insert(1, explain.figures(answer.best))
+    if not answer.question.pinned:
+        said.append(explain.textbook(answer))
+    return [text for text in (*said, *explain.remedies(answer, table)) if text]
 
 
 def model(question: Question) -> dict[str, Any]:

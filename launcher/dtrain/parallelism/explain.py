@@ -87,24 +87,24 @@ def _split(shape: Shape, layout: Layout, cluster: Cluster) -> str:
 
 
 def _replicas(layout: Layout, ranks: int, *, split: bool) -> str:
-    count = ranks if layout.sharding in ("full", "hybrid") else layout.data
-    what = f"{count} replicas of that" if split else f"the model on {count} GPUs"
-    if layout.data == 1:
-        what = "that"
-    run = f"run {what}" if split else f"put {what}"
-    return {
-        "none": f"{run}, with a full copy on each (DDP)",
-        "optimizer": f"{run}, whose optimizer states are shared out over {ranks} GPUs (ZeRO-1)",
-        "gradients": f"{run}, whose gradients and optimizer states are shared out (ZeRO-2)",
-        "full": (
-            f"shard parameters, gradients and optimizer over {ranks} "
-            f"{'replicas of that' if split else 'GPUs'} (FSDP, ZeRO-3)"
-        ),
-        "hybrid": (
-            f"shard parameters, gradients and optimizer within groups of {layout.shard} "
-            f"and keep {ranks // max(1, layout.shard)} copies of the groups (HSDP)"
-        ),
+    """What the data ranks do; ``split`` is whether each is more than one GPU."""
+    if layout.sharding == "full":
+        over = f"{ranks} such groups" if split else f"{ranks} GPUs"
+        return f"shard parameters, gradients and optimizer over {over} (FSDP, ZeRO-3)"
+    if layout.sharding == "hybrid":
+        return (
+            f"shard parameters, gradients and optimizer over {layout.shard} of them and keep "
+            f"{ranks // layout.shard} copies of that (HSDP)"
+        )
+    shared = {
+        "none": "",
+        "optimizer": f"optimizer states over {ranks} GPUs (ZeRO-1)",
+        "gradients": f"gradients and optimizer states over {ranks} GPUs (ZeRO-2)",
     }[layout.sharding]
+    if layout.data == 1:
+        return f"share out its {shared}"
+    run = f"run {layout.data} replicas of that" if split else f"copy it to {layout.data} GPUs"
+    return f"{run}, which share out their {shared}" if shared else f"{run} (DDP)"
 
 
 def _steps(layout: Layout) -> str:
@@ -158,6 +158,10 @@ class Rival:
     candidate: Candidate
     verdict: str
 
+    @property
+    def sentence(self) -> str:
+        return f"{self.name} ({brief(self.candidate)}): {self.verdict}"
+
 
 def textbook(answer: Answer) -> str:
     """Why the model cannot be split inside each host and copied across hosts; '' where it can.
@@ -200,8 +204,8 @@ def textbook(answer: Answer) -> str:
         if size > 1
     )
     text = (
-        f"Splitting the model only inside each host ({split}) and copying it to all "
-        f"{cluster.hosts} hosts, the textbook answer, needs {both(need.total)} on each GPU: "
+        f"Splitting the model only inside each host ({split}) and copying it to "
+        f"{'both' if cluster.hosts == 2 else f'all {cluster.hosts:,}'} hosts, the textbook answer, needs {both(need.total)} on each GPU: "
         f"parameters, gradients and Adam's states alone are {both(kept)}, the same on every "
         f"host, and a GPU has {gib(cluster.gpu.memory)}."
     )
@@ -278,29 +282,27 @@ def _kinds(answer: Answer) -> Iterator[tuple[str, Mapping[str, Any]]]:
     alone = {"tensor": 1, "pipeline": 1, "context": 1}
     inside = cluster.gpus_per_host
     kinds: list[tuple[str, dict[str, Any]]] = [
-        ("DDP, a full copy on each GPU", {**alone, "sharding": "none"}),
-        ("ZeRO-1, optimizer sharded", {**alone, "sharding": "optimizer"}),
-        ("FSDP, everything sharded", {**alone, "sharding": "full"}),
-        ("HSDP, sharded in each host", {**alone, "sharding": "hybrid"}),
+        ("Plain DDP", {**alone, "sharding": "none"}),
+        ("ZeRO-1 alone", {**alone, "sharding": "optimizer"}),
+        ("FSDP alone", {**alone, "sharding": "full"}),
+        ("HSDP alone", {**alone, "sharding": "hybrid"}),
     ]
     if cluster.gpus > 1:
-        kinds.append(("pipeline without tensor", {"tensor": 1, "context": 1}))
-        kinds[-1][1]["pipeline"] = _deepest(question)
+        deepest = {"tensor": 1, "context": 1, "pipeline": _deepest(question)}
+        kinds.append(("A pipeline without tensor", deepest))
     if inside > 1:
-        kinds.append(
-            (f"tensor {inside} without pipeline", {"tensor": inside, "pipeline": 1, "context": 1})
-        )
+        kinds.append(("Tensor without a pipeline", {"tensor": inside, "pipeline": 1, "context": 1}))
     if layout.tensor * 2 <= inside:
-        kinds.append((f"tensor {layout.tensor * 2}", {"tensor": layout.tensor * 2, "context": 1}))
+        kinds.append(("More tensor", {"tensor": layout.tensor * 2, "context": 1}))
     if layout.tensor > 1 and layout.tensor % 2 == 0:
-        kinds.append((f"tensor {layout.tensor // 2}", {"tensor": layout.tensor // 2, "context": 1}))
+        kinds.append(("Less tensor", {"tensor": layout.tensor // 2, "context": 1}))
     same = {"tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context}
     if layout.context > 1:
-        kinds.append(("no context parallelism", {"context": 1}))
+        kinds.append(("No context parallelism", {"context": 1}))
     if layout.recompute == "full":
-        kinds.append(("the same without recompute", {**same, "recompute": "none"}))
+        kinds.append(("Less recompute", {**same, "recompute": "none"}))
     else:
-        kinds.append(("the same with full recompute", {**same, "recompute": "full"}))
+        kinds.append(("Full recompute", {**same, "recompute": "full"}))
     for name, wanted in kinds:
         if all(fixed.get(key, value) == value for key, value in wanted.items()):
             yield name, {"offload": False, **fixed, **wanted}
@@ -319,15 +321,12 @@ def _verdict(rival: Candidate, best: Candidate) -> str:
         total, limit = rival.memory.total, rival.limit
         parts = _largest({name: getattr(rival.memory, name) for name in MEMORY_PARTS}, 2)
         spent = " and ".join(f"{gib(value)} {MEMORY_PARTS[name]}" for name, value in parts)
-        return (
-            f"{brief(rival)}: does not fit; even at its leanest it needs {gib(total)} of "
-            f"{gib(limit)}, {spent}."
-        )
+        return f"does not fit; at its leanest it needs {gib(total)} of {gib(limit)}, with {spent}."
     if not best.fits:
-        return f"{brief(rival)}: fits, with {gib(rival.memory.total)}."
+        return f"fits, with {gib(rival.memory.total)}."
     slower = rival.time.total / best.time.total - 1
     if slower < 0:
-        return f"{brief(rival)}: {percent(-slower)} faster, with {gib(rival.memory.total)}."
+        return f"{percent(-slower)} faster, with {gib(rival.memory.total)}."
     more = {
         part.name: getattr(rival.time, part.name) - getattr(best.time, part.name)
         for part in fields(rival.time)
@@ -338,7 +337,7 @@ def _verdict(rival: Candidate, best: Candidate) -> str:
         if value > 0.001 * best.time.total
     )
     return (
-        f"{brief(rival)}: {percent(slower)} slower, {seconds(rival.time.total)} a step"
+        f"{percent(slower)} slower, {seconds(rival.time.total)} a step"
         f"{f' ({spent})' if spent else ''}, with {gib(rival.memory.total)}."
     )
 
@@ -375,19 +374,27 @@ def cost_of_constraints(answer: Answer) -> str:
 
 
 def remedies(answer: Answer, table: Hardware) -> tuple[str, ...]:
-    """What would make it fit, where nothing does: each a sentence. From a search of each."""
-    if answer.fits:
-        return ()
+    """What would make it fit, each a sentence that a search stands behind.
+
+    Where nothing fits; and where the optimizer had to leave the GPUs, what would keep it there.
+    """
     question = answer.question
-    found = [cost_of_constraints(answer)] if question.fixed else []
-    if question.fixed.get("recompute", "full") != "full":
-        found.append(_if_changed(question, "recompute", "full"))
-    if question.fixed.get("sharding", "full") != "full":
-        found.append(_if_changed(question, "sharding", "full"))
-    if question.fixed and not question.fixed.get("offload"):
-        found.append(_if_changed(question, "offload", True))
-    found.append(_more_gpus(question, table))
-    found.append(_other_gpu(question, table))
+    fixed = question.fixed
+    if answer.fits and (not answer.best.layout.offload or "offload" in fixed):
+        return ()
+    found = []
+    without = "" if answer.fits else cost_of_constraints(answer)
+    if not answer.fits:
+        found.append(without)
+        for field, value in (("recompute", "full"), ("sharding", "full"), ("micro_batch", 1)):
+            if fixed.get(field, value) != value:
+                found.append(_if_changed(question, field, value))
+        if fixed and not fixed.get("offload"):
+            found.append(_if_changed(question, "offload", True))
+        elif not fixed:
+            found.append(_offload_too_little(answer))
+    if not without:
+        found += [_more_gpus(question, table), _other_gpu(question, table)]
     return tuple(sentence for sentence in found if sentence)
 
 
@@ -403,6 +410,16 @@ def _if_changed(question: Question, field: str, value: Any) -> str:
     )
 
 
+def _offload_too_little(answer: Answer) -> str:
+    least = min((group.example for group in answer.plan.rejected), key=lambda o: o.memory.total)
+    if not least.layout.offload:
+        return ""
+    return (
+        f"Offload is not enough: without the optimizer, {brief(least)} still needs "
+        f"{gib(least.memory.total)}."
+    )
+
+
 def _more_gpus(question: Question, table: Hardware) -> str:
     """The fewest GPUs of this kind on which the model fits, of those that divide well."""
     cluster = question.cluster
@@ -415,7 +432,7 @@ def _more_gpus(question: Question, table: Hardware) -> str:
         if one is not None:
             hosts = _count(wider.hosts, "host")
             return (
-                f"{gpus} {cluster.gpu.name} ({hosts} of {wider.gpus_per_host}) hold it: "
+                f"{gpus:,} x {cluster.gpu.name} ({hosts} of {wider.gpus_per_host}) would do: "
                 f"{brief(one)}, {gib(one.memory.total)}."
             )
     return ""
@@ -440,11 +457,8 @@ def _leanest(question: Question, cluster: Cluster) -> Candidate | None:
     floor = 16 * question.shape.parameters / 2**30 / cluster.gpus
     if floor > cluster.gpu.memory:
         return None
-    for lean in ({"micro_batch": 1, "recompute": "full"},):
-        plan = free.search(offload=False, **lean)
-        if plan.layouts:
-            return plan.layouts[0]
-    return None
+    plan = free.search(offload=False, micro_batch=1, recompute="full")
+    return plan.layouts[0] if plan.layouts else None
 
 
 def _other_gpu(question: Question, table: Hardware) -> str:
@@ -455,8 +469,8 @@ def _other_gpu(question: Question, table: Hardware) -> str:
         one = _leanest(question, replace(cluster, gpu=gpu))
         if one is not None:
             return (
-                f"{_count(cluster.gpus, gpu.name)} of {gpu.memory:.0f} GiB hold it: {brief(one)}, "
-                f"{gib(one.memory.total)}."
+                f"{cluster.gpus:,} x {gpu.name}, with {gpu.memory:.0f} GiB each, would do: "
+                f"{brief(one)}, {gib(one.memory.total)}."
             )
     return ""
 

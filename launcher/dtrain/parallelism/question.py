@@ -17,6 +17,8 @@ from dtrain.parallelism.shape import Shape
 
 USUAL_BATCH = 4e6
 """Tokens in one step where nobody says: what models of tens of billions of parameters use."""
+USUAL_SHARE = 1024
+"""Tokens of that for each GPU, at least: Llama 3 405B had 16M on 16,384 (arXiv 2407.21783)."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,20 @@ class Question:
             raise constraints.none_left(self.shape, self.cluster, self.global_batch, self.fixed)
         return Answer(self, plan)
 
+    @property
+    def pinned(self) -> bool:
+        """Whether all parallel sizes are fixed, so that one layout is asked about."""
+        if not any(size in self.fixed for size in constraints.SIZES):
+            return False
+        known, _ = constraints.completed(self.cluster, self.fixed)
+        return all(size in known for size in constraints.SIZES)
+
     def search(self, **fixed: Any) -> Plan:
-        """The layouts that also have ``fixed``; may be none. Raises nothing."""
-        both = {**self.fixed, **fixed}
+        """The layouts that also have ``fixed``; may be none. Raises nothing.
+
+        A layout that somebody asks about is not given an offloaded optimizer on the quiet.
+        """
+        both = {**({"offload": False} if self.pinned else {}), **self.fixed, **fixed}
         plan = search(
             self.shape,
             self.cluster,
@@ -143,14 +156,15 @@ def distinct(layouts: Sequence[Candidate], count: int) -> tuple[Candidate, ...]:
 
 
 def usual_batch(seq_len: int, gpus: int) -> int:
-    """Sequences that make about 4 million tokens, of which data ranks can have equal shares.
+    """Sequences of about 4 million tokens, or 1024 for each GPU where those are more.
 
-    A power of two times the odd part of the number of GPUs.
+    A power of two times the odd part of the number of GPUs, so that data ranks get equal shares.
     """
+    tokens = max(USUAL_BATCH, USUAL_SHARE * gpus)
     odd = gpus
     while odd % 2 == 0:
         odd //= 2
     batch = odd
-    while batch * seq_len * 2**0.5 < USUAL_BATCH:
+    while batch * seq_len * 2**0.5 < tokens:
         batch *= 2
     return batch
