@@ -176,6 +176,10 @@ def plan(
             help="Only: with (without) the optimizer in the hosts' memory.",
         ),
     ] = None,
+    framework: Annotated[
+        str | None,
+        typer.Option(help="torch or tensorflow; else FILE's, or torch.", metavar="NAME"),
+    ] = None,
     top: Annotated[int, typer.Option(help="Layouts to compare.")] = 8,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     output: Annotated[
@@ -236,6 +240,7 @@ def plan(
                 hardware=hardware,
                 calibrate=calibrate,
                 fixed={name: value for name, value in fixed.items() if value is not None},
+                framework=framework,
                 top=top,
                 json=json,
                 output=output,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism.constraints import option
 from dtrain.parallelism.hardware import PRECISIONS, Cluster, Gpu, Hardware, Precision, hardware
 from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.question import Answer, Question, usual_batch
@@ -17,7 +18,9 @@ from dtrain.parallelism.shape import Shape
 from dtrain.parallelism.sizes import parse_count, shape_for_size, shape_from_sizes
 
 if TYPE_CHECKING:
+    from dtrain.parallelism.efficiency import Efficiency
     from dtrain.spec.model import ClusterFile
+    from dtrain_cli.views.paper import Paper
 
 USUAL_GPU, USUAL_HOSTS = "a100-80gb", 8
 
@@ -46,6 +49,7 @@ class Options:
     calibrate: Path | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of a layout that may have only one value."""
+    framework: str | None = None
     top: int = 8
     json: bool = False
     output: Path | None = None
@@ -79,9 +83,17 @@ def plan(options: Options) -> str:
         cluster_source=where.source,
         batch_source=batch_source,
     )
+    if _framework(options, spec) == "tensorflow":
+        return _tensorflow(question, options, notes)
     answer = question.answer()
     if options.output is not None:
         notes.append(_write_cluster_file(answer, options.output, options.file, spec))
+    if options.html is not None:
+        from dtrain_cli.files import write_text
+        from dtrain_cli.views.layouts_html import page
+
+        write_text(options.html, page(answer, table, count=options.top, notes=notes))
+        notes.append(f"{options.html}: written")
     if options.json:
         from dtrain.parallelism.document import document
 
@@ -91,16 +103,58 @@ def plan(options: Options) -> str:
     return layouts.as_text(answer, table, _paper(), count=options.top, notes=notes)
 
 
+def _framework(options: Options, spec: ClusterFile | None) -> str:
+    framework = options.framework or (spec.job.framework if spec else "torch")
+    if framework not in ("torch", "tensorflow"):
+        raise UsageError(
+            f"--framework {framework} is not one that dtrain plans for",
+            hint="torch or tensorflow",
+        )
+    return framework
+
+
+def _tensorflow(question: Question, options: Options, notes: list[str]) -> str:
+    """The same question where the strategies of `tf.distribute` are the choice."""
+    from dtrain.parallelism import tensorflow
+
+    if question.fixed:
+        first = option(next(iter(question.fixed)))
+        raise UsageError(
+            f"{first} is of layouts, which TensorFlow has none of",
+            hint="leave it out, or use --framework torch",
+        )
+    if options.output is not None or options.html is not None:
+        what = "--output" if options.output is not None else "--html"
+        raise UsageError(
+            f"{what} is for layouts of torch",
+            hint="set job.strategy in the cluster file to the strategy that is shown",
+        )
+    found = tensorflow.answer(
+        question.shape,
+        question.cluster,
+        global_batch=question.global_batch,
+        precision=question.precision,
+    )
+    if options.json:
+        from dtrain.parallelism.document import SCHEMA, cluster, model
+
+        head = {"schema": SCHEMA, "model": model(question), "cluster": cluster(question)}
+        return _as_json({**head, **found.to_document()})
+    from dtrain_cli.views import strategies
+
+    return strategies.as_text(question, found, _paper(), notes)
+
+
 def _as_json(found: dict[str, Any]) -> str:
     import json
 
     return json.dumps(found, indent=2) + "\n"
 
 
-def _paper() -> Any:
+def _paper() -> Paper:
     from dtrain_cli.views import color
-    from dtrain_cli.views.layouts import Paper
     from dtrain_cli.views.outlet import Outlet
+    from dtrain_cli.views.paper import Paper
 
     outlet = Outlet(sys.stdout, lambda _error: None)
     columns, _ = outlet.size()
@@ -232,13 +286,13 @@ class _Where:
                 hint=f"add 'gpu: {USUAL_GPU}' to cluster, or say --gpu {USUAL_GPU}",
             )
         gbps = spec.cluster.gbps if options.network_gbps is None else options.network_gbps
-        for option, value, of_file in (
+        for name_of_option, value, of_file in (
             ("--gpu", options.gpu, spec.cluster.gpu),
             ("--gpus", options.gpus, sum(len(host.gpus) for host in hosts)),
             ("--network-gbps", options.network_gbps, spec.cluster.gbps),
         ):
             if value is not None and of_file is not None and value != of_file:
-                self.overruled.append(f"{option} {value} goes before {of_file} of {name}")
+                self.overruled.append(f"{name_of_option} {value} goes before {of_file} of {name}")
         cluster = self.table.cluster(
             self.table.gpu(gpu_name), gpus, gpus_per_host=per_host or None, network_gbps=gbps
         )
@@ -262,7 +316,7 @@ def _table(path: Path | None) -> Hardware:
     return hardware() if path is None else hardware().extended(_text(path), str(path))
 
 
-def _efficiency(options: Options, cluster: Cluster) -> Any:
+def _efficiency(options: Options, cluster: Cluster) -> Efficiency:
     from dtrain.parallelism.efficiency import of_family
 
     made = of_family(cluster.gpu.family)

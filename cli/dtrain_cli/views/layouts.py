@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from dtrain.framing import clean
 from dtrain.parallelism import explain
 from dtrain.parallelism.candidate import Candidate
 from dtrain.parallelism.hardware import Hardware
-from dtrain.parallelism.question import Answer
+from dtrain.parallelism.question import Answer, Question
 from dtrain_cli.views import names
-
-_WIDEST = 110
-"""Columns of text that are still pleasant to read; tables and bars stay within them too."""
-_ASCII = str.maketrans({"×": "x", "█": "#", "▌": "", "│": "|", "─": "-", "…": "...", "–": "-"})
-_BOLD, _DIM, _RED, _GREEN = 1, 2, 31, 32
-
-
-@dataclass(frozen=True, slots=True)
-class Paper:
-    """What the text is written for."""
-
-    columns: int
-    color: bool
-    unicode: bool
-    """Whether it can show more than ASCII."""
-
-    @property
-    def width(self) -> int:
-        return max(40, min(self.columns - 1, _WIDEST))
-
-    def paint(self, text: str, code: int) -> str:
-        return names.paint(text, code) if self.color and text else text
+from dtrain_cli.views.paper import BOLD, DIM, GREEN, RED, Paper, entry, paragraph
 
 
 def as_text(
@@ -47,7 +23,7 @@ def as_text(
 ) -> str:
     """The whole view, which ends with a newline. ``count`` layouts are compared."""
     sections = [
-        _question(answer, notes, paper),
+        question(answer.question, notes, paper),
         _result(answer, paper),
         _memory(answer.best, paper),
         _time(answer.best, paper),
@@ -55,13 +31,12 @@ def as_text(
         _others(answer, table, paper),
     ]
     text = "\n\n".join("\n".join(lines) for section in sections if (lines := [*section])) + "\n"
-    return text if paper.unicode else text.translate(_ASCII).encode("ascii", "replace").decode()
+    return paper.finish(text)
 
 
-def _question(answer: Answer, notes: Sequence[str], paper: Paper) -> Iterator[str]:
+def question(asked: Question, notes: Sequence[str], paper: Paper) -> Iterator[str]:
     """What was planned for, and where each part of it comes from."""
-    question = answer.question
-    shape, cluster = question.shape, question.cluster
+    shape, cluster = asked.shape, asked.cluster
     experts = (
         f", {shape.experts} experts of which each token uses {shape.experts_per_token}"
         if shape.experts
@@ -73,7 +48,7 @@ def _question(answer: Answer, notes: Sequence[str], paper: Paper) -> Iterator[st
         else ""
     )
     name = f"{clean(shape.name)}, " if shape.name else ""
-    yield from _entry(
+    yield from entry(
         "Model",
         f"{name}{explain.large(shape.parameters)} parameters{active}: {shape.layers} layers of "
         f"hidden size {shape.hidden:,}, {shape.heads} heads ({shape.kv_heads} for keys and "
@@ -89,31 +64,31 @@ def _question(answer: Answer, notes: Sequence[str], paper: Paper) -> Iterator[st
         )
     elif cluster.gpus > 1:
         wires = " in one host"
-    source = f" ({clean(question.cluster_source)})" if question.cluster_source else ""
-    yield from _entry(
+    source = f" ({clean(asked.cluster_source)})" if asked.cluster_source else ""
+    yield from entry(
         "Cluster",
         f"{cluster.gpus:,} × {cluster.gpu.name}{wires}{source}",
         paper,
     )
-    tokens = explain.large(question.global_batch * shape.seq_len)
-    source = f" ({clean(question.batch_source)})" if question.batch_source else ""
-    yield from _entry(
+    tokens = explain.large(asked.global_batch * shape.seq_len)
+    source = f" ({clean(asked.batch_source)})" if asked.batch_source else ""
+    yield from entry(
         "Batch",
-        f"{names.count(question.global_batch, 'sequence')} = {tokens} tokens a step, in "
-        f"{question.precision}{source}",
+        f"{names.count(asked.global_batch, 'sequence')} = {tokens} tokens a step, in "
+        f"{asked.precision}{source}",
         paper,
     )
     for note in notes:
-        yield from _entry("Note", clean(note), paper)
+        yield from entry("Note", clean(note), paper)
 
 
 def _result(answer: Answer, paper: Paper) -> Iterator[str]:
     best, question = answer.best, answer.question
     if answer.fits:
-        yield from _paragraph(explain.headline(best), paper, _BOLD)
-        yield from _paragraph(explain.figures(best), paper)
+        yield from paragraph(explain.headline(best), paper, BOLD)
+        yield from paragraph(explain.figures(best), paper)
         if training := answer.training(best):
-            yield from _paragraph(
+            yield from paragraph(
                 f"{explain.large(training.tokens)} tokens take {explain.amount(training.days)} "
                 f"days on {question.cluster.gpus:,} GPUs: {training.steps:,} steps, "
                 f"{training.gpu_hours:,.0f} GPU-hours, if nothing fails.",
@@ -127,21 +102,21 @@ def _result(answer: Answer, paper: Paper) -> Iterator[str]:
         said = f"No layout that was asked for fits on {gpus}. Nearest: {explain.brief(best)}."
     else:
         said = f"Nothing fits on {gpus}. Nearest: {explain.brief(best)}."
-    yield from _paragraph(said, paper, _RED)
-    yield from _paragraph(explain.headline(best), paper)
+    yield from paragraph(said, paper, RED)
+    yield from paragraph(explain.headline(best), paper)
 
 
 def _memory(best: Candidate, paper: Paper) -> Iterator[str]:
     parts = {title: getattr(best.memory, name) for name, title in explain.MEMORY_PARTS.items()}
-    yield paper.paint("Memory", _BOLD)
-    yield from _paragraph(explain.fullness(best), paper, 0 if best.fits else _RED)
+    yield paper.paint("Memory", BOLD)
+    yield from paragraph(explain.fullness(best), paper, 0 if best.fits else RED)
     yield from _stairs(parts, max(best.limit, best.memory.total), best.limit, explain.gib, paper)
 
 
 def _time(best: Candidate, paper: Paper) -> Iterator[str]:
     parts = {title: getattr(best.time, name) for name, title in explain.TIME_PARTS.items()}
     total = best.time.total
-    yield paper.paint("Time of a step", _BOLD)
+    yield paper.paint("Time of a step", BOLD)
     aside = "" if best.fits else ", if it fitted"
     yield f"{explain.seconds(total)}{aside}"
     yield from _stairs(parts, total, None, explain.seconds, paper)
@@ -171,10 +146,10 @@ def _stairs(
         if mark is not None:
             cells[mark] = "│" if cells[mark] == " " else cells[mark]
         over = mark is not None and end > mark
-        bar = paper.paint("".join(cells).rstrip(), _RED if over else _GREEN)
+        bar = paper.paint("".join(cells).rstrip(), RED if over else GREEN)
         yield (
             f"  {title:<{widths[0]}}  {amount:>{widths[1]}}  "
-            f"{paper.paint(f'{share:>{widths[2]}}', _DIM)}  {bar}"
+            f"{paper.paint(f'{share:>{widths[2]}}', DIM)}  {bar}"
         ).rstrip()
 
 
@@ -189,7 +164,7 @@ _TEXTS = ("sharding", "recompute", "offload")
 def _table(candidates: Sequence[Candidate], paper: Paper) -> Iterator[str]:
     if len(candidates) < 2:
         return
-    yield paper.paint("The best few that differ", _BOLD)
+    yield paper.paint("The best few that differ", BOLD)
     columns = _columns(candidates)
     widths = {title: max(len(title), *map(len, values)) for title, values in columns.items()}
     short = sum(widths.values()) + 2 * len(widths) > paper.columns
@@ -205,11 +180,11 @@ def _table(candidates: Sequence[Candidate], paper: Paper) -> Iterator[str]:
         )
         return "  " + "  ".join(padded).rstrip()
 
-    yield paper.paint(row(titles), _DIM)
+    yield paper.paint(row(titles), DIM)
     for number in range(len(candidates)):
         line = row({title: values[number] for title, values in columns.items()})
-        yield paper.paint(line, _BOLD) if number == 0 else line
-    yield from _paragraph(_legend(titles, columns), paper, _DIM, indent="  ")
+        yield paper.paint(line, BOLD) if number == 0 else line
+    yield from paragraph(_legend(titles, columns), paper, DIM, indent="  ")
 
 
 def _columns(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
@@ -260,9 +235,9 @@ def _others(answer: Answer, table: Hardware, paper: Paper) -> Iterator[str]:
     remedies = explain.remedies(answer, table)
     if remedies:
         title = "Without offload" if answer.fits else "What would fit"
-        yield paper.paint(title, _BOLD)
+        yield paper.paint(title, BOLD)
         for sentence in remedies:
-            yield from _paragraph(f"- {sentence}", paper, indent="  ", hang="    ")
+            yield from paragraph(f"- {sentence}", paper, indent="  ", hang="    ")
     said = [text for text in (explain.textbook(answer),) if text and not answer.question.pinned]
     if answer.fits and (cost := explain.cost_of_constraints(answer)):
         said.append(cost)
@@ -271,31 +246,8 @@ def _others(answer: Answer, table: Hardware, paper: Paper) -> Iterator[str]:
         return
     if remedies:
         yield ""
-    yield paper.paint("Why not otherwise", _BOLD)
+    yield paper.paint("Why not otherwise", BOLD)
     for text in said:
-        yield from _paragraph(f"- {text}", paper, indent="  ", hang="    ")
+        yield from paragraph(f"- {text}", paper, indent="  ", hang="    ")
     for rival in rivals:
-        yield from _paragraph(f"- {rival.sentence}", paper, indent="  ", hang="    ")
-
-
-def _entry(title: str, text: str, paper: Paper) -> Iterator[str]:
-    first, *rest = _wrapped(text, paper.width - 9) or [""]
-    yield f"{paper.paint(f'{title:<9}', _BOLD)}{first}"
-    yield from (" " * 9 + line for line in rest)
-
-
-def _paragraph(
-    text: str, paper: Paper, code: int = 0, *, indent: str = "", hang: str | None = None
-) -> Iterator[str]:
-    lines = _wrapped(text, paper.width, indent, indent if hang is None else hang)
-    for line in lines:
-        yield paper.paint(line, code) if code else line
-
-
-def _wrapped(text: str, width: int, indent: str = "", hang: str = "") -> list[str]:
-    """Lines of the text, in which numbers keep their units."""
-    tied = re.sub(r"(?<=\d) (?=(?:%|s|ms|GB|GiB|x|×)(?:\W|$))", "\N{NO-BREAK SPACE}", text)
-    lines = textwrap.wrap(
-        tied, width, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False
-    )
-    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+        yield from paragraph(f"- {rival.sentence}", paper, indent="  ", hang="    ")

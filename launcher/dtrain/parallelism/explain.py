@@ -96,14 +96,15 @@ def _replicas(layout: Layout, ranks: int, *, split: bool) -> str:
             f"shard parameters, gradients and optimizer over {layout.shard} of them and keep "
             f"{ranks // layout.shard} copies of that (HSDP)"
         )
+    over = f" over {ranks} GPUs" if ranks != layout.data else ""
     shared = {
         "none": "",
-        "optimizer": f"optimizer states over {ranks} GPUs (ZeRO-1)",
-        "gradients": f"gradients and optimizer states over {ranks} GPUs (ZeRO-2)",
+        "optimizer": f"optimizer states{over} (ZeRO-1)",
+        "gradients": f"gradients and optimizer states{over} (ZeRO-2)",
     }[layout.sharding]
     if layout.data == 1:
         return f"share out its {shared}"
-    run = f"run {layout.data} replicas of that" if split else f"copy it to {layout.data} GPUs"
+    run = f"run {layout.data} replicas of that" if split else f"copy the model to {ranks} GPUs"
     return f"{run}, which share out their {shared}" if shared else f"{run} (DDP)"
 
 
@@ -203,11 +204,12 @@ def textbook(answer: Answer) -> str:
         for name, size in (("tensor", least.layout.tensor), ("pipeline", least.layout.pipeline))
         if size > 1
     )
+    hosts = "both" if cluster.hosts == 2 else f"all {cluster.hosts:,}"
     text = (
-        f"Splitting the model only inside each host ({split}) and copying it to "
-        f"{'both' if cluster.hosts == 2 else f'all {cluster.hosts:,}'} hosts, the textbook answer, needs {both(need.total)} on each GPU: "
-        f"parameters, gradients and Adam's states alone are {both(kept)}, the same on every "
-        f"host, and a GPU has {gib(cluster.gpu.memory)}."
+        f"Splitting the model only inside each host ({split}) and copying it to {hosts} hosts, the "
+        f"textbook answer, needs {both(need.total)} on each GPU: parameters, gradients and Adam's "
+        f"states alone are {both(kept)}, the same on every host, and a GPU has "
+        f"{gib(cluster.gpu.memory)}."
     )
     if answer.fits:
         text += f" What fits instead: {brief(answer.best)}, {gib(answer.best.memory.total)}."
