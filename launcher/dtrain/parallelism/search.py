@@ -35,7 +35,7 @@ class Plan:
     """What a search found."""
 
     layouts: tuple[Candidate, ...]
-    """Those that fit, fastest first."""
+    """Those that fit, fastest first (simpler first where it makes no difference)."""
     rejected: tuple[Rejected, ...]
     """Those that do not, those that came nearest first."""
 
@@ -75,7 +75,7 @@ def search(
         rest += [candidate for candidate in every if not candidate.fits]
         if fitting:
             break
-    fitting.sort(key=lambda candidate: (candidate.time.total, candidate.memory.total))
+    fitting.sort(key=_worth)
     return Plan(tuple(fitting), tuple(_grouped(rest)))
 
 
@@ -184,6 +184,21 @@ class _Choices:
 def _divisors(number: int, most: int | None = None) -> tuple[int, ...]:
     most = number if most is None else min(number, most)
     return tuple(size for size in range(1, most + 1) if number % size == 0)
+
+
+def _worth(candidate: Candidate) -> float:
+    """Seconds of a step, and 0.5 % for each way of splitting: one that gains less is not worth
+    what it takes to set up."""
+    layout = candidate.layout
+    ways = sum(
+        size > 1
+        for size in (
+            layout.tensor, layout.pipeline, layout.virtual_pipeline, layout.context, layout.expert
+        )
+    )  # fmt: skip
+    ways += ("none", "optimizer", "gradients", "full", "hybrid").index(layout.sharding)
+    ways += layout.recompute != "none"
+    return candidate.time.total * (1 + 0.005 * ways)
 
 
 def _grouped(rest: Iterable[Candidate]) -> Iterator[Rejected]:
