@@ -15,6 +15,10 @@ from dtrain.parallelism.stages import parameters_of_stage, stage_layers
 
 LAUNCHES = 100
 """Kernels of one micro-batch outside of the layers, about."""
+PCIE = 20e9
+"""Bytes/s of one GPU to its host's memory and back (PCIe 4.0 x16, sustained)."""
+HOST_MEMORY = 200e9
+"""Bytes/s that all processors of a host sustain together (two sockets of DDR4)."""
 BUBBLE = {"1f1b": 1.0, "zb-1p": 1 / 3, "zb-2p": 0.0, "zb-v": 0.0}
 """What is left of 1F1B's bubble (Zero Bubble Pipeline Parallelism, arXiv 2401.10241)."""
 
@@ -184,14 +188,20 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     )
     shards = _shards(layout)
     # Adam reads gradient, two moments and the copy in 32 bits, and writes them and the parameter.
-    bandwidth = kernels.cluster.gpu.bandwidth * 1e9 * made.stream
-    optimizer = 34 * both / shards / bandwidth
+    gradient = 4 if layout.fp32_gradients else 2
+    mine = both / shards
+    if layout.offload:
+        # Gradients go to the host and parameters come back over PCIe, and the host's processors
+        # update at the speed of its memory, which its GPUs share.
+        each = HOST_MEMORY / kernels.cluster.gpus_per_host
+        optimizer = mine * ((gradient + 2) / PCIE + 28 / each)
+    else:
+        optimizer = 34 * mine / (kernels.cluster.gpu.bandwidth * 1e9 * made.stream)
     if ranks == 1:
         return 0.0, optimizer
 
     group = Group(kernels.cluster, made, ranks, layout.tensor)
-    gradient = 4 if layout.fp32_gradients else 2
-    if layout.sharding in ("full", "hybrid"):
+    if layout.by_torch:
         near = Group(kernels.cluster, made, min(shards, ranks), layout.tensor)
         one = both / (layers + 1)
         gathers = (layers + 1) * 2 * near.all_gather(2 * one)
