@@ -193,6 +193,8 @@ def run_of(row: Row) -> Run:
     gpu = gpu_of(row.get("gpu_type", ""), row.get("interconnect", ""))
     layout, known_batch = _layout(row, practice, gpu)
     shape = shape_of(row, tensor=layout.tensor, seq_len=practice.seq_len)
+    if layout.pipeline > shape.layers:
+        raise UnusableError("the pipeline has more stages than the model has layers")
     layout = _scheduled(row, layout, shape)
     cluster = _cluster(row, gpu, layout)
     publisher, table = origin(source)
@@ -281,7 +283,7 @@ def _layout(row: Row, practice: Practice, gpu: Gpu) -> tuple[Layout, bool]:
     context = count(row, "cp") or 1
     gpus = count(row, "n_gpus") or tensor * pipeline * context * (count(row, "dp") or 1)
     data, rest = divmod(gpus, tensor * pipeline * context)
-    if rest or not data:
+    if rest or not data or gpus > 10**6:
         raise UnusableError("the GPUs do not divide by the split")
     said = f"{row.get('id', '')} {notes}"
     micro = count(row, "micro_batch") or _noted(said, r"mbs\s*[=:]?\s*(\d+)") or 1

@@ -116,6 +116,9 @@ def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
     heads = chosen("heads") or max(1, hidden // 128)
     same_heads = base is not None and heads == base.heads
     head_size = base.head_size if base is not None and same_heads else max(1, hidden // heads)
+    # A slip of the pen, not a model: no estimate would end.
+    if layers > 2000 or hidden > 10**6 or heads > hidden:
+        raise UnusableError("the model's shape is not possible")
     kv_heads = count(row, "kv_heads") or (base.kv_heads if base and same_heads else heads)
     vocab = count(row, "vocab") or _padded(
         base.vocab if base is not None else kind.vocab if kind else 50257, 128 * tensor

@@ -1,0 +1,324 @@
+"""Published runs, read in the planner's terms."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.speed import flop_per_token
+from published_runs import Run, gpu_of, network_gbps, origin, read, rows, run_of
+from published_shapes import UnusableError
+from validate_planner import RUNS, outcome_of
+
+PLAIN = {
+    "id": "x",
+    "source": "a/b docs/c.md row 1",
+    "model_name": "GPT 7.5B",
+    "layers": "36",
+    "hidden": "4096",
+    "heads": "32",
+    "seq_len": "2048",
+    "gpu_type": "A100-80GB",
+    "n_gpus": "64",
+    "gpus_per_node": "8",
+    "tp": "4",
+    "pp": "2",
+    "micro_batch": "2",
+    "global_batch": "128",
+    "precision": "bf16",
+    "reported_step_time_s": "3.5",
+}
+
+
+def run(**cells: str) -> Run:
+    return run_of({**PLAIN, **cells})
+
+
+def refused(**cells: str) -> str:
+    with pytest.raises(UnusableError) as caught:
+        run(**cells)
+    return str(caught.value)
+
+
+def test_blanks_are_filled_in() -> None:
+    found = run()
+    layout, shape = found.layout, found.shape
+    assert (layout.data, layout.grad_accumulation, layout.global_batch) == (8, 8, 128)
+    assert (layout.context, layout.expert, layout.virtual_pipeline) == (1, 1, 1)
+    assert layout.sharding == "optimizer"
+    assert layout.sequence_parallel
+    assert layout.flash_attention
+    assert layout.recompute == "none"
+    assert (shape.kv_heads, shape.ffn_hidden, shape.gated) == (32, 16384, False)
+    assert shape.vocab == 50688  # 50257, up to a multiple of 128 · 4
+    assert found.cluster.network == 200  # of a DGX A100, in GB/s
+    assert found.fitted
+    assert found.seconds == 3.5
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"source": "VIA-Research/vTrain data/x.csv row 3"}, ("none", False, False)),
+        ({"source": "Megatron-LM SC21 (arXiv 2104.04473) Table 1"}, ("none", False, False)),
+        ({"source": "Reducing Activation Recomputation"}, ("none", True, False)),
+        ({"source": "pytorch/torchtitan docs/performance.md"}, ("full", True, True)),
+        ({"flash_attention": "no"}, ("optimizer", True, False)),
+        ({"notes": "full recompute, no sequence parallelism"}, ("optimizer", False, True)),
+    ],
+)
+def test_a_source_s_software_decides_what_is_blank(
+    cells: dict[str, str], said: tuple[str, bool, bool]
+) -> None:
+    layout = run(**cells).layout
+    assert (layout.sharding, layout.sequence_parallel, layout.flash_attention) == said
+
+
+@pytest.mark.parametrize(
+    ("written", "sharding"),
+    [
+        ("none", "none"),
+        ("DDP", "none"),
+        ("zero1", "optimizer"),
+        ("distributed optimizer", "optimizer"),
+        ("ZeRO-2", "gradients"),
+        ("SHARD_GRAD_OP", "gradients"),
+        ("zero-3", "full"),
+        ("fsdp", "full"),
+        ("FULL_SHARD", "full"),
+        ("HSDP", "hybrid"),
+    ],
+)
+def test_sharding_names(written: str, sharding: str) -> None:
+    assert run(sharding=written).layout.sharding == sharding
+
+
+def test_the_shard_group_of_the_notes() -> None:
+    assert run(sharding="zero1", notes="ZeRO-1 shard group: 4; x").layout.shard == 4
+    assert run(sharding="zero1", notes="ZeRO-1 shard group: all DP; x").layout.shard == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "precision"),
+    [
+        ("bf16 (FSDP2, fp32 params/reduce default)", "bf16"),
+        ("amp_bf16 (DEFAULT)", "bf16"),
+        ("fp16 mixed", "fp16"),
+        ("tf32", "fp32"),
+        ("", "bf16"),
+    ],
+)
+def test_precisions(written: str, precision: str) -> None:
+    assert run(precision=written).layout.precision == precision
+
+
+def test_gradients_are_reduced_in_16_bits_where_the_source_says_so() -> None:
+    assert not run(precision="bf16 (PURE)").layout.fp32_gradients
+    assert not run(precision="fp16 mixed").layout.fp32_gradients
+    assert run(precision="bf16").layout.fp32_gradients
+
+
+@pytest.mark.parametrize(
+    ("written", "recompute"),
+    [("full", "full"), ("uniform", "full"), ("yes", "full"), ("selective", "selective"),
+     ("per-op", "selective"), ("no", "none"), ("", "none")],
+)  # fmt: skip
+def test_recomputation(written: str, recompute: str) -> None:
+    assert run(recompute=written).layout.recompute == recompute
+
+
+@pytest.mark.parametrize(
+    ("written", "gbps"),
+    [
+        ("1600 Gb/s RoCE per node", 1600),
+        ("NVSwitch; 800Gb/s per node", 800),
+        ("4x100Gb/s RoCE per node", 400),
+        ("NVSwitch intra; 8x200Gb/s HDR InfiniBand per node", 1600),
+        ("NVLink; 400Gb/s RDMA per GPU", 3200),
+        ("NVLink 600 GB/s; 3.2 Tb/s EFA", 3200),
+        ("100 Gbps Ethernet", 100),
+        ("HDR InfiniBand 200Gb/s", 1600),
+        ("25 GB/s per node", 200),
+        ("DGX H100", 3200),
+        ("p4d.24xlarge", 400),
+        ("NVLink; RoCE RDMA", None),
+        ("single node", None),
+        ("", None),
+    ],
+)
+def test_networks(written: str, gbps: float | None) -> None:
+    assert network_gbps(written, 8) == gbps
+
+
+@pytest.mark.parametrize(
+    ("written", "interconnect", "name"),
+    [
+        ("A100", "", "a100-80gb"),
+        ("H100 (95GB)", "", "h100-96gb"),
+        ("A100-PCIe", "", "a100-pcie-80gb"),
+        ("A100 PCIe 80GB", "", "a100-pcie-80gb"),
+        ("A100-80GB", "PCIe 4.0 x16", "a100-pcie-80gb"),
+        ("A100-80GB", "NVLink; PCIe switches", "a100-80gb"),
+        ("A100 (40GB)", "", "a100-40gb"),
+        ("H100 SXM5 80GB", "", "h100-80gb"),
+        ("GB200 NVL72", "", "gb200"),
+        ("NVIDIA B200 SXM 180GB", "", "b200"),
+        ("MI300X", "", "mi300x"),
+    ],
+)
+def test_gpus(written: str, interconnect: str, name: str) -> None:
+    assert gpu_of(written, interconnect).name == name
+
+
+@pytest.mark.parametrize(
+    ("source", "publisher", "table"),
+    [
+        ("Megatron-LM SC21 (arXiv 2104.04473) Table 1; more", "Megatron-LM SC21", ""),
+        ("o/r data/g_multi.csv row 12", "o/r", "o/r g_multi"),
+        ("o/r docs/README.md [A100 40GB with 1600 Gbps (x)]", "o/r", "o/r A100 40GB"),
+        ("o/r llama/README.md @35a9aec", "o/r", "o/r llama"),
+        ("o/r doc/t.md @c62 GPU memory table", "o/r", "o/r t GPU memory table"),
+        ("", "unnamed", ""),
+    ],
+)
+def test_origins(source: str, publisher: str, table: str) -> None:
+    assert origin(source) == (publisher, table or publisher)
+
+
+def test_every_figure_gives_the_same_time() -> None:
+    """A step of 2 s, reported in each of the ways."""
+    made = run(reported_step_time_s="2", precision="bf16")
+    tokens = 128 * 2048 / 64 / 2
+    tflops = tokens * flop_per_token(made.shape) / 1e12
+    causal = tokens * flop_per_token(made.shape, causal=True) / 1e12
+    blank = {"reported_step_time_s": ""}
+    ways = [
+        {"reported_tokens_per_s_per_gpu": f"{tokens}"},
+        {"reported_tflops_per_gpu": f"{tflops}"},
+        {"reported_mfu_pct": f"{100 * tflops / 312}"},
+        {"reported_mfu_pct": f"{100 * causal / 312}", "notes": "MFU with causal attention"},
+        {"reported_mfu_pct": f"{100 * tflops / 312}", "notes": "NON-causal attention"},
+        {"reported_hfu_pct": f"{100 * tflops / 312}"},
+    ]
+    for way in ways:
+        seconds = run(**{**blank, **way}).seconds
+        assert seconds is not None
+        assert math.isclose(seconds, 2, rel_tol=1e-9), way
+
+
+def test_hardware_flop_count_recomputation() -> None:
+    """SC21 eq. 3: 96·B·s·L·h²(1 + s/(6h) + V/(16·L·h))."""
+    seconds = run(
+        reported_step_time_s="",
+        reported_tflops_per_gpu="140",
+        recompute="full",
+        vocab="51200",
+        notes="TFLOPs = HARDWARE FLOPs",
+    ).seconds
+    batch, s, layers, h, vocab = 128, 2048, 36, 4096, 51200
+    flop = 96 * batch * s * layers * h * h * (1 + s / (6 * h) + vocab / (16 * layers * h))
+    assert seconds == pytest.approx(flop / 64 / 140e12, rel=1e-3)
+
+
+def test_a_batch_from_the_notes() -> None:
+    found = run(global_batch="", notes="real run; mbc=4 microbatches; GiB allocated")
+    assert found.layout.grad_accumulation == 4
+    assert found.counter == "allocated"
+    reason = refused(global_batch="")
+    assert reason == "the global batch of a step time is not given"
+    rate = {"reported_step_time_s": "", "reported_tokens_per_s_per_gpu": "1000"}
+    assert run(global_batch="", **rate).seconds is not None
+
+
+@pytest.mark.parametrize(
+    ("notes", "gpu", "fitted"),
+    [
+        ("OOM; selective AC", "A100-80GB", False),
+        ("did not go OOM", "A100-80GB", True),
+        ("", "A100", None),
+        ("GPU memory size and precision not stated", "A100-80GB", None),
+    ],
+)
+def test_labels(notes: str, gpu: str, fitted: bool | None) -> None:
+    assert run(notes=notes, gpu_type=gpu).fitted is fitted
+
+
+def test_models_by_name() -> None:
+    proxy = run(
+        model_name="Llama-3-70B (12-layer proxy)", layers="12", hidden="", heads="", seq_len=""
+    )
+    assert (proxy.shape.layers, proxy.shape.hidden, proxy.shape.kv_heads) == (12, 8192, 8)
+    # Megatron-LM pads 128256 to a multiple of 128 · 4.
+    assert (proxy.shape.vocab, proxy.shape.gated) == (128512, True)
+    mixture = run(model_name="Mixtral-8x7B", layers="32", ep="8").shape
+    assert (mixture.experts, mixture.experts_per_token) == (8, 2)
+    latent = run(model_name="DeepSeek-V3", layers="4", hidden="7168", heads="128").shape
+    assert latent.kv_rank == 512
+    assert latent.dense_layers < 4
+
+
+@pytest.mark.parametrize(("printed", "tied"), [("1.5", True), ("1.7", False), ("", True)])
+def test_the_printed_size_says_whether_the_embedding_is_shared(printed: str, tied: bool) -> None:
+    sizes = {"layers": "24", "hidden": "2048", "heads": "16", "vocab": "131072"}
+    assert run(model_name="GPT", params_b=printed, **sizes).shape.tied is tied
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"gpu_type": "abacus"}, "the GPU is not known: abacus"),
+        ({"layers": ""}, "the model's shape is not given"),
+        ({"layers": "123456"}, "the model's shape is not possible"),
+        ({"tp": "7"}, "the GPUs do not divide by the split"),
+        ({"pp": "64", "tp": "1"}, "the pipeline has more stages than the model has layers"),
+        ({"global_batch": "4"}, "the global batch has fewer sequences than data ranks"),
+        ({"precision": "fp8"}, "a100-80gb does not multiply in fp8"),
+        ({"precision": "nvfp4"}, "the precision is not known: nvfp4"),
+        ({"notes": "schedule V-Half; x"}, "the planner has no schedule V-Half"),
+        ({"reported_step_time_s": ""}, "nothing is reported"),
+    ],
+)
+def test_reasons(cells: dict[str, str], reason: str) -> None:
+    assert refused(**cells) == reason
+
+
+def test_every_row_of_the_shared_files_is_usable() -> None:
+    found = [run for path in RUNS for run in read(path)]
+    assert len(found) == 1130
+    assert [reason for reason in found if isinstance(reason, str)] == []
+
+
+CELLS = {column: sorted({row[column] for row in rows(RUNS[0])}) for column in rows(RUNS[0])[0]}
+WILD = st.sampled_from(["", "0", "-1", "nan", "1e99", "∞", "999999999", "8x", "OOM", "zero3", "64"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {column: st.one_of(st.sampled_from(cells), WILD) for column, cells in CELLS.items()}
+    )
+)
+def test_no_row_breaks_it(row: dict[str, str]) -> None:
+    try:
+        found = run_of(row)
+    except UnusableError as error:
+        assert str(error)
+        return
+    assert not isinstance(outcome_of(found), str)
+
+
+def test_files_that_are_no_such_table(tmp_path: Path) -> None:
+    for text in ("", "a,b\n1,2\n", "\x00\xff"):
+        path = tmp_path / "x.csv"
+        path.write_bytes(text.encode("latin-1"))
+        with pytest.raises(UsageError):
+            rows(path)
+    with pytest.raises(UsageError):
+        rows(tmp_path / "missing.csv")
+    with pytest.raises(UsageError):
+        rows(tmp_path)

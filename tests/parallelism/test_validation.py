@@ -1,0 +1,136 @@
+"""scripts/validate_planner.py and scripts/fit_planner.py, and the planner's error itself."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fit_planner
+import validate_planner
+from dtrain.parallelism.efficiency import FAMILIES
+from published_runs import Run, read, rows
+from validate_planner import RUNS
+
+SCRIPT = Path(validate_planner.__file__)
+
+
+def validated(*arguments: str | Path) -> str:
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_json_is_as_specified() -> None:
+    begun = time.monotonic()
+    found = json.loads(validated("--runs", RUNS[0], "--runs", RUNS[1], "--json"))
+    assert time.monotonic() - begun < 10  # about 1 s on an idle machine
+
+    assert list(found) == ["schema", "overall", "sources", "skipped"]
+    assert found["schema"] == 1
+    for score in (found["overall"], *found["sources"].values()):
+        assert list(score) == ["step_time", "memory", "fit"]
+        assert set(score["step_time"]) == set(score["memory"]) == {"rows", "mape", "bias"}
+        assert set(score["fit"]) == {"true_fit", "false_fit", "true_oom", "false_oom"}
+    for kind in ("step_time", "memory"):
+        of_sources = [score[kind]["rows"] for score in found["sources"].values()]
+        assert found["overall"][kind]["rows"] == sum(of_sources)
+    assert found["overall"]["step_time"]["rows"] == 1113  # 16 report memory alone, one is an OOM
+    assert found["overall"]["memory"]["rows"] == 80
+    assert found["skipped"] == {}
+
+
+def test_a_file_with_unusable_rows(tmp_path: Path) -> None:
+    usable = rows(RUNS[0])[:3]
+    path = tmp_path / "runs.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(usable[0]))
+        writer.writeheader()
+        for changes in ({}, {"gpu_type": "abacus"}, {"gpu_type": "abacus"}, {"layers": ""}):
+            writer.writerow({**usable[0], "model_name": "?", **changes})
+        file.write("\nshort,row\n")
+    found = json.loads(validated("--runs", path, "--json"))
+    assert found["overall"]["step_time"]["rows"] == 1
+    assert found["skipped"] == {
+        "the GPU is not known: abacus": 2,
+        "the GPU is not known: blank": 1,
+        "the model's shape is not given": 1,
+    }
+    text = validated("--runs", path)
+    assert "4 rows skipped" in text
+    assert "the model's shape is not given" in text
+
+
+def test_errors_are_signed_and_in_percent(tmp_path: Path) -> None:
+    first = next(run for run in read(RUNS[0]) if isinstance(run, Run) and run.seconds)
+    exact = first.candidate(FAMILIES["ampere"]).time.total
+    slow, fast = replace(first, seconds=exact * 2), replace(first, seconds=exact / 1.1)
+    errors = validate_planner.validate([slow, fast]).as_json()["overall"]["step_time"]
+    assert errors == {"rows": 2, "mape": 30.0, "bias": -20.0}
+
+
+def test_fit_labels() -> None:
+    run = next(run for run in read(RUNS[0]) if isinstance(run, Run) and run.fitted)
+    large = replace(run, shape=replace(run.shape, hidden=2**16, ffn_hidden=2**18))
+    small = replace(run, shape=replace(run.shape, layers=2))
+    runs = [
+        replace(small, fitted=True),
+        replace(small, fitted=False),
+        replace(large, fitted=True),
+        replace(large, fitted=False),
+        replace(large, fitted=False),
+        replace(large, fitted=None),
+    ]
+    fit = validate_planner.validate(runs).as_json()["overall"]["fit"]
+    assert fit == {"true_fit": 1, "false_fit": 1, "true_oom": 2, "false_oom": 1}
+
+
+def test_the_table_is_aligned() -> None:
+    lines = validated("--worst", "2").splitlines()
+    rule = next(line for line in lines if set(line) == {"─"})
+    begin, end = lines.index(rule), len(lines) - 1 - lines[::-1].index(rule)
+    assert {len(line) for line in lines[: end + 2]} == {len(rule)}
+    assert end - begin == 18
+    assert len([line for line in lines if " %  " in line]) == 2
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--runs", str(tmp_path / "none.csv")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "none.csv" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_source_is_far_off() -> None:
+    """A wide fence: a slip in a formula moves whole sources by more than this."""
+    report = validate_planner.validate(run for path in RUNS for run in read(path))
+    for name, score in report.sources.items():
+        if score.time:
+            assert sum(map(abs, score.time)) / len(score.time) < 0.27, name
+    memory = report.sources["MooreThreads/SimuMax b200_release_v1.2_summary"].memory
+    assert max(map(abs, memory)) < 0.05
+
+
+@pytest.mark.parametrize("held", [None, "NVIDIA/NeMo"])
+def test_a_fit_finds_the_constants_that_made_the_times(held: str | None) -> None:
+    truth = replace(FAMILIES["hopper"], gemm=0.55, attention=0.4, fp8=0.7)
+    runs = [
+        replace(run, seconds=run.candidate(truth).time.total)
+        for run in read(RUNS[0])
+        if isinstance(run, Run)
+        and run.seconds is not None
+        and run.cluster.gpu.family == "hopper"
+        and run.publisher != held
+    ]
+    start = replace(truth, gemm=0.8, attention=0.55, fp8=0.9)
+    found = fit_planner.fit(runs, start, ("gemm", "attention", "fp8"))
+    assert found.gemm == pytest.approx(0.55, rel=0.04)
+    assert found.fp8 == pytest.approx(0.7, rel=0.04)
+    assert fit_planner.loss(fit_planner.errors(runs, found)) < 0.02
+    assert found == fit_planner.fit(runs, start, ("gemm", "attention", "fp8"))
