@@ -86,21 +86,22 @@ def plan(options: Options) -> str:
     if _framework(options, spec) == "tensorflow":
         return _tensorflow(question, options, notes)
     answer = question.answer()
+    written: list[str] = []
     if options.output is not None:
-        notes.append(_write_cluster_file(answer, options.output, options.file, spec))
+        written.append(_write_cluster_file(answer, options.output, options.file, spec))
     if options.html is not None:
         from dtrain_cli.files import write_text
         from dtrain_cli.views.layouts_html import page
 
         write_text(options.html, page(answer, table, count=options.top, notes=notes))
-        notes.append(f"{options.html}: written")
+        written.append(f"{options.html}: a page with charts")
     if options.json:
         from dtrain.parallelism.document import document
 
-        return _as_json(document(answer, table, options.top, notes))
+        return _as_json(document(answer, table, options.top, [*notes, *written]))
     from dtrain_cli.views import layouts
 
-    return layouts.as_text(answer, table, _paper(), count=options.top, notes=notes)
+    return layouts.as_text(answer, table, _paper(), count=options.top, notes=notes, written=written)
 
 
 def _framework(options: Options, spec: ClusterFile | None) -> str:
@@ -422,9 +423,9 @@ def _write_cluster_file(
         text = write_layout(base, layout, training, strategy=strategy, file=name)
     write_text(path, text)
     return (
-        f"{path}: written; its hosts and script are placeholders to change"
+        f"{path}: a new cluster file; its hosts and script are placeholders to change"
         if base is None
-        else f"{path}: job.layout, job.training and job.strategy written"
+        else f"{path}: job.layout, job.training and job.strategy set"
     )
 
 

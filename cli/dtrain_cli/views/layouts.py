@@ -20,8 +20,12 @@ def as_text(
     *,
     count: int,
     notes: Sequence[str] = (),
+    written: Sequence[str] = (),
 ) -> str:
-    """The whole view, which ends with a newline. ``count`` layouts are compared."""
+    """The whole view, which ends with a newline.
+
+    ``count`` layouts are compared; ``notes`` are about the question, ``written`` about files.
+    """
     sections = [
         question(answer.question, notes, paper),
         _result(answer, paper),
@@ -29,6 +33,7 @@ def as_text(
         _time(answer.best, paper),
         _table(answer.shortlist(count), paper),
         _others(answer, table, paper),
+        (line for text in written for line in entry("Written", clean(text), paper)),
     ]
     text = "\n\n".join("\n".join(lines) for section in sections if (lines := [*section])) + "\n"
     return paper.finish(text)

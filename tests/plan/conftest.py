@@ -1,0 +1,59 @@
+"""`dtrain plan` as people and scripts run it: a process, its output, its exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def dtrain(tmp_path: Path) -> Run:
+    """Run `dtrain` in an empty folder, without a terminal."""
+
+    def run(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "dtrain_cli", *argv],
+            cwd=tmp_path,
+            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def plan(dtrain: Run) -> Callable[..., dict[str, Any]]:
+    """The object of `dtrain plan --json`."""
+
+    def run(*argv: str) -> dict[str, Any]:
+        done = dtrain("plan", *argv, "--json")
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    return run
+
+
+@pytest.fixture
+def shown(dtrain: Run) -> Callable[..., str]:
+    """The view of `dtrain plan`, in one line, so that it can be searched across line ends."""
+
+    def run(*argv: str) -> str:
+        done = dtrain("plan", *argv)
+        assert done.returncode == 0, done.stderr
+        return " ".join(done.stdout.split())
+
+    return run

@@ -1,0 +1,153 @@
+"""`--output`: a file that plan writes is a file that launch takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.spec.load import read
+
+FILE = """\
+# Our cluster.
+cluster:
+  hosts: "gpu[01-{hosts:02}]"   # the new rack
+  gpus: {gpus}
+  gpu: {gpu}
+
+job:
+  framework: torch
+  script: train.py      # ours
+"""
+
+
+@pytest.mark.parametrize(
+    ("hosts", "gpus", "gpu"),
+    [
+        (1, 1, "h100-80gb"),
+        (1, 8, "a100-80gb"),
+        (8, 8, "a100-80gb"),
+        (3, 4, "h200"),
+        (16, 8, "h100"),
+    ],
+)
+@pytest.mark.parametrize(
+    "model",
+    [
+        ("--model-size", "1.3B"),
+        ("--model-size", "13B", "--seq-len", "16384"),
+        ("--model", "mixtral-8x7b"),
+        ("--model", "llama-3-70b", "--precision", "fp8"),
+        ("--model-size", "100B"),
+    ],
+    ids=" ".join,
+)
+def test_what_plan_writes_launch_takes(
+    dtrain: Any, tmp_path: Path, hosts: int, gpus: int, gpu: str, model: tuple[str, ...]
+) -> None:
+    file = tmp_path / "cluster.yaml"
+    before = FILE.format(hosts=hosts, gpus=gpus, gpu=gpu)
+    file.write_text(before)
+    done = dtrain("plan", *model, "cluster.yaml", "--output", "cluster.yaml")
+    if done.returncode == 2:
+        # Not every model fits everywhere, and not every GPU has fp8.
+        assert "no layout fits" in done.stderr or "does not multiply" in done.stderr
+        assert file.read_text() == before
+        return
+    assert done.returncode == 0, done.stderr
+    for line in before.splitlines():
+        assert line in file.read_text()
+    launched = dtrain("launch", "cluster.yaml", "--dry-run")
+    assert launched.returncode == 0, launched.stderr
+    job = read(file).job
+    layout, training = job.layout, job.training
+    assert layout is not None
+    assert training is not None
+    assert layout.tensor * layout.pipeline * layout.context * layout.data == hosts * gpus
+    assert training.global_batch == (layout.data * layout.micro_batch * layout.grad_accumulation)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "strategy"),
+    [
+        (("--tensor", "8", "--pipeline", "1", "--context", "1"), "tensor"),
+        (("--tensor", "1", "--pipeline", "8", "--context", "1"), "pipeline"),
+        (("--data", "8", "--sharding", "full"), "fsdp"),
+        (("--data", "8", "--sharding", "none"), "ddp"),
+        (("--data", "8", "--sharding", "optimizer"), "3d"),
+        (("--tensor", "2", "--pipeline", "2", "--data", "2"), "3d"),
+    ],
+)
+def test_the_strategy_names_what_the_layout_is(
+    dtrain: Any, tmp_path: Path, fixed: tuple[str, ...], strategy: str
+) -> None:
+    (tmp_path / "c.yaml").write_text(FILE.format(hosts=1, gpus=8, gpu="h100"))
+    done = dtrain("plan", "--model-size", "1B", "c.yaml", *fixed, "--output", "c.yaml")
+    assert done.returncode == 0, done.stderr
+    assert read(tmp_path / "c.yaml").job.strategy == strategy
+    assert dtrain("launch", "c.yaml", "--dry-run").returncode == 0
+
+
+def test_hybrid_sharding_names_its_groups(dtrain: Any, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(FILE.format(hosts=4, gpus=8, gpu="h100"))
+    hybrid = ("--tensor", "1", "--pipeline", "1", "--context", "1", "--sharding", "hybrid")
+    done = dtrain("plan", "--model-size", "7B", "c.yaml", *hybrid, "--output", "c.yaml")
+    assert done.returncode == 0, done.stderr
+    job = read(tmp_path / "c.yaml").job
+    assert job.strategy == "hsdp"
+    assert job.layout is not None
+    assert (job.layout.data, job.layout.shard) == (32, 8)
+    assert dtrain("launch", "c.yaml", "--dry-run").returncode == 0
+
+
+def test_a_new_file_has_hosts_to_change(dtrain: Any, tmp_path: Path) -> None:
+    done = dtrain("plan", "--model-size", "100B", "--output", "new.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "new.yaml: a new cluster file" in done.stdout
+    launched = dtrain("launch", "new.yaml", "--dry-run")
+    assert launched.returncode == 0, launched.stderr
+    assert "64 processes on 8 hosts" in launched.stdout
+
+
+def test_another_file_than_the_one_planned_for(dtrain: Any, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(FILE.format(hosts=4, gpus=8, gpu="h100"))
+    done = dtrain("plan", "--model-size", "7B", "c.yaml", "--output", "out.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "# the new rack" in (tmp_path / "out.yaml").read_text()
+    assert "layout" not in (tmp_path / "c.yaml").read_text()
+    assert dtrain("launch", "out.yaml", "--dry-run").returncode == 0
+
+
+def test_a_second_plan_replaces_the_first(dtrain: Any, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(FILE.format(hosts=4, gpus=8, gpu="h100"))
+    write = ("c.yaml", "--output", "c.yaml")
+    assert dtrain("plan", "--model-size", "7B", "--tensor", "4", *write).returncode == 0
+    first = (tmp_path / "c.yaml").read_text()
+    assert dtrain("plan", "--model-size", "7B", "--tensor", "1", *write).returncode == 0
+    assert (tmp_path / "c.yaml").read_text() != first
+    assert dtrain("plan", "--model-size", "7B", "--tensor", "4", *write).returncode == 0
+    assert read(tmp_path / "c.yaml").job.layout.tensor == 4  # type: ignore[union-attr]
+
+
+def test_a_layout_for_other_hosts_is_not_written(dtrain: Any, tmp_path: Path) -> None:
+    text = FILE.format(hosts=4, gpus=8, gpu="h100")
+    (tmp_path / "c.yaml").write_text(text)
+    done = dtrain("plan", "--model-size", "7B", "c.yaml", "--gpus", "64", "--output", "c.yaml")
+    assert done.returncode == 2
+    assert (tmp_path / "c.yaml").read_text() == text
+    assert "32" in done.stderr
+
+
+def test_nothing_is_written_where_nothing_fits(dtrain: Any, tmp_path: Path) -> None:
+    done = dtrain("plan", "--model-size", "1T", "--gpus", "8", "--output", "new.yaml")
+    assert done.returncode == 2
+    assert "no layout fits" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_is_written_beside(dtrain: Any, tmp_path: Path) -> None:
+    done = dtrain("plan", "--model-size", "7B", "--html", "plan.html")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "plan.html").read_text().startswith("<!doctype html>")
+    assert "plan.html" in done.stdout

@@ -1,0 +1,160 @@
+"""What cannot be is refused: which option, why, and what would do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+M = ("--model-size", "100B")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said", "hint"),
+    [
+        ((), "no model", "--model-size 100B"),
+        ((*M, "--model", "llama-3-70b"), "--model-size and --model each", "keep one"),
+        ((*M, "--layers", "80"), "--model-size and --layers each", "keep one"),
+        (("--layers", "80"), "--hidden missing", "--layers and --hidden"),
+        (("--model-size", "lots"), "'lots'", "350M"),
+        (("--model", "lama-3-70b"), "lama-3-70b", "llama-3-70b"),
+        (("--model-config", "nowhere.json"), "nowhere.json", ""),
+        ((*M, "--tensor", "7"), "--tensor 7 does not divide 64 GPUs", "1, 2, 4, 8"),
+        ((*M, "--tensor", "32"), "80 heads", "1, 2, 4, 8 or 16"),
+        ((*M, "--tensor", "0"), "--tensor 0", "at least 1"),
+        ((*M, "--tensor", "8", "--pipeline", "16"), "= 128", "--pipeline 1, 2, 4 or 8"),
+        ((*M, "--tensor", "8", "--pipeline", "8", "--data", "2"), "= 128", "--data 1"),
+        ((*M, "--pipeline", "8", "--virtual-pipeline", "3"), "80 layers", "1, 2, 5 or 10"),
+        ((*M, "--pipeline", "1", "--virtual-pipeline", "2"), "pipeline is 1", "--pipeline 2"),
+        ((*M, "--data", "64", "--global-batch", "100"), "100 sequences", "--global-batch 128"),
+        ((*M, "--data", "64", "--micro-batch", "3"), "--micro-batch 3", "1, 2, 4, 8 or 16"),
+        ((*M, "--expert", "4"), "no experts", "leave it out"),
+        ((*M, "--context", "64", "--seq-len", "96"), "--context 64", "1, 2, 4, 8 or 16"),
+        ((*M, "--sharding", "zero1"), "zero1", "ZeRO-1 is optimizer"),
+        ((*M, "--recompute", "some"), "some", "selective"),
+        ((*M, "--tensor", "1", "--sequence-parallel"), "tensor is 1", "--tensor 2"),
+        ((*M, "--tensor", "8", "--pipeline", "8", "--sharding", "full"), "one data rank", ""),
+        ((*M, "--gpus", "60"), "hosts of 8", "56 or 64"),
+        ((*M, "--gpu", "a1000"), "a1000", "--hardware"),
+        ((*M, "--precision", "fp8"), "fp8", "bf16"),
+        ((*M, "--precision", "int4"), "int4", "bf16"),
+        ((*M, "--global-batch", "0"), "--global-batch 0", "at least 1"),
+        ((*M, "--seq-len", "0"), "--seq-len 0", "4096"),
+        ((*M, "--tokens", "many"), "--tokens 'many'", "1.5T"),
+        ((*M, "--top", "0"), "--top 0", "at least 1"),
+        ((*M, "--network-gbps", "-1"), "--network-gbps -1", "1600"),
+        ((*M, "--framework", "jax"), "jax", "torch or tensorflow"),
+        ((*M, "--framework", "tensorflow", "--tensor", "8"), "--tensor", "torch"),
+        ((*M, "nowhere.yaml"), "nowhere.yaml", ""),
+        ((*M, "--hardware", "broken.json"), "broken.json:1:2", "like"),
+        ((*M, "--calibrate", "broken.json"), "broken.json:1:2", "gemm"),
+        ((*M, "--model-config", "broken.json"), "each describe", "keep one"),
+        (("--model-config", "broken.json"), "broken.json:1:2", "config.json"),
+    ],
+)
+def test_usage_errors(
+    dtrain: Any, tmp_path: Path, argv: tuple[str, ...], said: str, hint: str
+) -> None:
+    (tmp_path / "broken.json").write_text("{oops")
+    done = dtrain("plan", *argv)
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    error, _, advice = done.stderr.partition("hint: ")
+    assert said in error
+    assert hint in advice
+    assert "Traceback" not in done.stderr
+
+
+def test_binary_and_hostile_files(dtrain: Any, tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
+    (tmp_path / "list.json").write_text("[1, 2]")
+    (tmp_path / "null.json").write_text("null")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    for option in ("--hardware", "--calibrate", "--model-config"):
+        size = () if option == "--model-config" else M
+        for name in ("binary", "list.json", "null.json", "deep.json", "."):
+            done = dtrain("plan", *size, option, name)
+            assert done.returncode == 2, (option, name, done)
+            assert "Traceback" not in done.stderr
+            assert name in done.stderr
+
+
+def cluster(tmp_path: Path, **sections: Any) -> str:
+    document: dict[str, Any] = {
+        "cluster": {"hosts": "gpu[01-04]", "gpus": 8, "gpu": "h100-80gb"},
+        "job": {"framework": "torch", "script": "train.py"},
+    }
+    for name, values in sections.items():
+        document[name] |= values
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(document))
+    return "cluster.yaml"
+
+
+def test_a_cluster_file_says_where_and_how(
+    plan: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    training = {"global_batch": 96, "seq_len": 2048, "precision": "fp16"}
+    file = cluster(tmp_path, cluster={"network": {"gbps": 800}}, job={"training": training})
+    found = plan("--model-size", "7B", file)
+    where = found["cluster"]
+    assert (where["gpu"], where["gpus"], where["gpus_per_host"]) == ("h100-80gb", 32, 8)
+    assert where["network_gbps"] == 800
+    assert "cluster.yaml" in where["source"]
+    best = found["layouts"][0]
+    assert (best["global_batch"], best["precision"]) == (96, "fp16")
+    assert found["model"]["seq_len"] == 2048
+
+
+def test_options_go_before_the_file_and_say_so(
+    plan: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    file = cluster(tmp_path, job={"training": {"global_batch": 96, "seq_len": 2048}})
+    found = plan(
+        "--model-size", "7B", file, "--gpu", "h200", "--gpus", "64", "--seq-len", "4096",
+        "--global-batch", "128",
+    )  # fmt: skip
+    assert (found["cluster"]["gpu"], found["cluster"]["gpus"]) == ("h200", 64)
+    assert found["model"]["seq_len"] == 4096
+    assert found["layouts"][0]["global_batch"] == 128
+    notes = " ".join(found["notes"])
+    assert "--gpu h200 goes before h100-80gb of cluster.yaml" in notes
+    assert "--gpus 64 goes before 32 of cluster.yaml" in notes
+
+
+@pytest.mark.parametrize(
+    ("changed", "said", "hint"),
+    [
+        ({"gpus": 0}, "have no GPUs", "cluster.gpus"),
+        ({"gpu": "z9000"}, "z9000", ""),
+        ({"overrides": {"gpu02": {"gpus": 4}}}, "4 and 8 GPUs", "--gpus-per-host 4"),
+    ],
+)
+def test_files_that_cannot_be_planned_for(
+    dtrain: Any, tmp_path: Path, changed: dict[str, Any], said: str, hint: str
+) -> None:
+    file = cluster(tmp_path, cluster=changed)
+    done = dtrain("plan", "--model-size", "7B", file)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert hint in done.stderr
+
+
+def test_a_file_that_does_not_name_its_gpu(dtrain: Any, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "cluster: {hosts: [a, b], gpus: 8}\njob: {framework: torch, script: train.py}\n"
+    )
+    done = dtrain("plan", "--model-size", "7B", "c.yaml")
+    assert done.returncode == 2
+    assert "--gpu" in done.stderr
+    assert dtrain("plan", "--model-size", "7B", "c.yaml", "--gpu", "h100").returncode == 0
+
+
+def test_a_users_own_gpu(plan: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    table = {"gpus": [{"name": "my-gpu", "like": "h100-80gb", "memory": 200.0}]}
+    (tmp_path / "table.json").write_text(json.dumps(table))
+    found = plan("--model-size", "7B", "--hardware", "table.json", "--gpu", "my-gpu", "--gpus", "8")
+    assert found["cluster"]["gpu_memory_gib"] == 200

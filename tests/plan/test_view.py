@@ -1,0 +1,135 @@
+"""What a person sees: every number with its unit, the reasons, and text that fits its paper."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from contextlib import suppress
+from fcntl import ioctl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Shown = Callable[..., str]
+
+
+def test_the_reference_problem_is_answered_and_the_textbook_refuted(shown: Shown) -> None:
+    text = shown("--model-size", "100B", "--tokens", "2T")
+    assert "64 x a100-80gb in 8 hosts of 8, 1600 Gb/s between hosts (assumed" in text
+    said = re.search(
+        r"Splitting the model only inside each host \(tensor \d[^)]*\) and copying it to all 8 "
+        r"hosts, the textbook answer, needs (\d+) GB \((\d+) GiB\) on each GPU",
+        text,
+    )
+    assert said
+    assert int(said[1]) >= 200
+    assert int(said[2]) == pytest.approx(int(said[1]) / 1.0737, rel=0.01)
+    instead = re.search(r"What fits instead: (.+?), ([\d.]+) GiB\.", text)
+    assert instead
+    assert float(instead[2]) < 80
+    assert re.search(r"2\.0T tokens take [\d,]+ days on 64 GPUs: .* GPU-hours", text)
+    assert re.search(r"MFU \d+ % \(non-causal attention; \d+ % causal\)", text)
+
+
+def test_rivals_lose_with_numbers(shown: Shown) -> None:
+    text = shown("--model-size", "100B")
+    rivals = text.partition("Why not otherwise")[2]
+    assert re.search(r"Plain DDP \(.*?\): does not fit; at its leanest it needs [\d,]+ GiB", rivals)
+    assert re.search(r"FSDP alone \(.*?\): \d+ % slower, [\d.]+ s a step \(\+[\d.]+ m?s ", rivals)
+
+
+def test_one_layout_is_evaluated_even_where_it_does_not_fit(
+    shown: Shown, plan: Callable[..., dict[str, Any]]
+) -> None:
+    fixed = (
+        "--model-size", "100B", "--tensor", "8", "--pipeline", "1", "--context", "1", "--data",
+        "8", "--sharding", "none", "--micro-batch", "1", "--recompute", "none",
+    )  # fmt: skip
+    text = shown(*fixed)
+    assert "This layout does not fit on 64 x a100-80gb: tensor 8 x data 8." in text
+    assert re.search(r"needs [\d.]+ GiB: [\d.]+ GiB more than its [\d.]+ GiB usable", text)
+    assert "With --sharding full" in text
+    assert "Without the constraints" in text
+    found = plan(*fixed)
+    (layout,) = found["layouts"]
+    assert (layout["fits"], layout["tensor"], layout["data"]) == (False, 8, 8)
+    assert (layout["recompute"], layout["offload"]) == ("none", False)
+    memory = layout["memory_gib"]
+    assert f"{memory['total'] - memory['limit']:.1f} GiB more" in text
+
+
+def test_constraints_say_what_they_cost(shown: Shown) -> None:
+    text = shown("--model-size", "100B", "--tensor", "2")
+    assert re.search(r"Without the constraints, .* what is fixed costs [\d.]+ %\.", text)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 140])
+@pytest.mark.parametrize(
+    "job",
+    [
+        ("--model-size", "100B"),
+        ("--model", "deepseek-v3", "--gpus", "2048", "--gpu", "h100"),
+        ("--model-size", "1T", "--gpus", "8"),
+        ("--model-size", "100B", "--framework", "tensorflow"),
+    ],
+    ids=" ".join,
+)
+def test_a_pipe_gets_plain_ascii_that_fits(dtrain: Any, job: tuple[str, ...], columns: int) -> None:
+    done = dtrain("plan", *job, COLUMNS=str(columns))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert "\x1b" not in done.stdout
+    long = [line for line in done.stdout.splitlines() if len(line) > max(columns, 80)]
+    assert long == []
+    assert not [line for line in done.stdout.splitlines() if line != line.rstrip()]
+
+
+def on_terminal(cwd: Path, columns: int, *argv: str, **environment: str) -> str:
+    """What `dtrain` writes to a terminal of that width."""
+    leader, follower = pty.openpty()
+    ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dtrain_cli", *argv],
+        cwd=cwd,
+        env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "TERM": "xterm", **environment},
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    written = b""
+    with suppress(OSError):
+        while select.select([leader], [], [], 60)[0] and (chunk := os.read(leader, 65536)):
+            written += chunk
+    os.close(leader)
+    assert process.wait(timeout=60) == 0
+    return written.decode()
+
+
+def test_a_terminal_gets_bars_and_color_unless_it_wants_none(tmp_path: Path) -> None:
+    argv = ("plan", "--model-size", "100B")
+    text = on_terminal(tmp_path, 80, *argv)
+    assert "█" in text
+    assert "\x1b[1m" in text
+    plain = on_terminal(tmp_path, 80, *argv, NO_COLOR="1")
+    assert "\x1b" not in plain
+    assert max(map(len, plain.splitlines())) <= 80
+
+
+def test_a_cluster_that_was_not_given_is_said_to_be_assumed(shown: Shown) -> None:
+    assert "assumed" in shown("--model-size", "7B")
+    text = shown("--model-size", "7B", "--gpus", "8", "--gpu", "h100", "--global-batch", "64")
+    assert "assumed" not in text
+
+
+def test_a_gpu_without_bf16_is_planned_with_what_it_has(shown: Shown) -> None:
+    text = shown("--model-size", "1B", "--gpus", "8", "--gpu", "v100-32gb")
+    assert "v100-32gb does not multiply in bf16: planned for fp16" in text
