@@ -1,0 +1,284 @@
+"""The page of `dtrain plan --html`, looked at in a real browser."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from dtrain.parallelism import explain
+from dtrain.parallelism.efficiency import of_family
+from dtrain.parallelism.hardware import hardware
+from dtrain.parallelism.question import Question
+from dtrain.parallelism.sizes import shape_for_size
+from dtrain_cli.views.layouts_html import page
+from support.browser import Browser
+
+pytestmark = pytest.mark.browser
+
+HOSTILE = "</title><script>alert(1)</script> \"'&\x1b[31m<img src=//example.com/x>"
+CASES = {
+    "fits": (100e9, 64, 1024),
+    "nothing fits": (1e12, 16, 64),
+    "one gpu": (1e9, 1, 8),
+}
+
+
+def question(case):
+    size, gpus, batch = CASES[case]
+    table = hardware()
+    gpu = table.gpu("a100-80gb")
+    return Question(
+        shape_for_size(size), table.cluster(gpu, gpus), of_family(gpu.family), batch,
+        tokens=2 * 10**12, cluster_source=f"from {HOSTILE}",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def answers():
+    return {case: question(case).answer() for case in CASES}
+
+
+@pytest.fixture(scope="module")
+def files(answers, tmp_path_factory):
+    """The page of each case, as a file."""
+    folder = tmp_path_factory.mktemp("pages")
+    paths = {}
+    for case, answer in answers.items():
+        paths[case] = folder / f"{case.replace(' ', '-')}.html"
+        text = page(answer, hardware(), count=8, notes=[f"a note: {HOSTILE}"])
+        paths[case].write_text(text, encoding="utf-8")
+    return paths
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
+
+
+# Boxes of text that can be seen: of HTML by line, of SVG by element.
+BOXES = """
+(() => {
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node; (node = walker.nextNode());) {
+    if (!node.data.trim() || node.parentElement.closest('title, defs')) continue;
+    if (!node.parentElement.checkVisibility({contentVisibilityAuto: true})) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    for (const box of range.getClientRects())
+      if (box.width > 1 && box.height > 1)
+        found.push({text: node.data.trim().slice(0, 40),
+          wide: !!node.parentElement.closest('.wide'),
+          left: box.left, top: box.top, right: box.right, bottom: box.bottom});
+  }
+  return found;
+})()
+"""
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1000, 1600])
+def test_nothing_overflows_or_overlaps(browser, files, case, width, dark, tmp_path):
+    browser.show(files[case], width, dark=dark)
+    browser.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = browser.evaluate(BOXES)
+    assert len(boxes) > 30
+    for box in boxes:
+        # What is in a wide table is reached by scrolling the table.
+        assert box["wide"] or (box["left"] >= 0 and box["right"] <= width), box
+    boxes.sort(key=lambda box: box["top"])
+    for number, box in enumerate(boxes):
+        for other in boxes[number + 1 :]:
+            if other["top"] >= box["bottom"]:
+                break
+            across = min(box["right"], other["right"]) - max(box["left"], other["left"])
+            down = min(box["bottom"], other["bottom"]) - other["top"]
+            # Line boxes of text above each other touch; glyphs then do not.
+            assert across <= 1 or down <= 4, (box, other)
+    browser.screenshot(tmp_path / "page.png")
+    assert (tmp_path / "page.png").stat().st_size > 20_000
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_asks_for_nothing_and_complains_of_nothing(files, case, tmp_path):
+    with Browser(tmp_path) as browser:
+        browser.show(files[case], 1000)
+        sent = [url for url in browser.requests if not url.startswith(("data:", "about:"))]
+        assert sent == [files[case].as_uri()]
+        assert browser.said == []
+        # Nothing that a cluster file says becomes part of the page but text.
+        assert browser.evaluate("document.querySelectorAll('script, img, iframe').length") == 0
+        assert "<script>alert(1)</script>" in browser.evaluate("document.body.innerText")
+        assert browser.evaluate("document.styleSheets[0].cssRules.length") > 30
+
+
+def test_a_script_that_got_into_the_page_would_not_run(browser, files, tmp_path):
+    text = files["fits"].read_text("utf-8")
+    broken = tmp_path / "broken.html"
+    broken.write_text(text.replace("<main>", "<main><script>window.ran = true</script>"))
+    browser.show(broken, 1000)
+    assert browser.evaluate("window.ran === undefined")
+    assert any("Content Security Policy" in line for line in browser.said)
+
+
+BARS = """
+[...document.querySelectorAll('#NAME .bar')].map(svg => {
+  const whole = svg.getBoundingClientRect();
+  return [...svg.querySelectorAll('[data-value]')].map(part => {
+    const box = part.getBoundingClientRect();
+    return {value: +part.dataset.value, left: box.left - whole.left, width: box.width,
+      title: part.querySelector('title').textContent, fill: getComputedStyle(part).fill};
+  });
+})
+"""
+
+
+@pytest.mark.parametrize("width", [400, 1600])
+@pytest.mark.parametrize("case", CASES)
+def test_bars_are_as_long_as_their_numbers(browser, files, answers, case, width):
+    answer = answers[case]
+    shown = answer.shortlist(8) or (answer.best,)
+    browser.show(files[case], width)
+    for chart, field, parts in (
+        ("memory", "memory", explain.MEMORY_PARTS),
+        ("time", "time", explain.TIME_PARTS),
+    ):
+        bars = browser.evaluate(BARS.replace("NAME", chart))
+        assert len(bars) == len(shown)
+        scale = float(browser.evaluate(f"document.getElementById('{chart}').dataset.scale"))
+        full = browser.evaluate(f"document.querySelector('#{chart} .bar').clientWidth")
+        assert full > 300
+        for candidate, bar in zip(shown, bars, strict=True):
+            costs = getattr(candidate, field)
+            expected = [
+                (title, getattr(costs, name)) for name, title in parts.items()
+                if getattr(costs, name) > 0
+            ]  # fmt: skip
+            before = 0.0
+            assert len(bar) == len(expected)
+            for part, (title, value) in zip(bar, expected, strict=True):
+                assert part["title"].startswith(f"{title}: ")
+                assert part["value"] == pytest.approx(value)
+                assert part["width"] == pytest.approx(value / scale * full, abs=0.1)
+                assert part["left"] == pytest.approx(before / scale * full, abs=0.1)
+                before += value
+            assert before == pytest.approx(costs.total)
+
+
+def test_parts_of_a_chart_have_colors_of_their_own(browser, files):
+    for dark in (False, True):
+        browser.show(files["fits"], 1000, dark=dark)
+        for chart in ("memory", "time"):
+            fills = {}
+            for bar in browser.evaluate(BARS.replace("NAME", chart)):
+                for part in bar:
+                    fills.setdefault(part["title"].partition(":")[0], set()).add(part["fill"])
+            assert all(len(colors) == 1 for colors in fills.values())
+            assert len(set.union(*fills.values())) == len(fills)
+
+
+def test_the_limit_is_drawn_where_it_is(browser, files, answers):
+    browser.show(files["nothing fits"], 1000)
+    limit = answers["nothing fits"].best.limit
+    place = browser.evaluate("""(() => {
+      const svg = document.querySelector('#memory .bar');
+      const [line, over] = [svg.querySelector('.limit'), svg.querySelector('.hatched')];
+      const box = one => one.getBoundingClientRect();
+      return {line: box(line).left - box(svg).left, over: box(over).left - box(svg).left,
+        end: box(over).right - box(svg).left, whole: svg.clientWidth,
+        scale: +document.getElementById('memory').dataset.scale};
+    })()""")
+    at = limit / place["scale"] * place["whole"]
+    assert place["line"] == pytest.approx(at, abs=1.5)
+    assert place["over"] == pytest.approx(at, abs=0.1)
+    total = answers["nothing fits"].best.memory.total
+    assert place["end"] == pytest.approx(total / place["scale"] * place["whole"], abs=0.1)
+
+
+def test_who_cannot_see_the_charts_gets_the_numbers(browser, files, answers):
+    browser.show(files["fits"], 1000)
+    labels = browser.evaluate(
+        "[...document.querySelectorAll('svg.bar')].map(one => "
+        "[one.getAttribute('role'), one.getAttribute('aria-label')])"
+    )
+    best = answers["fits"].best
+    assert all(role == "img" and label for role, label in labels)
+    assert explain.gib(best.memory.total) in labels[0][1]
+    assert f"optimizer states {explain.gib(best.memory.optimizer)}" in labels[0][1]
+    hidden = "[...document.querySelectorAll('svg')].every(one => one.ariaHidden || one.ariaLabel)"
+    assert browser.evaluate(hidden)
+    sums = browser.evaluate("""[...document.querySelectorAll('#memory table')].map(table =>
+      [...table.rows].map(row => [...row.cells].map(cell => cell.textContent)))""")[0]
+    assert sums[-1][0] == "total"
+    assert float(sums[-1][1]) == pytest.approx(best.memory.total, abs=0.06)
+    heads = "[...document.querySelectorAll('th')].every(one => one.scope)"
+    assert browser.evaluate(heads)
+    levels = "[...document.querySelectorAll('h1, h2')].map(one => one.tagName)"
+    assert browser.evaluate(levels)[0] == "H1"
+    assert browser.evaluate("document.documentElement.lang") == "en"
+
+
+# Contrast of text with the page behind it, after WCAG 2.2.
+CONTRAST = """
+(() => {
+  const channels = color => color.match(/[\\d.]+/g).slice(0, 3).map(Number);
+  const light = color => {
+    const [r, g, b] = channels(color).map(one => one / 255)
+      .map(one => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const page = light(getComputedStyle(document.body).backgroundColor);
+  return [...document.querySelectorAll('p, dt, dd, li, td, th, summary, text, b')].map(one => {
+    const style = getComputedStyle(one);
+    const text = light(one.tagName === 'text' ? style.fill : style.color);
+    return (Math.max(text, page) + 0.05) / (Math.min(text, page) + 0.05);
+  });
+})()
+"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_text_stands_out(browser, files, dark):
+    for case in CASES:
+        browser.show(files[case], 1000, dark=dark)
+        assert min(browser.evaluate(CONTRAST)) >= 4.5
+    black = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (max(map(int, re.findall(r"\d+", black))) < 64) == dark
+
+
+def test_it_prints_with_the_numbers(browser, files):
+    browser.show(files["fits"], 1000, dark=True, print_=True)
+    boxes = browser.evaluate(BOXES)
+    assert any(box["text"].startswith("GiB, of each bar") for box in boxes)
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == (
+        "rgb(255, 255, 255)"
+    )
+    assert browser.pdf().startswith(b"%PDF-")
+
+
+def test_it_says_what_the_text_says(answers, browser, files):
+    for case, answer in answers.items():
+        browser.show(files[case], 1000)
+        text = " ".join(browser.evaluate("document.body.innerText").split())
+        assert explain.headline(answer.best) in text
+        assert explain.fullness(answer.best) in text
+        for rival in explain.rivals(answer):
+            assert rival.verdict in text
+        for remedy in explain.remedies(answer, hardware()):
+            assert remedy in text
+
+
+def test_a_model_may_have_any_name(browser, tmp_path):
+    asked = question("one gpu")
+    named = replace(asked, shape=replace(asked.shape, name=HOSTILE)).answer()
+    path = tmp_path / "page.html"
+    path.write_text(page(named, hardware(), count=3), encoding="utf-8")
+    browser.show(path, 400)
+    assert "<script>alert(1)</script>" in browser.evaluate("document.title")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 400
+    assert browser.evaluate("document.querySelectorAll('script, img').length") == 0
