@@ -16,8 +16,8 @@ The columns:
 - ``sharding``: DDP is none; ZeRO-1 and the distributed optimizer are ``optimizer``; ZeRO-2 and
   SHARD_GRAD_OP ``gradients``; ZeRO-3 and FSDP ``full``; HSDP ``hybrid``. Blank is as the source's
   software does it.
-- ``precision``: the widest-used name in the cell. fp16 and MosaicML's PURE reduce gradients in 16
-  bits.
+- ``precision``: fp8, bf16, fp16 or fp32, in this order, if the cell names it. Gradients are of 16
+  bits with fp16, with MosaicML's PURE and in NeMo.
 - ``recompute``: anything that names full, uniform, block or just says yes is full; blank is none.
 - ``interconnect``: Gb/s of all NICs of one host: ``8x200Gb/s`` is 1600, ``400Gb/s per GPU`` counts
   for each GPU, a machine's name or a blank is that machine. A rate of InfiniBand that does not say
@@ -61,6 +61,8 @@ class Practice:
     """Whether TFLOP/s of runs with full recomputation count it."""
     counter: Counter = "total"
     seq_len: int | None = None
+    fp32_gradients: bool = True
+    """Whether 16-bit gradients are accumulated and reduced in 32 bits."""
 
 
 _DEEPSPEED = Practice("none", "fp16", False, False, True)
@@ -75,6 +77,8 @@ PRACTICES = (
     (r"Zero Bubble|2401\.10241", Practice("none", "bf16", False)),
     # Of 2023: sequence_parallel is off in its configurations, tensor parallelism is Megatron-LM's.
     (r"InternEvo", Practice(sequence_parallel=False, hardware_flops=True)),
+    # Its configurations set grad_sync_dtype to bf16.
+    (r"NVIDIA/NeMo|dgxc", Practice(fp32_gradients=False)),
     (r"torchtitan", Practice("full", counter="reserved")),
     (r"llm-foundry|MosaicML", Practice("full")),
     # Its configurations' sequence, which the memory of the rows agrees with.
@@ -337,7 +341,9 @@ def _layout(row: Row, practice: Practice, gpu: Gpu) -> tuple[Layout, bool]:
         offload=offload is not None,
         precision=precision,
         flash_attention=flash,
-        fp32_gradients=precision != "fp16" and "PURE" not in row.get("precision", ""),
+        fp32_gradients=practice.fp32_gradients
+        and precision != "fp16"
+        and "PURE" not in row.get("precision", ""),
     )
     return layout, batch is not None or steps is not None
 
