@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from dataclasses import replace
 
@@ -100,6 +102,9 @@ def test_nothing_overflows_or_overlaps(browser, files, case, width, dark, tmp_pa
             down = min(box["bottom"], other["bottom"]) - other["top"]
             # Line boxes of text above each other touch; glyphs then do not.
             assert across <= 1 or down <= 4, (box, other)
+    covered = browser.evaluate("""[...document.querySelectorAll('.label')].filter(one =>
+      one.getBoundingClientRect().bottom > one.nextElementSibling.getBoundingClientRect().top)""")
+    assert covered == []
     browser.screenshot(tmp_path / "page.png")
     assert (tmp_path / "page.png").stat().st_size > 20_000
 
@@ -170,16 +175,60 @@ def test_bars_are_as_long_as_their_numbers(browser, files, answers, case, width)
             assert before == pytest.approx(costs.total)
 
 
-def test_parts_of_a_chart_have_colors_of_their_own(browser, files):
-    for dark in (False, True):
-        browser.show(files["fits"], 1000, dark=dark)
-        for chart in ("memory", "time"):
-            fills = {}
-            for bar in browser.evaluate(BARS.replace("NAME", chart)):
-                for part in bar:
-                    fills.setdefault(part["title"].partition(":")[0], set()).add(part["fill"])
-            assert all(len(colors) == 1 for colors in fills.values())
-            assert len(set.union(*fills.values())) == len(fills)
+# Linear RGB as people without red and without green receptors see it (Machado, Oliveira and
+# Fernandes 2009, severity 1).
+SIGHT = {
+    "full": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protan": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+    "deutan": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.011820, 0.042940, 0.968881),
+    ),
+}
+
+
+def lab(color, sight):
+    """CIELAB of ``#rrggbb``."""
+    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    seen = [max(0.0, sum(f * c for f, c in zip(row, linear, strict=True))) for row in SIGHT[sight]]
+    r, g, b = seen
+    x = (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.9505
+    y = 0.2126 * r + 0.7152 * g + 0.0722 * b
+    z = (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.089
+    fx, fy, fz = (v ** (1 / 3) if v > 0.008856 else 7.787 * v + 16 / 116 for v in (x, y, z))
+    return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_neighbors_in_a_bar_are_told_apart(browser, files, dark, sight):
+    browser.show(files["fits"], 1000, dark=dark)
+    count = max(len(explain.MEMORY_PARTS), len(explain.TIME_PARTS))
+    colors = browser.evaluate(
+        f"[...Array({count}).keys()].map(number => "
+        "getComputedStyle(document.documentElement).getPropertyValue(`--c${number}`).trim())"
+    )
+    assert len(set(colors)) == count
+    seen = [lab(color, sight) for color in colors]
+    for first, second in itertools.pairwise(range(count)):
+        # Twelve is far more than the two or so that side by side are just told apart.
+        assert math.dist(seen[first], seen[second]) > 12, (colors[first], colors[second])
+
+
+def test_a_part_has_the_same_color_in_every_bar(browser, files):
+    browser.show(files["fits"], 1000)
+    for chart in ("memory", "time"):
+        fills = {}
+        for bar in browser.evaluate(BARS.replace("NAME", chart)):
+            for part in bar:
+                fills.setdefault(part["title"].partition(":")[0], set()).add(part["fill"])
+        assert all(len(colors) == 1 for colors in fills.values())
 
 
 def test_the_limit_is_drawn_where_it_is(browser, files, answers):
