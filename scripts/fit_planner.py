@@ -4,10 +4,10 @@
     scripts/fit_planner.py [--runs FILE ...] [--architecture NAME]             the constants
     scripts/fit_planner.py [--runs FILE ...] [--architecture NAME] --held-out  their error
 
-The constants of ``dtrain.parallelism.efficiency`` are of three kinds: defaults; those that
-measurements of one thing alone give (``hop``, ``network``), which that module sets for an
-architecture; and those in ``FREE``, which this script fits, for each architecture on its own,
-to the step times of the runs on its GPUs.
+The constants of ``dtrain.parallelism.efficiency`` that ``FREE`` names are fitted, for each
+architecture on its own, to the step times of the runs on its GPUs. The others (``hop``,
+``gemm_half``, ``exposed_tensor`` ...) stay as that module has them: some are measurements, some
+were chosen by hand with all of these runs in view.
 
 What is minimized is the mean over tables of each table's mean absolute error plus 0.3 of its
 bias, both of ln(estimate / measured): a table of 700 rows counts as much as one of 7, because the
@@ -19,6 +19,8 @@ the same figures every time.
 
 With --held-out, each publisher's runs are estimated with constants fitted to everybody else's: all
 tables of one publisher are left out together, because they share its clusters and its software.
+That is the free constants alone: the others, the model's formulas and how ``published_runs`` fills
+in blanks have seen every source, so that runs from elsewhere may be further off than this says.
 Where nobody else has runs on an architecture, the constants are those that
 ``efficiency.of_family`` would give to an architecture that was never measured.
 """
