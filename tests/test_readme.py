@@ -165,6 +165,35 @@ def unfolded(ranks: str) -> Iterator[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
+def plan(desk: Desk, command: str) -> None:
+    """The view has what the README shows of it, where that shows the words."""
+    text = " ".join(desk.succeeds(command).split())
+    (shown,) = [block for block in fenced("") if block.startswith("Split each layer")]
+    for part in re.split("…", " ".join(shown.split())):
+        assert part.strip(" -") in text
+
+
+def plan_training(desk: Desk, command: str) -> None:
+    assert re.search(r"2\.0T tokens take [\d,]+ days", desk.succeeds(command))
+
+
+def plan_output(desk: Desk, command: str) -> None:
+    desk.succeeds(command)
+    assert CLUSTER.splitlines()[1] in desk.cluster.read_text()
+    assert "64 processes" in desk.succeeds("dtrain launch cluster.yaml --dry-run")
+
+
+def plan_json(desk: Desk, command: str) -> None:
+    layouts = json.loads(desk.succeeds(command))["layouts"]
+    assert layouts
+    assert {(layout["tensor"], layout["pipeline"]) for layout in layouts} == {(8, 8)}
+
+
+def plan_page(desk: Desk, command: str) -> None:
+    desk.succeeds(command)
+    assert (desk.folder / "plan.html").read_text().startswith("<!doctype html>")
+
+
 COVERED: dict[str, Callable[[Desk, str], None]] = {
     "scripts/demo": run_by_ci,
     "scripts/test": run_by_ci,
@@ -173,6 +202,11 @@ COVERED: dict[str, Callable[[Desk, str], None]] = {
     "dtrain launch cluster.yaml --dry-run --json": dry_run_json,
     "dtrain launch cluster.yaml --dry-run --output rendered": dry_run_output,
     "bash rendered/gpu01/worker-0.sh": script_by_hand,
+    "dtrain plan --model-size 100B": plan,
+    "dtrain plan --model llama-3-70b --gpus 128 --gpu h100 --tokens 2T": plan_training,
+    "dtrain plan --model-size 7B cluster.yaml --gpu h100 --output cluster.yaml": plan_output,
+    "dtrain plan --model-size 100B --tensor 8 --pipeline 8 --json": plan_json,
+    "dtrain plan --model-size 100B --html plan.html": plan_page,
     "dtrain launch cluster.yaml": launch,
     "dtrain launch cluster.yaml -- --lr 3e-4": launch_with_arguments,
     "dtrain launch cluster.yaml --rank 0,4-7 --fold": launch_shown_in_part,
@@ -191,10 +225,12 @@ def test_no_test_is_left_of_a_command_that_is_gone() -> None:
 
 
 def test_commands_within_sentences_exist() -> None:
-    assert set(re.findall(r"`dtrain ([a-z]+)", README)) <= {"launch", "schema"}
-    help_text = subprocess.run(
-        [DTRAIN, "launch", "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    verbs = {"launch", "plan", "schema"}
+    assert set(re.findall(r"`dtrain ([a-z]+)", README)) <= verbs
+    help_text = "".join(
+        subprocess.run([DTRAIN, verb, "--help"], capture_output=True, text=True, check=True).stdout
+        for verb in verbs
+    )
     for option in re.findall(r"`(--[a-z-]+)", README):
         assert option in help_text, option
 

@@ -123,7 +123,9 @@ def test_layouts_are_ranked_fit_and_differ(plan: Plan) -> None:
     assert len(layouts) == 12
     assert all(layout["fits"] for layout in layouts)
     times = [layout["time_s"]["total"] for layout in layouts]
-    assert times == sorted(times)
+    # One that is hardly faster, and takes more ways of splitting to set up, comes later.
+    assert times == pytest.approx(sorted(times), rel=0.05)
+    assert times[-1] > times[0]
     kinds = {
         tuple(
             layout[key]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.constraints import option
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from dtrain.parallelism.efficiency import Efficiency
     from dtrain.spec.model import ClusterFile
     from dtrain_cli.views.paper import Paper
+
+_T = TypeVar("_T")
 
 USUAL_GPU, USUAL_HOSTS = "a100-80gb", 8
 
@@ -218,7 +220,7 @@ def _shape(options: Options, spec: ClusterFile | None) -> Shape:
     if options.model_config is not None:
         from dtrain.parallelism.huggingface import shape_from_config
 
-        shape = shape_from_config(_text(options.model_config), str(options.model_config))
+        shape = _parsed(options.model_config, shape_from_config)
     else:
         from dtrain.parallelism.models import model
 
@@ -314,7 +316,7 @@ def _spec(path: Path | None) -> ClusterFile | None:
 
 
 def _table(path: Path | None) -> Hardware:
-    return hardware() if path is None else hardware().extended(_text(path), str(path))
+    return hardware() if path is None else _parsed(path, hardware().extended)
 
 
 def _efficiency(options: Options, cluster: Cluster) -> Efficiency:
@@ -325,8 +327,18 @@ def _efficiency(options: Options, cluster: Cluster) -> Efficiency:
         return made
     from dtrain.parallelism.calibration import read
 
-    path = options.calibrate
-    return read(_text(path), str(path), made, cluster.gpu, cluster.network)
+    return _parsed(
+        options.calibrate,
+        lambda text, where: read(text, where, made, cluster.gpu, cluster.network),
+    )
+
+
+def _parsed(path: Path, parse: Callable[[str, str], _T]) -> _T:
+    """What ``parse`` makes of a user's file and its name. Raises UsageError."""
+    try:
+        return parse(_text(path), str(path))
+    except RecursionError:
+        raise UsageError(f"{str(path)!r} is nested too deeply to be what it should be") from None
 
 
 def _text(path: Path) -> str:

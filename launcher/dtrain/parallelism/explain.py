@@ -327,8 +327,11 @@ def _verdict(rival: Candidate, best: Candidate) -> str:
     if not best.fits:
         return f"fits, with {gib(rival.memory.total)}."
     slower = rival.time.total / best.time.total - 1
-    if slower < 0:
-        return f"{percent(-slower)} faster, with {gib(rival.memory.total)}."
+    if slower < 0 and percent(-slower) != "0.0 %":
+        return (
+            f"only {percent(-slower)} faster, with {gib(rival.memory.total)}; not worth what it "
+            "takes to set up."
+        )
     more = {
         part.name: getattr(rival.time, part.name) - getattr(best.time, part.name)
         for part in fields(rival.time)
@@ -338,8 +341,9 @@ def _verdict(rival: Candidate, best: Candidate) -> str:
         for name, value in _largest(more, 2)
         if value > 0.001 * best.time.total
     )
+    pace = f"{percent(slower)} slower" if slower > 0 else "as fast"
     return (
-        f"{percent(slower)} slower, {seconds(rival.time.total)} a step"
+        f"{pace}, {seconds(rival.time.total)} a step"
         f"{f' ({spent})' if spent else ''}, with {gib(rival.memory.total)}."
     )
 
