@@ -171,6 +171,8 @@ def test_states_of_the_papers() -> None:
     assert states("gradients") == pytest.approx(2 + 16 / 64, rel=1e-4)
     assert states("gradients", "bf16", False) == pytest.approx(2 + 14 / 64, rel=1e-4)
     assert states("full") == pytest.approx(16 / 64, rel=1e-4)
+    assert states("none", "fp16", False) == pytest.approx(20, rel=1e-4)
+    assert states("optimizer", "fp16", False) == pytest.approx(4 + 16 / 64, rel=1e-4)
     assert states("none", "fp32") == pytest.approx(16, rel=1e-4)
 
 

@@ -116,8 +116,8 @@ class _States:
     """Bytes of each parameter's states, and over how many data ranks each is spread.
 
     Mixed-precision Adam keeps parameter and gradient in 16 bits (the gradient in 32 where it is
-    accumulated so) and a copy and two moments in 32: 18 bytes in all with bf16, 20 with fp16
-    (Megatron-LM, ``dist_optimizer.md``), 16 under full sharding, whose parameters are the 32-bit
+    accumulated so) and a copy and two moments in 32: 18 bytes in all with bf16; 20 with fp16,
+    whose gradients the optimizer copies to 32 bits (Megatron-LM, ``dist_optimizer.md``); 16 under full sharding, whose parameters are the 32-bit
     copy (ZeRO, arXiv 1910.02054).
     """
 
@@ -132,6 +132,8 @@ class _States:
             return _States(layout, 4, 4, 8)
         if layout.precision == "fp32":
             return _States(layout, 4, 4, 8)
+        if layout.precision == "fp16":
+            return _States(layout, 2, 2, 16)
         return _States(layout, 2, 4 if layout.fp32_gradients else 2, 12)
 
     def _spread(self, ranks: int, least: tuple[str, ...]) -> int:
