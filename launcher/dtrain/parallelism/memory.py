@@ -117,8 +117,8 @@ class _States:
 
     Mixed-precision Adam keeps parameter and gradient in 16 bits (the gradient in 32 where it is
     accumulated so) and a copy and two moments in 32: 18 bytes in all with bf16; 20 with fp16,
-    whose gradients the optimizer copies to 32 bits (Megatron-LM, ``dist_optimizer.md``); 16 under full sharding, whose parameters are the 32-bit
-    copy (ZeRO, arXiv 1910.02054).
+    whose gradients the optimizer copies to 32 bits (Megatron-LM, ``dist_optimizer.md``); 16 under
+    full sharding, whose parameters are the 32-bit copy (ZeRO, arXiv 1910.02054).
     """
 
     layout: Layout
