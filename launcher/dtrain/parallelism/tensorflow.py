@@ -166,7 +166,7 @@ def answer(
         assignment=assignment,
         torch=torch,
         limit=job.limit,
-        sentence=job.sentence(verdicts[0], assignment, torch),
+        sentence=job.sentence(verdicts, assignment, torch),
         notes=tuple(job.notes(held)),
     )
 
@@ -370,9 +370,13 @@ class _Job:
         return found.layouts[0] if found.layouts else None
 
     def sentence(
-        self, best: Verdict, assignment: Assignment | None, torch: Candidate | None
+        self,
+        verdicts: Sequence[Verdict],
+        assignment: Assignment | None,
+        torch: Candidate | None,
     ) -> str:
         """What a colleague would say."""
+        best = verdicts[0]
         size = f"{self.shape.parameters / 1e9:.3g}B parameters"
         if best.fits:
             said = f"Use {best.name} for {size}: {best.reason}{_how(best.way)}."
@@ -380,10 +384,14 @@ class _Job:
         if self.tpu:
             return f"TPUStrategy cannot hold {size}: {best.reason}."
         said = (
-            f"No strategy of tf.distribute holds {size}: none splits a layer or a stack of "
-            f"layers, so every GPU needs at least {best.memory.total:.0f} GiB of "
-            f"{self.limit:.0f} ({best.name})."
+            f"No strategy of tf.distribute holds {size}, because none splits a layer or a stack "
+            f"of layers: a whole copy takes {gib(_needs(verdicts, 'one_device'))} of the "
+            f"{gib(self.limit)} of a GPU"
         )
+        if self.cluster.gpus_per_host > 1:
+            central = _needs(verdicts, "central_storage")
+            said += f", and with variables in the host's memory still {gib(central)}"
+        said += "."
         if assignment is not None:
             said += " " + self._by_hand(assignment)
         if torch is not None:
@@ -398,8 +406,9 @@ class _Job:
         said = f"Split by hand over the {local} GPUs of a host (tf.device), it "
         if not assignment.fits:
             return (
-                f"{said}still needs {fullest:.0f} GiB on the fullest GPU, because {local} GPUs "
-                f"hold a whole copy{f', {hosts} times over' if hosts > 1 else ''}."
+                f"{said}still needs {fullest:.0f} GiB on the fullest GPU"
+                + (f", because each of the {hosts} hosts holds a whole copy" if hosts > 1 else "")
+                + "."
             )
         said += f"fits in {fullest:.0f} GiB{_how(assignment.way)}, but one GPU computes at a time"
         if hosts > 1:
@@ -468,6 +477,10 @@ def _torch(candidate: Candidate, can: str) -> str:
         f" torch {can}: {brief(candidate)}, {gib(candidate.memory.total)} on the fullest GPU and "
         f"about {seconds(candidate.time.total)} a step."
     )
+
+
+def _needs(verdicts: Sequence[Verdict], name: str) -> float:
+    return next(verdict.memory.total for verdict in verdicts if verdict.name == name)
 
 
 def _ways(sequences: int) -> Iterator[Way]:
