@@ -79,7 +79,7 @@ def _split(shape: Shape, layout: Layout, cluster: Cluster) -> str:
         steps.append(f"spread the {shape.experts} experts over {layout.expert} GPUs")
     ranks = layout.data * layout.context
     if layout.data > 1 or (ranks > 1 and layout.sharding != "none"):
-        steps.append(_replicas(layout, ranks, split=bool(steps)))
+        steps.append(_replicas(layout, ranks, split=layout.world_size > layout.data))
     if not steps:
         return "Keep the whole model on the one GPU."
     text = steps[0] if len(steps) == 1 else f"{', '.join(steps[:-1])}, and {steps[-1]}"
@@ -89,7 +89,7 @@ def _split(shape: Shape, layout: Layout, cluster: Cluster) -> str:
 def _replicas(layout: Layout, ranks: int, *, split: bool) -> str:
     """What the data ranks do; ``split`` is whether each is more than one GPU."""
     if layout.sharding == "full":
-        over = f"{ranks} such groups" if split else f"{ranks} GPUs"
+        over = f"{ranks} such groups" if split and layout.context == 1 else f"{ranks} GPUs"
         return f"shard parameters, gradients and optimizer over {over} (FSDP, ZeRO-3)"
     if layout.sharding == "hybrid":
         return (
@@ -124,7 +124,7 @@ def _savings(layout: Layout) -> Iterator[str]:
         "full": "Recompute every layer in the backward pass (full recompute).",
     }[layout.recompute]
     if layout.offload:
-        yield "Keep the optimizer's states in the hosts' memory (offload), as a last resort."
+        yield "Keep the optimizer's states in the hosts' memory (offload)."
 
 
 def figures(candidate: Candidate) -> str:
