@@ -65,23 +65,13 @@ class Question:
         A layout that somebody asks about is not given an offloaded optimizer on the quiet.
         """
         both = {**({"offload": False} if self.pinned else {}), **self.fixed, **fixed}
-        plan = search(
+        return search(
             self.shape,
             self.cluster,
             self.efficiency,
             global_batch=self.global_batch,
             precision=self.precision,
             fixed=both,
-        )
-        if not both:
-            return plan
-        return Plan(
-            tuple(one for one in plan.layouts if constraints.sound(one.layout, self.shape)),
-            tuple(
-                group
-                for group in plan.rejected
-                if constraints.sound(group.example.layout, self.shape)
-            ),
         )
 
     def candidate(self, layout: Layout) -> Candidate:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from dtrain.parallelism.candidate import Candidate
+from dtrain.parallelism.constraints import sound
 from dtrain.parallelism.efficiency import Efficiency
 from dtrain.parallelism.hardware import Cluster, Precision
 from dtrain.parallelism.layout import Layout
@@ -101,7 +102,10 @@ class _Choices:
                 for sharding in self.of("sharding", self._shardings(sizes)):
                     shard = self._shard(sizes) if sharding == "hybrid" else 0
                     split = replace(sizes, expert=expert, sharding=sharding, shard=shard)
-                    yield from self._schedules(split, share)
+                    for layout in self._schedules(split, share):
+                        # Only what was fixed one by one can contradict itself.
+                        if not self.fixed or sound(layout, self.shape):
+                            yield layout
 
     def _sizes(self, start: Layout) -> Iterator[Layout]:
         """Sizes of tensor, pipeline, context and data parallelism: their product is all GPUs."""
@@ -187,18 +191,14 @@ def _divisors(number: int, most: int | None = None) -> tuple[int, ...]:
 
 
 def _worth(candidate: Candidate) -> float:
-    """Seconds of a step, and 0.5 % for each way of splitting: one that gains less is not worth
+    """Seconds of a step, and 0.3 % for each way of splitting: one that gains less is not worth
     what it takes to set up."""
     layout = candidate.layout
-    ways = sum(
-        size > 1
-        for size in (
-            layout.tensor, layout.pipeline, layout.virtual_pipeline, layout.context, layout.expert
-        )
-    )  # fmt: skip
-    ways += ("none", "optimizer", "gradients", "full", "hybrid").index(layout.sharding)
-    ways += layout.recompute != "none"
-    return candidate.time.total * (1 + 0.005 * ways)
+    ways = [
+        layout.tensor > 1, layout.pipeline > 1, layout.virtual_pipeline > 1, layout.context > 1,
+        layout.expert > 1, layout.sharding not in ("none", "optimizer"), layout.recompute != "none",
+    ]  # fmt: skip
+    return candidate.time.total * (1 + 0.003 * sum(ways))
 
 
 def _grouped(rest: Iterable[Candidate]) -> Iterator[Rejected]:
