@@ -63,6 +63,7 @@ class Practice:
     seq_len: int | None = None
     fp32_gradients: bool = True
     """Whether 16-bit gradients are accumulated and reduced in 32 bits."""
+    fused_loss: bool = False
 
 
 _DEEPSPEED = Practice("none", "fp16", False, False, True)
@@ -80,7 +81,8 @@ PRACTICES = (
     # Its configurations set grad_sync_dtype to bf16.
     (r"NVIDIA/NeMo|dgxc", Practice(fp32_gradients=False)),
     (r"torchtitan", Practice("full", counter="reserved")),
-    (r"llm-foundry|MosaicML", Practice("full")),
+    # Its models' loss_fn is fused_crossentropy, flash-attn's kernel, unless a file says otherwise.
+    (r"llm-foundry|MosaicML", Practice("full", fused_loss=True)),
     # Its configurations' sequence, which the memory of the rows agrees with.
     (r"SimuMax", Practice(counter="allocated", seq_len=4096)),
 )
@@ -341,6 +343,7 @@ def _layout(row: Row, practice: Practice, gpu: Gpu) -> tuple[Layout, bool]:
         offload=offload is not None,
         precision=precision,
         flash_attention=flash,
+        fused_loss=practice.fused_loss,
         fp32_gradients=practice.fp32_gradients
         and precision != "fp16"
         and "PURE" not in row.get("precision", ""),

@@ -40,9 +40,7 @@ def test_products_measured_on_a_known_gpu_are_found_again() -> None:
 
 @pytest.mark.parametrize("hosts", [1, 8])
 def test_collectives_measured_on_a_known_wire_are_found_again(hosts: int) -> None:
-    truth = replace(
-        AMPERE, link=0.5, link_half=3e6, network=0.4, network_half=7e6, latency=0.0, hop=0.0
-    )
+    truth = replace(AMPERE, link=0.5, link_half=3e6, network=0.4, network_half=7e6)
     ranks = 8 * hosts
     group = Group(CLUSTER, truth, ranks, 1)
     rows = [

@@ -64,10 +64,10 @@ def read(text: str, where: str, base: Efficiency, gpu: Gpu, network: float) -> E
     near = [row for row in rows if row["hosts"] == 1]
     far = [row for row in rows if row["hosts"] > 1]
     if near:
-        share, half = _wire(near, gpu.link * 1e9, base.link, base.link_half)
+        share, half = _wire(near, gpu.link * 1e9, base.link, base.link_half, base)
         made = replace(made, link=share, link_half=half)
     if far:
-        share, half = _wire(far, network * 1e9, base.network, base.network_half)
+        share, half = _wire(far, network * 1e9, base.network, base.network_half, base)
         made = replace(made, network=share, network_half=half)
     return replace(made, **_constants(table, where))
 
@@ -78,31 +78,44 @@ def _gemm(products: Sequence[dict[str, float]], base: Efficiency, gpu: Gpu) -> d
     The half is kept for a GPU of 312 TFLOP/s and grows with the peak, as `Kernels` has it.
     """
     peak = gpu.flops.get("bf16") or gpu.flops["fp16"]
+    able = peak * gpu.sustained
     flop = [2 * row["m"] * row["k"] * row["n"] for row in products]
     seconds = [size / row["tflops"] / 1e12 for size, row in zip(flop, products, strict=True)]
     slope, start = _line(flop, seconds)
     if start is None:
         half = base.gemm_half * peak / 312
         slope = math.fsum(s / (f + half) for s, f in zip(seconds, flop, strict=True)) / len(flop)
-        return {"gemm": min(1.0, 1 / (slope * peak * 1e12))}
+        return {"gemm": min(1.0, 1 / (slope * able * 1e12))}
     return {
-        "gemm": min(1.0, 1 / (slope * peak * 1e12)),
+        "gemm": min(1.0, 1 / (slope * able * 1e12)),
         "gemm_half": max(0.0, start / slope) * 312 / peak,
     }
 
 
 def _wire(
-    rows: Sequence[dict[str, Any]], wire: float, share: float, half: float
+    rows: Sequence[dict[str, Any]], wire: float, share: float, half: float, base: Efficiency
 ) -> tuple[float, float]:
-    """Share of the wire, and the bytes at which half of it is reached."""
+    """Share of the wire, and the bytes at which half of it is reached.
+
+    `Group` adds the time to the first byte by itself, so that it is taken off what was measured.
+    """
     size = [row["bytes"] for row in rows]
     passes = [_RING[row["kind"]] * (row["ranks"] - 1) / row["ranks"] for row in rows]
-    seconds = [row["seconds"] / times for row, times in zip(rows, passes, strict=True)]
+    seconds = [
+        max(row["seconds"] - _start(row, base), 0.1 * row["seconds"]) / times
+        for row, times in zip(rows, passes, strict=True)
+    ]
     slope, start = _line(size, seconds)
     if start is None:
         slope = math.fsum(s / (b + half) for s, b in zip(seconds, size, strict=True)) / len(size)
         return min(1.0, 1 / (slope * wire)), half
     return min(1.0, 1 / (slope * wire)), max(0.0, start / slope)
+
+
+def _start(row: dict[str, Any], base: Efficiency) -> float:
+    if row["kind"] == "all_reduce":
+        return 2 * (base.latency + base.hop * math.log2(float(row["hosts"])))
+    return base.latency + base.hop * (float(row["hosts"]) - 1)
 
 
 def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float | None]:

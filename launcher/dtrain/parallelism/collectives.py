@@ -21,8 +21,10 @@ class Group:
 
     @property
     def local(self) -> int:
-        """Members that share a host."""
-        return max(1, min(self.size, self.cluster.gpus_per_host // self.stride))
+        """Members that the link joins: those of one host, or of one rack (NVL72)."""
+        # Where hosts do not hold whole groups, the group that is cut worst sets the pace.
+        near = min(max(self.cluster.gpus_per_host, self.cluster.gpu.domain), self.cluster.gpus)
+        return math.gcd(self.size, max(1, near // self.stride))
 
     @property
     def within_host(self) -> bool:

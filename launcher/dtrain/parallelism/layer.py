@@ -110,8 +110,8 @@ class Kernels:
     def attention_flop(self) -> float:
         """Of one forward pass without the causal mask: 4·n·s·heads·head_size / t."""
         shape = self.shape
-        width = shape.heads * shape.head_size / self.layout.tensor
-        return 4.0 * self.tokens * shape.seq_len * width
+        width = shape.heads * (shape.head_size + (shape.value_head_size or shape.head_size))
+        return 2.0 * self.tokens * shape.seq_len * width / self.layout.tensor
 
     def attention_forward(self) -> float:
         """Flash attention at its share of the peak, half of the square masked away; else two

@@ -43,6 +43,9 @@ class Layout:
     """Whether optimizer states live in the host's memory."""
     precision: Precision = "bf16"
     flash_attention: bool = True
+    fused_loss: bool = False
+    """Whether cross-entropy overwrites the logits with their gradient in 16 bits, as
+    flash-attn's kernel does; PyTorch's own works on copies in 32."""
     fp32_gradients: bool = True
     """Whether 16-bit gradients are accumulated in 32 bits (Megatron-LM with bf16)."""
 

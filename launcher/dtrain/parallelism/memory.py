@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dtrain.parallelism.activations import layer_activations
 from dtrain.parallelism.hardware import Cluster
+from dtrain.parallelism.layer import BYTES
 from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.shape import Shape
 from dtrain.parallelism.sharded_memory import highest_phase
@@ -75,8 +76,8 @@ def _stage(shape: Shape, layout: Layout, counts: tuple[int, ...], stage: int) ->
     tokens = shape.seq_len * layout.micro_batch / layout.context
     last = stage == p - 1
     activations = layers * layer_activations(shape, layout) * tokens * in_flight(layout, stage)
-    # Logits in 16 bits and their gradient in 32 (cross-entropy works in place on a copy).
-    logits = 6.0 * tokens * shape.vocab / t if last else 0.0
+    # Logits, and their gradient in 32 bits (cross-entropy works in place on a copy).
+    logits = (BYTES[layout.precision] + 4.0) * tokens * shape.vocab / t if last else 0.0
     widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / t
     temporary = 6.0 * widest
     gathered = 0.0
@@ -167,5 +168,6 @@ def in_flight(layout: Layout, stage: int) -> float:
     else:
         held = (p - stage) * (2.0 if layout.schedule == "zb-2p" else 1.0)
         if v > 1:
-            held += (p - 1) / v
+            # Warm-up is 2·(p − 1 − stage) + (v − 1)·p chunks (Megatron-LM, schedules.py).
+            held = p + (p - 1 - 2 * stage) / v
     return min(held, float(m))

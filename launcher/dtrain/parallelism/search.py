@@ -162,7 +162,8 @@ class _Choices:
             sized = replace(split, micro_batch=micro_batch, grad_accumulation=share // micro_batch)
             for pieces in self.of("virtual_pipeline", self._pieces(sized)):
                 for recompute in self.of("recompute", self._recomputes(sized)):
-                    for sequence in self.of("sequence_parallel", (split.tensor > 1,)):
+                    divides = self.shape.seq_len // split.context % split.tensor == 0
+                    for sequence in self.of("sequence_parallel", (split.tensor > 1 and divides,)):
                         yield replace(
                             sized,
                             virtual_pipeline=pieces,

@@ -54,11 +54,15 @@ def _phases(
     split = shape.hidden / (t if layout.sequence_parallel else 1)
     tokens = _tokens(shape, layout)
     layer = (shape.layer_parameters() - _idle_experts(shape, layout)) / t
+    # Of a layer's gradients one rank keeps its share; experts' are spread over fewer ranks.
+    experts = shape.experts * shape.expert_parameters / layout.expert / t
+    alike = max(1, layout.data * layout.context // layout.expert)
+    shard = (layer - experts) / shards + experts / min(shards, alike)
     head = shape.head_parameters / t if last else 0.0
     root = head if last and not (shape.tied and first) else 0.0
     root += shape.embedding_parameters / t if first else 0.0
     reduced = 4.0 if layout.fp32_gradients else 2.0
-    every = 4 * (layers * layer + root) / shards
+    every = 4 * (layers * shard + root / shards)
     accumulated = every if layout.grad_accumulation > 1 else 0.0
 
     kept = layer_activations(shape, layout) * tokens
@@ -66,7 +70,8 @@ def _phases(
     logits = tokens * shape.vocab / t if last else 0.0
 
     # Cross-entropy in 32 bits: log-softmax, its gradient, and the logits' gradient.
-    yield Phase(accumulated, layers * kept + ends, 12 * logits, 2 * root)
+    loss = 2 if layout.fused_loss else 12
+    yield Phase(accumulated, layers * kept + ends, loss * logits, 2 * root)
     # The output layer's backward pass, with its gradient and the logits in 16 bits.
     yield Phase(
         accumulated, layers * kept + ends + 2 * split * tokens, 2 * logits,
@@ -86,14 +91,14 @@ def _phases(
         ahead = 2 * layer if done < layers - 1 else 0.0
         working = max(inside if not again else inside - again + kept, end_of_layer)
         yield Phase(
-            accumulated or done * 4 * layer / shards,
+            accumulated or done * 4 * shard,
             below,
             0.0,
             2 * root + 2 * head + 2 * layer + ahead + (reduced * layer if done else 0.0),
             working,
         )
     # The last to be scattered are the gradients of embedding and output layer.
-    rest = accumulated or 4 * layers * layer / shards
+    rest = accumulated or 4 * layers * shard
     tied = 6 if shape.tied else 4
     yield Phase(rest, 0.0, 0.0, (2 + reduced) * root)
     yield Phase(

@@ -33,7 +33,8 @@ def flop_per_token(shape: Shape, *, causal: bool = False) -> float:
     products = shape.active_parameters - shape.embedding_parameters
     if shape.tied:
         products += shape.head_parameters
-    attention = 12.0 * shape.layers * shape.seq_len * shape.heads * shape.head_size
+    width = shape.head_size + (shape.value_head_size or shape.head_size)
+    attention = 6.0 * shape.layers * shape.seq_len * shape.heads * width
     return 6.0 * products + (attention / 2 if causal else attention)
 
 
@@ -44,7 +45,9 @@ def speed(shape: Shape, layout: Layout, cluster: Cluster, seconds: float) -> Spe
     flop = flop_per_token(shape)
     head = 6.0 * shape.head_parameters
     again = {"none": 0.0, "selective": 0.0, "full": (flop - head) / 3}[layout.recompute]
-    if layout.recompute == "selective" and not layout.flash_attention:
+    if layout.recompute == "selective" and layout.by_torch:
+        again = (flop - head) / 6
+    elif layout.recompute == "selective" and not layout.flash_attention:
         again = (flop - flop_per_token(shape, causal=True)) * 2 / 3
     return Speed(
         tokens_per_s_per_gpu=tokens,

@@ -15,7 +15,9 @@ def stage_layers(shape: Shape, stages: int) -> tuple[int, ...]:
     has the output layer, gets fewer, and so does the first with the embedding: the slowest stage
     sets the pace of all.
     """
-    return _spread(shape.layers, stages, shape.head_parameters / shape.layer_parameters())
+    ends = shape.embedding_parameters + (0 if shape.tied else shape.head_parameters)
+    layer = (shape.active_parameters - ends) / shape.layers
+    return _spread(shape.layers, stages, shape.head_parameters / layer)
 
 
 @lru_cache(maxsize=4096)

@@ -147,9 +147,11 @@ def _context(kernels: Kernels) -> float:
     if layout.context == 1:
         return 0.0
     group = Group(kernels.cluster, kernels.efficiency, layout.context, layout.tensor)
-    width = 2 * shape.kv_heads * shape.head_size / layout.tensor
+    values = shape.value_head_size or shape.head_size
+    width = max(shape.kv_heads / layout.tensor, 1) * (shape.head_size + values)
     size = BYTES[layout.precision] * kernels.tokens * layout.context * width
-    return 0.5 * 3 * group.all_gather(size)
+    passes = 3 + (layout.recompute == "full")
+    return 0.5 * passes * group.all_gather(size)
 
 
 def _expert(kernels: Kernels) -> float:
@@ -159,7 +161,7 @@ def _expert(kernels: Kernels) -> float:
     size = _activation(kernels) * shape.experts_per_token
     if layout.sequence_parallel:
         size /= layout.tensor
-    return 4 * group.all_to_all(size)
+    return (6 if layout.recompute == "full" else 4) * group.all_to_all(size)
 
 
 def _sends(kernels: Kernels) -> float:
@@ -183,13 +185,16 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     """
     shape, layout, made = kernels.shape, kernels.layout, kernels.efficiency
     ranks = layout.data * layout.context
-    both = max(
-        sum(parameters_of_stage(shape, layout, layers, stage)) for stage in (0, layout.pipeline - 1)
+    dense, experts = max(
+        (parameters_of_stage(shape, layout, layers, stage) for stage in (0, layout.pipeline - 1)),
+        key=sum,
     )
     shards = _shards(layout)
+    # Copies of an expert are on every ``expert``-th rank only.
+    alike = max(1, ranks // layout.expert)
     # Adam reads gradient, two moments and the copy in 32 bits, and writes them and the parameter.
     gradient = 4 if layout.fp32_gradients else 2
-    mine = both / shards
+    mine = dense / shards + experts / min(shards, alike)
     if layout.offload:
         # Gradients go to the host and parameters come back over PCIe, and the host's processors
         # update at the speed of its memory, which its GPUs share.
@@ -200,30 +205,46 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     if ranks == 1:
         return 0.0, optimizer
 
-    group = Group(kernels.cluster, made, ranks, layout.tensor)
+    traffic = 0.0
+    # Experts are copied only on every ``expert``-th rank, further apart.
+    for count, size, apart in (
+        (dense, ranks, layout.tensor),
+        (experts, alike, layout.tensor * layout.expert),
+    ):
+        if count and size > 1:
+            traffic += _traffic(kernels, count, size, apart, gradient, layers)
+    hiding = busy * (made.overlap if layout.by_torch else 1.0)
+    return max(traffic - hiding, made.exposed_data * traffic), optimizer
+
+
+def _traffic(
+    kernels: Kernels, count: float, ranks: int, apart: int, gradient: int, layers: int
+) -> float:
+    """Seconds that data ranks exchange ``count`` parameters and their gradients in one step."""
+    layout, made = kernels.layout, kernels.efficiency
+    group = Group(kernels.cluster, made, ranks, apart)
+    shards = min(_shards(layout), ranks)
+    near = Group(kernels.cluster, made, shards, apart)
+    parameter = BYTES[layout.precision]
     if layout.by_torch:
-        near = Group(kernels.cluster, made, min(shards, ranks), layout.tensor)
-        one = both / (layers + 1)
-        gathers = (layers + 1) * 2 * near.all_gather(2 * one)
+        one = count / (layers + 1)
+        gathers = (layers + 1) * 2 * near.all_gather(parameter * one)
         scatters = (layers + 1) * near.all_gather(gradient * one)
         if shards < ranks:
-            far = Group(kernels.cluster, made, ranks // shards, layout.tensor * shards)
-            scatters += far.all_reduce(gradient * both / shards)
+            far = Group(kernels.cluster, made, ranks // shards, apart * shards)
+            scatters += far.all_reduce(gradient * count / shards)
         # Every micro-batch gathers; gathers of one layer run while another computes.
-        traffic = layout.grad_accumulation * (gathers + scatters)
-        overlapped = made.overlap * busy
-        return max(traffic - overlapped, made.exposed_data * traffic), optimizer
-    scatters = layout.grad_accumulation if layout.sharding == "gradients" else 1
+        return layout.grad_accumulation * (gathers + scatters)
     if shards < ranks:
         # Reduced over all, updated in parts, and gathered from the few that hold the parts.
-        near = Group(kernels.cluster, made, shards, layout.tensor)
-        traffic = group.in_buckets(group.all_reduce, gradient * both)
-        traffic += near.in_buckets(near.all_gather, 2 * both)
-    else:
-        # Spread gradients have no place to accumulate but where they belong.
-        traffic = scatters * group.in_buckets(group.all_gather, gradient * both)
-        traffic += group.in_buckets(group.all_gather, 2 * both)
-    return made.exposed_data * traffic, optimizer
+        return group.in_buckets(group.all_reduce, gradient * count) + near.in_buckets(
+            near.all_gather, parameter * count
+        )
+    # Spread gradients have no place to accumulate but where they belong.
+    scatters = layout.grad_accumulation if layout.sharding == "gradients" else 1
+    return scatters * group.in_buckets(group.all_gather, gradient * count) + group.in_buckets(
+        group.all_gather, parameter * count
+    )
 
 
 def _shards(layout: Layout) -> int:
