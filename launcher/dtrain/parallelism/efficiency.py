@@ -52,7 +52,7 @@ class Efficiency:
 
 AMPERE = Efficiency(
     gemm=0.714, gemm_half=6e9, attention=0.377, scores=5.1, passes=0.67, stream=0.718,
-    launch=29e-6, hop=1e-4, exposed_tensor=0.7, exposed_data=0.374,
+    launch=29e-6, hop=2e-5, exposed_tensor=0.7, exposed_data=0.374,
 )  # fmt: skip
 """Fitted to public runs on A100s (Megatron-LM, MosaicML, InternEvo, torchtitan, vTrain)."""
 HOPPER = Efficiency(
