@@ -56,7 +56,7 @@ SHARDING = {
 def headline(candidate: Candidate) -> str:
     """A layout as a colleague would say it, in two sentences or three."""
     shape, layout, cluster = candidate.shape, candidate.layout, candidate.cluster
-    return " ".join([_split(shape, layout, cluster), _steps(layout), *_savings(layout)])
+    return " ".join([_split(shape, layout, cluster), _steps(layout), *_savings(candidate)])
 
 
 def _split(shape: Shape, layout: Layout, cluster: Cluster) -> str:
@@ -117,14 +117,20 @@ def _steps(layout: Layout) -> str:
     return f"Use micro-batches of {of}, {layout.grad_accumulation} of them a step{whose}."
 
 
-def _savings(layout: Layout) -> Iterator[str]:
+def _savings(candidate: Candidate) -> Iterator[str]:
+    layout = candidate.layout
     yield {
         "none": "Nothing is recomputed.",
         "selective": "Recompute only what is cheap in the backward pass (selective recompute).",
         "full": "Recompute every layer in the backward pass (full recompute).",
     }[layout.recompute]
     if layout.offload:
-        yield "Keep the optimizer's states in the hosts' memory (offload)."
+        kept = replace(candidate, layout=replace(layout, offload=False)).memory.optimizer
+        host = kept * min(candidate.cluster.gpus_per_host, candidate.cluster.gpus)
+        yield (
+            "Keep the optimizer's states in the hosts' memory (offload), which takes "
+            f"{host:,.0f} GiB of each host's."
+        )
 
 
 def figures(candidate: Candidate) -> str:
