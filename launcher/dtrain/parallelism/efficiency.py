@@ -46,7 +46,7 @@ class Efficiency:
     exposed_data: float = 0.35
     """Least share of the data-parallel traffic that shows, however long the computation."""
     overlap: float = 0.7
-    """Share of the computation that gathers of sharded parameters can hide behind."""
+    """Share of the computation that data-parallel traffic can hide behind."""
     exposed_tensor: float = 1.0
 
 

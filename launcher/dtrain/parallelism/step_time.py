@@ -213,8 +213,7 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     ):
         if count and size > 1:
             traffic += _traffic(kernels, count, size, apart, gradient, layers)
-    hiding = busy * (made.overlap if layout.by_torch else 1.0)
-    return max(traffic - hiding, made.exposed_data * traffic), optimizer
+    return max(traffic - made.overlap * busy, made.exposed_data * traffic), optimizer
 
 
 def _traffic(
