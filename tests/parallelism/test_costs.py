@@ -109,15 +109,13 @@ def test_each_kind_of_sharding_needs_no_more_than_the_one_before(
 
 
 @pytest.mark.parametrize("name", MODELS)
-@given(stages=st.integers(1, 64))
-@settings(deadline=None)
-def test_every_layer_is_on_one_stage(name: str, stages: int) -> None:
+def test_every_layer_is_on_one_stage(name: str) -> None:
     shape = model(name)
-    assume(stages <= shape.layers)
-    counts = stage_layers(shape, stages)
-    assert len(counts) == stages and sum(counts) == shape.layers and min(counts) >= 1
-    if shape.layers % stages == 0:
-        assert len(set(counts)) == 1
+    for stages in range(1, shape.layers + 1):
+        counts = stage_layers(shape, stages)
+        assert len(counts) == stages and sum(counts) == shape.layers and min(counts) >= 1
+        if shape.layers % stages == 0:
+            assert len(set(counts)) == 1
 
 
 @pytest.mark.parametrize("name", MODELS)
