@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 from dtrain.diagnostics import UsageError
 from dtrain.environ import devices, tf_config, torchrun
 from dtrain.environ.placement import is_service, place_tasks, trains
-from dtrain.spec.model import ClusterFile, Host, Job, Layout, Training
+from dtrain.runtime.layout import Layout, Training
+from dtrain.spec.model import ClusterFile, Host, Job
 from dtrain.spec.strategies import STRATEGIES
 
 MAX_PORT = 65535

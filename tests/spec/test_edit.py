@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from dtrain.diagnostics import InternalError, SpecError, UsageError
 from dtrain.launchplan import build
+from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.edit import new_file, write_layout
 from dtrain.spec.load import parse
-from dtrain.spec.model import ClusterFile, Layout, Training
+from dtrain.spec.model import ClusterFile
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parents[1] / "configs"

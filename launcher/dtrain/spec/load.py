@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from dtrain.diagnostics import UsageError
+from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.checks import check
 from dtrain.spec.clusterfile import CLUSTER_FILE, HOMES
 from dtrain.spec.hosts import Named
@@ -18,12 +19,10 @@ from dtrain.spec.model import (
     ClusterFile,
     Host,
     Job,
-    Layout,
     Rendezvous,
     Restart,
     Ssh,
     Sync,
-    Training,
 )
 from dtrain.spec.schema import Section
 from dtrain.spec.source import MAX_SIZE, compose

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dtrain.runtime.layout import Layout, Training
+
 Framework = Literal["torch", "tensorflow"]
 Backend = Literal["direct", "static", "c10d"]
 HostKeys = Literal["strict", "accept-new"]
@@ -87,34 +89,6 @@ class Rendezvous:
     port: int = 29500
     fixed: bool = False
     """Whether the file names the port. If not, a launch may move to a free one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How a model is split. The product of the parallel sizes is the world size."""
-
-    tensor: int = 1
-    pipeline: int = 1
-    virtual_pipeline: int = 1
-    context: int = 1
-    expert: int = 1
-    data: int = 1
-    sharding: str = "none"
-    shard: int | None = None
-    """Data ranks in one group of ``hybrid`` sharding. ``None`` leaves it to the script."""
-    micro_batch: int = 1
-    grad_accumulation: int = 1
-    recompute: str = "none"
-    sequence_parallel: bool = False
-    offload: bool = False
-    """Whether optimizer states live in the hosts' memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Training:
-    global_batch: int | None = None
-    precision: str | None = None
-    seq_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

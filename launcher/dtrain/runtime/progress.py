@@ -1,0 +1,95 @@
+"""Tell whoever watches the launch how far the training is.
+
+Events are lines of JSON, appended to a file of this process in ``DTRAIN_PROGRESS``, a folder
+that the launch makes on each host and follows. Without dtrain there is no such folder, and
+telling does nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+_BETWEEN_EVENTS = 0.5
+"""Seconds; steps can be far shorter, and nobody reads faster."""
+
+
+class _Reporter:
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._tokens = 0
+        self._last = float("-inf")
+
+    def step(
+        self, step: int, total: int | None, loss: SupportsFloat | None, tokens: int, more: Any
+    ) -> None:
+        self._tokens += tokens
+        now = time.monotonic()
+        if now - self._last < _BETWEEN_EVENTS and step != total:
+            return
+        self._last = now
+        # Only here, because reading a loss off a GPU waits for the step to be computed.
+        metrics = {name: float(value) for name, value in more.items()}
+        self.tell(
+            "progress",
+            step=step,
+            total=total,
+            loss=None if loss is None else float(loss),
+            tokens=self._tokens or None,
+            metrics=metrics,
+        )
+
+    def tell(self, kind: str, **body: Any) -> None:
+        folder = os.environ.get("DTRAIN_PROGRESS")
+        if not folder:
+            return
+        line = json.dumps({"event": kind, "time": time.time(), **body}) + "\n"
+        path = self._path or Path(folder) / f"{process_name()}.jsonl"
+        try:
+            # One write of one line: O_APPEND keeps it whole.
+            with path.open("a") as file:
+                file.write(line)
+        except OSError:
+            # A full disk must not end a training for the sake of its progress line.
+            return
+        self._path = path
+
+
+_reporter = _Reporter()
+
+
+def progress(
+    step: int,
+    *,
+    total: int | None = None,
+    loss: SupportsFloat | None = None,
+    tokens: int = 0,
+    **metrics: SupportsFloat,
+) -> None:
+    """Say that optimizer step ``step`` (counted from 1) is done.
+
+    ``total`` is the number of steps in all, from which the time left is told. ``tokens`` is what
+    this step has gone through over all ranks; images or other samples do as well. ``loss`` and
+    ``metrics`` may be tensors of one element: they are read only when an event is due, at most
+    twice a second and at the last step.
+    """
+    _reporter.step(step, total, loss, tokens, metrics)
+
+
+def tell(kind: str, **body: Any) -> None:
+    """Send the launcher an event other than a step, such as the port of a TensorBoard."""
+    _reporter.tell(kind, **body)
+
+
+def process_name() -> str:
+    """``rank-3``, or a TensorFlow task's role and index such as ``chief-0``."""
+    if "RANK" in os.environ:
+        return f"rank-{int(os.environ['RANK'])}"
+    try:
+        task = json.loads(os.environ.get("TF_CONFIG", "{}"))["task"]
+        return f"{task['type']}-{int(task['index'])}"
+    except (ValueError, KeyError, TypeError):
+        return "worker-0"
