@@ -75,12 +75,15 @@ def launch(
     fold: Annotated[
         bool, typer.Option("--fold", help="Show a line that several ranks write alike once.")
     ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Bring the job's TensorBoard to this machine.")
+    ] = False,
 ) -> None:
     """Start a job on all its hosts, stream its output, and clean up."""
     from dtrain.diagnostics import UsageError
     from dtrain_cli.commands import launch as command
 
-    options = command.Options(file, tuple(args or ()), json, fold, rank, host)
+    options = command.Options(file, tuple(args or ()), json, fold, rank, host, tensorboard)
     if output is not None and not dry_run:
         raise UsageError("--output is for --dry-run", hint="add --dry-run")
     if dry_run:

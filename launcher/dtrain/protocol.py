@@ -15,12 +15,13 @@ is noise, kept to explain a failed start.
 Commands, by ``op``; the first one says what this relay is for:
 
     launch   protocol, run, host, run_dir, workdir, script, python, setup, environment, secrets,
-             processes, ports, on_disconnect, lease, route_to: check everything, start nothing.
+             runtime, processes, ports, on_disconnect, lease, route_to: check everything, start
+             nothing. ``runtime`` is a zip archive in base64, put on every worker's PYTHONPATH.
              Where a process has no GLOO_SOCKET_IFNAME, it gets the interface by which this host
              reaches ``route_to``, the address or name of another host (or null), if that can be
              told: gloo's own choice is what the host's name leads to, often 127.0.1.1
     attach   protocol, run, host, run_dir, offsets: follow a run that was launched before, each
-             stream (and ``events``) from the offset given, or from its beginning
+             stream (``events`` and progress files too) from the offset given, or from its beginning
     start    start the processes of a launch that is prepared
     abort    forget a launch; once it has started, the same as ``kill``
     stop     grace: TERM, ``grace`` seconds, KILL. A later stop may only shorten the wait
@@ -36,6 +37,8 @@ Messages, by ``type``:
     attached  folder, running
     stream    id, name, role, index, rank, fd: the next output file. Its DATA follows
     event     offset, event: one line of the run's events; ``offset`` is where the next begins
+    progress  name, offset, said: one line that a worker wrote through `dtrain.runtime` into the
+              file ``name`` of the run's folder; ``offset`` is where the next begins
     lost      reason, survivors: the supervisor died, and what it had started has been ended
     bye       everything has been sent
 

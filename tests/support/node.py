@@ -246,6 +246,7 @@ class Node:
             "setup": [],
             "environment": {},
             "secrets": {},
+            "runtime": "",
             "processes": list(processes),
             "ports": [],
             "on_disconnect": "stop",

@@ -35,6 +35,7 @@ class Options:
     fold: bool
     ranks: str | None
     hosts: str | None
+    tensorboard: bool
 
 
 def launch(options: Options) -> ExitCode:
@@ -59,7 +60,14 @@ def launch(options: Options) -> ExitCode:
     transport = Transports(
         base, _asker(view, cancelled=lambda: session.interrupted), notice=view.notice
     )
-    session = Session(spec, base=base, transport=transport, observer=view, secret_values=secrets)
+    session = Session(
+        spec,
+        base=base,
+        transport=transport,
+        observer=view,
+        secret_values=secrets,
+        tensorboard=options.tensorboard,
+    )
     over = False
 
     def on_signal(number: int) -> None:
@@ -104,9 +112,10 @@ def dry_run(options: Options, output: Path | None) -> str:
 
 def _spec(options: Options) -> ClusterFile:
     spec = read(options.file)
-    if not options.args:
-        return spec
-    return replace(spec, job=replace(spec.job, args=(*spec.job.args, *options.args)))
+    # A script asks for a TensorBoard through `dtrain.runtime`, which starts one only if told to.
+    wanted = {"DTRAIN_TENSORBOARD": "1"} if options.tensorboard else {}
+    job = replace(spec.job, args=(*spec.job.args, *options.args), env={**spec.job.env, **wanted})
+    return replace(spec, job=job)
 
 
 def _ranks(text: str | None, spec: ClusterFile) -> frozenset[int] | None:

@@ -22,7 +22,8 @@ class Header:
     workers: int = 0
     hosts: dict[str, str] = field(default_factory=dict)
     progress: tuple[str, str] = ("", "")
-    """A prefix, and the last line of the worker with the lowest rank."""
+    """What the job says of its progress; where it says nothing, a prefix and the last line of the
+    worker with the lowest rank."""
 
     def lines(self, columns: int, rows: int, seconds: float) -> list[str]:
         """At most three lines, none wider than the terminal, and no more than half its height."""

@@ -1,12 +1,13 @@
 """A run as JSON Lines on stdout, for programs.
 
-Every object has ``"schema": 1`` and an ``event``: ``started``, ``host``, ``notice``, ``line``
-and, last, ``finished``.
+Every object has ``"schema": 1`` and an ``event``: ``started``, ``host``, ``notice``, ``line``,
+``progress`` and, last, ``finished``.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from dtrain.cause import Report
     from dtrain.launchplan import LaunchPlan
     from dtrain.logs.store import Stream
+    from dtrain.progress import Progress
 
 SCHEMA = 1
 
@@ -67,6 +69,12 @@ class JsonLines:
         head = json.dumps(origin)[: -len('""}')]
         self._buffer += [f"{head}{json.dumps(line)}}}\n" for line in lines]
 
+    def progress(self, host: str, report: Progress) -> None:
+        """JSON has no number for a loss that is infinite or not a number: that is null."""
+        metrics = {name: _finite(value) for name, value in report.metrics.items()}
+        told = asdict(report) | {"loss": _finite(report.loss), "metrics": metrics}
+        self._put("progress", host=host, **told)
+
     def flush(self, now: float) -> None:
         if self._buffer:
             text = "".join(self._buffer)
@@ -94,3 +102,7 @@ class JsonLines:
 
     def _put(self, event: str, **fields: Any) -> None:
         self._buffer.append(json.dumps({"schema": SCHEMA, "event": event, **fields}) + "\n")
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

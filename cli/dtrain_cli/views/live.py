@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dtrain.cause import Report
     from dtrain.launchplan import LaunchPlan
     from dtrain.logs.store import Stream
+    from dtrain.progress import Progress
 
 _BETWEEN_WRITES = 0.05
 _BETWEEN_CLOCKS = 1.0
@@ -37,6 +38,7 @@ class Live(Plain):
         self._size = 0
         self._stale = False
         self._lowest: tuple[bool, int, str, int] | None = None
+        self._reported = False
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
         super().started(run, plan, folder)
@@ -51,10 +53,15 @@ class Live(Plain):
         if state in BAD:
             super().host_state(host, state, detail)
 
+    def progress(self, host: str, report: Progress) -> None:
+        if self._follower.add(report):
+            self._header.progress = ("", self._follower.text)
+            self._stale = self._reported = True
+
     def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
         super().lines(stream, lines, partial)
         order = (stream.rank is None, stream.rank or 0, stream.role, stream.index)
-        if self._lowest is None or order <= self._lowest:
+        if not self._reported and (self._lowest is None or order <= self._lowest):
             said = partial if partial.strip() else next(filter(str.strip, reversed(lines)), "")
             if said:
                 self._lowest = order

@@ -10,6 +10,7 @@ from dtrain.framing import LIMIT, clean, clean_all
 from dtrain_cli.views import names
 from dtrain_cli.views.folding import Folder
 from dtrain_cli.views.outlet import Outlet
+from dtrain_cli.views.progress import BETWEEN_LINES, Follower
 from dtrain_cli.views.report import render
 from dtrain_cli.views.view import StreamKey
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from dtrain.cause import Report
     from dtrain.launchplan import LaunchPlan
     from dtrain.logs.store import Stream
+    from dtrain.progress import Progress
 
 _TOLD_HOSTS = 3
 """Hosts that are told of one by one when they cannot be reached for a while."""
@@ -39,6 +41,8 @@ class Plain:
         self._workers = 0
         self._starting: set[str] = set()
         self._unreachable: set[str] = set()
+        self._follower = Follower()
+        self._told_progress = float("-inf")
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
         hosts = [host.host.name for host in plan.hosts]
@@ -81,6 +85,12 @@ class Plain:
         for line in lines:
             self._folder.add(now, (stream.host, stream.label), stream.fd, line)
         self._fold(now)
+
+    def progress(self, host: str, report: Progress) -> None:
+        due = report.time >= self._told_progress + BETWEEN_LINES or report.step == report.total
+        if self._follower.add(report) and due:
+            self._told_progress = report.time
+            self.notice(self._follower.text)
 
     def flush(self, now: float) -> None:
         self._fold(now)

@@ -1,6 +1,6 @@
 """One thread that prints, so that nobody else ever waits for a terminal.
 
-    session threads ── started, host_state, notice, output, finished ──> View
+    session threads ── started, host_state, notice, output, progress, finished ──> View
     View's thread   ── reads what is new in the stream files ──> Display ──> stdout, stderr
 
 What has been written by workers is never queued in memory: a call only says how long a file is,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dtrain.cause import Report
     from dtrain.launchplan import LaunchPlan
     from dtrain.logs.store import Stream
+    from dtrain.progress import Progress
 
 StreamKey = tuple[str, str, int, str]
 """Host, role, index, and ``stdout`` or ``stderr``."""
@@ -60,6 +61,8 @@ class Display(Protocol):
 
     def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
         """Lines that ``stream`` completed, and what it shows of the next one."""
+
+    def progress(self, host: str, report: Progress) -> None: ...
 
     def flush(self, now: float) -> None:
         """Write what has come together, unless it is better to wait for more."""
@@ -119,6 +122,9 @@ class View:
 
     def notice(self, text: str) -> None:
         self._call(lambda: self._display.notice(text))
+
+    def progress(self, host: str, report: Progress) -> None:
+        self._call(lambda: self._display.progress(host, report))
 
     def output(self, stream: Stream, size: int) -> None:
         if self._hurry or not self._filters.show(stream):

@@ -48,6 +48,7 @@ What the launcher sends and what it is told is specified in `dtrain/protocol.py`
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import errno
 import fcntl
@@ -627,6 +628,14 @@ def create(path: bytes, flags: int = 0) -> int:
     return fd
 
 
+def save(path: bytes, data: bytes) -> None:
+    fd = create(path)
+    try:
+        write_all(fd, data)
+    finally:
+        os.close(fd)
+
+
 class Events:
     """The supervisor's side of the events file: lines of JSON, zeros after the last one."""
 
@@ -1073,6 +1082,8 @@ class Supervisor:
         for source in (request["environment"], request.get("secrets") or {}):
             base.update({raw(name): raw(value) for name, value in source.items()})
         base.update(self._tag.environment)
+        archive = os.path.join(self._folder, b"runtime.zip")
+        base[b"PYTHONPATH"] = b":".join(filter(None, [archive, base.get(b"PYTHONPATH")]))
 
         python = self._find_python(request.get("python"), base)
         script = request.get("script")
@@ -1086,6 +1097,7 @@ class Supervisor:
             self._sockets.append(reserve_port(int(port)))
         try:
             self._events = Events(os.path.join(self._folder, b"events"))
+            save(archive, binascii.a2b_base64(request["runtime"]))
             target = request.get("route_to")
             interface = interface_to(target) if target else None
             for body in request["processes"]:
@@ -1101,9 +1113,7 @@ class Supervisor:
             "folder": request["folder"],
             "socket": name.decode("utf-8", "surrogateescape"),
         }
-        fd = create(os.path.join(self._folder, b"supervisor"))
-        write_all(fd, encode(record))
-        os.close(fd)
+        save(os.path.join(self._folder, b"supervisor"), encode(record))
 
     def _find_python(self, python: str | None, environment: dict[bytes, bytes]) -> bytes | None:
         if python is None:
@@ -1428,6 +1438,7 @@ class Relay:
         self._aborted = False
         self._events_at = 0
         self._events_from = 0
+        self._progress_at = 0.0
         self._offsets: dict[str, int] = {}
         self._streams: list[Stream] = []
         self._ended = False
@@ -1714,6 +1725,7 @@ class Relay:
             if gone and not self._ended:
                 self._report_lost()
                 over = True
+            progress |= self._relay_progress(over)
             for stream in self._streams:
                 progress |= self._relay_stream(stream)
             if progress:
@@ -1741,6 +1753,24 @@ class Relay:
             if end > self._events_from:
                 self._tell("event", offset=end, event=event)
         return bool(found)
+
+    def _relay_progress(self, over: bool) -> bool:
+        """What workers have said with `dtrain.runtime` since the last look."""
+        now = time.monotonic()
+        if now < self._progress_at and not over:
+            return False
+        self._progress_at = now + SLOW
+        found = False
+        for file in listed(self._folder):
+            name = shown(file)
+            if not name.endswith(".progress"):
+                continue
+            path = os.path.join(self._folder, file)
+            for said, end in read_events(path, self._offsets.get(name, 0)):
+                found = True
+                self._offsets[name] = end
+                self._tell("progress", name=name, offset=end, said=said)
+        return found
 
     def _add(self, name: str, out: bytes, err: bytes, role: str, event: Json) -> None:
         rank = event["rank"]

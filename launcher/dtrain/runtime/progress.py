@@ -1,16 +1,16 @@
 """Tell whoever watches the launch how far the training is.
 
-Events are lines of JSON, appended to a file of this process in ``DTRAIN_PROGRESS``, a folder
-that the launch makes on each host and follows. Without dtrain there is no such folder, and
-telling does nothing.
+Events are lines of JSON, appended to a file of this process in the run's folder on this host
+(``DTRAIN_RUN_DIR``), which the launch follows. Without dtrain there is no such folder, and telling
+does nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from pathlib import Path
 from typing import Any, SupportsFloat
 
 _BETWEEN_EVENTS = 0.5
@@ -19,7 +19,6 @@ _BETWEEN_EVENTS = 0.5
 
 class _Reporter:
     def __init__(self) -> None:
-        self._path: Path | None = None
         self._tokens = 0
         self._last = float("-inf")
 
@@ -43,19 +42,18 @@ class _Reporter:
         )
 
     def tell(self, kind: str, **body: Any) -> None:
-        folder = os.environ.get("DTRAIN_PROGRESS")
+        folder = os.environ.get("DTRAIN_RUN_DIR")
         if not folder:
             return
         line = json.dumps({"event": kind, "time": time.time(), **body}) + "\n"
-        path = self._path or Path(folder) / f"{process_name()}.jsonl"
-        try:
-            # One write of one line: O_APPEND keeps it whole.
-            with path.open("a") as file:
-                file.write(line)
-        except OSError:
-            # A full disk must not end a training for the sake of its progress line.
-            return
-        self._path = path
+        # A full disk must not end a training for the sake of its progress.
+        with contextlib.suppress(OSError):
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            fd = os.open(f"{folder}/{process_name()}.progress", flags, 0o600)
+            try:
+                os.write(fd, line.encode())
+            finally:
+                os.close(fd)
 
 
 _reporter = _Reporter()

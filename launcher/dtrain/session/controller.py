@@ -59,6 +59,7 @@ class Session:
         transport: Transport,
         observer: Observer,
         secret_values: Mapping[str, str],
+        tensorboard: bool = False,
     ) -> None:
         """``base`` is the cluster file's folder, from which its relative paths start."""
         self._spec = spec
@@ -66,6 +67,7 @@ class Session:
         self._transport = transport
         self._observer = observer
         self._secrets = secret_values
+        self._tensorboard = tensorboard
         self._attempt: _Attempt | None = None
         self._asked = 0
         self._hung_up = False
@@ -134,6 +136,7 @@ class Session:
                 folder=folder,
                 journal=journal,
                 observer=self._observer,
+                tensorboard=self._tensorboard,
                 post=posts.put,
             )
             self._attempt = attempt = _Attempt(run, posts)

@@ -36,6 +36,9 @@ from dtrain.journal import Journal
 from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.logs.store import LogWriter, RunFolder, StorageError, Stream
 from dtrain.node.boot import TOO_OLD, boot_command
+from dtrain.node.runtime_archive import runtime_archive
+from dtrain.progress import Progress, speaker
+from dtrain.session.forward import Forward
 from dtrain.session.observer import Observer
 from dtrain.sync import SyncResult, Tree, send
 from dtrain.transport.contract import Connection, RemoteProcess, Transport
@@ -73,6 +76,8 @@ class Run:
     folder: RunFolder
     journal: Journal
     observer: Observer
+    tensorboard: bool
+    """Whether somebody wants to see the job's TensorBoard on this machine."""
     post: Callable[[Post], None]
 
 
@@ -110,6 +115,7 @@ class Link:
         self._cut_at: float | None = None
         self._delay = RECONNECT_DELAY
         self._clock_offset = math.inf
+        self._tensorboard: Forward | None = None
         self._streams: dict[int, tuple[LogWriter, Stream]] = {}
         self._offsets: dict[str, int] = {}
         self._reader = threading.Thread(
@@ -155,6 +161,8 @@ class Link:
         """Let go of the host, whatever it is doing, once the orders given are on their way."""
         with self._lock:
             self._closed = self._called_off = True
+        if self._tensorboard is not None:
+            self._tensorboard.close()
         self._orders.put(None)
         if self._writer.is_alive():
             self._writer.join(LAST_ORDERS)
@@ -280,6 +288,7 @@ class Link:
             "setup": list(job.setup),
             "environment": dict(part.environment),
             "secrets": dict(run.secrets),
+            "runtime": runtime_archive(),
             "processes": [
                 {
                     "role": process.role,
@@ -472,9 +481,33 @@ class Link:
                 self._offsets["events"] = int(body["offset"])
                 run.journal.write(time.time(), "event", host=self.host, said=body["event"])
                 self._happened(body["event"])
+            case "progress":
+                self._offsets[body["name"]] = int(body["offset"])
+                self._said(body["name"].removesuffix(".progress"), body["said"])
             case "lost":
                 self._told_all = True
                 self._over(machine.Lost(self.host), self._died(body))
+
+    def _said(self, process: str, said: dict[str, Any]) -> None:
+        """What a worker has told through `dtrain.runtime`."""
+        run = self._run
+        match said.get("event"):
+            case "progress":
+                run.observer.progress(self.host, Progress.read(process, said))
+                if process == speaker(run.plan):
+                    run.journal.write(time.time(), "progress", process=process, said=said)
+            case "tensorboard" if run.tensorboard and self._tensorboard is None:
+                self._show_tensorboard(int(said["port"]))
+
+    def _show_tensorboard(self, port: int) -> None:
+        if self._part.host.transport != "local":
+            try:
+                self._tensorboard = Forward(port, lambda: self._connection)
+            except OSError as error:
+                self._run.observer.notice(f"cannot show {self.host}'s TensorBoard here: {error}")
+                return
+            port = self._tensorboard.port
+        self._run.observer.notice(f"TensorBoard of {self.host}: http://127.0.0.1:{port}/")
 
     def _refusal(self, body: dict[str, Any]) -> PrepareError:
         kind = PortBusyError if body["what"] == "port" else PrepareError

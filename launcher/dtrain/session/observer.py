@@ -7,6 +7,7 @@ from typing import Protocol
 from dtrain.cause import Report
 from dtrain.launchplan import LaunchPlan
 from dtrain.logs.store import Stream
+from dtrain.progress import Progress
 
 
 class Observer(Protocol):
@@ -25,6 +26,9 @@ class Observer(Protocol):
 
     def output(self, stream: Stream, size: int) -> None:
         """``stream.path`` now holds ``size`` bytes."""
+
+    def progress(self, host: str, report: Progress) -> None:
+        """A worker on ``host`` says how far it is."""
 
     def finished(self, report: Report) -> None:
         """The run is over and nothing more will come."""

@@ -37,11 +37,24 @@ class RemoteProcess(Protocol):
         """Let go of it: its pipes close; it is not killed. Safe to call twice."""
 
 
+class TcpStream(Protocol):
+    """A TCP connection, as a socket is one."""
+
+    def recv(self, size: int, /) -> bytes: ...
+    def sendall(self, data: bytes, /) -> None: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def close(self) -> None: ...
+
+
 class Connection(Protocol):
     """A host that has been reached."""
 
     def start(self, command: str) -> RemoteProcess:
         """Run ``command`` with the host's shell (quote with `dtrain.quoting`)."""
+
+    def dial(self, port: int, timeout: float) -> TcpStream:
+        """Connect to a port that something on the host listens on at 127.0.0.1.
+        Raises ConnectError when nothing does, or not within ``timeout`` seconds."""
 
     def close(self) -> None:
         """Close all of it, from any thread; blocked reads end. Safe to call twice."""

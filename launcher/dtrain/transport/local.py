@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import subprocess
 import threading
 import time
@@ -51,6 +52,14 @@ class LocalConnection:
                 ) from error
             self._processes = {other for other in self._processes if not other.closed} | {process}
             return process
+
+    def dial(self, port: int, timeout: float) -> socket.socket:
+        try:
+            stream = socket.create_connection(("127.0.0.1", port), timeout)
+        except OSError as error:
+            raise ConnectError(self._host, f"connecting to its port {port}", str(error)) from error
+        stream.settimeout(None)
+        return stream
 
     def close(self) -> None:
         with self._lock:

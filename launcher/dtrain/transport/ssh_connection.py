@@ -147,6 +147,21 @@ class SshConnection:
             "direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=timeout
         )
 
+    def dial(self, port: int, timeout: float) -> paramiko.Channel:
+        attempted = f"connecting to port {port} of {self.endpoint.host} ({self.endpoint.place})"
+        try:
+            return self.open_stream("127.0.0.1", port, timeout)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            if not self.alive:
+                raise self.lost(attempted) from error
+            reason = error.text if isinstance(error, paramiko.ChannelException) else str(error)
+            raise ConnectError(
+                self.endpoint.host,
+                attempted,
+                f"sshd did not connect: {reason.lower()}",
+                hint="nothing may listen there, or its AllowTcpForwarding is off",
+            ) from error
+
     def close(self) -> None:
         self.closed = True
         self._transport.close()

@@ -1,0 +1,54 @@
+"""How far a training is, in one line. Pure."""
+
+from __future__ import annotations
+
+from dtrain.progress import Pace, Progress
+from dtrain_cli.views import names
+
+BETWEEN_LINES = 10.0
+"""Seconds from one line about progress to the next where lines stay."""
+
+
+class Follower:
+    """Turns the reports of all processes into what is said of the job: the one of the process
+    with the least rank speaks for all, because they go in step."""
+
+    def __init__(self) -> None:
+        self._pace = Pace()
+        self._last: Progress | None = None
+
+    def add(self, report: Progress) -> bool:
+        """Whether ``report`` speaks for the job."""
+        if self._last is None or report.order < self._last.order:
+            self._pace = Pace()
+        elif report.order > self._last.order:
+            return False
+        self._pace.add(report)
+        self._last = report
+        return True
+
+    @property
+    def text(self) -> str:
+        """``step 120 of 240 · loss 2.413 · 5.2 steps/s · 6.6k tokens/s · 23 s left``."""
+        report, pace = self._last, self._pace
+        if report is None:
+            return ""
+        of = f" of {report.total:,}" if report.total is not None else ""
+        parts = [f"step {report.step:,}{of}"]
+        if report.loss is not None:
+            parts.append(f"loss {report.loss:.4g}")
+        parts += [f"{name} {value:.4g}" for name, value in report.metrics.items()]
+        if steps := pace.steps_per_second:
+            parts.append(f"{steps:.1f} steps/s" if steps >= 1 else f"{1 / steps:.1f} s/step")
+        if (tokens := pace.tokens_per_second) is not None:
+            parts.append(f"{_thousands(tokens)} tokens/s")
+        if left := pace.seconds_left:
+            parts.append(f"{names.duration(left)} left")
+        return " · ".join(parts)
+
+
+def _thousands(number: float) -> str:
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
