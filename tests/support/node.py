@@ -197,6 +197,8 @@ class Agent:
         elif body["type"] == "event":
             self.events.append(body["event"])
             self.offsets["events"] = body["offset"]
+        elif body["type"] == "progress":
+            self.offsets[body["name"]] = body["offset"]
 
     def _read_stderr(self) -> None:
         assert self._process.stderr is not None

@@ -28,6 +28,8 @@ class Login(paramiko.ServerInterface):
         self.server = server
         self.asked: threading.Thread | None = None
         """What will run the command that the client just asked for."""
+        self.dialled: dict[int, socket.socket] = {}
+        """Connections to ports of this machine, by the channel that they are for."""
 
     def get_allowed_auths(self, username: str) -> str:
         return "publickey"
@@ -41,6 +43,15 @@ class Login(paramiko.ServerInterface):
         if kind == "session":
             return paramiko.OPEN_SUCCEEDED
         return paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
+
+    def check_channel_direct_tcpip_request(
+        self, chanid: int, origin: tuple[str, int], destination: tuple[str, int]
+    ) -> int:
+        try:
+            self.dialled[chanid] = socket.create_connection(destination)
+        except OSError:
+            return paramiko.OPEN_FAILED_CONNECT_FAILED
+        return paramiko.OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
         self.asked = threading.Thread(
@@ -179,13 +190,42 @@ class SshServer:
         with self._lock:
             self._transports.append(transport)
         with suppress(OSError, EOFError, paramiko.SSHException):
-            transport.start_server(event=threading.Event(), server=self.login(self))
+            login = self.login(self)
+            transport.start_server(event=threading.Event(), server=login)
+            self._pass_on(transport, login)
+
+    def _pass_on(self, transport: paramiko.Transport, login: Login) -> None:
+        """Connect the channels that lead to a port with it, until the client leaves."""
+        kept = []  # paramiko closes a channel that nobody refers to
+        while transport.is_active():
+            channel = transport.accept(0.5)
+            if channel is None:
+                continue
+            kept.append(channel)
+            peer = login.dialled.pop(channel.chanid, None)
+            if peer is not None:
+                for pump in (_pump_to_peer, _pump_to_channel):
+                    threading.Thread(target=pump, args=(channel, peer), daemon=True).start()
 
 
 def _pump(source: int, send: object) -> None:
     with suppress(OSError, EOFError, paramiko.SSHException):
         while data := os.read(source, 1 << 15):
             send(data)  # type: ignore[operator]
+
+
+def _pump_to_peer(channel: paramiko.Channel, peer: socket.socket) -> None:
+    with suppress(OSError, EOFError, paramiko.SSHException):
+        while data := channel.recv(1 << 15):
+            peer.sendall(data)
+        peer.shutdown(socket.SHUT_WR)
+
+
+def _pump_to_channel(channel: paramiko.Channel, peer: socket.socket) -> None:
+    with peer:
+        _pump(peer.fileno(), channel.sendall)
+    with suppress(OSError, EOFError, paramiko.SSHException):
+        channel.close()
 
 
 def _feed(channel: paramiko.Channel, process: subprocess.Popen[bytes]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -86,6 +87,25 @@ def test_ten_megabytes_pass_both_ways_at_once(connection: Connection) -> None:
     writer.join(SECONDS)
     assert hashlib.sha256(output).digest() == hashlib.sha256(data).digest()
     assert process.wait(SECONDS) == 0
+
+
+def test_a_port_of_the_host_is_dialled(connection: Connection) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    stream = connection.dial(listener.getsockname()[1], SECONDS)
+    peer, _ = listener.accept()
+    stream.sendall(b"ask")
+    assert peer.recv(10) == b"ask"
+    stream.shutdown(socket.SHUT_WR)
+    assert peer.recv(10) == b""
+    peer.sendall(b"answer")
+    peer.close()
+    assert stream.recv(10) == b"answer"
+    assert stream.recv(10) == b""
+    stream.close()
+    port = listener.getsockname()[1]
+    listener.close()
+    with pytest.raises(ConnectError, match=f"port {port}"):
+        connection.dial(port, SECONDS)
 
 
 def test_stdin_that_is_not_closed_stays_open(connection: Connection) -> None:

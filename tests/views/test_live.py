@@ -15,6 +15,7 @@ import pytest
 
 from dtrain.cause import Report
 from dtrain.diagnostics import ExitCode
+from dtrain.progress import Progress
 from dtrain_cli.views import Filters, make_view
 from support.runs import plan
 from support.screen import Screen
@@ -125,6 +126,22 @@ def test_lines_scroll_above_the_header_which_is_gone_at_the_end(terminal, worker
         "dtrain: done in 41 s: all 4 workers finished; logs in /runs/demo-1",
         "",
     ]
+
+
+def test_progress_takes_the_place_of_the_last_line(terminal, workers):
+    view = live(terminal)
+    running(view)
+    stream = workers.stream("node0", 0)
+    view.output(stream, workers.write(stream, b"compiling\n"))
+    terminal.wait_for("   [node0 0] compiling")
+    view.progress("node0", Progress("rank-0", 0.0, 1, 10, 2.5, None, {}))
+    terminal.wait_for("step 1 of 10")
+    view.output(stream, workers.write(stream, b"more\n"))
+    view.progress("node0", Progress("rank-0", 2.0, 3, 10, 2.25, None, {}))
+    terminal.wait_for("step 3 of 10")
+    assert terminal.screen()[-1] == "   step 3 of 10 · loss 2.25 · 1.0 steps/s · 7 s left"
+    finish(view)
+    assert not any("step" in line for line in terminal.close())
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (200, 50), (20, 10), (40, 3), (80, 1)])

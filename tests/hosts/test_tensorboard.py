@@ -1,0 +1,52 @@
+"""`dtrain launch --tensorboard` brings the page of a host to this machine."""
+
+from __future__ import annotations
+
+import re
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+
+from cluster import Cluster
+from support.cluster import Launcher, job
+
+pytestmark = [pytest.mark.netns]
+
+
+def get(url: str) -> str:
+    # No proxy of the environment has a say in what is on loopback.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def test_the_page_of_a_host_is_shown_here(
+    hosts: Callable[..., Cluster], launcher: Launcher
+) -> None:
+    cluster = hosts(2)
+    file = launcher.file(cluster, {"framework": "torch", "script": job("web_page.py")})
+    launch = launcher.start(file, "--tensorboard")
+    launch.until("TensorBoard of ")
+    found = re.search(r"TensorBoard of (\S+): (http://127\.0\.0\.1:\d+/)", launch.stderr)
+    assert found, launch.stderr
+    host, url = found[1], found[2]
+    for _ in range(3):
+        assert get(url) == f"a page of {host} ".ljust(200_000, ".")
+    launch.send(signal.SIGTERM)
+    assert launch.wait().code == 130
+    with pytest.raises(urllib.error.URLError):
+        get(url)
+    assert launcher.left(cluster) == {}
+
+
+def test_nobody_asked_for_it(hosts: Callable[..., Cluster], launcher: Launcher) -> None:
+    cluster = hosts(1)
+    file = launcher.file(
+        cluster, {"framework": "torch", "script": job("web_page.py"), "args": ["once"]}
+    )
+    done = launcher.run(file)
+    assert done.code == 0, str(done)
+    assert "TensorBoard" not in done.stderr

@@ -1,0 +1,38 @@
+"""A script's own words on its progress reach the person who launched it, and the journal."""
+
+from __future__ import annotations
+
+import json
+
+from support.launching import Scene
+
+TRAIN = """
+import os
+from dtrain.runtime import current_job, progress
+rank = int(os.environ["RANK"])
+assert current_job().launched
+for step in range(1, 4):
+    progress(step, total=3, loss=1 / step + rank, tokens=100)
+"""
+
+
+def test_the_least_rank_is_shown_and_journaled(scene: Scene) -> None:
+    launch = scene.run(scene.cluster_file(scene.script(TRAIN)))
+    assert launch.code == 0, str(launch)
+    assert "dtrain: step 3 of 3 · loss 0.3333" in launch.stderr
+    journal = (scene.run_folder() / "journal.jsonl").read_text().splitlines()
+    said = [event for event in map(json.loads, journal) if event["event"] == "progress"]
+    assert {event["process"] for event in said} == {"rank-0"}
+    assert [event["said"]["step"] for event in said] == [1, 3]
+    assert said[-1]["said"]["tokens"] == 300
+
+
+def test_json_has_the_reports_of_all(scene: Scene) -> None:
+    launch = scene.run(scene.cluster_file(scene.script(TRAIN)), "--json")
+    assert launch.code == 0, str(launch)
+    events = [json.loads(line) for line in launch.stdout.splitlines()]
+    last = {event["process"]: event for event in events if event["event"] == "progress"}
+    assert {name: event["step"] for name, event in last.items()} == dict.fromkeys(
+        (f"rank-{rank}" for rank in range(4)), 3
+    )
+    assert all(event["host"] == f"node{int(name[-1]) // 2}" for name, event in last.items()), last

@@ -1,0 +1,46 @@
+"""What a script learns of its job."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dtrain.launchplan import build
+from dtrain.runtime import Job, Layout, Training, current_job
+from dtrain.spec.load import parse
+
+FILE = """
+cluster: {hosts: [a, b], gpus: 4}
+job:
+  framework: torch
+  strategy: 3d
+  script: train.py
+  layout: {tensor: 2, pipeline: 2, data: 2, sharding: full, micro_batch: 3}
+  training: {precision: bf16, seq_len: 512}
+"""
+
+
+def test_a_script_reads_what_the_cluster_file_said() -> None:
+    plan = build(parse(FILE, "cluster.yaml"))
+    job = current_job({**plan.hosts[1].environment, "DTRAIN_RUN_ID": "run"})
+    layout = Layout(tensor=2, pipeline=2, data=2, sharding="full", micro_batch=3)
+    assert job == Job("3d", layout, Training(precision="bf16", seq_len=512), launched=True)
+    assert (layout.world_size, layout.global_batch) == (8, 6)
+
+
+def test_a_script_on_its_own() -> None:
+    assert current_job({}) == Job(None, None, Training(), launched=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "DTRAIN_LAYOUT is not JSON"),
+        ("[1]", "must be a JSON object"),
+        (json.dumps({"tensors": 2}), "unknown keys: tensors"),
+    ],
+)
+def test_a_broken_environment_is_told(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        current_job({"DTRAIN_LAYOUT": text})

@@ -1,0 +1,81 @@
+"""Reports of workers as values, and the pace that they tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtrain.progress import WINDOW, Pace, Progress, speaker
+from support.runs import plan
+
+SAID: dict[str, Any] = {
+    "time": 100.0, "step": 3, "total": 10, "loss": 2.5, "tokens": 300, "metrics": {"lr": 0.1},
+}  # fmt: skip
+
+
+def report(time: float, step: int, tokens: int | None = None, total: int | None = 100) -> Progress:
+    return Progress("rank-0", time, step, total, None, tokens, {})
+
+
+def test_a_report_is_read() -> None:
+    read = Progress.read("rank-12", SAID)
+    assert read == Progress("rank-12", 100.0, 3, 10, 2.5, 300, {"lr": 0.1})
+    assert read.order > Progress.read("rank-2", SAID).order
+    assert Progress.read("chief-0", SAID).order < Progress.read("worker-0", SAID).order
+
+
+@pytest.mark.parametrize(
+    ("process", "change"),
+    [
+        ("../etc", {}),
+        ("rank-x", {}),
+        ("rank-0", {"step": "many"}),
+        ("rank-0", {"step": None}),
+        ("rank-0", {"metrics": {"a": []}}),
+        ("rank-0", {"metrics": None}),
+        ("rank-0", {"metrics": dict.fromkeys(map(str, range(99)), 1.0)}),
+    ],
+)
+def test_anything_else_is_refused(process: str, change: dict[str, Any]) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        Progress.read(process, SAID | change)
+
+
+def test_the_pace_is_that_of_the_last_minute() -> None:
+    pace = Pace()
+    assert pace.steps_per_second is pace.tokens_per_second is pace.seconds_left is None
+    pace.add(report(0.0, 1, 10))
+    assert pace.steps_per_second is None
+    for second in range(1, 1000):
+        # Slow at first, as it is while kernels are compiled.
+        step = second // 10 if second <= 500 else 50 + (second - 500) * 2
+        pace.add(report(float(second), step, step * 10, total=2000))
+    assert pace.steps_per_second == pytest.approx(2.0)
+    assert pace.tokens_per_second == pytest.approx(20.0)
+    assert pace.seconds_left == pytest.approx((2000 - 1048) / 2)
+
+
+def test_a_return_to_a_checkpoint_is_no_negative_pace() -> None:
+    pace = Pace()
+    pace.add(report(0.0, 50))
+    pace.add(report(1.0, 51))
+    pace.add(report(30.0, 40))
+    assert pace.steps_per_second is None
+    pace.add(report(31.0, 41))
+    assert pace.steps_per_second == pytest.approx(1.0)
+
+
+@given(st.lists(st.tuples(st.floats(0, 10 * WINDOW), st.integers(0, 1000)), min_size=2))
+def test_no_order_of_reports_breaks_it(reports: list[tuple[float, int]]) -> None:
+    pace = Pace()
+    for time, step in reports:
+        pace.add(report(time, step))
+        assert (pace.steps_per_second or 0) >= 0
+        assert (pace.seconds_left or 0) >= 0
+
+
+def test_who_speaks_for_the_job() -> None:
+    assert speaker(plan()) == "rank-0"

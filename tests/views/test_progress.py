@@ -1,0 +1,75 @@
+"""One line of progress, in each form of output."""
+
+import json
+
+import pytest
+
+from dtrain.cause import Report
+from dtrain.diagnostics import ExitCode
+from dtrain.progress import Progress
+from dtrain_cli.views import Filters, make_view
+from dtrain_cli.views.progress import Follower
+from support.runs import Capture, plan
+
+DONE = Report(ExitCode.OK, "all 4 workers finished", seconds=41, logs="/runs/demo-1")
+
+
+def report(step, time, process="rank-0", loss=2.0, total=100, tokens=None, **metrics):
+    return Progress(process, time, step, total, loss, tokens, metrics)
+
+
+def text(*reports):
+    follower = Follower()
+    for one in reports:
+        follower.add(one)
+    return follower.text
+
+
+def test_the_line():
+    assert text() == ""
+    assert text(report(1, 0.0, loss=None, total=None)) == "step 1"
+    assert text(report(1, 0.0), report(11, 2.0, tokens=None, lr=1e-4)) == (
+        "step 11 of 100 · loss 2 · lr 0.0001 · 5.0 steps/s · 17 s left"
+    )
+    slow = report(1000, 0.0, tokens=0, total=9000), report(1001, 8.0, tokens=4_000_000, total=9000)
+    assert text(*slow) == (
+        "step 1,001 of 9,000 · loss 2 · 8.0 s/step · 500k tokens/s · 17 h 46 min left"
+    )
+    assert text(report(1, 0.0, loss=float("nan"))) == "step 1 of 100 · loss nan"
+
+
+def test_the_least_rank_speaks():
+    follower = Follower()
+    assert follower.add(report(5, 0.0, "rank-7"))
+    assert follower.add(report(4, 0.0, "rank-0"))
+    assert not follower.add(report(9, 1.0, "rank-7"))
+    assert follower.text.startswith("step 4 of")
+
+
+def shown(reports, json=False):
+    out, err = Capture(), Capture()
+    view = make_view(json, out.stream, err.stream, Filters(), False, lambda: None)
+    view.started("demo-1", plan(), "/runs/demo-1")
+    for one in reports:
+        view.progress("node0", one)
+    view.finished(DONE)
+    assert view.wait(60)
+    return out.text(), err.text()
+
+
+def test_plain_lines_are_few_and_the_last_step_is_among_them():
+    reports = [report(step, step * 0.5, total=50) for step in range(1, 51)]
+    _, err = shown(reports)
+    told = [line for line in err.splitlines() if "step" in line]
+    assert [line.split()[2] for line in told] == ["1", "21", "41", "50"]
+    assert told[-1] == "dtrain: step 50 of 50 · loss 2 · 2.0 steps/s"
+
+
+@pytest.mark.parametrize("loss", [2.0, float("nan"), float("inf")])
+def test_json_has_every_report(loss):
+    out, _ = shown([report(1, 0.5, loss=loss, lr=loss), report(2, 0.6, "rank-1")], json=True)
+    events = [json.loads(line, parse_constant=pytest.fail) for line in out.splitlines()]
+    first, second = [event for event in events if event["event"] == "progress"]
+    assert (first["host"], first["process"], first["step"]) == ("node0", "rank-0", 1)
+    assert first["loss"] == first["metrics"]["lr"] == (2.0 if loss == 2.0 else None)
+    assert second["process"] == "rank-1"
