@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from heapq import heapify, heapreplace
+from heapq import heapify, heappop, heappush
+from itertools import cycle
 
 from dtrain.environ.devices import split
 
@@ -13,24 +14,27 @@ def place_tasks(roles: Mapping[str, int], gpus: Sequence[int]) -> list[tuple[str
     """Place every task of ``roles`` on one of the hosts, which have so many ``gpus`` each.
 
     Returns ``(role, index, host)`` in the order chief, worker, ps, evaluator. Tasks that train
-    go round the hosts from the first on, where the GPUs are: each goes to the host that leaves
-    it the most of them (the highest averages of D'Hondt). A chief trains too, unless there are
-    parameter servers; then it only coordinates, from the first host. Parameter servers go round
-    from the last host back, so that they meet as few of the coordinator and workers as possible,
-    and keep to hosts without GPUs where there are some. The evaluator takes the host with the
-    fewest tasks.
+    go where the GPUs are, each to the host that leaves it the most of them (the highest averages
+    of D'Hondt), and go round the hosts without GPUs once every GPU has a task. A chief trains
+    too, unless there are parameter servers; then it only coordinates, from the first host.
+    Parameter servers go round from the last host back, so that they meet as few of the
+    coordinator and workers as possible, and keep to hosts without GPUs where there are some. The
+    evaluator takes the host with the fewest tasks.
     """
     everyone = range(len(gpus))
-    shares = [count if any(gpus) else 1 for count in gpus]
-    waiting: list[tuple[float, int, int]] = [
-        (-share, 0, host) for host, share in enumerate(shares) if share
-    ]
+    without = [host for host in everyone if not gpus[host]] or [*everyone]
+    waiting = [(-float(gpus[host]), 0, host) for host in everyone if gpus[host]]
     heapify(waiting)
+    go_round = cycle(without)
     placed: list[tuple[str, int, int]] = []
 
     def train(role: str, index: int) -> None:
-        _, tasks, host = waiting[0]
-        heapreplace(waiting, (-shares[host] / (tasks + 2), tasks + 1, host))
+        if not waiting:
+            placed.append((role, index, next(go_round)))
+            return
+        _, tasks, host = heappop(waiting)
+        if tasks + 1 < gpus[host]:
+            heappush(waiting, (-gpus[host] / (tasks + 2), tasks + 1, host))
         placed.append((role, index, host))
 
     for index in range(roles.get("chief", 0)):
@@ -40,9 +44,8 @@ def place_tasks(roles: Mapping[str, int], gpus: Sequence[int]) -> list[tuple[str
             placed.append(("chief", index, 0))
     for index in range(roles.get("worker", 0)):
         train("worker", index)
-    serving = [host for host in everyone if any(gpus) and not gpus[host]] or [*everyone]
     placed += [
-        ("ps", index, serving[-1 - index % len(serving)]) for index in range(roles.get("ps", 0))
+        ("ps", index, without[-1 - index % len(without)]) for index in range(roles.get("ps", 0))
     ]
     for index in range(roles.get("evaluator", 0)):
         load = [sum(host == other for _, _, other in placed) for host in everyone]

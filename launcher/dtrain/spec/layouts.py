@@ -174,12 +174,13 @@ def _wrong_batch(layout: Layout, given: Given, global_batch: int) -> MisfitError
             f"({product})",
             "change one of the four, or leave grad_accumulation out",
         )
+    free = [key for key in factors if key in given]
     step = layout.data * given.get("micro_batch", 1) * given.get("grad_accumulation", 1)
     near = sorted({max(step, global_batch // step * step), (global_batch // step + 1) * step})
     return MisfitError(
         "global_batch",
-        f"the global batch is {global_batch}, which {product} does not divide",
-        f"{either(map(str, near))} would do; or change {either(factors)}",
+        f"the global batch is {global_batch}, which is no multiple of {step} ({product})",
+        f"{either(map(str, near))} would do{f'; or change {either(free)}' if free else ''}",
     )
 
 

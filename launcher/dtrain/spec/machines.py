@@ -37,7 +37,7 @@ def _machine(cluster: Section, name: str, overrides: list[Section]) -> Host:
     for own in overrides:
         settings |= own.given("address", "gpus", "slots", "interface", "python", "transport")
         env |= own.get("env", {})
-        ssh = replace(ssh, **own.section("ssh").values, **own.given("user", "port"))
+        ssh = replace(ssh, **{**own.section("ssh").values, **own.given("user", "port")})
     gpus = settings.pop("gpus", 0)
     return Host(
         name=name,

@@ -118,7 +118,7 @@ def _tensorflow(cluster: Section, job: Section, hosts: Sequence[Host]) -> Resolv
 
 
 def _check_replicas(roles: Mapping[str, int], hosts: Sequence[Host]) -> None:
-    """Raise MisfitError where workers differ in their GPUs, as the collectives of a step must not."""
+    """Raise MisfitError where workers differ in their GPUs: their collectives would not match."""
     gpus = [len(host.gpus) for host in hosts]
     if any(gpus) and not all(gpus) and not roles:
         raise mixed(hosts, "the strategy multi_worker_mirrored needs equal workers")

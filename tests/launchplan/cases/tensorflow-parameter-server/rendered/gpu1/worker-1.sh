@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# worker 1 of wide-and-deep; run it on cpu2:
+# worker 1 of wide-and-deep; run it on gpu1:
 #   bash worker-1.sh
 # Written by `dtrain launch --dry-run --output`.
 
