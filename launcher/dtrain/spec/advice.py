@@ -76,17 +76,18 @@ def _compared(hosts: Sequence[Host], gbps: float | None) -> str:
 def _advise_on_pipeline(layout: Layout, job: Section, warnings: Problems) -> None:
     steps = layout.grad_accumulation
     if steps < layout.pipeline:
-        refuses = "" if layout.schedule == "gpipe" else "; PyTorch's 1F1B does not take so few"
+        plain = layout.schedule == "1f1b" and layout.virtual_pipeline == 1
+        refuses = "; PyTorch's 1F1B does not take so few" if plain else ""
         warnings.add(
-            f"with {steps} micro-batches for {layout.pipeline} stages, each stage is idle for "
-            f"{_bubble(layout):.0%} of a step{refuses}",
+            f"with {steps} micro-batch{'es' * (steps > 1)} for {layout.pipeline} stages, each is "
+            f"idle for {_bubble(layout):.0%} of a step{refuses}",
             _place("grad_accumulation", job),
             f"make grad_accumulation {2 * layout.pipeline} or more, with smaller micro-batches",
         )
     if layout.sharding == "full" and layout.data > 1:
         warnings.add(
-            "sharding is full under a pipeline: each of the "
-            f"{steps} micro-batches of a step gathers all parameters anew",
+            "sharding is full under a pipeline: every "
+            "micro-batch of a step gathers all parameters anew",
             _place("sharding", job),
             "use 'sharding: optimizer', if the parameters of a stage fit on its GPU",
         )

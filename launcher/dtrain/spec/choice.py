@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dtrain.hostlist import fold
 from dtrain.runtime.layout import Layout
 from dtrain.spec.layouts import Given, MisfitError, strategy_of
 from dtrain.spec.model import Host
@@ -70,14 +71,20 @@ def mixed(hosts: Sequence[Host], consequence: str) -> MisfitError:
     Nothing falls back on parameter servers by itself: they train asynchronously, which is another
     training, and take a script that is written for them.
     """
-    with_gpus = sum(bool(host.gpus) for host in hosts)
     return MisfitError(
         "strategy",
-        f"{consequence}: {with_gpus} of the {len(hosts)} hosts have GPUs, and synchronous "
-        "training would wait for the others",
+        f"{consequence}: {without_gpus(hosts)}, and synchronous training would wait for CPUs",
         f"list hosts with GPUs alone, or use 'strategy: parameter_server' with "
         f"'{written(usual_roles(hosts))}'",
     )
+
+
+def without_gpus(hosts: Sequence[Host]) -> str:
+    """The hosts that have none, as a clause; empty where all have some."""
+    names = [host.name for host in hosts if not host.gpus]
+    if not names:
+        return ""
+    return f"{fold(names)[:80]} {'has' if len(names) == 1 else 'have'} no GPUs"
 
 
 def usual_roles(hosts: Sequence[Host]) -> dict[str, int]:

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from dtrain.environ import tpu
 from dtrain.environ.placement import gpus_of_trainers
 from dtrain.runtime.layout import Layout
-from dtrain.spec.choice import choose_tensorflow, choose_torch, mixed, usual_roles, written
+from dtrain.spec.choice import (
+    choose_tensorflow,
+    choose_torch,
+    mixed,
+    usual_roles,
+    without_gpus,
+    written,
+)
 from dtrain.spec.layout_checks import check_parts
 from dtrain.spec.layouts import MisfitError, batched, disagreements, sized
 from dtrain.spec.machines import devices_sound, machines
@@ -59,6 +66,7 @@ def _readable(cluster: Section, job: Section) -> bool:
         and job.get("strategy", "none") in STRATEGIES[framework]
         and all(section.sound(*section.entries) for section in sections)
         and devices_sound(cluster)
+        and cluster.sound("tpu")
         and bool(cluster.get("hosts"))
     )
 
@@ -85,6 +93,8 @@ def _torch(job: Section, hosts: Sequence[Host], problems: Problems) -> Resolved:
             "the strategy 3d needs job.layout, which says how the model is split",
             "`dtrain plan --model-size 7B FILE --output FILE` writes one for a model of that size",
         )
+    if name != "none":
+        _check_backend(name, hosts)
     found = [*disagreements(name, given or {})]
     for misfit in found:
         _report(misfit, job, problems)
@@ -94,6 +104,16 @@ def _torch(job: Section, hosts: Sequence[Host], problems: Problems) -> Resolved:
     check_parts(name, layout, section, problems)
     global_batch = job.section("training").get("global_batch")
     return Resolved(name, reason, layout=batched(layout, given or {}, global_batch))
+
+
+def _check_backend(strategy: str, hosts: Sequence[Host]) -> None:
+    """Raise MisfitError for ranks of which some would use NCCL and some Gloo: they never meet."""
+    if any(host.gpus for host in hosts) and (lacking := without_gpus(hosts)):
+        raise MisfitError(
+            "strategy",
+            f"the strategy {strategy} cannot join ranks on GPUs and on CPUs, and {lacking}",
+            "list hosts of one kind, or use 'strategy: none' with a script that joins them",
+        )
 
 
 def _tensorflow(cluster: Section, job: Section, hosts: Sequence[Host]) -> Resolved:
@@ -133,6 +153,12 @@ def _check_replicas(roles: Mapping[str, int], hosts: Sequence[Host]) -> None:
 
 
 def _check_tpu(cluster: Section, hosts: Sequence[Host]) -> None:
+    if any(host.workers > 1 for host in hosts):
+        raise MisfitError(
+            "strategy",
+            "the strategy tpu has one process on each host, which drives all its TPU chips",
+            "set 'gpus: 0' in cluster, and remove slots",
+        )
     if len(hosts) == 1:
         return
     topology = cluster.get("tpu")
