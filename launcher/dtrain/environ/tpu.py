@@ -45,8 +45,8 @@ def slice_environment(topology: str, addresses: Sequence[str], port: int) -> dic
     """What all hosts of a slice share.
 
     libtpu connects its processes at ``port`` of each address. TensorFlow's TPUClusterResolver
-    finds the hosts' runtime services in a variable of Google Kubernetes Engine, the one way of
-    naming several without asking a Cloud API. It reads no ``TF_CONFIG``, so there is none.
+    takes the name of the TPU for a list of the hosts' runtime services where it is one, and then
+    asks no Cloud API. It reads no ``TF_CONFIG``, so there is none.
     """
     hosts, chips = bounds(topology, len(addresses))
     services = ",".join(f"grpc://{address}:{RUNTIME_PORT}" for address in addresses)
@@ -58,7 +58,7 @@ def slice_environment(topology: str, addresses: Sequence[str], port: int) -> dic
         "TPU_CHIPS_PER_PROCESS_BOUNDS": ",".join(map(str, chips)),
         # Take these, and ask no metadata server, which other clouds do not have.
         "TPU_SKIP_MDS_QUERY": "1",
-        "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": services,
+        "TPU_NAME": services,
     }
 
 

@@ -76,8 +76,7 @@ def _compared(hosts: Sequence[Host], gbps: float | None) -> str:
 def _advise_on_pipeline(layout: Layout, job: Section, warnings: Problems) -> None:
     steps = layout.grad_accumulation
     if steps < layout.pipeline:
-        plain = layout.schedule == "1f1b" and layout.virtual_pipeline == 1
-        refuses = "; PyTorch's 1F1B does not take so few" if plain else ""
+        refuses = "" if layout.schedule == "gpipe" else "; dtrain.runtime does not take so few"
         warnings.add(
             f"with {steps} micro-batch{'es' * (steps > 1)} for {layout.pipeline} stages, each is "
             f"idle for {_bubble(layout):.0%} of a step{refuses}",

@@ -17,6 +17,12 @@ def check_parts(strategy: str | None, layout: Layout, given: Section, problems: 
 
 
 def _check_sharding(layout: Layout, given: Section, problems: Problems) -> None:
+    if layout.sharding != "none" and layout.data * layout.context == 1:
+        problems.add(
+            f"sharding is {layout.sharding}, but there is one data rank: nothing to share it with",
+            given.place("sharding"),
+            "remove sharding, or set data to more than 1",
+        )
     if "shard" not in given:
         return
     if layout.sharding != "hybrid":
@@ -85,9 +91,19 @@ def _check_schedule(layout: Layout, given: Section, problems: Problems) -> None:
             given.place("virtual_pipeline"),
             "set virtual_pipeline to 2, or use 'schedule: zb-1p'",
         )
-    rounds = max(1, layout.grad_accumulation // layout.pipeline)
-    in_rounds = schedule == "zb-1p" or (schedule == "1f1b" and pieces > 1)
-    if in_rounds and layout.grad_accumulation % rounds:
+    if schedule.startswith("zb-") and layout.recompute != "none":
+        problems.add(
+            f"the schedule {schedule} splits the backward pass, and both parts would compute the "
+            "same activations again",
+            given.place("recompute"),
+            "remove recompute, or use 'schedule: 1f1b'",
+        )
+
+
+def check_rounds(layout: Layout, given: Section, problems: Problems) -> None:
+    """Report micro-batches that an interleaved schedule cannot go round its stages with."""
+    interleaved = layout.virtual_pipeline > 1 or layout.schedule == "zb-1p"
+    if interleaved and layout.grad_accumulation % layout.pipeline:
         problems.add(
             f"{layout.grad_accumulation} micro-batches do not make whole rounds of the "
             f"{layout.pipeline} stages, which an interleaved schedule needs",

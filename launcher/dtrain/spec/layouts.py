@@ -75,7 +75,10 @@ def sized(strategy: str, given: Given, workers: Sequence[int]) -> Layout:
     """
     world = sum(workers)
     follows: Mapping[str, object] = {}
-    if strategy in ("ddp", "fsdp"):
+    if world == 1 and strategy in _SHARDING:
+        # To try a script on one GPU, where there is nobody to share with.
+        follows = {"data": 1}
+    elif strategy in ("ddp", "fsdp"):
         follows = {"data": world, "sharding": _SHARDING[strategy]}
     elif strategy == "hsdp":
         shard = given.get("shard") or _on_each_host(workers, "shards within a host", "shard")

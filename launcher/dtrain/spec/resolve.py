@@ -19,7 +19,7 @@ from dtrain.spec.choice import (
     without_gpus,
     written,
 )
-from dtrain.spec.layout_checks import check_parts
+from dtrain.spec.layout_checks import check_parts, check_rounds
 from dtrain.spec.layouts import MisfitError, batched, disagreements, sized
 from dtrain.spec.machines import devices_sound, machines
 from dtrain.spec.model import LAUNCH_ROLES, Host
@@ -103,7 +103,10 @@ def _torch(job: Section, hosts: Sequence[Host], problems: Problems) -> Resolved:
     layout = sized(name, given or {}, [host.workers for host in hosts])
     check_parts(name, layout, section, problems)
     global_batch = job.section("training").get("global_batch")
-    return Resolved(name, reason, layout=batched(layout, given or {}, global_batch))
+    layout = batched(layout, given or {}, global_batch)
+    if name != "none":
+        check_rounds(layout, section, problems)
+    return Resolved(name, reason, layout=layout)
 
 
 def _check_backend(strategy: str, hosts: Sequence[Host]) -> None:
