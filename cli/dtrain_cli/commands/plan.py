@@ -16,8 +16,6 @@ from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.question import Answer, Question, usual_batch
 from dtrain.parallelism.shape import Shape
 from dtrain.parallelism.sizes import parse_count, shape_for_size, shape_from_sizes
-from dtrain.runtime.layout import Layout as LaunchLayout
-from dtrain.spec.layouts import strategy_of
 
 if TYPE_CHECKING:
     from dtrain.parallelism.efficiency import Efficiency
@@ -448,6 +446,10 @@ def _written(
     answer: Answer, spec: ClusterFile | None
 ) -> tuple[dict[str, object], dict[str, object], str]:
     """The keys of the layout and the training that go into a cluster file, and the strategy."""
+    # Only here: a plan that is not written down needs nothing of cluster files.
+    from dtrain.runtime.layout import Layout as LaunchLayout
+    from dtrain.spec.layouts import strategy_of
+
     layout, plain = answer.best.layout, Layout()
     always: tuple[str, ...] = (
         "tensor",
