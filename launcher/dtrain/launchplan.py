@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from dtrain.diagnostics import UsageError
-from dtrain.environ import devices, tf_config, torchrun
+from dtrain.environ import devices, tf_config, torchrun, tpu
 from dtrain.environ.placement import is_service, place_tasks, trains
 from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.model import ClusterFile, Host, Job
@@ -153,7 +153,7 @@ def _tensorflow(spec: ClusterFile, port: int, local_python: str) -> Iterator[Hos
             f" listen on port {most}",
             hint="choose a lower port",
         )
-    alone = bool(job.strategy) and STRATEGIES["tensorflow"][job.strategy or ""].single_host
+    shared, own, listens = _tensorflow_identity(spec, tasks, port)
     for node_rank, host in enumerate(hosts):
         mine = [task for task, (_, _, on) in zip(tasks, placed, strict=True) if on == node_rank]
         gpus = _gpus_by_task(mine, job.roles, host)
@@ -164,8 +164,7 @@ def _tensorflow(spec: ClusterFile, port: int, local_python: str) -> Iterator[Hos
                 role=task.role,
                 index=task.index,
                 argv=argv,
-                environment=_unless(chosen, devices.visible_devices(gpus[task]))
-                | ({} if alone else {"TF_CONFIG": tf_config.tf_config(tasks, task)}),
+                environment=_unless(chosen, devices.visible_devices(gpus[task])) | own(task),
                 service=is_service(task.role, job.roles),
             )
             for task in mine
@@ -173,18 +172,43 @@ def _tensorflow(spec: ClusterFile, port: int, local_python: str) -> Iterator[Hos
         yield HostPlan(
             host,
             node_rank,
-            _host_environment(spec, host, {} if alone else tf_config.direct_connections(tasks)),
+            _host_environment(spec, host, shared),
             processes,
             _workdir(spec, host),
-            () if alone else tuple(task.port for task in mine),
+            tuple(task.port for task in mine) if listens else (),
         )
+
+
+def _tensorflow_identity(
+    spec: ClusterFile, tasks: list[tf_config.Task], port: int
+) -> tuple[dict[str, str], Callable[[tf_config.Task], dict[str, str]], bool]:
+    """How tasks find each other: what a host's processes share, what each has of its own, and
+    whether they listen."""
+    strategy = spec.job.strategy
+    if strategy == "tpu":
+        if spec.cluster.tpu is None:
+            return {}, lambda _task: {}, False
+        addresses = [host.address for host in spec.cluster.hosts]
+        shared = tpu.slice_environment(spec.cluster.tpu, addresses, port)
+        return (
+            tf_config.direct_connections(tasks) | shared,
+            lambda task: tpu.worker_environment(task.index),
+            True,
+        )
+    if strategy is not None and STRATEGIES["tensorflow"][strategy].single_host:
+        return {}, lambda _task: {}, False
+    return (
+        tf_config.direct_connections(tasks),
+        lambda task: {"TF_CONFIG": tf_config.tf_config(tasks, task)},
+        True,
+    )
 
 
 def _tensorflow_tasks(spec: ClusterFile) -> list[tuple[str, int, int]]:
     """``(role, index, host)`` of every task; without ``job.roles``, workers on every host."""
     hosts = spec.cluster.hosts
     if spec.job.roles:
-        return place_tasks(spec.job.roles, len(hosts))
+        return place_tasks(spec.job.roles, [len(host.gpus) for host in hosts])
     on = [n for n, host in enumerate(hosts) for _ in range(1 if host.gpus else host.slots)]
     return [("worker", index, host) for index, host in enumerate(on)]
 

@@ -151,3 +151,16 @@ def test_a_page_is_written_beside(dtrain: Any, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "plan.html").read_text().startswith("<!doctype html>")
     assert "plan.html" in done.stdout
+
+
+def test_a_file_that_waits_for_its_layout(dtrain: Any, tmp_path: Path) -> None:
+    """A plan mends what a launch refuses: a layout that is missing, or for other hosts."""
+    for layout in ("", "  layout: {tensor: 64}\n"):
+        text = FILE.format(hosts=1, gpus=8, gpu="h100") + "  strategy: 3d\n" + layout
+        (tmp_path / "c.yaml").write_text(text)
+        refused = dtrain("launch", "c.yaml", "--dry-run")
+        assert refused.returncode == 2
+        assert "layout" in refused.stderr
+        done = dtrain("plan", "--model-size", "7B", "c.yaml", "--output", "c.yaml")
+        assert done.returncode == 0, done.stderr
+        assert dtrain("launch", "c.yaml", "--dry-run").returncode == 0

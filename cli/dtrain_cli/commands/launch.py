@@ -16,6 +16,7 @@ from dtrain.diagnostics import DtrainError, ExitCode, UsageError
 from dtrain.launchplan import LaunchPlan, build
 from dtrain.spec.load import read
 from dtrain.spec.model import ClusterFile
+from dtrain.spec.report import render_warnings
 from dtrain_cli import passphrase
 from dtrain_cli.views import Filters, View, make_view
 
@@ -80,7 +81,7 @@ def launch(options: Options) -> ExitCode:
 
     with _on_signals(on_signal):
         try:
-            for text in _not_acted_on(spec):
+            for text in (*_chosen(spec), *_not_acted_on(spec)):
                 view.notice(text)
             report = session.run()
             over = True
@@ -111,7 +112,10 @@ def dry_run(options: Options, output: Path | None) -> str:
 
 
 def _spec(options: Options) -> ClusterFile:
+    """The cluster file, and its warnings on stderr."""
     spec = read(options.file)
+    if spec.warnings and sys.stderr is not None:
+        sys.stderr.write(render_warnings(spec.warnings))
     # A script asks for a TensorBoard through `dtrain.runtime`, which starts one only if told to.
     wanted = {"DTRAIN_TENSORBOARD": "1"} if options.tensorboard else {}
     job = replace(spec.job, args=(*spec.job.args, *options.args), env={**spec.job.env, **wanted})
@@ -162,6 +166,12 @@ def _secret_values(spec: ClusterFile) -> dict[str, str]:
             hint=f"export {missing[0]} before launching",
         )
     return {name: os.environ[name] for name in spec.job.secrets}
+
+
+def _chosen(spec: ClusterFile) -> Iterator[str]:
+    """What ``strategy: auto`` came to."""
+    if spec.job.strategy_reason:
+        yield f"strategy auto is {spec.job.strategy}: {spec.job.strategy_reason}"
 
 
 def _not_acted_on(spec: ClusterFile) -> Iterator[str]:

@@ -312,7 +312,8 @@ def _spec(path: Path | None) -> ClusterFile | None:
         return None
     from dtrain.spec.load import read
 
-    return read(path)
+    # What the file says of how to split is what a plan is to say anew.
+    return read(path, without=("strategy", "layout", "roles"))
 
 
 def _table(path: Path | None) -> Hardware:
@@ -445,9 +446,23 @@ def _written(
     answer: Answer, spec: ClusterFile | None
 ) -> tuple[dict[str, object], dict[str, object], str]:
     """The keys of the layout and the training that go into a cluster file, and the strategy."""
+    # Only here: a plan that is not written down needs nothing of cluster files.
+    from dtrain.runtime.layout import Layout as LaunchLayout
+    from dtrain.spec.layouts import strategy_of
+
     layout, plain = answer.best.layout, Layout()
-    always = ("tensor", "pipeline", "data", "sharding", "micro_batch", "grad_accumulation")
-    values: dict[str, object] = {
+    always: tuple[str, ...] = (
+        "tensor",
+        "pipeline",
+        "data",
+        "sharding",
+        "micro_batch",
+        "grad_accumulation",
+    )
+    if layout.tensor > 1:
+        # A strategy may take it for granted, where a plan has decided against it.
+        always += ("sequence_parallel",)
+    values: dict[str, Any] = {
         name: getattr(layout, name)
         for name in (
             "tensor", "pipeline", "virtual_pipeline", "context", "expert", "data", "sharding",
@@ -461,20 +476,10 @@ def _written(
         "precision": _kept(layout.precision, spec),
         "seq_len": answer.question.shape.seq_len,
     }
-    return values, training, strategy_of(layout)
+    return values, training, strategy_of(LaunchLayout(**values))
 
 
 def _kept(precision: str, spec: ClusterFile | None) -> str:
     """``tf32`` where a file says so: it is planned for as fp32."""
     now = spec.job.training.precision if spec and spec.job.training else None
     return "tf32" if now == "tf32" and precision == "fp32" else precision
-
-
-def strategy_of(layout: Layout) -> str:
-    """The name of a torch strategy that is this layout, or ``3d``."""
-    split = [name for name in ("tensor", "pipeline") if getattr(layout, name) > 1]
-    if layout.context > 1 or layout.expert > 1 or len(split) > 1:
-        return "3d"
-    if not split:
-        return {"full": "fsdp", "hybrid": "hsdp", "none": "ddp"}.get(layout.sharding, "3d")
-    return split[0] if layout.data == 1 else "3d"

@@ -30,6 +30,8 @@ def _summary(plan: LaunchPlan) -> Iterator[str]:
     strategy = f", {job.strategy}" if job.strategy else ""
     processes = f"{plan.world_size} process" + ("es" if plan.world_size != 1 else "")
     yield f"{plan.name}: {processes} on {count} host{'s' * (count != 1)} {hosts} ({how}{strategy})"
+    if job.strategy_reason:
+        yield f"strategy  {job.strategy} (auto): {job.strategy_reason}"
     if job.sync is not None:
         yield f"sync      {_inline(job.sync.source)} to each host"
     for line in job.setup:

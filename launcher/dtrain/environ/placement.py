@@ -2,30 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import cycle
+
+from dtrain.environ.devices import split
 
 
-def place_tasks(roles: Mapping[str, int], hosts: int) -> list[tuple[str, int, int]]:
-    """Place every task of ``roles`` on one of ``hosts`` hosts.
+def place_tasks(roles: Mapping[str, int], gpus: Sequence[int]) -> list[tuple[str, int, int]]:
+    """Place every task of ``roles`` on one of the hosts, which have so many ``gpus`` each.
 
     Returns ``(role, index, host)`` in the order chief, worker, ps, evaluator. Tasks that train
-    go round the hosts from the first on; a chief trains too, unless there are parameter servers
-    (then it only coordinates). Parameter servers go round from the last host back, so that they
-    meet as few of the coordinator and workers as possible. The evaluator takes the host with the
-    fewest tasks.
+    go where the GPUs are, each to the host that leaves it the most of them (the highest averages
+    of D'Hondt), and go round the hosts without GPUs once every GPU has a task. A chief trains
+    too, unless there are parameter servers; then it only coordinates, from the first host.
+    Parameter servers go round from the last host back, so that they meet as few of the
+    coordinator and workers as possible, and keep to hosts without GPUs where there are some. The
+    evaluator takes the host with the fewest tasks.
     """
+    everyone = range(len(gpus))
+    without = [host for host in everyone if not gpus[host]] or [*everyone]
+    waiting = [(-float(gpus[host]), 0, host) for host in everyone if gpus[host]]
+    heapify(waiting)
+    go_round = cycle(without)
     placed: list[tuple[str, int, int]] = []
-    chief_trains = not roles.get("ps", 0)
-    ahead = roles.get("chief", 0) if chief_trains else 0
-    placed += [("chief", index, 0) for index in range(roles.get("chief", 0))]
+
+    def train(role: str, index: int) -> None:
+        if not waiting:
+            placed.append((role, index, next(go_round)))
+            return
+        _, tasks, host = heappop(waiting)
+        if tasks + 1 < gpus[host]:
+            heappush(waiting, (-gpus[host] / (tasks + 2), tasks + 1, host))
+        placed.append((role, index, host))
+
+    for index in range(roles.get("chief", 0)):
+        if trains("chief", roles):
+            train("chief", index)
+        else:
+            placed.append(("chief", index, 0))
+    for index in range(roles.get("worker", 0)):
+        train("worker", index)
     placed += [
-        ("worker", index, (index + ahead) % hosts) for index in range(roles.get("worker", 0))
+        ("ps", index, without[-1 - index % len(without)]) for index in range(roles.get("ps", 0))
     ]
-    placed += [("ps", index, (-1 - index) % hosts) for index in range(roles.get("ps", 0))]
     for index in range(roles.get("evaluator", 0)):
-        load = [sum(host == other for _, _, other in placed) for host in range(hosts)]
-        placed.append(("evaluator", index, min(range(hosts), key=lambda h: (load[h], -h))))
+        load = [sum(host == other for _, _, other in placed) for host in everyone]
+        placed.append(("evaluator", index, min(everyone, key=lambda h: (load[h], -h))))
     return placed
+
+
+def gpus_of_trainers(roles: Mapping[str, int], gpus: Sequence[int]) -> list[int]:
+    """How many GPUs each task that trains has, where a host's are shared evenly."""
+    placed = place_tasks(roles, gpus)
+    tasks = Counter(host for role, _, host in placed if trains(role, roles))
+    return [len(own) for host in tasks for own in split(range(gpus[host]), tasks[host])]
 
 
 def trains(role: str, roles: Mapping[str, int]) -> bool:

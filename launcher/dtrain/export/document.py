@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from dtrain.launchplan import LaunchPlan
@@ -12,10 +13,17 @@ MASK = "***"
 
 
 def document(plan: LaunchPlan) -> dict[str, Any]:
-    """``schema``, ``name`` and ``hosts``; each host with its ``processes``."""
+    """``schema``, ``name``, what runs, and ``hosts``, each with its ``processes``.
+
+    ``strategy_reason`` is empty unless the file left the choice to dtrain.
+    """
+    job = plan.job
     return {
         "schema": SCHEMA,
         "name": plan.name,
+        "strategy": job.strategy,
+        "strategy_reason": job.strategy_reason,
+        "layout": None if job.layout is None else asdict(job.layout),
         "hosts": [
             {
                 "host": part.host.name,

@@ -11,6 +11,7 @@ from typing import Any
 
 from dtrain.hostlist import fold
 from dtrain.spec.hosts import Named
+from dtrain.spec.machines import devices_sound
 from dtrain.spec.problems import Place, Problems, either, nearest, shown
 from dtrain.spec.schema import Section
 from dtrain.spec.source import Mapping
@@ -32,6 +33,9 @@ SET_BY_DTRAIN = {
     "MASTER_PORT": "job.rendezvous.port sets it",
     "TF_CONFIG": "it follows from the hosts and job.roles",
     "DTRAIN_RUN_ID": "it names the run",
+    "DTRAIN_STRATEGY": "it is job.strategy",
+    "DTRAIN_LAYOUT": "it is job.layout",
+    "DTRAIN_TRAINING": "it is job.training",
     "DTRAIN_HOST": "it is the host's name",
     "DTRAIN_RUN_DIR": "cluster.run_dir says where runs lie",
 }
@@ -50,10 +54,6 @@ def check(document: Section, problems: Problems) -> None:
         _check_strategy(cluster, job, problems)
         _check_roles(job, problems)
         _check_rendezvous(job, problems)
-        _check_layout(job.section("layout"), problems)
-        _check_batch(job, problems)
-    if "cluster" in document and "job" in document:
-        _check_world_size(cluster, job, problems)
 
 
 def _check_hosts(cluster: Section, problems: Problems) -> None:
@@ -103,7 +103,7 @@ def _check_hosts(cluster: Section, problems: Problems) -> None:
 
 def _check_devices(cluster: Section, problems: Problems) -> None:
     """Each host's GPUs or slots are known, and no slots are given in vain."""
-    if not _devices_sound(cluster):
+    if not devices_sound(cluster):
         return
     own = _by_host(cluster)
     undecided, cpu_hosts = [], 0
@@ -195,15 +195,9 @@ def _check_strategy(cluster: Section, job: Section, problems: Problems) -> None:
         problems.add(f"{framework} has no strategy {shown(name)}", job.place("strategy"), hint)
         return
     _check_single_host(cluster, job, name, strategy, problems)
-    roles = job.section("roles")
-    if strategy.processes == "role" and not roles.get("ps") and _sound(job, "roles"):
-        problems.add(
-            f"the strategy {name} needs parameter servers",
-            job.place("strategy"),
-            "add them to job, e.g. 'roles: {chief: 1, worker: 4, ps: 2}'",
-        )
     if framework != "tensorflow" or strategy.processes == "role" or name in ("none", "auto"):
         return
+    roles = job.section("roles")
     if roles.get("ps"):
         problems.add(
             f"the strategy {name} has no parameter servers",
@@ -230,7 +224,7 @@ def _check_single_host(
             job.key_place("roles"),
             f"remove roles, or use 'strategy: {strategy.instead}'",
         )
-    elif hosts and job.get("framework") == "tensorflow" and _devices_sound(cluster):
+    elif hosts and job.get("framework") == "tensorflow" and devices_sound(cluster):
         settings = [cluster, *_by_host(cluster).get(hosts[0].name, [])]
         slots = [own for own in settings if "slots" in own]
         if slots and not _last(settings, "gpus") and _workers(settings) > 1:
@@ -252,7 +246,7 @@ def _check_roles(job: Section, problems: Problems) -> None:
         )
         return
     roles = job.section("roles")
-    if "roles" not in job.values or not _sound(roles, "chief", "worker", "ps", "evaluator"):
+    if "roles" not in job.values or not roles.sound("chief", "worker", "ps", "evaluator"):
         return
     missing = [role for role in ("chief", "worker") if not roles.get(role)]
     if roles.get("ps") and missing:
@@ -282,85 +276,6 @@ def _check_rendezvous(job: Section, problems: Problems) -> None:
             f"the strategy {job.get('strategy')} runs in one process, without torchrun",
             rendezvous.place("backend"),
             "remove backend, or use 'strategy: ddp'",
-        )
-
-
-def _check_layout(layout: Section, problems: Problems) -> None:
-    """The parts of a layout go together, whatever the cluster."""
-    if "shard" in layout and _sound(layout, "sharding"):
-        sharding = layout.get("sharding", "none")
-        if sharding != "hybrid":
-            problems.add(
-                f"shard has no effect with 'sharding: {sharding}'",
-                layout.key_place("shard"),
-                "remove it, or use 'sharding: hybrid', whose groups it sizes",
-            )
-        elif _sound(layout, "shard", "data") and layout.get("data", 1) % layout.get("shard"):
-            problems.add(
-                f"shard is {layout.get('shard')}, which does not divide the "
-                f"{layout.get('data', 1)} data ranks",
-                layout.place("shard"),
-                "shard has to divide data",
-            )
-    if _sound(layout, "expert", "data", "context"):
-        ranks = layout.get("data", 1) * layout.get("context", 1)
-        if ranks % layout.get("expert", 1):
-            problems.add(
-                f"expert is {layout.get('expert')}, which does not divide the {ranks} data and "
-                "context ranks that it is taken from",
-                layout.place("expert"),
-                "expert has to divide data x context",
-            )
-    for key, value, size, effect in (
-        ("sequence_parallel", True, "tensor", "splits what tensor parallelism leaves whole"),
-        ("virtual_pipeline", 2, "pipeline", "cuts the stages of a pipeline into pieces"),
-    ):
-        if layout.get(key, 0) >= value and _sound(layout, size) and layout.get(size, 1) == 1:
-            problems.add(
-                f"{key} {effect}, but {size} is 1",
-                layout.key_place(key),
-                f"remove it, or set {size} to more than 1",
-            )
-
-
-def _check_batch(job: Section, problems: Problems) -> None:
-    """The global batch is what the data ranks make of it, where the file says all of that."""
-    layout, training = job.section("layout"), job.section("training")
-    factors = ("data", "micro_batch", "grad_accumulation")
-    if "global_batch" not in training.values or not all(key in layout.values for key in factors):
-        return
-    product = 1
-    for key in factors:
-        product *= layout.get(key)
-    if training.get("global_batch") != product:
-        given = " x ".join(f"{key} {layout.get(key)}" for key in factors)
-        problems.add(
-            f"the global batch is {training.get('global_batch')}, but the layout makes it "
-            f"{product} ({given})",
-            training.place("global_batch"),
-            "change one of the four, or leave grad_accumulation out",
-        )
-
-
-def _check_world_size(cluster: Section, job: Section, problems: Problems) -> None:
-    sizes = ("tensor", "pipeline", "context", "data")
-    layout = job.section("layout")
-    if "layout" not in job.values or job.get("framework") != "torch":
-        return
-    if not _sound(layout, *sizes) or not _devices_sound(cluster):
-        return
-    own = _by_host(cluster)
-    world = sum(_workers([cluster, *own.get(named.name, [])]) for named in cluster.get("hosts", ()))
-    product = 1
-    for size in sizes:
-        product *= layout.get(size, 1)
-    if product != world and world:
-        given = " x ".join(f"{size} {layout.get(size)}" for size in sizes if size in layout)
-        problems.add(
-            f"the layout is for {product} workers ({given or 'one of each'}), "
-            f"but the hosts have {world}",
-            job.key_place("layout"),
-            "the product of tensor, pipeline, context and data has to be the number of workers",
         )
 
 
@@ -395,20 +310,6 @@ def _by_host(cluster: Section) -> dict[str, list[Section]]:
 def _last(settings: Iterable[Section], key: str) -> Any:
     """The value of ``key`` in the last section that gives it."""
     return next((own.get(key) for own in reversed([*settings]) if key in own), None)
-
-
-def _devices_sound(cluster: Section) -> bool:
-    """Whether everything about hosts and their devices was read without a problem."""
-    return (
-        "hosts" in cluster.values
-        and _sound(cluster, "gpus", "slots", "overrides")
-        and all(_sound(own, "gpus", "slots") for _, own in cluster.get("overrides", ()))
-    )
-
-
-def _sound(section: Section, *keys: str) -> bool:
-    """Whether each key is absent or was read without a problem."""
-    return all(key in section.values for key in keys if key in section)
 
 
 def _order(place: Place) -> tuple[int, int]:

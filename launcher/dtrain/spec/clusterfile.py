@@ -25,6 +25,7 @@ from dtrain.spec.strategies import STRATEGIES
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 _INTERFACE = r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,14}"
+_TOPOLOGY = r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}"
 _MODULE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 
 
@@ -71,6 +72,12 @@ def _module(text: str) -> str:
     if "/" in text or text.endswith(".py"):
         return "must be a module's name, such as my.train; a file goes in job.script"
     return "must be a module's name, such as my.train"
+
+
+def _topology(text: str) -> str:
+    if re.fullmatch(_TOPOLOGY, text):
+        return ""
+    return "must be the chips of a slice along two or three axes, such as 4x4 or 2x2x4"
 
 
 def _run_dir(text: str) -> str:
@@ -164,6 +171,11 @@ CLUSTER = Record(
         "gpu": Field(
             Text(), "Name of the GPU in the hardware table, e.g. a100-80gb; for `dtrain plan`."
         ),
+        "tpu": Field(
+            Text(_topology, f"^{_TOPOLOGY}$"),
+            "Topology of the TPU slice that the hosts make up, as its chips along each axis, e.g. "
+            "4x4; for strategy tpu.",
+        ),
         "network": Field(
             Record(
                 {
@@ -207,29 +219,53 @@ _SIZE = Integer(1, 1_000_000)
 
 LAYOUT = Record(
     {
-        "tensor": Field(_SIZE, "GPUs over which each layer is split.", default=1),
-        "pipeline": Field(_SIZE, "Stages into which the layers are cut.", default=1),
+        "tensor": Field(
+            _SIZE,
+            "GPUs over which each layer is split; without it 1, with strategy tensor those of a "
+            "host.",
+        ),
+        "pipeline": Field(
+            _SIZE,
+            "Stages into which the layers are cut; without it 1, with strategy pipeline all GPUs.",
+        ),
         "virtual_pipeline": Field(
             _SIZE, "Pieces of each stage in an interleaved pipeline schedule.", default=1
+        ),
+        "schedule": Field(
+            Choice(("gpipe", "1f1b", "zb-1p", "zb-v")),
+            "Order of a pipeline's micro-batches: all forward passes first (gpipe), each backward "
+            "pass as soon as it can be (1f1b, interleaved where virtual_pipeline is more than 1), "
+            "or zero-bubble orders that split the backward pass (zb-1p, zb-v), for pipeline alone.",
+            default="1f1b",
         ),
         "context": Field(_SIZE, "GPUs over which each sequence is split.", default=1),
         "expert": Field(
             _SIZE, "GPUs over which experts are spread, taken from the data ranks.", default=1
         ),
-        "data": Field(_SIZE, "Replicas or shards that see different data.", default=1),
+        "data": Field(
+            _SIZE,
+            "Replicas or shards that see different data; without it, what the strategy leaves of "
+            "the workers (with 3d or none: 1).",
+        ),
         "sharding": Field(
             Choice(("none", "optimizer", "gradients", "full", "hybrid")),
             "What the data ranks share out instead of each keeping it all: optimizer (ZeRO-1), "
             "gradients too (ZeRO-2), parameters too (full: ZeRO-3, FSDP), or all of it within "
-            "groups that are copies of each other (hybrid: HSDP).",
-            default="none",
+            "groups that are copies of each other (hybrid: HSDP); without it, what the strategy "
+            "says, else none.",
         ),
         "shard": Field(
             _SIZE, "Data ranks in one group of hybrid sharding; the groups hold the same."
         ),
-        "micro_batch": Field(_SIZE, "Sequences in one forward pass of one replica.", default=1),
+        "micro_batch": Field(
+            _SIZE,
+            "Sequences in one forward pass of one replica; without it, what global_batch leaves, "
+            "else 1.",
+        ),
         "grad_accumulation": Field(
-            _SIZE, "Micro-batches of one replica in one optimizer step.", default=1
+            _SIZE,
+            "Micro-batches of one replica in one optimizer step; without it, what global_batch "
+            "leaves, else 1, or twice the stages of a pipeline.",
         ),
         "recompute": Field(
             Choice(("none", "selective", "full")),
@@ -267,6 +303,8 @@ JOB = Record(
         "strategy": Field(
             _Strategy(),
             "How the script distributes training; it decides how many processes each host gets. "
+            "With auto, the hosts and job.layout decide, and what was chosen is said; without a "
+            "strategy, a layout is taken as with auto, and else the script does it all. "
             + " ".join(
                 f"{framework}: {', '.join(known)}." for framework, known in STRATEGIES.items()
             ),

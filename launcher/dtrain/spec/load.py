@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import Any
 
 from dtrain.diagnostics import UsageError
-from dtrain.runtime.layout import Layout, Training
+from dtrain.runtime.layout import Training
+from dtrain.spec.advice import advise
 from dtrain.spec.checks import check
 from dtrain.spec.clusterfile import CLUSTER_FILE, HOMES
-from dtrain.spec.hosts import Named
-from dtrain.spec.model import (
-    LAUNCH_ROLES,
-    Cluster,
-    ClusterFile,
-    Host,
-    Job,
-    Rendezvous,
-    Restart,
-    Ssh,
-    Sync,
-)
+from dtrain.spec.machines import machines
+from dtrain.spec.model import Cluster, ClusterFile, Job, Rendezvous, Restart, Sync
+from dtrain.spec.resolve import Resolved, resolve
 from dtrain.spec.schema import Section
 from dtrain.spec.source import MAX_SIZE, compose
 
 
-def read(path: Path) -> ClusterFile:
-    """Load a cluster file.
+def read(path: Path, *, without: Collection[str] = ()) -> ClusterFile:
+    """Load a cluster file, as if its ``job`` had no keys ``without``.
 
     Raises SpecError if it is wrong, and UsageError if it cannot be read.
     """
-    return parse(contents(path), str(path))
+    return parse(contents(path), str(path), without=without)
 
 
 def contents(path: Path) -> bytes:
@@ -59,20 +50,40 @@ def contents(path: Path) -> bytes:
         raise UsageError(f"{str(path)!r} cannot be read: {reason}") from None
 
 
-def parse(source: str | bytes, file: str) -> ClusterFile:
+def parse(source: str | bytes, file: str, *, without: Collection[str] = ()) -> ClusterFile:
     """Read a cluster file's text; ``file`` is its name in messages. Raises SpecError."""
     root, problems = compose(source, file)
     problems.homes = HOMES
     document = CLUSTER_FILE.read(root, problems, "")
     if document is None:
         raise problems.error()
+    document = _without(document, without)
     check(document, problems)
+    resolved = resolve(document, problems)
     problems.raise_if_any()
+    cluster, job = document.section("cluster"), document.section("job")
+    machinery = _cluster(cluster)
+    warnings = problems.fresh()
+    advise(resolved, cluster, job, machinery.hosts, warnings)
     return ClusterFile(
         document.get("name") or _default_name(file),
-        _cluster(document.section("cluster")),
-        _job(document.section("job")),
+        machinery,
+        _job(job, resolved),
+        warnings.found,
     )
+
+
+def _without(document: Section, keys: Collection[str]) -> Section:
+    """The file without some keys of ``job``, where a reader is about to change them."""
+    if not keys or "job" not in document.values:
+        return document
+    job = document.section("job")
+    left = replace(
+        job,
+        values={key: value for key, value in job.values.items() if key not in keys},
+        entries={key: entry for key, entry in job.entries.items() if key not in keys},
+    )
+    return replace(document, values={**document.values, "job": left})
 
 
 def _default_name(file: str) -> str:
@@ -81,62 +92,28 @@ def _default_name(file: str) -> str:
 
 
 def _cluster(cluster: Section) -> Cluster:
-    overrides: dict[str, list[Section]] = {}
-    for named, settings in cluster.get("overrides", ()):
-        overrides.setdefault(named.name, []).append(settings)
-    network = cluster.section("network")
     return Cluster(
-        hosts=_hosts(cluster, cluster.get("hosts", ()), overrides),
-        spares=_hosts(cluster, cluster.get("spares", ()), overrides),
-        gbps=network.get("gbps"),
-        **cluster.given("gpu", "run_dir"),
+        hosts=machines(cluster, cluster.get("hosts", ())),
+        spares=machines(cluster, cluster.get("spares", ())),
+        gbps=cluster.section("network").get("gbps"),
+        **cluster.given("gpu", "tpu", "run_dir"),
     )
 
 
-def _hosts(
-    cluster: Section,
-    names: Iterable[Named],
-    overrides: Mapping[str, list[Section]],
-) -> tuple[Host, ...]:
-    return tuple(_host(cluster, named.name, overrides.get(named.name, [])) for named in names)
-
-
-def _host(cluster: Section, name: str, overrides: list[Section]) -> Host:
-    """A host with the cluster's settings, then its overrides, later ones over earlier ones."""
-    ssh = Ssh(**cluster.section("ssh").values)
-    settings: dict[str, Any] = cluster.given("gpus", "slots", "python", "transport")
-    settings |= cluster.section("network").given("interface")
-    env: dict[str, str] = {}
-    for own in overrides:
-        settings |= own.given("address", "gpus", "slots", "interface", "python", "transport")
-        env |= own.get("env", {})
-        ssh = replace(ssh, **own.section("ssh").values, **own.given("user", "port"))
-    gpus = settings.pop("gpus", 0)
-    return Host(
-        name=name,
-        address=settings.pop("address", name),
-        explicit_address=any("address" in own for own in overrides),
-        gpus=tuple(range(gpus)) if isinstance(gpus, int) else gpus,
-        env=env,
-        ssh=ssh,
-        **settings,
-    )
-
-
-def _job(job: Section) -> Job:
+def _job(job: Section, resolved: Resolved) -> Job:
     sync, rendezvous = job.section("sync"), job.section("rendezvous")
-    roles = job.section("roles")
     return Job(
+        strategy=resolved.strategy,
+        strategy_reason=resolved.strategy_reason,
+        layout=resolved.layout,
         setup=job.get("setup", ()),
         sync=Sync(**{"source": ".", **sync.values}) if "sync" in job else None,
-        roles={role: roles.get(role) for role in LAUNCH_ROLES if roles.get(role)},
+        roles=resolved.roles,
         rendezvous=Rendezvous(**rendezvous.values, fixed="port" in rendezvous),
-        layout=Layout(**job.section("layout").values) if "layout" in job else None,
         training=Training(**job.section("training").values) if "training" in job else None,
         restart=Restart(**job.section("restart").values),
         **job.given(
             "framework",
-            "strategy",
             "script",
             "module",
             "args",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dtrain.diagnostics import Problem
 from dtrain.runtime.layout import Layout, Training
 
 Framework = Literal["torch", "tensorflow"]
@@ -69,6 +70,8 @@ class Cluster:
     spares: tuple[Host, ...] = ()
     gpu: str | None = None
     """Name of the GPU in the hardware table, for planning."""
+    tpu: str | None = None
+    """Topology of the TPU slice that the hosts make up: chips along each axis, e.g. ``4x4``."""
     gbps: float | None = None
     """Network bandwidth of one host, all NICs together, in gigabits per second."""
     run_dir: str = "~/.dtrain"
@@ -100,6 +103,9 @@ class Restart:
 class Job:
     framework: Framework
     strategy: str | None = None
+    """The strategy that runs, never ``auto``; ``None`` where the file names none."""
+    strategy_reason: str = ""
+    """Why this one, where ``auto`` left it to dtrain."""
     script: str | None = None
     module: str | None = None
     """Exactly one of ``script`` and ``module`` is set."""
@@ -115,6 +121,7 @@ class Job:
     """TensorFlow task counts by role; empty means one worker on each host."""
     rendezvous: Rendezvous = Rendezvous()
     layout: Layout | None = None
+    """Complete: what the file leaves out is filled in from the strategy and the hosts."""
     training: Training | None = None
     restart: Restart = Restart()
     grace: float = 10.0
@@ -129,3 +136,5 @@ class ClusterFile:
     name: str
     cluster: Cluster
     job: Job
+    warnings: tuple[Problem, ...] = ()
+    """What works, but not well."""

@@ -54,6 +54,16 @@ class Problems:
                 ),
             )
 
+    def fresh(self) -> Problems:
+        """A collection for the same file with nothing in it yet."""
+        return Problems(self._file, self._lines, self.homes)
+
+    @property
+    def found(self) -> tuple[Problem, ...]:
+        """Every problem so far, in file order."""
+        ordered = sorted(self._found, key=lambda key: (key[0].line, key[0].column))
+        return tuple(self._found[key] for key in ordered)
+
     def raise_if_any(self) -> None:
         """Raise SpecError if a problem was added."""
         if self._found:
@@ -61,8 +71,7 @@ class Problems:
 
     def error(self) -> SpecError:
         """The SpecError with every problem added so far, in file order."""
-        ordered = sorted(self._found, key=lambda key: (key[0].line, key[0].column))
-        return SpecError([self._found[key] for key in ordered])
+        return SpecError(self.found)
 
     def _line(self, line: int) -> str:
         return self._lines[line - 1] if line <= len(self._lines) else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 
 from dtrain.diagnostics import Problem, SpecError
 from dtrain.spec.problems import visible
@@ -27,10 +28,15 @@ def render_problems(error: SpecError) -> str:
     return "\n".join(blocks)
 
 
-def _block(problem: Problem) -> str:
+def render_warnings(problems: Sequence[Problem]) -> str:
+    """The same for what does not stop a launch, without a count; empty where there is nothing."""
+    return "\n".join(_block(problem, "warning") for problem in problems)
+
+
+def _block(problem: Problem, kind: str = "error") -> str:
     position = problem.position
     where = f"{_safe(position.file)}:{position.line}:{position.column}: " if position else ""
-    lines = [f"error: {where}{_safe(problem.message)}"]
+    lines = [f"{kind}: {where}{_safe(problem.message)}"]
     if position and problem.source_line.strip():
         text, indent, width = _excerpt(problem.source_line, position.column - 1, problem.width)
         number = str(position.line)

@@ -337,6 +337,10 @@ class Section:
         """The good values among ``keys``."""
         return {key: self.values[key] for key in keys if key in self.values}
 
+    def sound(self, *keys: str) -> bool:
+        """Whether each key is absent or was read without a problem."""
+        return all(key in self.values for key in keys if key in self)
+
     def place(self, key: str) -> Place:
         """Where the key's value stands; without one, the section's head."""
         return self.entries[key].value.place if key in self.entries else self.head

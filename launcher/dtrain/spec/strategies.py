@@ -26,7 +26,7 @@ class Strategy:
 
 _TORCH = {
     "none": Strategy("device", "leaves everything to the script"),
-    "auto": Strategy("device", "lets `dtrain plan` choose"),
+    "auto": Strategy("device", "lets dtrain choose"),
     "data_parallel": Strategy(
         "host", "copies the model to every GPU of one process", single_host=True, instead="ddp"
     ),

@@ -1,0 +1,116 @@
+"""What a cluster file asks for that works, but not well: warnings, each with what to do instead.
+
+Nothing here stops a launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from dtrain.runtime.layout import Layout
+from dtrain.spec.model import Host
+from dtrain.spec.problems import Place, Problems, either
+from dtrain.spec.resolve import Resolved
+from dtrain.spec.schema import Section
+
+
+def advise(
+    resolved: Resolved, cluster: Section, job: Section, hosts: Sequence[Host], warnings: Problems
+) -> None:
+    """Add every warning about a launch that can be."""
+    layout = resolved.layout
+    if layout is None or job.get("framework") != "torch":
+        return
+    gbps = cluster.section("network").get("gbps")
+    _advise_on_groups(layout, job, hosts, gbps, warnings)
+    if layout.pipeline > 1:
+        _advise_on_pipeline(layout, job, warnings)
+    if resolved.strategy == "3d":
+        _advise_on_script(layout, job, warnings)
+
+
+def _advise_on_groups(
+    layout: Layout, job: Section, hosts: Sequence[Host], gbps: float | None, warnings: Problems
+) -> None:
+    """Groups that talk in every layer belong inside a host."""
+    workers = sorted({host.workers for host in hosts})
+    for key, group in _groups(layout):
+        if _crosses_hosts(group, hosts):
+            warnings.add(
+                f"{key}-parallel groups of {group} workers cross hosts, which have "
+                f"{either(map(str, workers))} each: every layer waits for the network"
+                f"{_compared(hosts, gbps)}",
+                _place(key, job),
+                f"keep {key} within a host, and put pipeline or data parallelism across hosts",
+            )
+
+
+def _groups(layout: Layout) -> Iterator[tuple[str, int]]:
+    """Workers of each kind of group, as ranks lie: those of a tensor group follow each other,
+    then come context and data ranks."""
+    if layout.tensor > 1:
+        yield "tensor", layout.tensor
+    if layout.context > 1:
+        yield "context", layout.tensor * layout.context
+    if layout.expert > 1:
+        yield "expert", layout.tensor * layout.expert
+
+
+def _crosses_hosts(group: int, hosts: Sequence[Host]) -> bool:
+    """Whether a run of ``group`` ranks ends on another host than it begins on."""
+    if all(host.transport == "local" for host in hosts):
+        return False
+    *boundaries, _ = accumulate(host.workers for host in hosts)
+    return any(boundary % group for boundary in boundaries)
+
+
+def _compared(hosts: Sequence[Host], gbps: float | None) -> str:
+    """The network beside NVLink (300 GB/s each way in an A100), where there can be one."""
+    if not all(host.gpus for host in hosts):
+        return ""
+    share = "" if gbps is None else f", {gbps / 8 / max(host.workers for host in hosts):.3g} GB/s"
+    return f"{share} for each GPU, where NVLink has 300 or more" if share else ", not for NVLink"
+
+
+def _advise_on_pipeline(layout: Layout, job: Section, warnings: Problems) -> None:
+    steps = layout.grad_accumulation
+    if steps < layout.pipeline:
+        refuses = "" if layout.schedule == "gpipe" else "; dtrain.runtime does not take so few"
+        warnings.add(
+            f"with {steps} micro-batch{'es' * (steps > 1)} for {layout.pipeline} stages, each is "
+            f"idle for {_bubble(layout):.0%} of a step{refuses}",
+            _place("grad_accumulation", job),
+            f"make grad_accumulation {2 * layout.pipeline} or more, with smaller micro-batches",
+        )
+    if layout.sharding == "full" and layout.data > 1:
+        warnings.add(
+            "sharding is full under a pipeline: every "
+            "micro-batch of a step gathers all parameters anew",
+            _place("sharding", job),
+            "use 'sharding: optimizer', if the parameters of a stage fit on its GPU",
+        )
+
+
+def _bubble(layout: Layout) -> float:
+    """Share of a step that a stage is idle (Narayanan et al., arXiv 2104.04473, section 2.2)."""
+    idle = (layout.pipeline - 1) / layout.virtual_pipeline
+    return idle / (layout.grad_accumulation + idle)
+
+
+def _advise_on_script(layout: Layout, job: Section, warnings: Problems) -> None:
+    for key in ("context", "expert"):
+        if getattr(layout, key) > 1:
+            warnings.add(
+                f"dtrain.runtime does not split a model by {key}, so the script has to",
+                _place(key, job),
+                f"write 'strategy: none' for a script that does, or remove {key}",
+            )
+
+
+def _place(key: str, job: Section) -> Place:
+    """Where a key of the layout stands, or what it follows from."""
+    layout = job.section("layout")
+    if key in layout:
+        return layout.place(key)
+    return job.place("strategy") if "strategy" in job else job.key_place("layout")

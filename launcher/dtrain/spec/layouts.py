@@ -1,0 +1,191 @@
+"""The complete layout of a torch strategy, from the keys of ``job.layout`` that the file gives.
+
+A strategy's name says what is split and what is shared out; the hosts say over how many workers.
+What follows from the two need not be written, and what contradicts them is a `MisfitError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import gcd
+from typing import Any
+
+from dtrain.runtime.layout import Layout
+from dtrain.spec.problems import either
+
+Given = Mapping[str, Any]
+"""The keys of ``job.layout`` that stand in the file."""
+
+_SIZES = ("tensor", "pipeline", "context", "data")
+_SPLITS = {"ddp": (), "fsdp": (), "hsdp": (), "tensor": ("tensor",), "pipeline": ("pipeline",)}
+"""What each strategy may split; ``3d`` and ``none`` may split everything."""
+_SHARDING = {"ddp": "none", "fsdp": "full", "hsdp": "hybrid"}
+"""What the data ranks share out, where the strategy's name says so."""
+_OF_SHARDING = {sharding: strategy for strategy, sharding in _SHARDING.items()}
+
+
+class MisfitError(ValueError):
+    """A layout that cannot be. ``key`` is the key of ``job.layout`` to blame, or ``layout``,
+    ``strategy`` or ``global_batch``."""
+
+    def __init__(self, key: str, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.key = key
+        self.message = message
+        self.hint = hint
+
+
+def strategy_of(layout: Layout) -> str:
+    """The name of the torch strategy that is this layout; ``3d`` where it is several at once."""
+    split = [size for size in ("tensor", "pipeline") if getattr(layout, size) > 1]
+    if layout.context > 1 or layout.expert > 1 or len(split) > 1:
+        return "3d"
+    if not split:
+        return _OF_SHARDING.get(layout.sharding, "3d")
+    return split[0] if layout.data == 1 else "3d"
+
+
+def disagreements(strategy: str, given: Given) -> Iterator[MisfitError]:
+    """Every key that says something else than the strategy's name."""
+    fitting = strategy_of(Layout(**given))
+    for size in ("tensor", "pipeline", "context", "expert"):
+        if given.get(size, 1) > 1 and size not in _SPLITS.get(strategy, (size,)):
+            yield MisfitError(
+                size,
+                f"the strategy {strategy} does not split a model by {size}, "
+                f"but {size} is {given[size]}",
+                f"use 'strategy: {fitting}', or remove {size}",
+            )
+    wanted = _SHARDING.get(strategy)
+    sharding = given.get("sharding", wanted)
+    if wanted and sharding != wanted:
+        alternative = _OF_SHARDING.get(sharding, "3d")
+        yield MisfitError(
+            "sharding",
+            f"the strategy {strategy} is 'sharding: {wanted}', but sharding is {sharding}",
+            f"use 'strategy: {alternative}', or remove sharding",
+        )
+
+
+def sized(strategy: str, given: Given, workers: Sequence[int]) -> Layout:
+    """The layout with all sizes, for hosts that run so many workers each.
+
+    Raises MisfitError where the sizes do not follow, or their product is not the number of workers.
+    """
+    world = sum(workers)
+    follows: Mapping[str, object] = {}
+    if world == 1 and strategy in _SHARDING:
+        # To try a script on one GPU, where there is nobody to share with.
+        follows = {"data": 1}
+    elif strategy in ("ddp", "fsdp"):
+        follows = {"data": world, "sharding": _SHARDING[strategy]}
+    elif strategy == "hsdp":
+        shard = given.get("shard") or _on_each_host(workers, "shards within a host", "shard")
+        follows = {"data": world, "sharding": "hybrid", "shard": shard}
+    elif strategy == "tensor":
+        follows = _tensor(given, workers)
+    elif strategy == "pipeline":
+        stages = given.get("pipeline") or max(1, world // given.get("data", 1))
+        follows = {"pipeline": stages, "data": world // stages}
+    if given.get("schedule") == "zb-v":
+        follows = {"virtual_pipeline": 2, **follows}
+    layout = Layout(**{**follows, **given})
+    if layout.world_size != world:
+        raise _wrong_product(layout, given, workers)
+    if strategy in ("tensor", "pipeline") and given.get(strategy) == 1 and world > 1:
+        raise MisfitError(
+            strategy,
+            f"the strategy {strategy} splits a model by {strategy}, but {strategy} is 1",
+            f"use 'strategy: {strategy_of(layout)}', or remove {strategy}",
+        )
+    return layout
+
+
+def batched(layout: Layout, given: Given, global_batch: int | None) -> Layout:
+    """The layout with its micro-batches: what the file leaves out follows from the global batch.
+
+    Without either of the two, a batch is not accumulated, except for a pipeline: it needs
+    micro-batches, of which twice its stages leave a third of its time idle at most.
+    Raises MisfitError where the batch does not divide.
+    """
+    micro_batch, steps = given.get("micro_batch"), given.get("grad_accumulation")
+    enough = 2 * layout.pipeline if layout.pipeline > 1 else 1
+    if global_batch is None:
+        return replace(layout, micro_batch=micro_batch or 1, grad_accumulation=steps or enough)
+    share, rest = divmod(global_batch, layout.data)
+    if micro_batch is None and steps is None:
+        steps = enough if share % enough == 0 else share
+    known = (micro_batch or 1) * (steps or 1)
+    if rest or share % known or (micro_batch and steps and share != known):
+        raise _wrong_batch(layout, given, global_batch)
+    return replace(
+        layout,
+        micro_batch=micro_batch or share // known,
+        grad_accumulation=steps or share // known,
+    )
+
+
+def _tensor(given: Given, workers: Sequence[int]) -> Mapping[str, object]:
+    world = sum(workers)
+    tensor = given.get("tensor")
+    if tensor is None and "data" in given:
+        tensor = max(1, world // given["data"])
+    if tensor is None:
+        # With one worker on each host, splitting layers means splitting them across hosts.
+        inside = _on_each_host(workers, "splits layers over the workers of a host", "tensor")
+        tensor = inside if inside > 1 else world
+    return {"tensor": tensor, "data": world // tensor, "sequence_parallel": tensor > 1}
+
+
+def _on_each_host(workers: Sequence[int], what: str, key: str) -> int:
+    """Workers of one host, where all have as many. Raises MisfitError."""
+    counts = sorted(set(workers))
+    if len(counts) > 1:
+        raise MisfitError(
+            "strategy",
+            f"this strategy {what}, but hosts have {either(map(str, counts), 'and')} workers",
+            f"list hosts with as many each, or set job.layout.{key}",
+        )
+    return counts[0]
+
+
+def _wrong_product(layout: Layout, given: Given, workers: Sequence[int]) -> MisfitError:
+    world = sum(workers)
+    sizes = [size for size in _SIZES if size in given or getattr(layout, size) > 1]
+    tensor = gcd(layout.tensor, *workers)
+    pipeline = gcd(layout.pipeline, world // tensor)
+    context = gcd(layout.context, world // (tensor * pipeline))
+    data = world // (tensor * pipeline * context)
+    fitting = Layout(tensor=tensor, pipeline=pipeline, context=context, data=data)
+    return MisfitError(
+        "layout",
+        f"the layout is for {layout.world_size} workers "
+        f"({_product(layout, sizes) or 'one of each'}), but the hosts have {world}",
+        "the product of tensor, pipeline, context and data has to be the number of workers: "
+        f"{_product(fitting, [s for s in _SIZES if s in sizes or s == 'data'])}, for example",
+    )
+
+
+def _wrong_batch(layout: Layout, given: Given, global_batch: int) -> MisfitError:
+    factors = ("data", *(key for key in ("micro_batch", "grad_accumulation") if key in given))
+    product = _product(layout, factors)
+    if len(factors) == 3:
+        return MisfitError(
+            "global_batch",
+            f"the global batch is {global_batch}, but the layout makes it {layout.global_batch} "
+            f"({product})",
+            "change one of the four, or leave grad_accumulation out",
+        )
+    free = [key for key in factors if key in given]
+    step = layout.data * given.get("micro_batch", 1) * given.get("grad_accumulation", 1)
+    near = sorted({max(step, global_batch // step * step), (global_batch // step + 1) * step})
+    return MisfitError(
+        "global_batch",
+        f"the global batch is {global_batch}, which is no multiple of {step} ({product})",
+        f"{either(map(str, near))} would do{f'; or change {either(free)}' if free else ''}",
+    )
+
+
+def _product(layout: Layout, keys: Sequence[str]) -> str:
+    return " x ".join(f"{key} {getattr(layout, key)}" for key in keys)

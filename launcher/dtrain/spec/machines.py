@@ -1,0 +1,50 @@
+"""Hosts as values: the cluster's settings, with each host's own over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from dtrain.spec.hosts import Named
+from dtrain.spec.model import Host, Ssh
+from dtrain.spec.schema import Section
+
+
+def machines(cluster: Section, names: Iterable[Named]) -> tuple[Host, ...]:
+    """The hosts called ``names``, in their order."""
+    overrides: dict[str, list[Section]] = {}
+    for named, settings in cluster.get("overrides", ()):
+        overrides.setdefault(named.name, []).append(settings)
+    return tuple(_machine(cluster, named.name, overrides.get(named.name, [])) for named in names)
+
+
+def devices_sound(cluster: Section) -> bool:
+    """Whether everything about hosts and their devices was read without a problem."""
+    return (
+        "hosts" in cluster.values
+        and cluster.sound("gpus", "slots", "overrides")
+        and all(own.sound("gpus", "slots") for _, own in cluster.get("overrides", ()))
+    )
+
+
+def _machine(cluster: Section, name: str, overrides: list[Section]) -> Host:
+    """A host with the cluster's settings, then its overrides, later ones over earlier ones."""
+    ssh = Ssh(**cluster.section("ssh").values)
+    settings: dict[str, Any] = cluster.given("gpus", "slots", "python", "transport")
+    settings |= cluster.section("network").given("interface")
+    env: dict[str, str] = {}
+    for own in overrides:
+        settings |= own.given("address", "gpus", "slots", "interface", "python", "transport")
+        env |= own.get("env", {})
+        ssh = replace(ssh, **{**own.section("ssh").values, **own.given("user", "port")})
+    gpus = settings.pop("gpus", 0)
+    return Host(
+        name=name,
+        address=settings.pop("address", name),
+        explicit_address=any("address" in own for own in overrides),
+        gpus=tuple(range(gpus)) if isinstance(gpus, int) else gpus,
+        env=env,
+        ssh=ssh,
+        **settings,
+    )

@@ -1,0 +1,196 @@
+"""What will run: the strategy by its name, the complete layout, the roles.
+
+A cluster file may leave them to dtrain; a launch has them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dtrain.environ import tpu
+from dtrain.environ.placement import gpus_of_trainers
+from dtrain.runtime.layout import Layout
+from dtrain.spec.choice import (
+    choose_tensorflow,
+    choose_torch,
+    mixed,
+    usual_roles,
+    without_gpus,
+    written,
+)
+from dtrain.spec.layout_checks import check_parts, check_rounds
+from dtrain.spec.layouts import MisfitError, batched, disagreements, sized
+from dtrain.spec.machines import devices_sound, machines
+from dtrain.spec.model import LAUNCH_ROLES, Host
+from dtrain.spec.problems import Problems, either
+from dtrain.spec.schema import Section
+from dtrain.spec.strategies import STRATEGIES
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """For the fields of `dtrain.spec.model.Job` of the same names."""
+
+    strategy: str | None = None
+    strategy_reason: str = ""
+    roles: Mapping[str, int] = field(default_factory=dict)
+    layout: Layout | None = None
+
+
+def resolve(document: Section, problems: Problems) -> Resolved:
+    """What a launch of this file would be; what stands in its way goes to ``problems``.
+
+    Where the file has other problems already, they may leave nothing to resolve.
+    """
+    cluster, job = document.section("cluster"), document.section("job")
+    if not _readable(cluster, job):
+        return Resolved()
+    hosts = machines(cluster, cluster.get("hosts"))
+    try:
+        if job.get("framework") == "torch":
+            return _torch(job, hosts, problems)
+        return _tensorflow(cluster, job, hosts)
+    except MisfitError as misfit:
+        _report(misfit, job, problems)
+        return Resolved()
+
+
+def _readable(cluster: Section, job: Section) -> bool:
+    """Whether everything that decides was read without a problem."""
+    framework = job.get("framework")
+    sections = [job.section(name) for name in ("layout", "training", "roles")]
+    return (
+        framework in STRATEGIES
+        and job.sound("strategy", "layout", "training", "roles")
+        and job.get("strategy", "none") in STRATEGIES[framework]
+        and all(section.sound(*section.entries) for section in sections)
+        and devices_sound(cluster)
+        and cluster.sound("tpu")
+        and bool(cluster.get("hosts"))
+    )
+
+
+def _torch(job: Section, hosts: Sequence[Host], problems: Problems) -> Resolved:
+    name, reason = job.get("strategy"), ""
+    section = job.section("layout")
+    given = section.values if "layout" in job else None
+    if name == "auto" or (name is None and given is not None):
+        choice = choose_torch(given, hosts)
+        name, reason = choice.strategy, choice.reason if name == "auto" else ""
+    if name in (None, "none", "data_parallel") and given is None:
+        return Resolved(name, reason)
+    if name == "data_parallel":
+        raise MisfitError(
+            "layout",
+            "the strategy data_parallel copies the model to every GPU of one process, which "
+            "leaves nothing to lay out",
+            "remove layout, or use 'strategy: ddp'",
+        )
+    if given is None and name == "3d":
+        raise MisfitError(
+            "strategy",
+            "the strategy 3d needs job.layout, which says how the model is split",
+            "`dtrain plan --model-size 7B FILE --output FILE` writes one for a model of that size",
+        )
+    if name != "none":
+        _check_backend(name, hosts)
+    found = [*disagreements(name, given or {})]
+    for misfit in found:
+        _report(misfit, job, problems)
+    if found:
+        return Resolved()
+    layout = sized(name, given or {}, [host.workers for host in hosts])
+    check_parts(name, layout, section, problems)
+    global_batch = job.section("training").get("global_batch")
+    layout = batched(layout, given or {}, global_batch)
+    if name != "none":
+        check_rounds(layout, section, problems)
+    return Resolved(name, reason, layout=layout)
+
+
+def _check_backend(strategy: str, hosts: Sequence[Host]) -> None:
+    """Raise MisfitError for ranks of which some would use NCCL and some Gloo: they never meet."""
+    if any(host.gpus for host in hosts) and (lacking := without_gpus(hosts)):
+        raise MisfitError(
+            "strategy",
+            f"the strategy {strategy} cannot join ranks on GPUs and on CPUs, and {lacking}",
+            "list hosts of one kind, or use 'strategy: none' with a script that joins them",
+        )
+
+
+def _tensorflow(cluster: Section, job: Section, hosts: Sequence[Host]) -> Resolved:
+    name, reason = job.get("strategy"), ""
+    given = job.section("roles")
+    roles: Mapping[str, int] = {role: given.get(role) for role in LAUNCH_ROLES if given.get(role)}
+    if name == "auto":
+        choice = choose_tensorflow(roles, hosts)
+        name, reason, roles = choice.strategy, choice.reason, choice.roles or roles
+    if name == "parameter_server" and not roles.get("ps"):
+        raise MisfitError(
+            "strategy",
+            "the strategy parameter_server needs parameter servers",
+            f"add them to job, e.g. '{written(usual_roles(hosts))}'",
+        )
+    if name == "multi_worker_mirrored":
+        _check_replicas(roles, hosts)
+    if name == "tpu":
+        _check_tpu(cluster, hosts)
+    layout = Layout(**job.section("layout").values) if "layout" in job else None
+    return Resolved(name, reason, roles, layout)
+
+
+def _check_replicas(roles: Mapping[str, int], hosts: Sequence[Host]) -> None:
+    """Raise MisfitError where workers differ in their GPUs: their collectives would not match."""
+    gpus = [len(host.gpus) for host in hosts]
+    if any(gpus) and not all(gpus) and not roles:
+        raise mixed(hosts, "the strategy multi_worker_mirrored needs equal workers")
+    found = set(gpus_of_trainers(roles, gpus) if roles else gpus)
+    if len(found) > 1:
+        raise MisfitError(
+            "strategy",
+            "the strategy multi_worker_mirrored needs as many GPUs in each worker, but here "
+            f"workers would have {either(map(str, sorted(found)), 'and')}",
+            f"use '{written({'worker': sum(gpus)})}' for one worker on each GPU",
+        )
+
+
+def _check_tpu(cluster: Section, hosts: Sequence[Host]) -> None:
+    if any(host.workers > 1 for host in hosts):
+        raise MisfitError(
+            "strategy",
+            "the strategy tpu has one process on each host, which drives all its TPU chips",
+            "set 'gpus: 0' in cluster, and remove slots",
+        )
+    if len(hosts) == 1:
+        return
+    topology = cluster.get("tpu")
+    if topology is None:
+        raise MisfitError(
+            "strategy",
+            f"the strategy tpu needs the topology of the slice that the {len(hosts)} hosts make up",
+            f"add it to cluster, as its chips along each axis: 'tpu: {tpu.usual(len(hosts))}', say",
+        )
+    try:
+        tpu.bounds(topology, len(hosts))
+    except ValueError as error:
+        hint = "list all hosts of the slice, and its topology"
+        raise MisfitError("strategy", str(error), hint) from None
+    if numeric := [host.address for host in hosts if ":" in host.address]:
+        raise MisfitError(
+            "strategy",
+            f"TensorFlow's TPU resolver cannot read the IPv6 address {numeric[0]}",
+            "give the hosts IPv4 addresses or names in cluster.overrides",
+        )
+
+
+def _report(misfit: MisfitError, job: Section, problems: Problems) -> None:
+    """Put a misfit where the key stands that it blames."""
+    if misfit.key == "layout":
+        place = job.key_place("layout")
+    elif misfit.key == "strategy":
+        place = job.place("strategy")
+    else:
+        section = "training" if misfit.key == "global_batch" else "layout"
+        place = job.section(section).place(misfit.key)
+    problems.add(misfit.message, place, misfit.hint)

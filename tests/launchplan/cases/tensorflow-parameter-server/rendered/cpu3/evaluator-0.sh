@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# evaluator 0 of wide-and-deep; run it on cpu3:
+#   bash evaluator-0.sh
+# Written by `dtrain launch --dry-run --output`.
+
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
+set -o allexport
+. "$here"/evaluator-0.env || exit
+set +o allexport
+cd -- ~ || exit
+exec python3 -m wide.train
