@@ -1,0 +1,142 @@
+"""Pipeline parallelism: a model's stages, and the schedules that drive them.
+
+A stage is the whole model with the parts of other stages replaced by modules that pass their
+input through. So the model's own ``forward`` serves in every stage, and every parameter keeps
+its name: a checkpoint does not depend on the pipeline.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+
+from dtrain.runtime.layout import Layout
+from dtrain.runtime.torch.anatomy import Anatomy
+
+Schedule = PipelineScheduleSingle | PipelineScheduleMulti
+
+
+class PassThrough(nn.Module):
+    """Stands where another stage has a part of the model."""
+
+    def forward(self, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+        """``x`` itself."""
+        return x
+
+
+def stages_per_rank(layout: Layout) -> int:
+    """How many stages each pipeline rank holds."""
+    return 2 if layout.schedule == "zb-v" else layout.virtual_pipeline
+
+
+def stages_of_rank(layout: Layout, rank: int) -> list[int]:
+    """The stages of pipeline rank ``rank``: round after round, or down and up again for zb-v."""
+    ranks = layout.pipeline
+    if layout.schedule == "zb-v":
+        return [rank, 2 * ranks - 1 - rank]
+    return [rank + ranks * turn for turn in range(stages_per_rank(layout))]
+
+
+def parts_of_stages(anatomy: Anatomy, stages: int) -> list[list[str]]:
+    """Names of each stage's parts. Blocks that are left over go to the stages in the middle, for
+    the first also has the embedding and the last the output layer.
+
+    Raises ValueError where there are fewer blocks than stages.
+    """
+    blocks = anatomy.blocks
+    if len(blocks) < stages:
+        raise ValueError(
+            f"{len(blocks)} blocks cannot fill {stages} pipeline stages; use fewer stages"
+        )
+    each, left = divmod(len(blocks), stages)
+    middle_first = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage))
+    favoured = set(middle_first[:left])
+    parts: list[list[str]] = []
+    taken = 0
+    for stage in range(stages):
+        count = each + (stage in favoured)
+        parts.append(list(blocks[taken : taken + count]))
+        taken += count
+    return [[*anatomy.before, *parts[0]], *parts[1:-1], [*parts[-1], *anatomy.after]]
+
+
+def refuse_what_cannot_be_staged(
+    model: nn.Module, anatomy: Anatomy, ties: dict[str, str]
+) -> None:
+    """Raise ValueError for a model whose stages would compute something else than the model."""
+    if ties:
+        one, other = next(iter(ties.items()))
+        raise ValueError(
+            f"{one} is tied to {other}, and a pipeline puts them on different stages; untie them,"
+            " or use a layout with pipeline 1"
+        )
+    embeddings = [
+        name
+        for part in anatomy.before
+        for name, module in model.get_submodule(part).named_modules(prefix=part)
+        if isinstance(module, nn.Embedding)
+    ]
+    if len(embeddings) > 1:
+        raise ValueError(
+            f"a pipeline's later stages would add {embeddings[1]} again to what they receive; work"
+            " out positions within the blocks (rotary), or put both embeddings in one module"
+        )
+
+
+def take_stage(model: nn.Module, parts: Collection[str], anatomy: Anatomy) -> nn.Module:
+    """A stage that has only ``parts`` of ``model``; they are shared with it, not copied."""
+    all_parts = {*anatomy.around, *anatomy.blocks}
+
+    def take(module: nn.Module, name: str) -> nn.Module:
+        if name in all_parts:
+            # What has no parameters, such as a table of rotary angles, every stage may need.
+            free = name in anatomy.around and not any(True for _ in module.parameters())
+            return module if name in parts or free else PassThrough()
+        taken = copy.copy(module)
+        taken._modules = {
+            key: child if child is None else take(child, f"{name}.{key}" if name else key)
+            for key, child in module._modules.items()
+        }
+        return taken
+
+    return take(model, "")
+
+
+def build_schedule(
+    layout: Layout,
+    stages: Sequence[nn.Module],
+    numbers: Sequence[int],
+    group: torch.distributed.ProcessGroup,
+    device: torch.device,
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> Schedule:
+    """The schedule of a pipeline rank that holds ``stages``, whose ``numbers`` are given."""
+    count = layout.pipeline * len(stages)
+    made = [
+        PipelineStage(stage, number, count, device, group=group)
+        for stage, number in zip(stages, numbers, strict=True)
+    ]
+    batches = layout.grad_accumulation
+    if layout.schedule == "zb-v":
+        return ScheduleZBVZeroBubble(made, batches, loss)  # type: ignore[arg-type]
+    if layout.schedule == "zb-1p":
+        return ScheduleInterleavedZeroBubble(made, batches, loss)  # type: ignore[arg-type]
+    if len(made) == 1:
+        single = ScheduleGPipe if layout.schedule == "gpipe" else Schedule1F1B
+        return single(made[0], batches, loss)
+    multi = ScheduleLoopedBFS if layout.schedule == "gpipe" else ScheduleInterleaved1F1B
+    return multi(made, batches, loss)  # type: ignore[arg-type]

@@ -1,0 +1,201 @@
+"""Tensor parallelism of a transformer written plainly, with sequence parallelism (RAR, arXiv
+2205.05198) where asked.
+
+As Megatron-LM does it (arXiv 1909.08053, section 3): the layers that open attention and MLP are
+split by columns, those that close them by rows, the embedding by rows of its vocabulary, the
+output layer by columns. Which Linear is which is told by its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import (
+    DTensor,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+COLUMN = frozenset(
+    "q_proj k_proj v_proj gate_proj up_proj wq wk wv w1 w3 fc1 up gate query key value"
+    " q_lin k_lin v_lin lin1 c_fc linear1".split()
+)
+ROW = frozenset(
+    "o_proj down_proj out_proj wo w2 fc2 down out o dense_4h_to_h out_lin lin2 linear2".split()
+)
+_FUSED = frozenset("qkv qkv_proj c_attn in_proj query_key_value gate_up_proj wqkv w13".split())
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSplit:
+    """Splits a model's parts over the ranks of ``mesh``, one part at a time.
+
+    Between parts the residual stream is a plain tensor: (batch, sequence, hidden), with only this
+    rank's share of the sequence under ``sequence`` parallelism.
+    """
+
+    mesh: DeviceMesh
+    sequence: bool
+    column: frozenset[str] = COLUMN
+    row: frozenset[str] = ROW
+
+    @property
+    def _stream(self) -> Placement:
+        return Shard(1) if self.sequence else Replicate()
+
+    def block(self, name: str, block: nn.Module) -> None:
+        """Split a block. Raises ValueError for a part of it that has no place, or whose size the
+        ranks do not divide."""
+        opened: set[str] = set()
+        for inner, module in _owners(block):
+            full = f"{name}.{inner}" if inner else name
+            kind = inner.rpartition(".")[2]
+            if isinstance(module, nn.Linear) and kind in self.column:
+                self._columns(full, inner, block, module, opened)
+            elif isinstance(module, nn.Linear) and kind in self.row:
+                self._divides(full, "in_features", module.in_features)
+                self._apply(module, RowwiseParallel(output_layouts=self._stream))
+            elif not _is_norm(module):
+                raise ValueError(_no_place(full, kind, module))
+        for inner, module in _owners(block):
+            if _is_norm(module):
+                parent = inner.rpartition(".")[0]
+                inside = any(parent == path or parent.startswith(f"{path}.") for path in opened)
+                # A norm of queries or keys sees this rank's heads alone: a shard, of a dimension
+                # that the norm does not sum over.
+                _distribute_norm(module, self.mesh, Shard(0) if inside else self._stream)
+
+    def around(self, name: str, part: nn.Module) -> None:
+        """Split what stands around the blocks: embedding, norm and output layer."""
+        for inner, module in _owners(part):
+            full = f"{name}.{inner}" if inner else name
+            if isinstance(module, nn.Embedding):
+                self._divides(full, "num_embeddings", module.num_embeddings)
+                self._apply(
+                    module,
+                    RowwiseParallel(input_layouts=Replicate(), output_layouts=self._stream),
+                )
+            elif isinstance(module, nn.Linear):
+                self._divides(full, "out_features", module.out_features)
+                self._apply(
+                    module,
+                    ColwiseParallel(input_layouts=self._stream, output_layouts=Replicate()),
+                )
+            elif _is_norm(module):
+                _distribute_norm(module, self.mesh, self._stream)
+            else:
+                raise ValueError(_no_place(full, inner, module))
+
+    def _columns(
+        self, full: str, inner: str, block: nn.Module, linear: nn.Linear, opened: set[str]
+    ) -> None:
+        self._divides(full, "out_features", linear.out_features)
+        path = inner.rpartition(".")[0]
+        parent = block.get_submodule(path)
+        size = getattr(parent, "head_dim", None) or getattr(parent, "head_size", None)
+        ranks = self.mesh.size()
+        if isinstance(size, int) and linear.out_features // ranks % size:
+            raise ValueError(
+                f"tensor {ranks} does not divide the {linear.out_features // size} heads of {full}"
+            )
+        if not path:
+            self._apply(linear, ColwiseParallel(input_layouts=self._stream))
+            return
+        self._apply(linear, ColwiseParallel(input_layouts=Replicate()))
+        if path not in opened:
+            opened.add(path)
+            # Once for all the columns that share this input, instead of one gather for each.
+            parent.register_forward_pre_hook(self._enter, with_kwargs=True)
+
+    def _enter(
+        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args:
+            return (self._whole(args[0]), *args[1:]), kwargs
+        first = next(iter(kwargs))
+        return args, {**kwargs, first: self._whole(kwargs[first])}
+
+    def _whole(self, stream: Tensor) -> DTensor:
+        given = DTensor.from_local(stream, self.mesh, [self._stream], run_check=False)
+        return given.redistribute(placements=[Replicate()])
+
+    def _apply(self, module: nn.Module, style: ParallelStyle) -> None:
+        # Every rank has made the same weights: nothing needs to be sent.
+        parallelize_module(module, self.mesh, style, src_data_rank=None)
+
+    def _divides(self, name: str, what: str, size: int) -> None:
+        if size % self.mesh.size():
+            raise ValueError(f"tensor {self.mesh.size()} does not divide {what} {size} of {name}")
+
+
+def _distribute_norm(module: nn.Module, mesh: DeviceMesh, given: Placement) -> None:
+    """Keep a norm's parameters whole, and add up what the ranks find for their gradients."""
+
+    def replicate(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        for key, parameter in module.named_parameters(recurse=False):
+            whole = distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None)
+            setattr(module, key, nn.Parameter(whole, requires_grad=parameter.requires_grad))
+
+    entered: list[bool] = []
+
+    def enter(_module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+        first, *others = inputs
+        entered[:] = [isinstance(first, DTensor)]
+        if entered[0]:
+            return inputs
+        return (DTensor.from_local(first, mesh, [given], run_check=False), *others)
+
+    def leave(_module: nn.Module, output: DTensor, _mesh: DeviceMesh) -> Tensor:
+        return output if entered[0] else output.to_local()
+
+    distribute_module(module, mesh, replicate, enter, leave)
+
+
+def _owners(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Modules with parameters of their own."""
+    return [
+        (name, inner)
+        for name, inner in module.named_modules()
+        if any(True for _ in inner.parameters(recurse=False))
+    ]
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "Norm" in type(module).__name__ and "BatchNorm" not in type(module).__name__
+
+
+def _no_place(name: str, kind: str, module: nn.Module) -> str:
+    what = f"tensor parallelism has no place for {name} ({type(module).__name__})"
+    if kind in _FUSED:
+        return (
+            f"{what}: a rank's share of a fused projection would mix its parts; make a Linear of"
+            " each part"
+        )
+    if isinstance(module, nn.Linear):
+        return (
+            f"{what}: say whether it opens or closes its layer, by parallelize(model, ...,"
+            f" column=[{kind!r}]) or row=[{kind!r}]"
+        )
+    return f"{what}: it places Linear, Embedding and norms; use a layout with tensor 1"
+
+
+def hint_at_heads(error: RuntimeError, tensor: int) -> RuntimeError | None:
+    """A better error for a reshape that fails because it counts on all heads of the model."""
+    if tensor == 1 or "is invalid for input of size" not in str(error):
+        return None
+    return RuntimeError(
+        f"{error}. Each of the {tensor} tensor ranks has only its share of the heads:"
+        " let the model split them as view(batch, sequence, -1, head_dim)"
+    )
