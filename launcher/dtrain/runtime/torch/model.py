@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from dtrain.runtime.layout import Layout
 from dtrain.runtime.torch.passes import Passes
 from dtrain.runtime.torch.precision import LossScale
+from dtrain.runtime.torch.sharding import gather_no_more
 from dtrain.runtime.torch.tensor import hint_at_heads
 
 _T = TypeVar("_T")
@@ -69,20 +71,21 @@ class ParallelModel:
         loss = self._hinting(lambda: self._passes.loss(inputs, targets))
         for part in self.parts:
             part.train()
+            gather_no_more(part)
         return self._mean_over_ranks(loss)
 
     def gradient_norm(self) -> Tensor:
         """The Euclidean norm of all gradients of the model, over all ranks; not finite where a
         gradient is not."""
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
-        if self._layout.pipeline > 1:
-            square = norm.square()
-            dist.all_reduce(square, group=self._mesh["pipeline"].get_group())
-            norm = square.sqrt()
-        return norm
+        here = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+        norms = torch.stack(torch._foreach_norm(here))
+        # Each stage is on this many ranks; those that hold the same piece must count it once.
+        holders = dist.get_world_size() // self._layout.pipeline
+        copies = torch.tensor([holders / _pieces(g) for g in gradients], device=norms.device)
+        square = (norms.square() / copies).sum()
+        dist.all_reduce(square)
+        return square.sqrt()
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Scale the gradients down to a norm of at most ``max_norm``; returns what it was."""
@@ -138,3 +141,15 @@ class ParallelModel:
         dist.all_reduce(total)
         # Each data rank's loss is found by all of its tensor ranks, at one end of its pipeline.
         return total / (dist.get_world_size() // self._layout.pipeline)
+
+
+def _pieces(tensor: Tensor) -> int:
+    """Into how many different pieces the ranks have split ``tensor``."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    mesh = tensor.device_mesh
+    return math.prod(
+        mesh.size(dimension)
+        for dimension, placement in enumerate(tensor.placements)
+        if not placement.is_replicate()
+    )

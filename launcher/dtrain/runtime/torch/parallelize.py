@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import nn
@@ -53,102 +52,92 @@ def parallelize(
     """See `Run.parallelize`."""
     layout = place.layout
     refuse_different_weights(model)
-    ties = tied(model)
-    materialize = Materializer(place.device, seed, init)
     scale = LossScale(place.precision == "fp16")
     loss = in_float32(loss)
-    if not _needs_anatomy(layout):
-        materialize("", model)
-        wrapped = _copied(model, place)
-        autocast(wrapped, place.device, place.precision)
-        passes: Passes = MicroBatches(wrapped, layout, loss, scale)
-        return ParallelModel([model], passes, layout, place.mesh, scale)
-
-    anatomy = dissect(model, blocks)
-    numbers = [0]
-    parts = [model]
-    if layout.pipeline > 1:
-        pipeline.refuse_what_cannot_be_staged(model, anatomy, ties)
-        numbers = pipeline.stages_of_rank(layout, place.mesh["pipeline"].get_local_rank())
-        held = pipeline.parts_of_stages(anatomy, layout.pipeline * len(numbers))
-        parts = [pipeline.take_stage(model, held[number], anatomy) for number in numbers]
-    split = None
-    if layout.tensor > 1:
-        names = frozenset(column), frozenset(row)
-        split = TensorSplit(
+    if layout.pipeline > 1 or layout.tensor > 1 or layout.recompute != "none" or by_fsdp(layout):
+        anatomy = dissect(model, blocks)
+    else:
+        # Copied whole, so that any model will do.
+        anatomy = Anatomy((), (), tuple(name for name, _ in model.named_children()))
+    names = frozenset(column), frozenset(row)
+    placer = _Placer(
+        anatomy,
+        tied(model),
+        place,
+        Materializer(place.device, seed, init),
+        TensorSplit(
             place.mesh["tensor"],
             layout.sequence_parallel,
             (COLUMN - names[1]) | names[0],
             (ROW - names[0]) | names[1],
-        )
-    for part in parts:
-        _place(part, anatomy, ties, place, materialize, split)
+        ),
+    )
     if layout.pipeline == 1:
-        return ParallelModel(
-            parts, MicroBatches(parts[0], layout, loss, scale), layout, place.mesh, scale
-        )
-    build = partial(
-        pipeline.build_schedule,
-        layout,
-        parts,
-        numbers,
-        place.mesh["pipeline"].get_group(),
-        place.device,
-    )
-    last = layout.pipeline * len(numbers) - 1
-    passes = Pipelined(build, loss, scale, first=0 in numbers, last=last in numbers)
-    return ParallelModel(parts, passes, layout, place.mesh, scale)
+        placer(model)
+        module = model if by_fsdp(layout) else _copied(model, place)
+        passes: Passes = MicroBatches(module, layout, loss, scale)
+        return ParallelModel([model], passes, layout, place.mesh, scale)
 
-
-def _needs_anatomy(layout: Layout) -> bool:
-    return (
-        layout.tensor > 1
-        or layout.pipeline > 1
-        or layout.recompute != "none"
-        or by_fsdp(layout)
-    )
+    pipeline.refuse_what_cannot_be_staged(model, anatomy, placer.ties)
+    numbers = pipeline.stages_of_rank(layout, place.mesh["pipeline"].get_local_rank())
+    held = pipeline.parts_of_stages(anatomy, layout.pipeline * len(numbers))
+    stages = {number: pipeline.take_stage(model, held[number], anatomy) for number in numbers}
+    for stage in stages.values():
+        placer(stage)
+        if not by_fsdp(layout):
+            autocast(stage, place.device, place.precision)
+    passes = Pipelined(stages, layout, place.mesh["pipeline"].get_group(), place.device, loss, scale)
+    return ParallelModel(list(stages.values()), passes, layout, place.mesh, scale)
 
 
 def _copied(model: nn.Module, place: Place) -> nn.Module:
+    """The module to call instead of ``model``, for what FSDP does not keep."""
+    module = model
     if place.strategy == "data_parallel":
-        return nn.DataParallel(model)
-    return copies(model, place.device) if place.layout.data > 1 else model
+        module = nn.DataParallel(model)
+    elif place.layout.data > 1:
+        module = copies(model, place.device)
+    autocast(module, place.device, place.precision)
+    return module
 
 
-def _place(
-    part: nn.Module,
-    anatomy: Anatomy,
-    ties: dict[str, str],
-    place: Place,
-    materialize: Materializer,
-    split: TensorSplit | None,
-) -> None:
-    """Materialize, split and shard a stage, block by block: never all of it at once."""
-    layout = place.layout
-    sharder = Sharder(layout, place.mesh, place.precision) if by_fsdp(layout) else None
-    for name in anatomy.blocks:
-        block = part.get_submodule(name)
-        if isinstance(block, pipeline.PassThrough):
-            continue
-        materialize(name, block)
-        if split is not None:
-            split.block(name, block)
-        recompute(block, layout.recompute)
+@dataclass(frozen=True, slots=True)
+class _Placer:
+    """Materializes, splits and shards a model or a stage, block by block: never all at once."""
+
+    anatomy: Anatomy
+    ties: dict[str, str]
+    place: Place
+    materialize: Materializer
+    split: TensorSplit
+
+    def __call__(self, part: nn.Module) -> None:
+        layout = self.place.layout
+        sharder = (
+            Sharder(layout, self.place.mesh, self.place.precision) if by_fsdp(layout) else None
+        )
+        for name, block in self._present(part, self.anatomy.blocks).items():
+            self.materialize(name, block)
+            if layout.tensor > 1:
+                self.split.block(name, block)
+            recompute(block, layout.recompute)
+            if sharder is not None:
+                sharder(block)
+        around = self._present(part, self.anatomy.around)
+        for name, module in around.items():
+            self.materialize(name, module)
+            if layout.tensor > 1:
+                self.split.around(name, module)
+        self.materialize.holders(part, (*self.anatomy.around, *self.anatomy.blocks))
+        tie_again(part, self.ties)
         if sharder is not None:
-            sharder(block)
-    around = {
-        name: module
-        for name in anatomy.around
-        if not isinstance(module := part.get_submodule(name), pipeline.PassThrough)
-    }
-    for name, module in around.items():
-        materialize(name, module)
-        if split is not None:
-            split.around(name, module)
-    materialize.holders(part, (*around, *anatomy.blocks))
-    tie_again(part, ties)
-    if sharder is not None:
-        # Tied parameters are gathered together, with all that is not a block.
-        shard_parts(sharder, part, [] if ties else around.values())
-    else:
-        autocast(part, place.device, place.precision)
+            # Tied parameters are gathered together, with all that is not a block.
+            shard_parts(sharder, part, () if self.ties else around.values())
+
+    def _present(self, part: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
+        modules = {name: part.get_submodule(name) for name in names}
+        return {
+            name: module
+            for name, module in modules.items()
+            if not isinstance(module, pipeline.PassThrough)
+        }

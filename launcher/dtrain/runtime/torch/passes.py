@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from dtrain.runtime.layout import Layout
-from dtrain.runtime.torch.pipeline import Schedule
+from dtrain.runtime.torch.pipeline import build_schedule, owners_of_stages, receive, send
 from dtrain.runtime.torch.precision import LossScale
 from dtrain.runtime.torch.sharding import reducing
 
@@ -67,33 +68,60 @@ class Pipelined:
     """Micro-batches through a pipeline's stages, in the order of its schedule."""
 
     def __init__(
-        self, build: Callable[[Loss], Schedule], loss: Loss, scale: LossScale, *, first: bool,
-        last: bool,
-    ) -> None:  # fmt: skip
-        self._schedule = build(lambda output, targets: loss(output, targets) * scale.scale)
+        self,
+        stages: Mapping[int, nn.Module],
+        layout: Layout,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        loss: Loss,
+        scale: LossScale,
+    ) -> None:
+        self._stages = stages
+        """By their numbers: those that this rank holds."""
+        self._layout = layout
+        self._group = group
+        self._device = device
+        self._loss = loss
         self._scale = scale
-        self._first, self._last = first, last
+        self._owners = owners_of_stages(layout)
+        self._schedule = build_schedule(
+            layout,
+            stages,
+            group,
+            device,
+            lambda output, targets: loss(output, targets) * scale.scale,
+        )
 
     def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """See `Passes`."""
         losses: list[Tensor] = []
-        self._schedule.step(*self._given(inputs), return_outputs=False, **self._wanted(targets, losses))
-        return self._mean(losses)
+        given = (inputs,) if 0 in self._stages else ()
+        last = len(self._owners) - 1 in self._stages
+        wanted: dict[str, Any] = {"target": targets, "losses": losses} if last else {}
+        self._schedule.step(*given, return_outputs=False, **wanted)
+        if not last:
+            return None
+        return torch.stack([loss.detach() for loss in losses]).mean() / self._scale.scale
 
     @torch.no_grad()
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        """See `Passes`."""
-        losses: list[Tensor] = []
-        self._schedule.eval(*self._given(inputs), return_outputs=False, **self._wanted(targets, losses))
-        return self._mean(losses)
+        """See `Passes`.
 
-    def _given(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        return (inputs,) if self._first else ()
-
-    def _wanted(self, targets: Tensor, losses: list[Tensor]) -> dict[str, Tensor | list[Tensor]]:
-        return {"target": targets, "losses": losses} if self._last else {}
-
-    def _mean(self, losses: list[Tensor]) -> Tensor | None:
-        if not self._last:
-            return None
-        return torch.stack([loss.detach() for loss in losses]).mean() / self._scale.scale
+        Not the schedule's own ``eval``, which zero-bubble V does not have, and which would make
+        the next training step take the shapes of all messages anew.
+        """
+        count = self._layout.grad_accumulation
+        losses = []
+        for stream, target in zip(inputs.chunk(count), targets.chunk(count), strict=True):
+            for number, owner in enumerate(self._owners):
+                if number not in self._stages:
+                    continue
+                before = self._owners[number - 1]
+                if number > 0 and before != owner:
+                    stream = receive(before, self._group, self._device)  # noqa: PLW2901
+                stream = self._stages[number](stream)  # noqa: PLW2901
+                if number + 1 == len(self._owners):
+                    losses.append(self._loss(stream, target))
+                elif self._owners[number + 1] != owner:
+                    send(stream, self._owners[number + 1], self._group)
+        return torch.stack(losses).mean() if losses else None

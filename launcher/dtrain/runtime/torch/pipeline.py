@@ -8,10 +8,11 @@ its name: a checkpoint does not depend on the pipeline.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -49,6 +50,14 @@ def stages_of_rank(layout: Layout, rank: int) -> list[int]:
     if layout.schedule == "zb-v":
         return [rank, 2 * ranks - 1 - rank]
     return [rank + ranks * turn for turn in range(stages_per_rank(layout))]
+
+
+def owners_of_stages(layout: Layout) -> list[int]:
+    """The pipeline rank that holds each stage."""
+    owners = {
+        stage: rank for rank in range(layout.pipeline) for stage in stages_of_rank(layout, rank)
+    }
+    return [owners[stage] for stage in sorted(owners)]
 
 
 def parts_of_stages(anatomy: Anatomy, stages: int) -> list[list[str]]:
@@ -118,17 +127,16 @@ def take_stage(model: nn.Module, parts: Collection[str], anatomy: Anatomy) -> nn
 
 def build_schedule(
     layout: Layout,
-    stages: Sequence[nn.Module],
-    numbers: Sequence[int],
-    group: torch.distributed.ProcessGroup,
+    stages: Mapping[int, nn.Module],
+    group: dist.ProcessGroup,
     device: torch.device,
     loss: Callable[[Tensor, Tensor], Tensor],
 ) -> Schedule:
-    """The schedule of a pipeline rank that holds ``stages``, whose ``numbers`` are given."""
+    """The schedule of a pipeline rank that holds ``stages``, given by their numbers."""
     count = layout.pipeline * len(stages)
     made = [
         PipelineStage(stage, number, count, device, group=group)
-        for stage, number in zip(stages, numbers, strict=True)
+        for number, stage in stages.items()
     ]
     batches = layout.grad_accumulation
     if layout.schedule == "zb-v":
@@ -140,3 +148,20 @@ def build_schedule(
         return single(made[0], batches, loss)
     multi = ScheduleLoopedBFS if layout.schedule == "gpipe" else ScheduleInterleaved1F1B
     return multi(made, batches, loss)  # type: ignore[arg-type]
+
+
+def send(stream: Tensor, to: int, group: dist.ProcessGroup) -> None:
+    """Hand what a stage has computed to pipeline rank ``to``, which calls `receive`."""
+    shape = [(tuple(stream.shape), stream.dtype)]
+    dist.send_object_list(shape, group=group, group_dst=to, device=torch.device("cpu"))
+    dist.send(stream.contiguous(), group=group, group_dst=to)
+
+
+def receive(source: int, group: dist.ProcessGroup, device: torch.device) -> Tensor:
+    """What pipeline rank ``source`` sends."""
+    shape: list[Any] = [None]
+    dist.recv_object_list(shape, group=group, group_src=source, device=torch.device("cpu"))
+    size, dtype = shape[0]
+    stream = torch.empty(size, dtype=dtype, device=device)
+    dist.recv(stream, group=group, group_src=source)
+    return stream

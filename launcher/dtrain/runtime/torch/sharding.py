@@ -3,6 +3,7 @@ by FSDP2's ``fully_shard``)."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -44,8 +45,10 @@ class Sharder:
     """Spreads modules over the data ranks, in the way that a layout says."""
 
     def __init__(self, layout: Layout, mesh: DeviceMesh, precision: str) -> None:
-        replicas, _ = mesh_sizes(layout)
-        copied = layout.sharding in ("none", "hybrid") or replicas > 1
+        if layout.tensor > 1:
+            # Outputs of split layers are views; `TensorSplit` copies the one that matters.
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+        copied = layout.sharding in ("none", "hybrid")
         self._mesh = mesh["replicate", "shard"] if copied else mesh["shard"]
         self._reshard = layout.sharding in ("full", "hybrid")
         self._precision = (
@@ -93,6 +96,13 @@ def reducing(module: nn.Module, layout: Layout, *, last: bool) -> AbstractContex
         module.set_requires_all_reduce(last)
         module.set_reshard_after_backward(last or layout.sharding in ("full", "hybrid"))
     return nullcontext()
+
+
+def gather_no_more(module: nn.Module) -> None:
+    """Give back the whole parameters that a forward pass without a backward pass has left."""
+    for inner in module.modules():
+        if isinstance(inner, FSDPModule):
+            inner.reshard()
 
 
 def shard_parts(sharder: Sharder, root: nn.Module, parts: Iterable[nn.Module]) -> None:

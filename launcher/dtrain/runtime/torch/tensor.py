@@ -87,6 +87,9 @@ class TensorSplit:
                     module,
                     RowwiseParallel(input_layouts=Replicate(), output_layouts=self._stream),
                 )
+                # A block may add to its input in place, which on a view would take off the hook
+                # by which FSDP gathers the embedding again.
+                module.register_forward_hook(lambda _module, _inputs, output: output.clone())
             elif isinstance(module, nn.Linear):
                 self._divides(full, "out_features", module.out_features)
                 self._apply(
