@@ -250,7 +250,8 @@ def train(run: parallel.Run, arguments: argparse.Namespace) -> None:
         norm = gpt.clip_gradients(1.0)
         gpt.step(optimizer)
 
-        progress(step, total=arguments.steps, loss=loss, tokens=run.global_batch * context, norm=norm)
+        tokens = run.global_batch * context
+        progress(step, total=arguments.steps, loss=loss, tokens=tokens, norm=norm)
         if arguments.losses:
             losses[step] = loss.item()
         if step == 1 or step % arguments.every == 0 or step == arguments.steps:
@@ -293,7 +294,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, help="a folder that all hosts share")
     parser.add_argument("--save-every", type=int, default=100, help="steps")
     parser.add_argument("--losses", type=Path, help="where to write the loss of each step, as JSON")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="a GPU where there is one")
     parser.add_argument("--strategy", help="where no cluster file names one")
     parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"], help="likewise")
     return parser.parse_args()

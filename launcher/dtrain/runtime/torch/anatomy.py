@@ -53,7 +53,7 @@ def dissect(model: nn.Module, blocks: str | None = None) -> Anatomy:
 
 
 def _find_blocks(model: nn.Module) -> str:
-    lists = [
+    lists: list[str] = [
         name
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and any(True for _ in module.parameters())

@@ -86,9 +86,9 @@ class Batches:
         generator = torch.Generator().manual_seed(self._seed + self.epoch)
         order = torch.randperm(len(self._dataset), generator=generator)
         left = order[self._position["samples"] :]
-        for batch in left.split(self._global_batch):
-            if len(batch) == self._global_batch:
-                yield batch[self._data_rank :: self._data_size].tolist()
+        for start in range(0, len(left) - self._global_batch + 1, self._global_batch):
+            batch = left[start : start + self._global_batch]
+            yield batch[self._data_rank :: self._data_size].tolist()
 
     def state_dict(self) -> Position:
         """Where the next batch is."""
@@ -101,7 +101,7 @@ class Batches:
     def _loader(self) -> DataLoader[Any]:
         return DataLoader(
             self._dataset,  # type: ignore[arg-type]
-            batch_sampler=self.indices(),  # type: ignore[arg-type]
+            batch_sampler=self.indices(),
             num_workers=self._workers,
             pin_memory=self._device.type == "cuda",
         )

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save as write
 
 from dtrain.runtime.torch.batches import Batches
 from dtrain.runtime.torch.model import ParallelModel
@@ -81,7 +82,7 @@ def save(
     tensors: dict[str, Any] = dict(state.weights())
     for name, kept in state.moments():
         tensors |= {f"{name}.{key}": value for key, value in kept.items()}
-    dcp.save(tensors, storage_writer=FileSystemWriter(partial))
+    write(tensors, storage_writer=FileSystemWriter(partial))
     _wait()
     if dist.get_rank() == 0:
         complete = partial.with_suffix("")
@@ -118,7 +119,7 @@ def restore(
         }
         tensors |= {f"{prefix}{key}": value for key, value in moments[name].items()}
         kept.update(moments[name])
-    dcp.load(tensors, storage_reader=reader)
+    load(tensors, storage_reader=reader)
     scalars = json.loads((found / _SCALARS).read_text(encoding="utf-8"))
     model.loss_scale.load_state_dict(scalars["loss_scale"])
     if batches is not None and scalars["batches"] is not None:

@@ -86,7 +86,8 @@ def parallelize(
         placer(stage)
         if not by_fsdp(layout):
             autocast(stage, place.device, place.precision)
-    passes = Pipelined(stages, layout, place.mesh["pipeline"].get_group(), place.device, loss, scale)
+    group = place.mesh["pipeline"].get_group()
+    passes = Pipelined(stages, layout, group, place.device, loss, scale)
     return ParallelModel(list(stages.values()), passes, layout, place.mesh, scale)
 
 

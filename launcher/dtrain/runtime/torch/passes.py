@@ -52,7 +52,7 @@ class MicroBatches:
         ):
             with reducing(self._module, self._layout, last=index == count - 1):
                 loss = self._loss(self._module(part), target)
-                (loss * (self._scale.scale / count)).backward()
+                (loss * (self._scale.scale / count)).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         return torch.stack(losses).mean()
 
@@ -118,8 +118,8 @@ class Pipelined:
                     continue
                 before = self._owners[number - 1]
                 if number > 0 and before != owner:
-                    stream = receive(before, self._group, self._device)  # noqa: PLW2901
-                stream = self._stages[number](stream)  # noqa: PLW2901
+                    stream = receive(before, self._group, self._device)
+                stream = self._stages[number](stream)
                 if number + 1 == len(self._owners):
                     losses.append(self._loss(stream, target))
                 elif self._owners[number + 1] != owner:

@@ -83,9 +83,7 @@ def parts_of_stages(anatomy: Anatomy, stages: int) -> list[list[str]]:
     return [[*anatomy.before, *parts[0]], *parts[1:-1], [*parts[-1], *anatomy.after]]
 
 
-def refuse_what_cannot_be_staged(
-    model: nn.Module, anatomy: Anatomy, ties: dict[str, str]
-) -> None:
+def refuse_what_cannot_be_staged(model: nn.Module, anatomy: Anatomy, ties: dict[str, str]) -> None:
     """Raise ValueError for a model whose stages would compute something else than the model."""
     if ties:
         one, other = next(iter(ties.items()))
@@ -135,8 +133,7 @@ def build_schedule(
     """The schedule of a pipeline rank that holds ``stages``, given by their numbers."""
     count = layout.pipeline * len(stages)
     made = [
-        PipelineStage(stage, number, count, device, group=group)
-        for number, stage in stages.items()
+        PipelineStage(stage, number, count, device, group=group) for number, stage in stages.items()
     ]
     batches = layout.grad_accumulation
     if layout.schedule == "zb-v":

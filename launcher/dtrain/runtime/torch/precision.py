@@ -14,7 +14,7 @@ def autocast(module: nn.Module, device: torch.device, precision: str) -> None:
     """Let ``module`` compute in ``precision``, for what FSDP does not cast."""
     if precision != "fp32":
         cast = torch.autocast(device.type, COMPUTE[precision])
-        module.forward = cast(module.forward)  # type: ignore[method-assign]
+        module.forward = cast(module.forward)
 
 
 class LossScaleState(TypedDict):

@@ -36,7 +36,7 @@ def recompute(block: nn.Module, how: str) -> None:
         options["context_fn"] = _selective_contexts
     # The method, not a wrapper around the module, so that its parameters keep their names.
     forward: Callable[..., Any] = block.forward
-    block.forward = functools.partial(checkpoint, forward, **options)  # type: ignore[method-assign]
+    block.forward = functools.partial(checkpoint, forward, **options)
 
 
 def _selective_contexts() -> Any:
@@ -50,4 +50,4 @@ def _selective_contexts() -> Any:
             keep = operation in _ATTENTION
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]

@@ -206,7 +206,8 @@ def _join(device: torch.device) -> None:
     if "RANK" in os.environ:
         dist.init_process_group(backend)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
 def _mesh(strategy: str, layout: Layout, device: torch.device) -> DeviceMesh:
