@@ -8,14 +8,14 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from train_gpt import GPT, Attention, Config, cross_entropy, first_weights, rotate
 
 from dtrain.runtime.torch.weights import Materializer
+from train_gpt import GPT, Attention, Config, cross_entropy, first_weights, rotate
 
 SEED = 3
 BATCH = 8
 CONTEXT = 16
-STEPS = 4
+STEPS = 3
 CONFIG = Config(width=32, layers=4, heads=4, kv_heads=2, vocabulary=64)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from runtime.torch.ranks import HERE, run
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
@@ -68,7 +69,7 @@ FOUR = {
     "fp16, all split": {"layout": {**SPLIT, "sequence_parallel": True}, "precision": "fp16"},
     "tensor, sharded": {
         "layout": {"tensor": 2, "data": 2, "sharding": "full", "sequence_parallel": True},
-        "stop": 2,
+        "stop": 1,
     },
     "resumed in a pipeline of four": {"strategy": "pipeline", "resume": True},
 }
@@ -98,11 +99,11 @@ def train(folder: Path, cases: dict[str, Any], world: int, checkpoints: Path) ->
 def assert_equal(report: Report, cases: dict[str, Any]) -> None:
     for name, case in cases.items():
         found = report[name]
-        assert found["start"] == (2 if "resume" in case else 0), name
+        assert found["start"] == (1 if "resume" in case else 0), name
         if case.get("precision"):
             assert found["losses"] == sorted(found["losses"], reverse=True), (name, found)
             assert found["loss"] < 2e-3, (name, found)
-            assert found["norm"] < 2e-2, (name, found)
+            assert found["norm"] < 5e-2, (name, found)
         else:
             assert found["loss"] < 1e-5, (name, found)
             assert found["norm"] < 1e-5, (name, found)

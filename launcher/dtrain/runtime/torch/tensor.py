@@ -28,12 +28,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-COLUMN = frozenset(
-    ["q_proj", "k_proj", "v_proj", "wq", "wk", "wv", "query", "key", "value"]
-    + ["gate_proj", "up_proj", "w1", "w3", "fc1", "gate", "up"]
-)
-"""Names of Linear modules that open attention, and an MLP."""
-ROW = frozenset(["o_proj", "out_proj", "wo", "out"] + ["down_proj", "w2", "fc2", "down"])
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "wq", "wk", "wv", "query", "key", "value"}
+_MLP = {"gate_proj", "up_proj", "w1", "w3", "fc1", "gate", "up"}
+COLUMN = frozenset(_ATTENTION | _MLP)
+"""Names of Linear modules that open attention or an MLP."""
+ROW = frozenset({"o_proj", "out_proj", "wo", "out", "down_proj", "w2", "fc2", "down"})
 """Names of those that close them."""
 _FUSED = frozenset(
     ["qkv", "qkv_proj", "wqkv", "c_attn", "in_proj", "query_key_value", "gate_up_proj", "w13"]

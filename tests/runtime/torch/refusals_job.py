@@ -1,0 +1,134 @@
+"""Two ranks that try what cannot work, and report how it is refused.
+
+refusals_job.py REPORT.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from oracle import BATCH, meta_model
+from torch import Tensor, nn
+
+from dtrain.runtime import torch as parallel
+from train_gpt import GPT, Config, cross_entropy, first_weights
+
+Layout = parallel.Layout
+TENSOR = Layout(tensor=2, sequence_parallel=True)
+PIPELINE = Layout(pipeline=2)
+SHARDED = Layout(data=2, sharding="full")
+
+
+class Fused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(32, 96)
+
+
+class AllHeads(nn.Module):
+    """Attention that counts on all four heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.o_proj = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o_proj(self.q_proj(x).view(*x.shape[:2], 4, 8).flatten(2))
+
+
+def model(change: Callable[[Any], None]) -> nn.Module:
+    with torch.device("meta"):
+        made = GPT(Config(width=32, layers=2, heads=4, kv_heads=2, vocabulary=64))
+        change(made)
+        return made
+
+
+def attention(made: Callable[[], nn.Module]) -> Callable[[Any], None]:
+    return lambda gpt: setattr(gpt.blocks[0], "attention", made())
+
+
+def with_a_constant(gpt: Any) -> None:
+    gpt.blocks[1].scale = nn.Parameter(torch.ones(32))
+
+
+def with_positions(gpt: Any) -> None:
+    gpt.embedding = nn.ModuleDict({"a": nn.Embedding(64, 32), "b": nn.Embedding(64, 32)})
+
+
+def tied(gpt: Any) -> None:
+    gpt.head.weight = gpt.embedding.weight
+
+
+def different(run: parallel.Run) -> nn.Module:
+    torch.manual_seed(run.rank)
+    return GPT(Config(width=32, layers=2, heads=4, kv_heads=2, vocabulary=64))
+
+
+def one_key_head() -> nn.Module:
+    with torch.device("meta"):
+        return GPT(Config(width=32, layers=2, heads=4, kv_heads=1, vocabulary=64))
+
+
+CASES: dict[str, tuple[Layout, Callable[[parallel.Run], nn.Module], int]] = {
+    "fused": (TENSOR, lambda _: model(attention(Fused)), 16),
+    "unknown linear": (
+        TENSOR,
+        lambda _: model(lambda gpt: setattr(gpt.blocks[0].mlp, "mystery", nn.Linear(32, 32))),
+        16,
+    ),
+    "bare parameter": (TENSOR, lambda _: model(with_a_constant), 16),
+    "heads": (TENSOR, lambda _: one_key_head(), 16),
+    "vocabulary": (
+        TENSOR,
+        lambda _: model(lambda gpt: setattr(gpt, "head", nn.Linear(32, 63))),
+        16,
+    ),
+    "all heads": (TENSOR, lambda _: model(attention(AllHeads)), 16),
+    "sequence": (TENSOR, lambda _: meta_model(), 15),
+    "batch": (Layout(data=2, micro_batch=2), lambda _: meta_model(), 16),
+    "tied": (PIPELINE, lambda _: model(tied), 16),
+    "two embeddings": (PIPELINE, lambda _: model(with_positions), 16),
+    "too many stages": (
+        Layout(pipeline=2, virtual_pipeline=2),
+        lambda _: model(lambda gpt: None),
+        16,
+    ),
+    "no blocks": (SHARDED, lambda _: nn.Linear(4, 4), 16),
+    "not initialized": (
+        SHARDED,
+        lambda _: model(lambda gpt: gpt.norm.register_buffer("angles", torch.ones(4)) or
+                        setattr(type(gpt.norm), "reset_parameters", lambda self: None)),
+        16,
+    ),
+    "different weights": (SHARDED, different, 16),
+}  # fmt: skip
+
+
+def refusal(run: parallel.Run, made: nn.Module, length: int) -> str:
+    """The reason, or an empty string."""
+    try:
+        placed = run.parallelize(made, loss=cross_entropy, init=first_weights)
+        size = 3 if run.layout.micro_batch == 2 else BATCH // run.data_size
+        tokens = torch.zeros(size, length, dtype=torch.long)
+        placed.gradients(tokens, tokens)
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+def main() -> None:
+    report = {}
+    with parallel.init() as first:
+        for name, (layout, make, length) in CASES.items():
+            run = parallel.init(None, layout, parallel.Training(global_batch=BATCH))
+            report[name] = refusal(run, make(run), length)
+    Path(sys.argv[1], f"{first.rank}.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
