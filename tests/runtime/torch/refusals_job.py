@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from oracle import BATCH, meta_model
 from torch import Tensor, nn
 
@@ -31,14 +32,17 @@ class Fused(nn.Module):
 
 
 class AllHeads(nn.Module):
-    """Attention that counts on all four heads."""
+    """Attention that counts on all four heads, of 8 features each."""
 
-    def __init__(self) -> None:
+    def __init__(self, split: tuple[int, int]) -> None:
         super().__init__()
         self.q_proj, self.o_proj = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.split = split
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.o_proj(self.q_proj(x).view(*x.shape[:2], 4, 8).flatten(2))
+        heads = self.q_proj(x).view(*x.shape[:2], *self.split).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(heads, heads, heads)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
 def model(change: Callable[[Any], None]) -> nn.Module:
@@ -52,12 +56,25 @@ def attention(made: Callable[[], nn.Module]) -> Callable[[Any], None]:
     return lambda gpt: setattr(gpt.blocks[0], "attention", made())
 
 
-def with_a_constant(gpt: Any) -> None:
-    gpt.blocks[1].scale = nn.Parameter(torch.ones(32))
+def with_another_module(gpt: Any) -> None:
+    gpt.blocks[1].mlp_norm = nn.PReLU()
 
 
-def with_positions(gpt: Any) -> None:
-    gpt.embedding = nn.ModuleDict({"a": nn.Embedding(64, 32), "b": nn.Embedding(64, 32)})
+class WithPositions(GPT):
+    def __init__(self) -> None:
+        super().__init__(Config(width=32, layers=2, heads=4, kv_heads=2, vocabulary=64))
+        self.positions = nn.Embedding(16, 32)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def with_positions() -> nn.Module:
+    with torch.device("meta"):
+        return WithPositions()
 
 
 def tied(gpt: Any) -> None:
@@ -81,18 +98,19 @@ CASES: dict[str, tuple[Layout, Callable[[parallel.Run], nn.Module], int]] = {
         lambda _: model(lambda gpt: setattr(gpt.blocks[0].mlp, "mystery", nn.Linear(32, 32))),
         16,
     ),
-    "bare parameter": (TENSOR, lambda _: model(with_a_constant), 16),
+    "another module": (TENSOR, lambda _: model(with_another_module), 16),
     "heads": (TENSOR, lambda _: one_key_head(), 16),
     "vocabulary": (
         TENSOR,
         lambda _: model(lambda gpt: setattr(gpt, "head", nn.Linear(32, 63))),
         16,
     ),
-    "all heads": (TENSOR, lambda _: model(attention(AllHeads)), 16),
+    "all heads": (TENSOR, lambda _: model(attention(lambda: AllHeads((4, 8)))), 16),
+    "halved heads": (TENSOR, lambda _: model(attention(lambda: AllHeads((4, -1)))), 16),
     "sequence": (TENSOR, lambda _: meta_model(), 15),
     "batch": (Layout(data=2, micro_batch=2), lambda _: meta_model(), 16),
     "tied": (PIPELINE, lambda _: model(tied), 16),
-    "two embeddings": (PIPELINE, lambda _: model(with_positions), 16),
+    "two embeddings": (PIPELINE, lambda _: with_positions(), 16),
     "too many stages": (
         Layout(pipeline=2, virtual_pipeline=2),
         lambda _: model(lambda gpt: None),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,9 +15,6 @@ from dtrain.runtime.layout import Layout
 from dtrain.runtime.torch.passes import Passes
 from dtrain.runtime.torch.precision import LossScale
 from dtrain.runtime.torch.sharding import gather_no_more
-from dtrain.runtime.torch.tensor import hint_at_heads
-
-_T = TypeVar("_T")
 
 
 class ParallelModel:
@@ -59,7 +55,7 @@ class ParallelModel:
         self._check(inputs)
         for parameter in self.parameters():
             parameter.grad = None
-        loss = self._hinting(lambda: self._passes.gradients(inputs, targets))
+        loss = self._passes.gradients(inputs, targets)
         self._settle_gradients()
         return self._mean_over_ranks(loss)
 
@@ -68,7 +64,7 @@ class ParallelModel:
         self._check(inputs)
         for part in self.parts:
             part.eval()
-        loss = self._hinting(lambda: self._passes.loss(inputs, targets))
+        loss = self._passes.loss(inputs, targets)
         for part in self.parts:
             part.train()
             gather_no_more(part)
@@ -115,15 +111,6 @@ class ParallelModel:
                 f"sequence_parallel cannot split sequences of {inputs.shape[1]} over tensor"
                 f" {layout.tensor}; use a multiple"
             )
-
-    def _hinting(self, passes: Callable[[], _T]) -> _T:
-        try:
-            return passes()
-        except RuntimeError as error:
-            hint = hint_at_heads(error, self._layout.tensor)
-            if hint is None:
-                raise
-            raise hint from error
 
     def _settle_gradients(self) -> None:
         """Add up what tensor ranks hold parts of, and take the loss scale off."""

@@ -61,8 +61,8 @@ def owners_of_stages(layout: Layout) -> list[int]:
 
 
 def parts_of_stages(anatomy: Anatomy, stages: int) -> list[list[str]]:
-    """Names of each stage's parts. Blocks that are left over go to the stages in the middle, for
-    the first also has the embedding and the last the output layer.
+    """Names of each stage's parts. Blocks that are left over go to the stages in the middle, then
+    to the first, for that has the embedding too, and the last has the output layer.
 
     Raises ValueError where there are fewer blocks than stages.
     """
@@ -91,17 +91,23 @@ def refuse_what_cannot_be_staged(model: nn.Module, anatomy: Anatomy, ties: dict[
             f"{one} is tied to {other}, and a pipeline puts them on different stages; untie them,"
             " or use a layout with pipeline 1"
         )
-    embeddings = [
-        name
-        for part in anatomy.before
-        for name, module in model.get_submodule(part).named_modules(prefix=part)
-        if isinstance(module, nn.Embedding)
-    ]
-    if len(embeddings) > 1:
+    received = torch.zeros(1, 8, 8, device="meta" if _on_meta(model) else "cpu")
+    try:
+        given_on = take_stage(model, (), anatomy)(received)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        given_on = error
+    # A stage with nothing in it must hand on what it receives; what changes it on the way is in
+    # no module, and would be done again in every stage.
+    if given_on is not received:
         raise ValueError(
-            f"a pipeline's later stages would add {embeddings[1]} again to what they receive; work"
-            " out positions within the blocks (rotary), or put both embeddings in one module"
-        )
+            f"{type(model).__name__}.forward() computes between its modules, which every pipeline"
+            " stage would do again: move positions, scales and residual additions into the blocks"
+            " or into the module of the embedding"
+        ) from (given_on if isinstance(given_on, Exception) else None)
+
+
+def _on_meta(model: nn.Module) -> bool:
+    return any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
 
 
 def take_stage(model: nn.Module, parts: Collection[str], anatomy: Anatomy) -> nn.Module:
@@ -110,9 +116,7 @@ def take_stage(model: nn.Module, parts: Collection[str], anatomy: Anatomy) -> nn
 
     def take(module: nn.Module, name: str) -> nn.Module:
         if name in all_parts:
-            # What has no parameters, such as a table of rotary angles, every stage may need.
-            free = name in anatomy.around and not any(True for _ in module.parameters())
-            return module if name in parts or free else PassThrough()
+            return module if name in parts or _is_table(module) else PassThrough()
         taken = copy.copy(module)
         taken._modules = {
             key: child if child is None else take(child, f"{name}.{key}" if name else key)
@@ -121,6 +125,12 @@ def take_stage(model: nn.Module, parts: Collection[str], anatomy: Anatomy) -> nn
         return taken
 
     return take(model, "")
+
+
+def _is_table(module: nn.Module) -> bool:
+    """Whether every stage may need ``module``: a table, such as one of rotary angles."""
+    owns_parameters = any(True for _ in module.parameters())
+    return not owns_parameters and any(True for _ in module.buffers())
 
 
 def build_schedule(

@@ -28,6 +28,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from dtrain.runtime.torch.heads import refuse_counted_heads
+
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "wq", "wk", "wv", "query", "key", "value"}
 _MLP = {"gate_proj", "up_proj", "w1", "w3", "fc1", "gate", "up"}
 COLUMN = frozenset(_ATTENTION | _MLP)
@@ -59,17 +61,21 @@ class TensorSplit:
     def block(self, name: str, block: nn.Module) -> None:
         """Split a block. Raises ValueError for a part of it that has no place, or whose size the
         ranks do not divide."""
+        self._check_block(name, block)
+        refuse_counted_heads(name, block, self.mesh.size(), self.column, self.row)
         opened: set[str] = set()
         for inner, module in _owners(block):
-            full = f"{name}.{inner}" if inner else name
-            kind = inner.rpartition(".")[2]
-            if isinstance(module, nn.Linear) and kind in self.column:
-                self._columns(full, inner, block, module, opened)
-            elif isinstance(module, nn.Linear) and kind in self.row:
-                self._divides(full, "in_features", module.in_features)
+            path, _, kind = inner.rpartition(".")
+            if kind in self.row:
                 self._apply(module, RowwiseParallel(output_layouts=self._stream))
-            elif not _is_norm(module):
-                raise ValueError(_no_place(full, kind, module))
+            elif kind in self.column and not path:
+                self._apply(module, ColwiseParallel(input_layouts=self._stream))
+            elif kind in self.column:
+                self._apply(module, ColwiseParallel(input_layouts=Replicate()))
+                opened.add(path)
+        for path in opened:
+            # Once for all the columns that share this input, instead of one gather for each.
+            block.get_submodule(path).register_forward_pre_hook(self._enter, with_kwargs=True)
         for inner, module in _owners(block):
             if _is_norm(module):
                 parent = inner.rpartition(".")[0]
@@ -102,26 +108,25 @@ class TensorSplit:
             else:
                 raise ValueError(_no_place(full, inner, module))
 
-    def _columns(
-        self, full: str, inner: str, block: nn.Module, linear: nn.Linear, opened: set[str]
-    ) -> None:
-        self._divides(full, "out_features", linear.out_features)
-        path = inner.rpartition(".")[0]
-        parent = block.get_submodule(path)
-        size = getattr(parent, "head_dim", None) or getattr(parent, "head_size", None)
+    def _check_block(self, name: str, block: nn.Module) -> None:
+        for inner, module in _owners(block):
+            full = f"{name}.{inner}" if inner else name
+            path, _, kind = inner.rpartition(".")
+            if isinstance(module, nn.Linear) and kind in self.column:
+                self._divides(full, "out_features", module.out_features)
+                self._divides_heads(full, block.get_submodule(path), module.out_features)
+            elif isinstance(module, nn.Linear) and kind in self.row:
+                self._divides(full, "in_features", module.in_features)
+            elif not _is_norm(module):
+                raise ValueError(_no_place(full, kind, module))
+
+    def _divides_heads(self, name: str, attention: nn.Module, features: int) -> None:
+        size = getattr(attention, "head_dim", None) or getattr(attention, "head_size", None)
         ranks = self.mesh.size()
-        if isinstance(size, int) and linear.out_features // ranks % size:
+        if isinstance(size, int) and features // ranks % size:
             raise ValueError(
-                f"tensor {ranks} does not divide the {linear.out_features // size} heads of {full}"
+                f"tensor {ranks} does not divide the {features // size} heads of {name}"
             )
-        if not path:
-            self._apply(linear, ColwiseParallel(input_layouts=self._stream))
-            return
-        self._apply(linear, ColwiseParallel(input_layouts=Replicate()))
-        if path not in opened:
-            opened.add(path)
-            # Once for all the columns that share this input, instead of one gather for each.
-            parent.register_forward_pre_hook(self._enter, with_kwargs=True)
 
     def _enter(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -194,13 +199,3 @@ def _no_place(name: str, kind: str, module: nn.Module) -> str:
             f" column=[{kind!r}]) or row=[{kind!r}]"
         )
     return f"{what}: it places Linear, Embedding and norms; use a layout with tensor 1"
-
-
-def hint_at_heads(error: RuntimeError, tensor: int) -> RuntimeError | None:
-    """A better error for a reshape that fails because it counts on all heads of the model."""
-    if tensor == 1 or "is invalid for input of size" not in str(error):
-        return None
-    return RuntimeError(
-        f"{error}. Each of the {tensor} tensor ranks has only its share of the heads:"
-        " let the model split them as view(batch, sequence, -1, head_dim)"
-    )
