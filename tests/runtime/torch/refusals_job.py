@@ -45,6 +45,11 @@ class AllHeads(nn.Module):
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
+class Uninitialized(nn.RMSNorm):
+    def reset_parameters(self) -> None:
+        """Nothing."""
+
+
 def model(change: Callable[[Any], None]) -> nn.Module:
     with torch.device("meta"):
         made = GPT(Config(width=32, layers=2, heads=4, kv_heads=2, vocabulary=64))
@@ -116,15 +121,14 @@ CASES: dict[str, tuple[Layout, Callable[[parallel.Run], nn.Module], int]] = {
         lambda _: model(lambda gpt: None),
         16,
     ),
-    "no blocks": (SHARDED, lambda _: nn.Linear(4, 4), 16),
+    "no blocks": (SHARDED, lambda _: nn.Linear(4, 4, device="meta"), 16),
     "not initialized": (
         SHARDED,
-        lambda _: model(lambda gpt: gpt.norm.register_buffer("angles", torch.ones(4)) or
-                        setattr(type(gpt.norm), "reset_parameters", lambda self: None)),
+        lambda _: model(lambda gpt: setattr(gpt, "norm", Uninitialized(32))),
         16,
     ),
     "different weights": (SHARDED, different, 16),
-}  # fmt: skip
+}
 
 
 def refusal(run: parallel.Run, made: nn.Module, length: int) -> str:
