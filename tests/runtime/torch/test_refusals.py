@@ -25,7 +25,7 @@ REASONS = {
     "two embeddings": "WithPositions.forward() computes between its modules",
     "too many stages": "2 blocks cannot fill 4 pipeline stages",
     "no blocks": 'name the list: parallelize(model, ..., blocks="layers")',
-    "not initialized": "nothing gives norm.weight its first values: define reset_parameters() in Uninitialized",
+    "not initialized": "nothing gives norm.weight its first values: define",
     "different weights": "different weights: call torch.manual_seed with one seed on all of them",
 }
 

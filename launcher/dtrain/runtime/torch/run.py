@@ -51,6 +51,7 @@ class Run:
         """Ranks that see different samples."""
         self.data_rank = replicate.get_local_rank() * shard.size() + shard.get_local_rank()
         self._owns = owns
+        self._catches = False
 
     @property
     def is_first(self) -> bool:
@@ -119,7 +120,11 @@ class Run:
 
     def should_stop(self) -> bool:
         """Whether any rank has been asked to end (SIGTERM); all ranks get the same answer. Call it
-        on all of them, between two steps."""
+        on all of them, between two steps. From the first call on, SIGTERM does nothing else."""
+        if not self._catches:
+            # Not in `init`: a script that never asks must still end when it is told to.
+            catch_sigterm()
+            self._catches = True
         # On the CPU, so that it does not wait for a GPU's step.
         asked = torch.tensor(int(stop_requested()))
         dist.all_reduce(asked, dist.ReduceOp.MAX)
@@ -176,7 +181,6 @@ def init(
     owns = not dist.is_initialized()
     if owns:
         _join(where)
-    catch_sigterm()
     return Run(name, resolved, chosen, where, owns=owns)
 
 
