@@ -1,0 +1,169 @@
+"""Sharded checkpoints that reload in another layout, and that a kill cannot spoil.
+
+A checkpoint is a folder ``step-00000100``, written by all ranks with torch.distributed.checkpoint.
+Until it is complete it is called ``step-00000100.partial``; renaming it is the last thing done.
+Tensors are kept whole under their names in the whole model, so that ranks of another layout read
+just what they hold. The folder has to be one that all hosts share.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save as write
+
+from dtrain.runtime.torch.batches import Batches
+from dtrain.runtime.torch.model import ParallelModel
+
+_COMPLETE = re.compile(r"step-(\d+)")
+_SCALARS = "training.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    model: ParallelModel
+    optimizer: torch.optim.Optimizer
+
+    def weights(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name."""
+        return {
+            f"model.{name}": tensor
+            for part in self.model.parts
+            for name, tensor in part.state_dict().items()
+        }
+
+    def moments(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What the optimizer keeps for each parameter, by the parameter's name."""
+        for name, parameter in self.model.named_parameters():
+            yield f"optimizer.{name}", self.optimizer.state[parameter]
+
+
+def save(
+    folder: str | Path,
+    step: int,
+    model: ParallelModel,
+    optimizer: torch.optim.Optimizer,
+    batches: Batches | None = None,
+    *,
+    keep: int = 2,
+) -> None:
+    """Write what it takes to go on after ``step``; delete all but the newest ``keep``.
+
+    All ranks call it. Weights, the optimizer's state for each parameter, the position in the data
+    and the loss scale are kept; the optimizer's settings (learning rate, ...) are the script's.
+    Raises RuntimeError where the hosts do not share ``folder``.
+    """
+    folder = Path(folder)
+    partial = folder / f"step-{step:08}.partial"
+    if dist.get_rank() == 0:
+        # What a killed attempt has left.
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        scalars = {
+            "step": step,
+            "batches": batches.state_dict() if batches is not None else None,
+            "loss_scale": model.loss_scale.state_dict(),
+        }
+        (partial / _SCALARS).write_text(json.dumps(scalars), encoding="utf-8")
+    _wait()
+    _refuse_separate_folders(partial)
+    state = _State(model, optimizer)
+    tensors: dict[str, Any] = dict(state.weights())
+    for name, kept in state.moments():
+        tensors |= {f"{name}.{key}": value for key, value in kept.items()}
+    write(tensors, storage_writer=FileSystemWriter(partial))
+    _wait()
+    if dist.get_rank() == 0:
+        complete = partial.with_suffix("")
+        shutil.rmtree(complete, ignore_errors=True)
+        partial.rename(complete)
+        for old in _complete(folder)[:-keep]:
+            shutil.rmtree(old)
+    _wait()
+
+
+def restore(
+    folder: str | Path,
+    model: ParallelModel,
+    optimizer: torch.optim.Optimizer,
+    batches: Batches | None = None,
+) -> int:
+    """Load the newest complete checkpoint, saved in whatever layout; returns its step, or 0 where
+    there is none. All ranks call it, before the first step."""
+    found = latest(folder)
+    if found is None:
+        return 0
+    state = _State(model, optimizer)
+    reader = FileSystemReader(found)
+    saved = reader.read_metadata().state_dict_metadata
+    weights = state.weights()
+    tensors: dict[str, Any] = dict(weights)
+    moments: dict[str, dict[str, Any]] = {}
+    for (name, kept), parameter in zip(state.moments(), model.parameters(), strict=True):
+        prefix = f"{name}."
+        moments[name] = {
+            key[len(prefix) :]: _place_for(entry, parameter)
+            for key, entry in saved.items()
+            if key.startswith(prefix) and "." not in key[len(prefix) :]
+        }
+        tensors |= {f"{prefix}{key}": value for key, value in moments[name].items()}
+        kept.update(moments[name])
+    load(tensors, storage_reader=reader)
+    scalars = json.loads((found / _SCALARS).read_text(encoding="utf-8"))
+    model.loss_scale.load_state_dict(scalars["loss_scale"])
+    if batches is not None and scalars["batches"] is not None:
+        batches.load_state_dict(scalars["batches"])
+    return int(scalars["step"])
+
+
+def latest(folder: str | Path) -> Path | None:
+    """The newest complete checkpoint in ``folder``, as the first rank finds it."""
+    found: list[Path | None] = [None]
+    if dist.get_rank() == 0:
+        found = [next(reversed(_complete(Path(folder))), None)]
+    dist.broadcast_object_list(found, device=torch.device("cpu"))
+    return found[0]
+
+
+def _complete(folder: Path) -> list[Path]:
+    """Oldest first."""
+    if not folder.is_dir():
+        return []
+    steps = {
+        int(name[1]): path for path in folder.iterdir() if (name := _COMPLETE.fullmatch(path.name))
+    }
+    return [steps[step] for step in sorted(steps)]
+
+
+def _place_for(entry: Any, parameter: Tensor) -> Tensor:
+    """Memory to load an optimizer's tensor into: split like its parameter, if it has its size."""
+    if entry.size == parameter.shape:
+        return torch.empty_like(parameter, dtype=entry.properties.dtype, requires_grad=False)
+    return torch.empty(entry.size, dtype=entry.properties.dtype)
+
+
+def _refuse_separate_folders(partial: Path) -> None:
+    """Parts on the disks of several hosts would make no checkpoint."""
+    seen = torch.tensor(int((partial / _SCALARS).is_file()))
+    dist.all_reduce(seen, dist.ReduceOp.MIN)
+    if not seen:
+        raise RuntimeError(
+            f"not every host sees {partial}, which the first rank has made: checkpoints need a"
+            " folder on a file system that all hosts share"
+        )
+
+
+def _wait() -> None:
+    # On the CPU: a barrier of NCCL's would take a GPU to wait for a disk.
+    dist.all_reduce(torch.zeros(1))

@@ -1,0 +1,144 @@
+"""Put a model under a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from dtrain.runtime.layout import Layout
+from dtrain.runtime.torch import pipeline
+from dtrain.runtime.torch.anatomy import Anatomy, dissect
+from dtrain.runtime.torch.model import ParallelModel
+from dtrain.runtime.torch.passes import Loss, MicroBatches, Passes, Pipelined, in_float32
+from dtrain.runtime.torch.precision import LossScale, autocast
+from dtrain.runtime.torch.recompute import recompute
+from dtrain.runtime.torch.sharding import Sharder, by_fsdp, copies, shard_parts
+from dtrain.runtime.torch.tensor import COLUMN, ROW, TensorSplit
+from dtrain.runtime.torch.weights import (
+    Initializer,
+    Materializer,
+    refuse_different_weights,
+    tie_again,
+    tied,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a model is put: the run's layout, and this rank's part in it."""
+
+    strategy: str
+    layout: Layout
+    precision: str
+    mesh: DeviceMesh
+    device: torch.device
+
+
+def parallelize(
+    model: nn.Module,
+    place: Place,
+    *,
+    loss: Loss,
+    init: Initializer | None,
+    seed: int,
+    blocks: str | None,
+    column: Iterable[str],
+    row: Iterable[str],
+) -> ParallelModel:
+    """See `Run.parallelize`."""
+    layout = place.layout
+    refuse_different_weights(model)
+    scale = LossScale(place.precision == "fp16")
+    loss = in_float32(loss)
+    if layout.pipeline > 1 or layout.tensor > 1 or layout.recompute != "none" or by_fsdp(layout):
+        anatomy = dissect(model, blocks)
+    else:
+        # Copied whole, so that any model will do.
+        anatomy = Anatomy((), (), tuple(name for name, _ in model.named_children()))
+    names = frozenset(column), frozenset(row)
+    placer = _Placer(
+        anatomy,
+        tied(model),
+        place,
+        Materializer(place.device, seed, init),
+        TensorSplit(
+            place.mesh["tensor"],
+            layout.sequence_parallel,
+            (COLUMN - names[1]) | names[0],
+            (ROW - names[0]) | names[1],
+        ),
+    )
+    if layout.pipeline == 1:
+        placer(model)
+        module = model if by_fsdp(layout) else _copied(model, place)
+        passes: Passes = MicroBatches(module, layout, loss, scale)
+        return ParallelModel([model], passes, layout, place.mesh, scale)
+
+    pipeline.refuse_what_cannot_be_staged(model, anatomy, placer.ties)
+    numbers = pipeline.stages_of_rank(layout, place.mesh["pipeline"].get_local_rank())
+    held = pipeline.parts_of_stages(anatomy, layout.pipeline * len(numbers))
+    stages = {number: pipeline.take_stage(model, held[number], anatomy) for number in numbers}
+    for stage in stages.values():
+        placer(stage)
+        if not by_fsdp(layout):
+            autocast(stage, place.device, place.precision)
+    group = place.mesh["pipeline"].get_group()
+    passes = Pipelined(stages, layout, group, place.device, loss, scale)
+    return ParallelModel(list(stages.values()), passes, layout, place.mesh, scale)
+
+
+def _copied(model: nn.Module, place: Place) -> nn.Module:
+    """The module to call instead of ``model``, for what FSDP does not keep."""
+    module = model
+    if place.strategy == "data_parallel":
+        module = nn.DataParallel(model)
+    elif place.layout.data > 1:
+        module = copies(model, place.device)
+    autocast(module, place.device, place.precision)
+    return module
+
+
+@dataclass(frozen=True, slots=True)
+class _Placer:
+    """Materializes, splits and shards a model or a stage, block by block: never all at once."""
+
+    anatomy: Anatomy
+    ties: dict[str, str]
+    place: Place
+    materialize: Materializer
+    split: TensorSplit
+
+    def __call__(self, part: nn.Module) -> None:
+        layout = self.place.layout
+        sharder = (
+            Sharder(layout, self.place.mesh, self.place.precision) if by_fsdp(layout) else None
+        )
+        for name, block in self._present(part, self.anatomy.blocks).items():
+            self.materialize(name, block)
+            if layout.tensor > 1:
+                self.split.block(name, block)
+            recompute(block, layout.recompute)
+            if sharder is not None:
+                sharder(block)
+        around = self._present(part, self.anatomy.around)
+        for name, module in around.items():
+            self.materialize(name, module)
+            if layout.tensor > 1:
+                self.split.around(name, module)
+        self.materialize.holders(part, (*self.anatomy.around, *self.anatomy.blocks))
+        tie_again(part, self.ties)
+        if sharder is not None:
+            # Tied parameters are gathered together, with all that is not a block.
+            shard_parts(sharder, part, () if self.ties else around.values())
+
+    def _present(self, part: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
+        modules = {name: part.get_submodule(name) for name in names}
+        return {
+            name: module
+            for name, module in modules.items()
+            if not isinstance(module, pipeline.PassThrough)
+        }

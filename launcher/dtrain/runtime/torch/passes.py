@@ -1,0 +1,127 @@
+"""The forward and backward passes of one optimizer step, on one data rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dtrain.runtime.layout import Layout
+from dtrain.runtime.torch.pipeline import build_schedule, owners_of_stages, receive, send
+from dtrain.runtime.torch.precision import LossScale
+from dtrain.runtime.torch.sharding import reducing
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Mean loss of a micro-batch, from what the model returns and the targets."""
+
+
+class Passes(Protocol):
+    """Ways through the model. Each method takes what this data rank has of a global batch, and
+    returns its mean loss, or ``None`` on a rank that does not hold the model's end."""
+
+    def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Add to the parameters' ``grad``, scaled by the loss scale."""
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Leave gradients alone."""
+
+
+def in_float32(loss: Loss) -> Loss:
+    """``loss`` of the output in float32: 16 bits are too few to sum over a vocabulary."""
+    return lambda output, targets: loss(output.float(), targets)
+
+
+class MicroBatches:
+    """One micro-batch after the other through the whole model."""
+
+    def __init__(self, module: nn.Module, layout: Layout, loss: Loss, scale: LossScale) -> None:
+        self._module = module
+        self._layout = layout
+        self._loss = loss
+        self._scale = scale
+
+    def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """See `Passes`."""
+        count = self._layout.grad_accumulation
+        losses = []
+        for index, (part, target) in enumerate(
+            zip(inputs.chunk(count), targets.chunk(count), strict=True)
+        ):
+            with reducing(self._module, self._layout, last=index == count - 1):
+                loss = self._loss(self._module(part), target)
+                (loss * (self._scale.scale / count)).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
+
+    @torch.no_grad()
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """See `Passes`."""
+        count = self._layout.grad_accumulation
+        parts = zip(inputs.chunk(count), targets.chunk(count), strict=True)
+        return torch.stack([self._loss(self._module(x), target) for x, target in parts]).mean()
+
+
+class Pipelined:
+    """Micro-batches through a pipeline's stages, in the order of its schedule."""
+
+    def __init__(
+        self,
+        stages: Mapping[int, nn.Module],
+        layout: Layout,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        loss: Loss,
+        scale: LossScale,
+    ) -> None:
+        self._stages = stages
+        """By their numbers: those that this rank holds."""
+        self._layout = layout
+        self._group = group
+        self._device = device
+        self._loss = loss
+        self._scale = scale
+        self._owners = owners_of_stages(layout)
+        self._schedule = build_schedule(
+            layout,
+            stages,
+            group,
+            device,
+            lambda output, targets: loss(output, targets) * scale.scale,
+        )
+
+    def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        """See `Passes`."""
+        losses: list[Tensor] = []
+        given = (inputs,) if 0 in self._stages else ()
+        last = len(self._owners) - 1 in self._stages
+        wanted: dict[str, Any] = {"target": targets, "losses": losses} if last else {}
+        self._schedule.step(*given, return_outputs=False, **wanted)
+        if not last:
+            return None
+        return torch.stack([loss.detach() for loss in losses]).mean() / self._scale.scale
+
+    @torch.no_grad()
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        """See `Passes`.
+
+        Not the schedule's own ``eval``, which zero-bubble V does not have, and which would make
+        the next training step take the shapes of all messages anew.
+        """
+        count = self._layout.grad_accumulation
+        losses = []
+        for stream, target in zip(inputs.chunk(count), targets.chunk(count), strict=True):
+            for number, owner in enumerate(self._owners):
+                if number not in self._stages:
+                    continue
+                before = self._owners[number - 1]
+                if number > 0 and before != owner:
+                    stream = receive(before, self._group, self._device)
+                stream = self._stages[number](stream)
+                if number + 1 == len(self._owners):
+                    losses.append(self._loss(stream, target))
+                elif self._owners[number + 1] != owner:
+                    send(stream, self._owners[number + 1], self._group)
+        return torch.stack(losses).mean() if losses else None

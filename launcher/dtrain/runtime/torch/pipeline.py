@@ -1,0 +1,174 @@
+"""Pipeline parallelism: a model's stages, and the schedules that drive them.
+
+A stage is the whole model with the parts of other stages replaced by modules that pass their
+input through. So the model's own ``forward`` serves in every stage, and every parameter keeps
+its name: a checkpoint does not depend on the pipeline.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+
+from dtrain.runtime.layout import Layout
+from dtrain.runtime.torch.anatomy import Anatomy
+
+Schedule = PipelineScheduleSingle | PipelineScheduleMulti
+
+
+class PassThrough(nn.Module):
+    """Stands where another stage has a part of the model."""
+
+    def forward(self, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+        """``x`` itself."""
+        return x
+
+
+def stages_per_rank(layout: Layout) -> int:
+    """How many stages each pipeline rank holds."""
+    return 2 if layout.schedule == "zb-v" else layout.virtual_pipeline
+
+
+def stages_of_rank(layout: Layout, rank: int) -> list[int]:
+    """The stages of pipeline rank ``rank``: round after round, or down and up again for zb-v."""
+    ranks = layout.pipeline
+    if layout.schedule == "zb-v":
+        return [rank, 2 * ranks - 1 - rank]
+    return [rank + ranks * turn for turn in range(stages_per_rank(layout))]
+
+
+def owners_of_stages(layout: Layout) -> list[int]:
+    """The pipeline rank that holds each stage."""
+    owners = {
+        stage: rank for rank in range(layout.pipeline) for stage in stages_of_rank(layout, rank)
+    }
+    return [owners[stage] for stage in sorted(owners)]
+
+
+def parts_of_stages(anatomy: Anatomy, stages: int) -> list[list[str]]:
+    """Names of each stage's parts. Blocks that are left over go to the stages in the middle, then
+    to the first, for that has the embedding too, and the last has the output layer.
+
+    Raises ValueError where there are fewer blocks than stages.
+    """
+    blocks = anatomy.blocks
+    if len(blocks) < stages:
+        raise ValueError(
+            f"{len(blocks)} blocks cannot fill {stages} pipeline stages; use fewer stages"
+        )
+    each, left = divmod(len(blocks), stages)
+    middle_first = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage))
+    favoured = set(middle_first[:left])
+    parts: list[list[str]] = []
+    taken = 0
+    for stage in range(stages):
+        count = each + (stage in favoured)
+        parts.append(list(blocks[taken : taken + count]))
+        taken += count
+    return [[*anatomy.before, *parts[0]], *parts[1:-1], [*parts[-1], *anatomy.after]]
+
+
+def refuse_what_cannot_be_staged(model: nn.Module, anatomy: Anatomy, ties: dict[str, str]) -> None:
+    """Raise ValueError for a model whose stages would compute something else than the model."""
+    if ties:
+        one, other = next(iter(ties.items()))
+        raise ValueError(
+            f"{one} is tied to {other}, and a pipeline puts them on different stages; untie them,"
+            " or use a layout with pipeline 1"
+        )
+    received = torch.zeros(1, 8, 8, device="meta" if _on_meta(model) else "cpu")
+    try:
+        given_on = take_stage(model, (), anatomy)(received)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        given_on = error
+    # A stage with nothing in it must hand on what it receives; what changes it on the way is in
+    # no module, and would be done again in every stage.
+    if given_on is not received:
+        raise ValueError(
+            f"{type(model).__name__}.forward() computes between its modules, which every pipeline"
+            " stage would do again: move positions, scales and residual additions into the blocks"
+            " or into the module of the embedding"
+        ) from (given_on if isinstance(given_on, Exception) else None)
+
+
+def _on_meta(model: nn.Module) -> bool:
+    return any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+
+
+def take_stage(model: nn.Module, parts: Collection[str], anatomy: Anatomy) -> nn.Module:
+    """A stage that has only ``parts`` of ``model``; they are shared with it, not copied."""
+    all_parts = {*anatomy.around, *anatomy.blocks}
+
+    def take(module: nn.Module, name: str) -> nn.Module:
+        if name in all_parts:
+            return module if name in parts or _is_table(module) else PassThrough()
+        taken = copy.copy(module)
+        taken._modules = {
+            key: child if child is None else take(child, f"{name}.{key}" if name else key)
+            for key, child in module._modules.items()
+        }
+        return taken
+
+    return take(model, "")
+
+
+def _is_table(module: nn.Module) -> bool:
+    """Whether every stage may need ``module``: a table, such as one of rotary angles."""
+    owns_parameters = any(True for _ in module.parameters())
+    return not owns_parameters and any(True for _ in module.buffers())
+
+
+def build_schedule(
+    layout: Layout,
+    stages: Mapping[int, nn.Module],
+    group: dist.ProcessGroup,
+    device: torch.device,
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> Schedule:
+    """The schedule of a pipeline rank that holds ``stages``, given by their numbers."""
+    count = layout.pipeline * len(stages)
+    made = [
+        PipelineStage(stage, number, count, device, group=group) for number, stage in stages.items()
+    ]
+    batches = layout.grad_accumulation
+    if layout.schedule == "zb-v":
+        return ScheduleZBVZeroBubble(made, batches, loss)  # type: ignore[arg-type]
+    if layout.schedule == "zb-1p":
+        return ScheduleInterleavedZeroBubble(made, batches, loss)  # type: ignore[arg-type]
+    if len(made) == 1:
+        single = ScheduleGPipe if layout.schedule == "gpipe" else Schedule1F1B
+        return single(made[0], batches, loss)
+    multi = ScheduleLoopedBFS if layout.schedule == "gpipe" else ScheduleInterleaved1F1B
+    return multi(made, batches, loss)  # type: ignore[arg-type]
+
+
+def send(stream: Tensor, to: int, group: dist.ProcessGroup) -> None:
+    """Hand what a stage has computed to pipeline rank ``to``, which calls `receive`."""
+    shape = [(tuple(stream.shape), stream.dtype)]
+    dist.send_object_list(shape, group=group, group_dst=to, device=torch.device("cpu"))
+    dist.send(stream.contiguous(), group=group, group_dst=to)
+
+
+def receive(source: int, group: dist.ProcessGroup, device: torch.device) -> Tensor:
+    """What pipeline rank ``source`` sends."""
+    shape: list[Any] = [None]
+    dist.recv_object_list(shape, group=group, group_src=source, device=torch.device("cpu"))
+    size, dtype = shape[0]
+    stream = torch.empty(size, dtype=dtype, device=device)
+    dist.recv(stream, group=group, group_src=source)
+    return stream

@@ -1,0 +1,59 @@
+"""Computing in 16 bits: weights stay in float32, and so do the sums of gradients."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import torch
+from torch import nn
+
+COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(module: nn.Module, device: torch.device, precision: str) -> None:
+    """Let ``module`` compute in ``precision``, for what FSDP does not cast."""
+    if precision != "fp32":
+        cast = torch.autocast(device.type, COMPUTE[precision])
+        module.forward = cast(module.forward)
+
+
+class LossScaleState(TypedDict):
+    """What a checkpoint keeps of a loss scale."""
+
+    scale: float
+    good_steps: int
+
+
+class LossScale:
+    """Dynamic loss scaling (Micikevicius et al., arXiv 1710.03740, section 3.2).
+
+    float16 loses gradients under 6e-8, so the loss is scaled up before its backward pass. The
+    scale halves, and the step is left out, when a gradient overflows; it doubles after
+    ``interval`` steps in which none did. With ``enabled`` false it stays at 1.
+    """
+
+    def __init__(self, enabled: bool, *, scale: float = 2.0**16, interval: int = 2000) -> None:
+        self.enabled = enabled
+        self.scale = scale if enabled else 1.0
+        self._interval = interval
+        self._good_steps = 0
+
+    def update(self, finite: bool) -> None:
+        """Take note of a step. All ranks give the same ``finite``, so that all keep one scale."""
+        if not self.enabled:
+            return
+        self._good_steps = self._good_steps + 1 if finite else 0
+        if not finite:
+            self.scale /= 2
+        elif self._good_steps == self._interval:
+            self.scale *= 2
+            self._good_steps = 0
+
+    def state_dict(self) -> LossScaleState | None:
+        """What `load_state_dict` takes."""
+        return {"scale": self.scale, "good_steps": self._good_steps} if self.enabled else None
+
+    def load_state_dict(self, state: LossScaleState | None) -> None:
+        """Go on from a checkpoint, where both that run and this one scale."""
+        if self.enabled and state is not None:
+            self.scale, self._good_steps = state["scale"], state["good_steps"]

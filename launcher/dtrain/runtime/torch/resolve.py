@@ -1,0 +1,175 @@
+"""The layout that a run trains with: the cluster file's, the script's, or the strategy's own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+from dtrain.runtime.layout import Layout, Training
+
+STRATEGIES = ("none", "data_parallel", "ddp", "fsdp", "hsdp", "tensor", "pipeline", "3d")
+SHARDINGS = ("none", "optimizer", "gradients", "full", "hybrid")
+SCHEDULES = ("gpipe", "1f1b", "zb-1p", "zb-v")
+RECOMPUTES = ("none", "selective", "full")
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The processes that a launch has started."""
+
+    size: int
+    local_size: int
+    """Ranks on one host."""
+    devices: int = 1
+    """GPUs that this process sees; 1 where it computes on the CPU."""
+
+
+def resolve(strategy: str, layout: Layout | None, training: Training, world: World) -> Layout:
+    """A complete layout for ``world``; ``grad_accumulation`` follows from the global batch.
+
+    Raises ValueError for a layout that the runtime cannot train, or that would train wrongly.
+    """
+    _one_of("strategy", strategy, STRATEGIES)
+    if training.precision == "fp8":
+        raise ValueError(
+            "precision fp8 needs Transformer Engine or torchao, which this runtime does not drive;"
+            " use bf16"
+        )
+    _one_of("precision", training.precision or "fp32", PRECISIONS)
+    guessed = layout is None
+    layout = layout or _by_name(strategy, world)
+    if layout.sharding == "hybrid" and layout.shard is None:
+        layout = replace(layout, shard=_shard_within_a_host(layout, world))
+    layout = _accumulating(layout, training, fixed=not guessed and layout.grad_accumulation != 1)
+    _check_names(layout)
+    _check_sizes(strategy, layout, world)
+    _check_pipeline(layout)
+    return layout
+
+
+def over(script: Training, cluster_file: Training) -> Training:
+    """What the cluster file says, and the script's own choice where it says nothing."""
+    chosen = {field.name: getattr(cluster_file, field.name) for field in fields(Training)}
+    return replace(script, **{name: value for name, value in chosen.items() if value is not None})
+
+
+def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{key} {value!r} is not one of {', '.join(known)}")
+
+
+def _by_name(strategy: str, world: World) -> Layout:
+    """What a strategy means where nobody gave a layout."""
+    if strategy == "3d":
+        raise ValueError(
+            "strategy 3d needs a layout: give tensor, pipeline and data, whose product is the"
+            f" world size of {world.size}"
+        )
+    return {
+        "none": Layout(data=world.size),
+        "data_parallel": Layout(data=world.devices),
+        "ddp": Layout(data=world.size),
+        "fsdp": Layout(data=world.size, sharding="full" if world.size > 1 else "none"),
+        "hsdp": Layout(data=world.size, sharding="hybrid" if world.size > 1 else "none"),
+        "tensor": Layout(tensor=world.size, sequence_parallel=world.size > 1),
+        "pipeline": Layout(pipeline=world.size, grad_accumulation=2 * world.size),
+    }[strategy]
+
+
+def _shard_within_a_host(layout: Layout, world: World) -> int:
+    """The most data ranks that one host holds and that divide all of them."""
+    return math.gcd(layout.data, max(1, world.local_size // layout.tensor))
+
+
+def _accumulating(layout: Layout, training: Training, *, fixed: bool) -> Layout:
+    if training.global_batch is None or training.global_batch == layout.global_batch:
+        return layout
+    at_once = layout.data * layout.micro_batch
+    batch = training.global_batch
+    if fixed:
+        raise ValueError(
+            f"the layout makes a global batch of {layout.global_batch} (data {layout.data} x"
+            f" micro_batch {layout.micro_batch} x grad_accumulation {layout.grad_accumulation}),"
+            f" but training.global_batch is {batch}; leave one of the two out"
+        )
+    if batch % at_once:
+        raise ValueError(
+            f"a global batch of {batch} cannot be shared by data {layout.data} x micro_batch"
+            f" {layout.micro_batch}; use a multiple of {at_once}"
+        )
+    return replace(layout, grad_accumulation=batch // at_once)
+
+
+def _check_names(layout: Layout) -> None:
+    _one_of("sharding", layout.sharding, SHARDINGS)
+    _one_of("schedule", layout.schedule, SCHEDULES)
+    _one_of("recompute", layout.recompute, RECOMPUTES)
+
+
+def _check_sizes(strategy: str, layout: Layout, world: World) -> None:
+    for name in ("context", "expert"):
+        if getattr(layout, name) > 1:
+            raise ValueError(
+                f"this runtime does not split by {name}; use strategy none and split it in the"
+                f" script, or a layout with {name} 1"
+            )
+    for name in ("tensor", "pipeline", "data", "micro_batch", "grad_accumulation"):
+        if getattr(layout, name) < 1:
+            raise ValueError(f"{name} {getattr(layout, name)} is not a size; it is at least 1")
+    if strategy == "data_parallel":
+        if world.size != 1 or layout.world_size != layout.data:
+            raise ValueError(
+                "strategy data_parallel copies a whole model to the GPUs of one process; with"
+                f" {world.size} processes, or a split model, use ddp or 3d"
+            )
+        if layout.sharding != "none" or layout.offload or layout.recompute != "none":
+            raise ValueError(
+                "strategy data_parallel neither shards nor offloads nor recomputes; use ddp or fsdp"
+            )
+    elif layout.world_size != world.size:
+        raise ValueError(
+            f"the layout is for {layout.world_size} ranks (tensor {layout.tensor} x pipeline"
+            f" {layout.pipeline} x data {layout.data}), but {world.size} were started"
+        )
+    if layout.sharding == "hybrid" and (not layout.shard or layout.data % layout.shard):
+        raise ValueError(f"shard {layout.shard} does not divide the {layout.data} data ranks")
+    if layout.sharding != "none" and layout.data == 1:
+        raise ValueError(
+            f"sharding {layout.sharding} needs more than one data rank to share states; use none"
+        )
+    if layout.sequence_parallel and layout.tensor == 1:
+        raise ValueError("sequence_parallel splits over the tensor ranks, but tensor is 1")
+
+
+def _check_pipeline(layout: Layout) -> None:
+    if layout.pipeline == 1:
+        if layout.virtual_pipeline > 1:
+            raise ValueError("virtual_pipeline puts stages on pipeline ranks, but pipeline is 1")
+        return
+    if layout.schedule.startswith("zb") and layout.data > 1:
+        # The weights' part of their backward pass runs outside of autograd's hooks.
+        raise ValueError(
+            f"schedule {layout.schedule} computes wrong gradients with more than one data rank:"
+            " FSDP2 and DDP miss the delayed weight gradients (pytorch issue 144530); use 1f1b, or"
+            " data 1"
+        )
+    if layout.schedule.startswith("zb") and layout.recompute != "none":
+        raise ValueError(
+            f"schedule {layout.schedule} splits each backward pass in two, and recomputation would"
+            " run in both; use 1f1b, or recompute none"
+        )
+    if layout.schedule == "zb-v" and layout.virtual_pipeline not in (1, 2):
+        raise ValueError("schedule zb-v always has two stages on each rank: virtual_pipeline 2")
+    batches, ranks = layout.grad_accumulation, layout.pipeline
+    if layout.schedule != "gpipe" and batches < ranks:
+        raise ValueError(
+            f"schedule {layout.schedule} needs at least as many micro-batches as pipeline ranks:"
+            f" grad_accumulation is {batches}, pipeline {ranks}; raise the global batch to"
+            f" {layout.data * layout.micro_batch * ranks} or more"
+        )
+    if (layout.virtual_pipeline > 1 or layout.schedule == "zb-1p") and batches % ranks:
+        raise ValueError(
+            f"an interleaved schedule works in rounds of {ranks} micro-batches, one for each"
+            f" pipeline rank; grad_accumulation {batches} is not a multiple"
+        )

@@ -1,0 +1,224 @@
+"""What a training script starts with: its rank, its device, and the mesh of its layout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# Its functions keep the process group that they find when this module is loaded, which torch does
+# by itself when DistributedDataParallel is first used. Loaded before there is a group, nothing
+# outlives destroy_process_group: else gloo's threads do, and one that drops the last tensor while
+# Python ends aborts the process ("terminate called without an active exception").
+import torch.distributed.nn
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from dtrain.runtime.job import current_job
+from dtrain.runtime.layout import Layout, Training
+from dtrain.runtime.stopping import catch_sigterm, stop_requested
+from dtrain.runtime.torch.batches import Batches, Dataset
+from dtrain.runtime.torch.model import ParallelModel
+from dtrain.runtime.torch.parallelize import Place, parallelize
+from dtrain.runtime.torch.passes import Loss
+from dtrain.runtime.torch.resolve import World, over, resolve
+from dtrain.runtime.torch.sharding import mesh_sizes
+from dtrain.runtime.torch.weights import Initializer
+
+
+class Run:
+    """A training as one of its ranks sees it. Use it in a ``with`` statement, or `close` it."""
+
+    def __init__(
+        self, strategy: str, layout: Layout, training: Training, device: torch.device, *, owns: bool
+    ) -> None:
+        self.strategy = strategy
+        self.layout = layout
+        self.training = training
+        self.device = device
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.mesh = _mesh(strategy, layout, device)
+        """Dimensions ``pipeline``, ``replicate``, ``shard`` and ``tensor``, outermost first, as in
+        Megatron-LM and torchtitan: tensor ranks, which talk most, are neighbours on one host."""
+        replicate, shard = self.mesh["replicate"], self.mesh["shard"]
+        self.data_size = replicate.size() * shard.size()
+        """Ranks that see different samples."""
+        self.data_rank = replicate.get_local_rank() * shard.size() + shard.get_local_rank()
+        self._owns = owns
+        self._catches = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that prints."""
+        return self.rank == 0
+
+    @property
+    def precision(self) -> str:
+        """``fp32``, ``bf16`` or ``fp16``."""
+        return self.training.precision or "fp32"
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in one optimizer step, over all ranks."""
+        return self.layout.global_batch
+
+    def parallelize(
+        self,
+        model: nn.Module,
+        *,
+        loss: Loss,
+        init: Initializer | None = None,
+        seed: int = 0,
+        blocks: str | None = None,
+        column: Iterable[str] = (),
+        row: Iterable[str] = (),
+    ) -> ParallelModel:
+        """Put ``model`` under this run's layout and precision.
+
+        The model is a transformer written plainly: an embedding, a ModuleList of blocks, a norm
+        and an output layer, each block taking the last one's output first. One built under
+        ``torch.device("meta")`` never exists whole: each module gets its first weights from its
+        ``reset_parameters()``, then from ``init(name, module)``, with random numbers that depend
+        on ``seed`` and its name only. Weights that are already there stay.
+
+        ``loss`` takes the model's output in float32 and the targets, and returns the mean over a
+        micro-batch. ``blocks`` names the list of blocks where it is not the only one; ``column``
+        and ``row`` name Linear modules that open and close a layer, for tensor parallelism.
+
+        Raises ValueError, on every rank and before any of them communicates, for a model that the
+        layout cannot split.
+        """
+        place = Place(self.strategy, self.layout, self.precision, self.mesh, self.device)
+        made = parallelize(
+            model, place, loss=loss, init=init, seed=seed, blocks=blocks, column=column, row=row
+        )
+        # Dropout: other masks for other samples, but one for all tensor ranks of a stage.
+        stage = self.mesh["pipeline"].get_local_rank()
+        torch.manual_seed(seed + self.data_rank + self.data_size * stage)
+        return made
+
+    def batches(
+        self, dataset: Dataset, *, seed: int = 0, epochs: int | None = None, workers: int = 0
+    ) -> Batches:
+        """Global batches of ``dataset``, of which this rank gets its share; see `Batches`."""
+        return Batches(
+            dataset,
+            self.global_batch,
+            self.data_rank,
+            self.data_size,
+            self.device,
+            seed=seed,
+            epochs=epochs,
+            workers=workers,
+        )
+
+    def should_stop(self) -> bool:
+        """Whether any rank has been asked to end (SIGTERM); all ranks get the same answer. Call it
+        on all of them, between two steps. From the first call on, SIGTERM does nothing else."""
+        if not self._catches:
+            # Not in `init`: a script that never asks must still end when it is told to.
+            catch_sigterm()
+            self._catches = True
+        # On the CPU, so that it does not wait for a GPU's step.
+        asked = torch.tensor(int(stop_requested()))
+        dist.all_reduce(asked, dist.ReduceOp.MAX)
+        return bool(asked)
+
+    def print(self, *values: Any) -> None:
+        """Print on the first rank only, at once."""
+        if self.is_first:
+            print(*values, flush=True)  # noqa: T201 - that is what it is for
+
+    def close(self) -> None:
+        """Leave the process group, if `init` made it."""
+        if self._owns and dist.is_initialized():
+            dist.destroy_process_group()
+        self._owns = False
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def init(
+    strategy: str | None = None,
+    layout: Layout | None = None,
+    training: Training | None = None,
+    *,
+    device: str | None = None,
+) -> Run:
+    """Join the other ranks. Call it once, before the model is built.
+
+    Strategy, layout and training come from the cluster file that dtrain was started with; the
+    arguments stand in for what it leaves open, and for a script that torchrun or nothing started.
+    Without either, every rank gets a copy of the model (ddp).
+
+    Raises ValueError for a layout that does not fit the ranks, or that cannot be trained.
+    """
+    job = current_job()
+    name = job.strategy or strategy or ("3d" if job.layout or layout else "ddp")
+    chosen = over(training or Training(), job.training)
+    where = _device(device)
+    world = World(
+        int(os.environ.get("WORLD_SIZE", "1")),
+        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        max(1, torch.cuda.device_count()) if where.type == "cuda" else 1,
+    )
+    resolved = resolve(name, job.layout or layout, chosen, world)
+    owns = not dist.is_initialized()
+    if owns:
+        _join(where)
+    return Run(name, resolved, chosen, where, owns=owns)
+
+
+def _device(name: str | None) -> torch.device:
+    """This rank's GPU, or the CPU where there is none."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    gpus = torch.cuda.device_count() if name in (None, "cuda") else 0
+    if gpus:
+        if local_rank >= gpus:
+            raise ValueError(
+                f"local rank {local_rank} has no GPU of its own: this host shows {gpus}; start one"
+                ' process for each, or init(device="cpu")'
+            )
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
+    if name == "cuda":
+        raise ValueError("init(device='cuda'), but this process sees no GPU")
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+    return torch.device("cpu")
+
+
+def _join(device: torch.device) -> None:
+    # gloo beside NCCL: offloaded states, checkpoints and small agreements live on the CPU.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+
+
+def _mesh(strategy: str, layout: Layout, device: torch.device) -> DeviceMesh:
+    # DataParallel's copies are all in this one process.
+    copies, shard = (1, 1) if strategy == "data_parallel" else mesh_sizes(layout)
+    return init_device_mesh(
+        device.type,
+        (layout.pipeline, copies, shard, layout.tensor),
+        mesh_dim_names=("pipeline", "replicate", "shard", "tensor"),
+    )

@@ -1,0 +1,113 @@
+"""Data parallelism: copies (DDP), and states spread over the data ranks (ZeRO, arXiv 1910.02054,
+by FSDP2's ``fully_shard``)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from dtrain.runtime.layout import Layout
+from dtrain.runtime.torch.precision import COMPUTE
+
+
+def by_fsdp(layout: Layout) -> bool:
+    """Whether FSDP2 keeps the parameters.
+
+    It also copies them (over a mesh whose shards are of size 1) where DDP cannot: DDP's reducer
+    neither mixes with split tensors nor with a pipeline's order of backward passes.
+    """
+    split = layout.tensor > 1 or layout.pipeline > 1
+    return layout.offload or layout.sharding != "none" or (split and layout.data > 1)
+
+
+def mesh_sizes(layout: Layout) -> tuple[int, int]:
+    """Copies of the states among the data ranks, and ranks that share one copy."""
+    if layout.sharding == "none":
+        return layout.data, 1
+    shard = layout.shard if layout.sharding == "hybrid" and layout.shard else layout.data
+    return layout.data // shard, shard
+
+
+class Sharder:
+    """Spreads modules over the data ranks, in the way that a layout says."""
+
+    def __init__(self, layout: Layout, mesh: DeviceMesh, precision: str) -> None:
+        if layout.tensor > 1:
+            # Outputs of split layers are views; `TensorSplit` copies the one that matters.
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+        copied = layout.sharding in ("none", "hybrid")
+        self._mesh = mesh["replicate", "shard"] if copied else mesh["shard"]
+        self._reshard = layout.sharding in ("full", "hybrid")
+        self._precision = (
+            MixedPrecisionPolicy()
+            if precision == "fp32"
+            else MixedPrecisionPolicy(param_dtype=COMPUTE[precision], reduce_dtype=torch.float32)
+        )
+        self._offload: OffloadPolicy = (
+            CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+            if layout.offload
+            else OffloadPolicy()
+        )
+
+    def __call__(self, module: nn.Module) -> None:
+        """Spread the parameters of ``module`` that no module in it has spread already. They are
+        gathered all at once."""
+        fully_shard(
+            module,
+            mesh=self._mesh,
+            reshard_after_forward=self._reshard,
+            mp_policy=self._precision,
+            offload_policy=self._offload,
+        )
+
+
+def copies(module: nn.Module, device: torch.device) -> DistributedDataParallel:
+    """``module`` with its gradients averaged over all ranks."""
+    return DistributedDataParallel(
+        module, device_ids=[device.index] if device.type == "cuda" else None
+    )
+
+
+def reducing(module: nn.Module, layout: Layout, *, last: bool) -> AbstractContextManager[None]:
+    """The forward and backward pass of one micro-batch, ``last`` in its step or not.
+
+    Gradients that no rank shares out are averaged once, after the last; ZeRO-2 and FSDP reduce
+    them each time, and keep only a share of them in between.
+    """
+    if isinstance(module, DistributedDataParallel):
+        return nullcontext() if last else module.no_sync()
+    if isinstance(module, FSDPModule):
+        module.set_is_last_backward(last)
+        if layout.sharding in ("none", "optimizer"):
+            module.set_requires_gradient_sync(last)
+        module.set_requires_all_reduce(last)
+        module.set_reshard_after_backward(last or layout.sharding in ("full", "hybrid"))
+    return nullcontext()
+
+
+def gather_no_more(module: nn.Module) -> None:
+    """Give back the whole parameters that a forward pass without a backward pass has left."""
+    for inner in module.modules():
+        if isinstance(inner, FSDPModule):
+            inner.reshard()
+
+
+def shard_parts(sharder: Sharder, root: nn.Module, parts: Iterable[nn.Module]) -> None:
+    """Spread each of ``parts`` by itself, then what is left in ``root``."""
+    for part in parts:
+        if any(True for _ in part.parameters()):
+            sharder(part)
+    sharder(root)

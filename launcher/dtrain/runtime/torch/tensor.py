@@ -1,0 +1,201 @@
+"""Tensor parallelism of a transformer written plainly, with sequence parallelism (RAR, arXiv
+2205.05198) where asked.
+
+As Megatron-LM does it (arXiv 1909.08053, section 3): the layers that open attention and MLP are
+split by columns, those that close them by rows, the embedding by rows of its vocabulary, the
+output layer by columns. Which Linear is which is told by its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import (
+    DTensor,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from dtrain.runtime.torch.heads import refuse_counted_heads
+
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "wq", "wk", "wv", "query", "key", "value"}
+_MLP = {"gate_proj", "up_proj", "w1", "w3", "fc1", "gate", "up"}
+COLUMN = frozenset(_ATTENTION | _MLP)
+"""Names of Linear modules that open attention or an MLP."""
+ROW = frozenset({"o_proj", "out_proj", "wo", "out", "down_proj", "w2", "fc2", "down"})
+"""Names of those that close them."""
+_FUSED = frozenset(
+    ["qkv", "qkv_proj", "wqkv", "c_attn", "in_proj", "query_key_value", "gate_up_proj", "w13"]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSplit:
+    """Splits a model's parts over the ranks of ``mesh``, one part at a time.
+
+    Between parts the residual stream is a plain tensor: (batch, sequence, hidden), with only this
+    rank's share of the sequence under ``sequence`` parallelism.
+    """
+
+    mesh: DeviceMesh
+    sequence: bool
+    column: frozenset[str] = COLUMN
+    row: frozenset[str] = ROW
+
+    @property
+    def _stream(self) -> Placement:
+        return Shard(1) if self.sequence else Replicate()
+
+    def block(self, name: str, block: nn.Module) -> None:
+        """Split a block. Raises ValueError for a part of it that has no place, or whose size the
+        ranks do not divide."""
+        self._check_block(name, block)
+        refuse_counted_heads(name, block, self.mesh.size(), self.column, self.row)
+        opened: set[str] = set()
+        for inner, module in _owners(block):
+            path, _, kind = inner.rpartition(".")
+            if kind in self.row:
+                self._apply(module, RowwiseParallel(output_layouts=self._stream))
+            elif kind in self.column and not path:
+                self._apply(module, ColwiseParallel(input_layouts=self._stream))
+            elif kind in self.column:
+                self._apply(module, ColwiseParallel(input_layouts=Replicate()))
+                opened.add(path)
+        for path in opened:
+            # Once for all the columns that share this input, instead of one gather for each.
+            block.get_submodule(path).register_forward_pre_hook(self._enter, with_kwargs=True)
+        for inner, module in _owners(block):
+            if _is_norm(module):
+                parent = inner.rpartition(".")[0]
+                inside = any(parent == path or parent.startswith(f"{path}.") for path in opened)
+                # A norm of queries or keys sees this rank's heads alone: a shard, of a dimension
+                # that the norm does not sum over.
+                _distribute_norm(module, self.mesh, Shard(0) if inside else self._stream)
+
+    def around(self, name: str, part: nn.Module) -> None:
+        """Split what stands around the blocks: embedding, norm and output layer."""
+        for inner, module in _owners(part):
+            full = f"{name}.{inner}" if inner else name
+            if isinstance(module, nn.Embedding):
+                self._divides(full, "num_embeddings", module.num_embeddings)
+                self._apply(
+                    module,
+                    RowwiseParallel(input_layouts=Replicate(), output_layouts=self._stream),
+                )
+                # A block may add to its input in place, which on a view would take off the hook
+                # by which FSDP gathers the embedding again.
+                module.register_forward_hook(lambda _module, _inputs, output: output.clone())
+            elif isinstance(module, nn.Linear):
+                self._divides(full, "out_features", module.out_features)
+                self._apply(
+                    module,
+                    ColwiseParallel(input_layouts=self._stream, output_layouts=Replicate()),
+                )
+            elif _is_norm(module):
+                _distribute_norm(module, self.mesh, self._stream)
+            else:
+                raise ValueError(_no_place(full, inner, module))
+
+    def _check_block(self, name: str, block: nn.Module) -> None:
+        for inner, module in _owners(block):
+            full = f"{name}.{inner}" if inner else name
+            path, _, kind = inner.rpartition(".")
+            if isinstance(module, nn.Linear) and kind in self.column:
+                self._divides(full, "out_features", module.out_features)
+                self._divides_heads(full, block.get_submodule(path), module.out_features)
+            elif isinstance(module, nn.Linear) and kind in self.row:
+                self._divides(full, "in_features", module.in_features)
+            elif not _is_norm(module):
+                raise ValueError(_no_place(full, kind, module))
+
+    def _divides_heads(self, name: str, attention: nn.Module, features: int) -> None:
+        size = getattr(attention, "head_dim", None) or getattr(attention, "head_size", None)
+        ranks = self.mesh.size()
+        if isinstance(size, int) and features // ranks % size:
+            raise ValueError(
+                f"tensor {ranks} does not divide the {features // size} heads of {name}"
+            )
+
+    def _enter(
+        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args:
+            return (self._whole(args[0]), *args[1:]), kwargs
+        first = next(iter(kwargs))
+        return args, {**kwargs, first: self._whole(kwargs[first])}
+
+    def _whole(self, stream: Tensor) -> DTensor:
+        given = DTensor.from_local(stream, self.mesh, [self._stream], run_check=False)
+        return given.redistribute(placements=[Replicate()])
+
+    def _apply(self, module: nn.Module, style: ParallelStyle) -> None:
+        # Every rank has made the same weights: nothing needs to be sent.
+        parallelize_module(module, self.mesh, style, src_data_rank=None)
+
+    def _divides(self, name: str, what: str, size: int) -> None:
+        if size % self.mesh.size():
+            raise ValueError(f"tensor {self.mesh.size()} does not divide {what} {size} of {name}")
+
+
+def _distribute_norm(module: nn.Module, mesh: DeviceMesh, given: Placement) -> None:
+    """Keep a norm's parameters whole, and add up what the ranks find for their gradients."""
+
+    def replicate(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        for key, parameter in module.named_parameters(recurse=False):
+            whole = distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None)
+            setattr(module, key, nn.Parameter(whole, requires_grad=parameter.requires_grad))
+
+    entered: list[bool] = []
+
+    def enter(_module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+        first, *others = inputs
+        entered[:] = [isinstance(first, DTensor)]
+        if entered[0]:
+            return inputs
+        return (DTensor.from_local(first, mesh, [given], run_check=False), *others)
+
+    def leave(_module: nn.Module, output: DTensor, _mesh: DeviceMesh) -> Tensor:
+        return output if entered[0] else output.to_local()
+
+    # Its annotations have the hooks return nothing; its documentation has them as they are here.
+    distribute_module(module, mesh, replicate, enter, leave)  # type: ignore[arg-type]
+
+
+def _owners(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Modules with parameters of their own."""
+    return [
+        (name, inner)
+        for name, inner in module.named_modules()
+        if any(True for _ in inner.parameters(recurse=False))
+    ]
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "Norm" in type(module).__name__ and "BatchNorm" not in type(module).__name__
+
+
+def _no_place(name: str, kind: str, module: nn.Module) -> str:
+    what = f"tensor parallelism has no place for {name} ({type(module).__name__})"
+    if kind in _FUSED:
+        return (
+            f"{what}: a rank's share of a fused projection would mix its parts; make a Linear of"
+            " each part"
+        )
+    if isinstance(module, nn.Linear):
+        return (
+            f"{what}: say whether it opens or closes its layer, by parallelize(model, ...,"
+            f" column=[{kind!r}]) or row=[{kind!r}]"
+        )
+    return f"{what}: it places Linear, Embedding and norms; use a layout with tensor 1"

@@ -1,0 +1,139 @@
+"""The first weights of a model, the same whatever its layout."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+Initializer = Callable[[str, nn.Module], None]
+"""Fills the tensors that a module itself owns; gets the module's name in the whole model."""
+
+
+class Materializer:
+    """Gives meta tensors memory and values, one module at a time.
+
+    Each module draws from a generator of its own, seeded by its name, so that its weights depend
+    neither on what else this rank holds nor on the order.
+    """
+
+    def __init__(self, device: torch.device, seed: int, initializer: Initializer | None) -> None:
+        self._device = device
+        self._seed = seed
+        self._initializer = initializer
+        self._shared: dict[int, nn.Parameter] = {}
+        """Tied weights: the meta parameter's id, and what it has become."""
+        self._keep: list[Tensor] = []
+
+    def __call__(self, name: str, module: nn.Module) -> None:
+        """Materialize ``module``, whose name in the whole model is ``name``, and what is in it.
+
+        Tensors that are not on meta are only moved to the device. Raises ValueError for a tensor
+        that nothing initializes.
+        """
+        for inner, child in module.named_modules():
+            self._one(".".join(filter(None, (name, inner))), child)
+        module.to(self._device)
+
+    def holders(self, model: nn.Module, parts: Iterable[str]) -> None:
+        """Materialize what the modules that hold ``parts`` own themselves: buffers."""
+        paths = {""}
+        for part in parts:
+            steps = part.split(".")
+            paths |= {".".join(steps[:depth]) for depth in range(1, len(steps))}
+        for path in sorted(paths):
+            holder = model.get_submodule(path)
+            self._one(path, holder)
+            for key, buffer in holder._buffers.items():
+                if buffer is not None:
+                    holder._buffers[key] = buffer.to(self._device)
+
+    def _one(self, name: str, module: nn.Module) -> None:
+        new = [key for key, tensor in _own(module) if tensor.is_meta and not self._known(tensor)]
+        for key, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                module._parameters[key] = self._materialized(parameter)
+        for key, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                module._buffers[key] = _undefined(buffer, self._device)
+        if not new:
+            return
+        on = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(on), torch.no_grad():
+            torch.manual_seed(_seed_of(self._seed, name))
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+            if self._initializer is not None:
+                self._initializer(name, module)
+        for key, tensor in _own(module):
+            if key in new and tensor.is_floating_point() and not tensor.isfinite().all():
+                raise ValueError(
+                    f"nothing gives {name}.{key} its first values: define reset_parameters() in"
+                    f" {type(module).__name__}, or set it in the `init` given to parallelize()"
+                )
+
+    def _known(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._shared
+
+    def _materialized(self, parameter: nn.Parameter) -> nn.Parameter:
+        if not self._known(parameter):
+            made = nn.Parameter(_undefined(parameter, self._device), parameter.requires_grad)
+            self._shared[id(parameter)] = made
+            # An id means something only while its object lives.
+            self._keep.append(parameter)
+        return self._shared[id(parameter)]
+
+
+def tied(model: nn.Module) -> dict[str, str]:
+    """Second and further names of parameters that the model uses in several places, each with the
+    first name."""
+    first: dict[int, str] = {}
+    ties = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            ties[name] = first[id(parameter)]
+    return ties
+
+
+def tie_again(model: nn.Module, ties: dict[str, str]) -> None:
+    """Make each parameter in ``ties`` the one that it was tied to; splitting copies them."""
+    for name, first in ties.items():
+        module, _, key = name.rpartition(".")
+        model.get_submodule(module)._parameters[key] = model.get_parameter(first)
+
+
+def refuse_different_weights(model: nn.Module) -> None:
+    """Raise ValueError unless every rank has built ``model`` with the same weights."""
+    sums = [p.detach().double().sum() for p in model.parameters() if not p.is_meta]
+    if not sums:
+        return
+    mine = torch.stack(sums)
+    least, most = mine.clone(), mine.clone()
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    if not torch.allclose(least, most, rtol=1e-9, atol=1e-9):
+        raise ValueError(
+            "the ranks have built the model with different weights: call torch.manual_seed with"
+            ' one seed on all of them first, or build it under torch.device("meta")'
+        )
+
+
+def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for tensors in (module._parameters, module._buffers):
+        for key, tensor in tensors.items():
+            if tensor is not None:
+                yield key, tensor
+
+
+def _undefined(like: Tensor, device: torch.device) -> Tensor:
+    """Memory that shows whether anything has been written into it."""
+    made = torch.empty_like(like, device=device, requires_grad=False)
+    return made.fill_(torch.nan) if made.is_floating_point() else made.zero_()
+
+
+def _seed_of(seed: int, name: str) -> int:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -1,0 +1,64 @@
+"""Start the ranks of a torch job as torchrun would, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+
+
+def start(
+    world: int, script: Path, *arguments: object, **variables: str
+) -> list[subprocess.Popen[str]]:
+    """Standard output and error of each rank come in one pipe of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    sources = [ROOT / "launcher", ROOT / "scripts", HERE]
+    shared = {
+        **{key: value for key, value in os.environ.items() if not key.startswith("DTRAIN_")},
+        "PYTHONPATH": os.pathsep.join(map(str, sources)),
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        **variables,
+    }
+    return [
+        subprocess.Popen(
+            [sys.executable, str(script), *map(str, arguments)],
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+
+
+def finish(ranks: Sequence[subprocess.Popen[str]], timeout: float = 150) -> list[str]:
+    """What each rank printed. A rank that hangs is killed, with all others."""
+    try:
+        return [rank.communicate(timeout=timeout)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def run(world: int, script: Path, *arguments: object, **variables: str) -> list[str]:
+    """What each rank of a job printed that ended well."""
+    ranks = start(world, script, *arguments, **variables)
+    said = finish(ranks)
+    codes = [rank.returncode for rank in ranks]
+    assert codes == [0] * world, f"exit codes {codes}\n" + "\n".join(
+        f"--- rank {rank}\n{text[-3000:]}" for rank, text in enumerate(said)
+    )
+    return said

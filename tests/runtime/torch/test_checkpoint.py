@@ -1,0 +1,90 @@
+"""A killed save costs nothing but itself, and a run goes on from the newest complete one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from runtime.torch.ranks import HERE, ROOT, finish, run, start
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+RECIPE = ROOT / "scripts" / "train_gpt.py"
+SMALL = ["--width", "32", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--context", "32",
+         "--batch", "8", "--data", ROOT / "scripts", "--device", "cpu", "--every", "1"]  # fmt: skip
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_kill_in_the_middle_of_a_save_keeps_the_one_before(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    ranks = start(2, HERE / "killed_save_job.py", saved)
+    finish(ranks)
+    assert ranks[1].returncode == -signal.SIGKILL
+    assert ranks[0].returncode != 0
+    assert names(saved) == ["step-00000001", "step-00000002.partial"]
+    assert list((saved / "step-00000002.partial").glob("__1_*.distcp"))
+
+    # Alone and in another layout, a run finds step 1, and its save of step 2 replaces the remains.
+    cases, report = tmp_path / "cases.json", tmp_path / "report.json"
+    cases.write_text(json.dumps({"alone": {"resume": True, "stop": 2}}))
+    run(1, HERE / "layouts_job.py", cases, report, saved)
+    found = json.loads(report.read_text())["alone"]
+    assert found["start"] == 1
+    assert found["weights"] < 1e-4
+    assert names(saved) == ["step-00000001", "step-00000002"]
+
+
+def until(rank: subprocess.Popen[str], text: str) -> None:
+    """Read what ``rank`` prints up to a line with ``text``."""
+    assert rank.stdout is not None
+    said = ""
+    for line in rank.stdout:
+        said += line
+        if text in line:
+            return
+    raise AssertionError(f"ended before it said {text!r}:\n{said}")
+
+
+def test_stopped_and_killed_runs_follow_an_undisturbed_one(tmp_path: Path) -> None:
+    steps = 24
+    options = [*SMALL, "--steps", steps, "--checkpoint", tmp_path / "saved", "--save-every", "4"]
+    run(1, RECIPE, *SMALL, "--steps", steps, "--losses", tmp_path / "whole.json")
+    whole = json.loads((tmp_path / "whole.json").read_text())
+    assert whole[str(steps)] < whole["1"] - 0.5
+
+    # SIGTERM to one of two ranks: both save where they are, and end well.
+    ranks = start(2, RECIPE, *options, "--strategy", "tensor", "--losses", tmp_path / "1.json")
+    until(ranks[0], "step 2/")
+    ranks[1].send_signal(signal.SIGTERM)
+    said = finish(ranks)
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    stopped = json.loads((tmp_path / "1.json").read_text())
+    last = max(map(int, stopped))
+    assert f"asked to stop: ends after step {last}" in said[0]
+    assert last < steps
+
+    # SIGKILL to all, in another layout.
+    ranks = start(2, RECIPE, *options, "--strategy", "fsdp")
+    until(ranks[0], f"resumed after step {last}")
+    until(ranks[0], f"step {last + 6}/")
+    for rank in ranks:
+        rank.kill()
+    finish(ranks)
+
+    # And in a third to the end.
+    [said_1, _] = run(
+        2, RECIPE, *options, "--strategy", "pipeline", "--losses", tmp_path / "2.json"
+    )
+    assert "held-out loss" in said_1
+    resumed = json.loads((tmp_path / "2.json").read_text())
+    assert last < min(map(int, resumed)) <= last + 8
+    assert max(map(int, resumed)) == steps
+    for step, loss in {**stopped, **resumed}.items():
+        assert loss == pytest.approx(whole[step], rel=1e-4), step

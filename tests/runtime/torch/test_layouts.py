@@ -1,0 +1,131 @@
+"""Every layout computes what one process computes: losses, gradient norms and weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.torch.ranks import HERE, run
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+
+SPLIT = {"tensor": 2, "pipeline": 2}
+
+ONE = {
+    "alone": {},
+    "data_parallel": {"strategy": "data_parallel"},
+    "offload": {"layout": {"offload": True, "micro_batch": 8}},
+    "resumed from four ranks": {"resume": True},
+}
+TWO = {
+    "ddp": {"strategy": "ddp"},
+    "ddp, at once": {"layout": {"data": 2, "micro_batch": 4}},
+    "fsdp": {"strategy": "fsdp"},
+    "optimizer": {"layout": {"data": 2, "sharding": "optimizer"}},
+    "gradients": {"layout": {"data": 2, "sharding": "gradients"}},
+    "offload": {"layout": {"data": 2, "sharding": "full", "offload": True}},
+    "full recompute": {"layout": {"data": 2, "sharding": "full", "recompute": "full"}},
+    "selective recompute": {"layout": {"data": 2, "recompute": "selective"}},
+    "tensor": {"strategy": "tensor"},
+    "tensor alone": {"layout": {"tensor": 2}},
+    "tensor, recomputed": {
+        "layout": {"tensor": 2, "sequence_parallel": True, "recompute": "selective"}
+    },
+    "1f1b": {"strategy": "pipeline"},
+    "1f1b, recomputed": {"layout": {"pipeline": 2, "recompute": "full"}},
+    "gpipe": {"layout": {"pipeline": 2, "schedule": "gpipe", "micro_batch": 4}},
+    "looped gpipe": {"layout": {"pipeline": 2, "schedule": "gpipe", "virtual_pipeline": 2}},
+    "interleaved": {"layout": {"pipeline": 2, "virtual_pipeline": 2}},
+    "zb-1p": {"layout": {"pipeline": 2, "schedule": "zb-1p", "virtual_pipeline": 2}},
+    "zb-v": {"layout": {"pipeline": 2, "schedule": "zb-v"}},
+    "tied, ddp": {"strategy": "ddp", "kind": "tied"},
+    "tied, fsdp": {"strategy": "fsdp", "kind": "tied"},
+    "tied, tensor": {"strategy": "tensor", "kind": "tied"},
+    "normed, tensor": {"strategy": "tensor", "kind": "normed"},
+    "normed, tensor alone": {"layout": {"tensor": 2}, "kind": "normed"},
+    "bf16, ddp": {"strategy": "ddp", "precision": "bf16"},
+    "bf16, fsdp": {"strategy": "fsdp", "precision": "bf16"},
+    "fp16, ddp": {"strategy": "ddp", "precision": "fp16"},
+    "fp16, fsdp": {"strategy": "fsdp", "precision": "fp16"},
+    "resumed in ddp": {"strategy": "ddp", "resume": True},
+    "resumed in tensor": {"strategy": "tensor", "resume": True},
+    "resumed in zb-v": {"layout": {"pipeline": 2, "schedule": "zb-v"}, "resume": True},
+}
+FOUR = {
+    "hsdp": {"layout": {"data": 4, "sharding": "hybrid", "shard": 2}},
+    "tensor, copied": {"layout": {"tensor": 2, "data": 2, "sequence_parallel": True}},
+    "tensor, zero-1": {"layout": {"tensor": 2, "data": 2, "sharding": "optimizer"}},
+    "tensor x pipeline": {"layout": {**SPLIT, "sequence_parallel": True}},
+    "tensor x zb-1p": {"layout": {**SPLIT, "schedule": "zb-1p", "sequence_parallel": True}},
+    "pipeline, copied": {"layout": {"pipeline": 2, "data": 2, "schedule": "gpipe"}},
+    "pipeline, sharded": {"layout": {"pipeline": 2, "data": 2, "sharding": "full"}},
+    "interleaved, zero-1": {
+        "layout": {"pipeline": 2, "virtual_pipeline": 2, "data": 2, "sharding": "optimizer"}
+    },
+    "bf16, all split": {"layout": SPLIT, "precision": "bf16"},
+    "fp16, all split": {"layout": {**SPLIT, "sequence_parallel": True}, "precision": "fp16"},
+    "tensor, sharded": {
+        "layout": {"tensor": 2, "data": 2, "sharding": "full", "sequence_parallel": True},
+        "stop": 1,
+    },
+    "resumed in a pipeline of four": {"strategy": "pipeline", "resume": True},
+}
+EIGHT = {
+    "3d, copied": {"layout": {**SPLIT, "data": 2, "sequence_parallel": True}},
+    "3d, sharded": {
+        "layout": {**SPLIT, "data": 2, "sequence_parallel": True, "sharding": "full"},
+    },
+    "resumed in 3d": {
+        "layout": {**SPLIT, "data": 2, "sharding": "optimizer", "recompute": "full"},
+        "resume": True,
+    },
+    "resumed in fsdp": {"strategy": "fsdp", "resume": True},
+}
+
+Report = dict[str, dict[str, Any]]
+
+
+def train(folder: Path, cases: dict[str, Any], world: int, checkpoints: Path) -> Report:
+    (folder / "cases.json").write_text(json.dumps(cases))
+    run(world, HERE / "layouts_job.py", folder / "cases.json", folder / "report.json", checkpoints)
+    report: Report = json.loads((folder / "report.json").read_text())
+    assert report.keys() == cases.keys()
+    return report
+
+
+def assert_equal(report: Report, cases: dict[str, Any]) -> None:
+    for name, case in cases.items():
+        found = report[name]
+        assert found["start"] == (1 if "resume" in case else 0), name
+        if case.get("precision"):
+            assert found["losses"] == sorted(found["losses"], reverse=True), (name, found)
+            assert found["loss"] < 2e-3, (name, found)
+            assert found["norm"] < 5e-2, (name, found)
+        else:
+            assert found["loss"] < 1e-5, (name, found)
+            assert found["norm"] < 1e-5, (name, found)
+            # Adam divides by gradients' sizes, and so enlarges what rounding does to small ones.
+            assert found["weights"] < 1e-4, (name, found)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
+    """Four ranks, whose checkpoint others resume from."""
+    folder = tmp_path_factory.mktemp("four")
+    return train(folder, FOUR, 4, folder / "checkpoints"), folder / "checkpoints"
+
+
+def test_four_ranks(four: tuple[Report, Path]) -> None:
+    assert_equal(four[0], FOUR)
+
+
+@pytest.mark.parametrize(
+    ("world", "cases"), [(1, ONE), (2, TWO), (8, EIGHT)], ids=["one", "two", "eight"]
+)
+def test_ranks(
+    world: int, cases: dict[str, Any], four: tuple[Report, Path], tmp_path: Path
+) -> None:
+    assert_equal(train(tmp_path, cases, world, four[1]), cases)

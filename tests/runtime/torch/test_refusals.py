@@ -1,0 +1,39 @@
+"""Models that a layout cannot split are refused, by every rank alike, with what to do instead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runtime.torch.ranks import HERE, run
+
+pytestmark = pytest.mark.torch
+
+REASONS = {
+    "fused": "blocks.0.attention.qkv (Linear): a rank's share of a fused projection would mix",
+    "unknown linear": "blocks.0.mlp.mystery (Linear): say whether it opens or closes its layer",
+    "another module": "no place for blocks.1.mlp_norm (PReLU)",
+    "heads": "tensor 2 does not divide the 1 heads of blocks.0.attention.k_proj",
+    "vocabulary": "tensor 2 does not divide out_features 63 of head",
+    "all heads": "let the model split them as view(batch, sequence, -1, head_dim)",
+    "halved heads": "blocks.0 would attend with heads of 4 features instead of 8",
+    "sequence": "sequence_parallel cannot split sequences of 15 over tensor 2",
+    "batch": "part of a global batch of 8 is 4 samples, not 3",
+    "tied": "head.weight is tied to embedding.weight, and a pipeline puts them on different",
+    "two embeddings": "WithPositions.forward() computes between its modules",
+    "too many stages": "2 blocks cannot fill 4 pipeline stages",
+    "no blocks": 'name the list: parallelize(model, ..., blocks="layers")',
+    "not initialized": "nothing gives norm.weight its first values: define",
+    "different weights": "different weights: call torch.manual_seed with one seed on all of them",
+}
+
+
+def test_refusals(tmp_path: Path) -> None:
+    run(2, HERE / "refusals_job.py", tmp_path)
+    for rank in range(2):
+        report = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert report.keys() == REASONS.keys()
+        for name, reason in REASONS.items():
+            assert reason in report[name], name

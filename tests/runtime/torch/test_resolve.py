@@ -1,0 +1,96 @@
+"""The layout of a run, and layouts that are refused before any rank communicates."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from dtrain.runtime.layout import Layout, Training
+from dtrain.runtime.torch.resolve import World, over, resolve
+
+pytestmark = pytest.mark.torch
+
+
+def test_a_strategy_alone_makes_a_layout() -> None:
+    world, batch = World(8, 4), Training(global_batch=16)
+    assert resolve("ddp", None, batch, world) == Layout(data=8, grad_accumulation=2)
+    assert resolve("none", None, Training(), world) == Layout(data=8)
+    assert resolve("fsdp", None, batch, world).sharding == "full"
+    hsdp = resolve("hsdp", None, batch, world)
+    assert (hsdp.sharding, hsdp.shard, hsdp.data) == ("hybrid", 4, 8)
+    tensor = resolve("tensor", None, batch, world)
+    assert (tensor.tensor, tensor.sequence_parallel, tensor.grad_accumulation) == (8, True, 16)
+    assert resolve("pipeline", None, batch, world).grad_accumulation == 16
+    assert resolve("data_parallel", None, batch, World(1, 1, devices=4)).data == 4
+    for strategy in ("fsdp", "hsdp", "tensor", "pipeline"):
+        assert resolve(strategy, None, Training(), World(1, 1)).world_size == 1
+
+
+def test_states_are_sharded_within_a_host() -> None:
+    layout = Layout(tensor=2, data=8, sharding="hybrid")
+    assert resolve("3d", layout, Training(), World(16, 8)).shard == 4
+    assert resolve("3d", layout, Training(), World(16, 2)).shard == 1
+
+
+def test_the_cluster_file_goes_before_the_script() -> None:
+    script = Training(global_batch=32, precision="fp32")
+    assert over(script, Training(precision="bf16")) == Training(32, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "layout", "training", "reason"),
+    [
+        ("dpp", None, Training(), "strategy 'dpp' is not one of"),
+        ("3d", None, Training(), "strategy 3d needs a layout"),
+        ("fsdp", None, Training(precision="fp8"), "fp8 needs"),
+        (
+            "3d",
+            Layout(data=2),
+            Training(),
+            "is for 2 ranks (tensor 1 x pipeline 1 x data 2), but 4",
+        ),
+        ("3d", Layout(context=2, data=2), Training(), "does not split by context"),
+        ("3d", Layout(data=4, expert=2), Training(), "does not split by expert"),
+        ("data_parallel", None, Training(), "with 4 processes, or a split model, use ddp"),
+        ("3d", Layout(data=4), Training(global_batch=6), "use a multiple of 4"),
+        (
+            "3d",
+            Layout(data=4, grad_accumulation=3),
+            Training(global_batch=8),
+            "makes a global batch of 12 (data 4 x micro_batch 1 x grad_accumulation 3), but",
+        ),
+        ("3d", Layout(tensor=4, sharding="full"), Training(), "more than one data rank to share"),
+        ("3d", Layout(data=4, sequence_parallel=True), Training(), "but tensor is 1"),
+        ("3d", Layout(data=4, sharding="hybrid", shard=3), Training(), "shard 3 does not divide"),
+        ("3d", Layout(data=4, virtual_pipeline=2), Training(), "but pipeline is 1"),
+        (
+            "3d",
+            Layout(pipeline=2, data=2, schedule="zb-1p", grad_accumulation=4),
+            Training(),
+            "zb-1p computes wrong gradients with more than one data rank",
+        ),
+        (
+            "3d",
+            Layout(pipeline=4, schedule="zb-v", grad_accumulation=4, recompute="full"),
+            Training(),
+            "recomputation would run in both",
+        ),
+        (
+            "3d",
+            Layout(pipeline=4, grad_accumulation=2),
+            Training(),
+            "grad_accumulation is 2, pipeline 4; raise the global batch to 4 or more",
+        ),
+        (
+            "3d",
+            Layout(pipeline=4, virtual_pipeline=2, grad_accumulation=6),
+            Training(),
+            "in rounds of 4 micro-batches",
+        ),
+        ("3d", Layout(data=4, schedule="zb-2p"), Training(), "schedule 'zb-2p' is not one of"),
+    ],
+)
+def test_refused(strategy: str, layout: Layout | None, training: Training, reason: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        resolve(strategy, layout, training, World(4, 2))
