@@ -28,7 +28,9 @@ def case(request: pytest.FixtureRequest) -> Path:
 
 
 def options(case: Path, *, json: bool = False) -> Options:
-    return Options(case / "cluster.yaml", (), json=json, fold=False, ranks=None, hosts=None)
+    return Options(
+        case / "cluster.yaml", (), json=json, fold=False, ranks=None, hosts=None, tensorboard=False
+    )
 
 
 def contents(folder: Path) -> dict[str, bytes]:
