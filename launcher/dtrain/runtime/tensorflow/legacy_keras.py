@@ -1,0 +1,72 @@
+"""Which Keras can train under a strategy.
+
+Keras 3's ``fit`` fails under several workers and parameter servers, and reports a wrong loss
+under central storage. tf-keras, which is Keras 2, is right under all of them. Custom loops are
+right with both.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from types import ModuleType
+from typing import Any, NoReturn
+
+from dtrain.runtime.job import current_job
+from dtrain.runtime.tensorflow.cluster import Cluster, current_cluster
+from dtrain.runtime.tensorflow.strategies import strategy_name
+
+NEEDS_LEGACY = frozenset({"multi_worker_mirrored", "parameter_server", "central_storage"})
+
+
+def keras() -> ModuleType:
+    """The Keras to write this job's model with: tf-keras where ``fit`` needs it or
+    ``TF_USE_LEGACY_KERAS=1`` asks for it, else Keras 3.
+
+    Without tf-keras it is Keras 3, for a custom loop; `init` then makes ``fit`` refuse.
+    """
+    if _legacy_wanted():
+        # What in TensorFlow itself asks for Keras must get the same one.
+        os.environ["TF_USE_LEGACY_KERAS"] = "1"
+        return importlib.import_module("tf_keras")
+    return importlib.import_module("keras")
+
+
+def is_legacy(module: ModuleType) -> bool:
+    """Whether ``module`` is tf-keras."""
+    return module.__name__.startswith("tf_keras")
+
+
+def refuse_fit(strategy: str, cluster: Cluster) -> None:
+    """From now on a ``fit`` that would go wrong says so, and what to do instead."""
+    if strategy == "model_parallel" and cluster.tasks:
+        _refuse(
+            keras(),
+            "fit() does not sum the gradients of several workers whose layers were placed by"
+            " hand: write the training loop yourself (`distributed.replicated`)",
+        )
+    elif strategy in NEEDS_LEGACY and cluster.role != "evaluator":
+        trouble = (
+            "reports a wrong loss" if strategy == "central_storage" else "fails on its first batch"
+        )
+        _refuse(
+            importlib.import_module("keras"),
+            f"Keras 3's fit() {trouble} under {strategy}. Build the model with tf-keras"
+            " (`pip install tf-keras`, then `keras = distributed.keras()`, or"
+            " TF_USE_LEGACY_KERAS=1 in job.env), or write the training loop yourself",
+        )
+
+
+def _refuse(module: ModuleType, reason: str) -> None:
+    def fit(*_arguments: Any, **_options: Any) -> NoReturn:
+        raise RuntimeError(reason)
+
+    module.Model.fit = fit
+
+
+def _legacy_wanted() -> bool:
+    if os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True"):
+        return True
+    name = strategy_name(current_job().strategy, current_cluster())
+    return name in NEEDS_LEGACY and importlib.util.find_spec("tf_keras") is not None
