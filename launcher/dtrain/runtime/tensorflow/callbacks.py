@@ -74,6 +74,11 @@ class _Training(keras().callbacks.Callback):  # type: ignore[misc]
         if stop:
             self.model.stop_training = True
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        # tf-keras adds up over the workers what every one of them has the mean of already.
+        if self._run.several_workers and self.model.distribute_reduction_method == "auto":
+            self.model.distribute_reduction_method = "first"
+
     def on_train_end(self, logs: Any = None) -> None:
         if self._done != self._saved:
             self._save()

@@ -32,6 +32,8 @@ class Checkpoints:
         self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         self._objects = objects
         self._checkpoint = tf.train.Checkpoint(step=self._step, **objects)
+        # Made here, and by every worker: within a strategy's scope making a variable is collective.
+        _ = self._checkpoint.save_counter
         self._manager = tf.train.CheckpointManager(
             self._checkpoint, str(self._folder), max_to_keep=keep, step_counter=self._step
         )

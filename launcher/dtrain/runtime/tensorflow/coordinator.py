@@ -11,7 +11,7 @@ from dtrain.runtime.tensorflow.run import Run
 
 
 class Coordinator:
-    """Runs ``step(batch)``, which returns a loss, on whichever worker is free.
+    """Runs ``step(*batch)``, which returns a loss, on whichever worker is free.
 
     ``make_dataset`` is called on each worker and makes its batches. A worker that dies is left
     out until it is back, and its step is done again; with a parameter server variables are lost.
@@ -21,12 +21,12 @@ class Coordinator:
         self,
         run: Run,
         make_dataset: Callable[[], tf.data.Dataset],
-        step: Callable[[Any], tf.Tensor],
+        step: Callable[..., tf.Tensor],
     ) -> None:
         self._strategy = run.strategy
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(run.strategy)
         self._batches = iter(self._coordinator.create_per_worker_dataset(make_dataset))
-        self._step = tf.function(lambda batches: run.strategy.run(step, (next(batches),)))
+        self._step = tf.function(lambda batches: run.strategy.run(step, next(batches)))
 
     def run(self, steps: int) -> list[float]:
         """Have ``steps`` steps done and return their losses.

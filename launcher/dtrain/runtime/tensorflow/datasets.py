@@ -49,8 +49,13 @@ def dataset(
     data = source
     if not isinstance(source, tf.data.Dataset):
         data = tf.data.Dataset.from_tensor_slices(source)
-    if shuffle:
-        data = data.shuffle(shuffle, seed=_entropy() if run.asynchronous else seed)
+    if shuffle and run.asynchronous:
+        # Each worker runs this same graph: with its seed they would all draw the same batches.
+        if not tf.executing_eagerly():
+            tf.random.set_seed(None)
+        data = data.shuffle(shuffle)
+    elif shuffle:
+        data = data.shuffle(shuffle, seed=seed)
     if repeat:
         data = data.repeat()
     data = data.batch(global_batch)
@@ -60,11 +65,3 @@ def dataset(
     policy = getattr(tf.data.experimental.AutoShardPolicy, shard.upper())
     options.experimental_distribute.auto_shard_policy = policy
     return data.with_options(options).prefetch(tf.data.AUTOTUNE)
-
-
-def _entropy() -> tf.Tensor:
-    """A seed that each worker draws where its dataset is made. Any other operation would follow
-    the global seed, and all workers would go through the same batches at the same time."""
-    return tf.raw_ops.RandomUniformInt(
-        shape=[], minval=tf.constant(0, tf.int64), maxval=tf.constant(2**31, tf.int64)
-    )

@@ -1,8 +1,9 @@
 """Which Keras can train under a strategy.
 
 Keras 3's ``fit`` fails under several workers and parameter servers, and reports a wrong loss
-under central storage. tf-keras, which is Keras 2, is right under all of them. Custom loops are
-right with both.
+under central storage. Under the strategies of one host it is right, but draws one batch more than
+it trains on, the first, so that a resumed run goes through other data. tf-keras, which is Keras 2,
+has none of this. Custom loops are right with both.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from dtrain.runtime.job import current_job
 from dtrain.runtime.tensorflow.cluster import Cluster, current_cluster
 from dtrain.runtime.tensorflow.strategies import strategy_name
 
-NEEDS_LEGACY = frozenset({"multi_worker_mirrored", "parameter_server", "central_storage"})
+_NEED_LEGACY = frozenset({"multi_worker_mirrored", "parameter_server", "central_storage"})
+_NO_STRATEGY = frozenset({"none", "model_parallel"})
 
 
 def keras() -> ModuleType:
-    """The Keras to write this job's model with: tf-keras where ``fit`` needs it or
-    ``TF_USE_LEGACY_KERAS=1`` asks for it, else Keras 3.
+    """The Keras to write this job's model with: tf-keras under a ``tf.distribute`` strategy or
+    where ``TF_USE_LEGACY_KERAS=1`` asks for it, else Keras 3.
 
-    Without tf-keras it is Keras 3, for a custom loop; `init` then makes ``fit`` refuse.
+    Where tf-keras is not installed it is Keras 3, for custom loops; `init` then has its ``fit``
+    refuse where that would go wrong.
     """
     if _legacy_wanted():
         # What in TensorFlow itself asks for Keras must get the same one.
@@ -46,7 +49,7 @@ def refuse_fit(strategy: str, cluster: Cluster) -> None:
             "fit() does not sum the gradients of several workers whose layers were placed by"
             " hand: write the training loop yourself (`distributed.replicated`)",
         )
-    elif strategy in NEEDS_LEGACY and cluster.role != "evaluator":
+    elif strategy in _NEED_LEGACY and cluster.role != "evaluator":
         trouble = (
             "reports a wrong loss" if strategy == "central_storage" else "fails on its first batch"
         )
@@ -69,4 +72,4 @@ def _legacy_wanted() -> bool:
     if os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True"):
         return True
     name = strategy_name(current_job().strategy, current_cluster())
-    return name in NEEDS_LEGACY and importlib.util.find_spec("tf_keras") is not None
+    return name not in _NO_STRATEGY and importlib.util.find_spec("tf_keras") is not None

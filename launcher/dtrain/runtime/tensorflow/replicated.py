@@ -19,7 +19,9 @@ def replicated(run: Run, step: Callable[..., tf.Tensor]) -> Callable[[Any], tf.T
     @tf.function  # type: ignore[untyped-decorator]
     def run_step(batch: Any) -> tf.Tensor:
         if _by_hand(run):
-            return _sum_over_workers(run, [step(*batch)])[0]
+            # Each worker is one replica, whose part of the batch the strategy still wraps up.
+            mine = (run.strategy.experimental_local_results(part)[0] for part in batch)
+            return _sum_over_workers(run, [step(*mine)])[0]
         return run.strategy.reduce(_SUM, run.strategy.run(step, batch), axis=None)
 
     return run_step  # type: ignore[no-any-return]
