@@ -197,6 +197,7 @@ def train_by_fit(training: Training) -> None:
         data,
         epochs=steps // per_epoch,
         steps_per_epoch=per_epoch,
+        shuffle=False,  # the dataset is shuffled
         verbose=0,
         callbacks=distributed.callbacks(
             run,

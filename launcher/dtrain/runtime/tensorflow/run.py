@@ -49,8 +49,12 @@ class Run:
         return int(self.strategy.num_replicas_in_sync)
 
     def __str__(self) -> str:
+        if self.is_evaluator:
+            return f"{self.cluster.name} follows the checkpoints"
         task = f"{self.cluster.name}: " if self.cluster.tasks else ""
-        return f"{task}strategy {self.name}, {self.replicas} replica(s)"
+        workers = len(self.cluster.tasks.get("worker", ()))
+        share = f"{workers} worker(s)" if self.asynchronous else f"{self.replicas} replica(s)"
+        return f"{task}strategy {self.name}, {share}"
 
 
 def init(strategy: str | None = None) -> Run:
