@@ -23,8 +23,8 @@ _NO_STRATEGY = frozenset({"none", "model_parallel"})
 
 
 def keras() -> ModuleType:
-    """The Keras to write this job's model with: tf-keras under a ``tf.distribute`` strategy or
-    where ``TF_USE_LEGACY_KERAS=1`` asks for it, else Keras 3.
+    """The Keras to write this job's model with: tf-keras under a ``tf.distribute`` strategy, else
+    Keras 3. ``TF_USE_LEGACY_KERAS`` decides where it is set: 1 for tf-keras, 0 for Keras 3.
 
     Where tf-keras is not installed it is Keras 3, for custom loops; `init` then has its ``fit``
     refuse where that would go wrong.
@@ -69,7 +69,7 @@ def _refuse(module: ModuleType, reason: str) -> None:
 
 
 def _legacy_wanted() -> bool:
-    if os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True"):
-        return True
+    if asked := os.environ.get("TF_USE_LEGACY_KERAS"):
+        return asked in ("1", "true", "True")
     name = strategy_name(current_job().strategy, current_cluster())
     return name not in _NO_STRATEGY and importlib.util.find_spec("tf_keras") is not None

@@ -36,9 +36,7 @@ def device_mesh(dimensions: Mapping[str, int]) -> dtensor.Mesh:
             f"a mesh of {', '.join(names)} needs {prod(dimensions.values())} devices;"
             f" the job has {devices} {kind}s"
         )
-    return dtensor.create_distributed_mesh(
-        list(dimensions.items()), device_type=kind, num_global_devices=devices
-    )
+    return dtensor.create_distributed_mesh()
 
 
 def client_environment(cluster: Cluster) -> dict[str, str]:

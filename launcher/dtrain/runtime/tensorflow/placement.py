@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import tensorflow as tf
@@ -71,7 +72,7 @@ def _parameters(layers: Sequence[Any], input_shape: Sequence[int]) -> list[int]:
         with tf.device("/device:CPU:0"):
             copy.build(shape)
         shape = tuple(copy.compute_output_shape(shape))
-        counts.append(int(copy.count_params()))
+        counts.append(sum(prod(weight.shape) for weight in copy.weights))
     return counts
 
 
