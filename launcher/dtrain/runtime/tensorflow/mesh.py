@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from math import prod
 
 import tensorflow as tf
@@ -18,17 +19,12 @@ from dtrain.runtime.tensorflow.deadline import start_deadline
 
 def device_mesh(dimensions: Mapping[str, int]) -> dtensor.Mesh:
     """A mesh such as ``{"batch": 2, "model": 2}`` over the GPUs of all workers in ``TF_CONFIG``,
-    or their logical CPUs where they have none. Call it before any operation.
+    or their logical CPUs where they have none. Make the first mesh before any operation.
 
     Raises ValueError when the mesh and the devices differ in number.
     """
-    cluster = current_cluster()
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
-    if cluster.peers:
-        os.environ.update(client_environment(cluster))
-        connect_directly(cluster)
-    with start_deadline(cluster):
-        dtensor.initialize_accelerator_system(kind)
+    _connect(kind)
     names = [f"{name}={size}" for name, size in dimensions.items()]
     devices = dtensor.num_global_devices(kind)
     if prod(dimensions.values()) != devices:
@@ -36,7 +32,18 @@ def device_mesh(dimensions: Mapping[str, int]) -> dtensor.Mesh:
             f"a mesh of {', '.join(names)} needs {prod(dimensions.values())} devices;"
             f" the job has {devices} {kind}s"
         )
-    return dtensor.create_distributed_mesh()
+    return dtensor.create_distributed_mesh(list(dimensions.items()), device_type=kind)
+
+
+@cache
+def _connect(kind: str) -> None:
+    """Once for all meshes: DTensor can be initialized a single time."""
+    cluster = current_cluster()
+    if cluster.peers:
+        os.environ.update(client_environment(cluster))
+        connect_directly(cluster)
+    with start_deadline(cluster):
+        dtensor.initialize_accelerator_system(kind)
 
 
 def client_environment(cluster: Cluster) -> dict[str, str]:

@@ -9,6 +9,12 @@ from dtrain.runtime import tensorflow as distributed
 
 distributed.configure_devices(logical_cpus=2, seed=0)
 mesh = distributed.device_mesh({"batch": 2, "model": 2})
+try:
+    distributed.device_mesh({"batch": 3, "model": 2})
+except ValueError as error:
+    assert "needs 6 devices; the job has 4 CPUs" in str(error), error
+else:
+    raise AssertionError("a mesh of 6 devices was made of 4")
 
 random = np.random.default_rng(0)
 inputs, weights = random.normal(size=(8, 6)), random.normal(size=(6, 4))
