@@ -3,7 +3,7 @@ most of the time. The checks are assertions in the programs."""
 
 import pytest
 
-from runtime.tensorflow.conftest import CHECKS
+from runtime.tensorflow.conftest import CHECKS, SCRIPTS
 
 pytestmark = pytest.mark.tensorflow
 
@@ -24,3 +24,14 @@ def test_layers_compute_where_they_are_placed(start, legacy: str) -> None:
 def test_a_mesh_over_two_processes(start) -> None:
     for task in start("none", [CHECKS / "mesh.py"], worker=2).values():
         assert "all sharded" in task.succeeds()
+
+
+def test_the_recipes_read_the_formats_they_name(start) -> None:
+    assert "all read" in start("none", [CHECKS / "data.py"])["-0"].succeeds()
+
+
+def test_texts_are_learned(start) -> None:
+    """The held-out passages come from 8 packages, of unequal size: guessing gets 0.25 at best."""
+    options = ["--steps", "150", "--words", "5000", "--width", "32", "--lr", "0.005"]
+    task = start("none", [SCRIPTS / "classify_text.py", *options])["-0"]
+    assert float(task.succeeds().rpartition("held-out accuracy ")[2]) > 0.6

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections import deque
 from pathlib import Path
 
 from dtrain.runtime.progress import tell
@@ -49,16 +50,17 @@ class TensorBoard:
         self._process.wait()
 
     def _read(self) -> None:
-        assert self._process.stderr is not None  # noqa: S101 - it was started with a pipe
-        for line in self._process.stderr:
+        last: deque[str] = deque(maxlen=20)
+        for line in self._process.stderr or ():
+            last.append(line)
             if self._port is None and (found := _LISTENS.search(line)):
                 self._port = int(found[1])
                 sys.stdout.write(f"TensorBoard at http://127.0.0.1:{self._port}/\n")
                 sys.stdout.flush()
                 tell("tensorboard", port=self._port)
                 self._listens.set()
-            elif "error" in line.lower():
-                sys.stderr.write(f"tensorboard: {line}")
+        if self._port is None:
+            sys.stderr.write(f"TensorBoard ended before it served anything:\n{''.join(last)}")
         self._listens.set()
 
 
