@@ -312,6 +312,7 @@ def main() -> None:
         if arguments.losses:
             arguments.losses.write_text(json.dumps(training.losses))
         print(f"held-out accuracy {training.accuracy():.3f}", flush=True)
+    distributed.meet(run)
 
 
 if __name__ == "__main__":

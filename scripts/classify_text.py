@@ -255,6 +255,7 @@ def main() -> None:
         if arguments.losses:
             arguments.losses.write_text(json.dumps(losses))
         print(f"held-out accuracy {accuracy(model, data):.3f}", flush=True)
+    distributed.meet(run)
 
 
 if __name__ == "__main__":

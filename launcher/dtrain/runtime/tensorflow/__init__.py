@@ -15,7 +15,7 @@ from dtrain.runtime.stopping import stop_requested
 from dtrain.runtime.tensorflow.callbacks import callbacks
 from dtrain.runtime.tensorflow.checkpoints import Checkpoints
 from dtrain.runtime.tensorflow.cluster import Cluster, current_cluster
-from dtrain.runtime.tensorflow.collectives import stop_together, take_from_chief
+from dtrain.runtime.tensorflow.collectives import meet, stop_together, take_from_chief
 from dtrain.runtime.tensorflow.coordinator import Coordinator
 from dtrain.runtime.tensorflow.datasets import dataset
 from dtrain.runtime.tensorflow.devices import configure_devices
@@ -42,6 +42,7 @@ __all__ = [
     "device_mesh",
     "init",
     "keras",
+    "meet",
     "placed",
     "replicated",
     "scaled_loss",

@@ -37,6 +37,13 @@ def stop_together(run: Run) -> Callable[[], bool]:
     return stop
 
 
+def meet(run: Run) -> None:
+    """Wait for all workers, at the end of a script: one that leaves while others still work, say
+    the chief on an evaluation, looks to them as if it had crashed."""
+    if run.several_workers:
+        stop_together(run)()
+
+
 def take_from_chief(run: Run, variables: Iterable[Any]) -> None:
     """Give ``variables`` the chief's values in every process, which may share no file system."""
     if not run.several_workers:
