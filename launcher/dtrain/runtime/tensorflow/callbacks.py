@@ -1,0 +1,107 @@
+"""What ``fit`` is to do after each step: report, save, stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dtrain.runtime.progress import progress
+from dtrain.runtime.tensorflow.checkpoints import Checkpoints
+from dtrain.runtime.tensorflow.collectives import stop_together
+from dtrain.runtime.tensorflow.legacy_keras import keras
+from dtrain.runtime.tensorflow.run import Run
+
+
+def callbacks(
+    run: Run,
+    *,
+    total: int | None = None,
+    done: int = 0,
+    steps_per_epoch: int = 1,
+    checkpoints: Checkpoints | None = None,
+    save_every: int = 100,
+    logdir: str | Path | None = None,
+    on_step: Callable[[int, float], None] | None = None,
+) -> list[Any]:
+    """Callbacks for ``fit``: progress of ``total`` steps, checkpoints, a clean end on SIGTERM,
+    and TensorBoard's events from the chief.
+
+    ``done`` steps were done before, by the run that this one resumes. ``on_step`` is called with
+    each step and its loss. Under parameter servers
+    Keras calls back after epochs only, so there each epoch counts as ``steps_per_epoch`` steps,
+    and saving and stopping wait for its end.
+    """
+    kind = _AfterEpoch if run.asynchronous else _AfterStep
+    after: list[Any] = [kind(run, total, done, steps_per_epoch, checkpoints, save_every, on_step)]
+    if logdir is not None and run.is_chief:
+        after.append(keras().callbacks.TensorBoard(str(logdir)))
+    return after
+
+
+class _Training(keras().callbacks.Callback):  # type: ignore[misc]
+    """Counts optimizer steps, and tells, saves and stops by them."""
+
+    def __init__(
+        self,
+        run: Run,
+        total: int | None,
+        done: int,
+        steps_per_epoch: int,
+        checkpoints: Checkpoints | None,
+        save_every: int,
+        on_step: Callable[[int, float], None] | None,
+    ) -> None:
+        super().__init__()
+        self._run = run
+        self._total = total
+        self._done = self._saved = done
+        self._steps_per_epoch = steps_per_epoch
+        self._checkpoints = checkpoints
+        self._save_every = save_every
+        self._on_step = on_step
+        self._must_stop = stop_together(run)
+
+    def _advance(self, steps: int, loss: float) -> None:
+        self._done += steps
+        if self._run.is_chief:
+            progress(self._done, total=self._total, loss=loss)
+        if self._on_step:
+            self._on_step(self._done, loss)
+        stop = self._must_stop()
+        if stop or self._done - self._saved >= self._save_every:
+            self._save()
+        if stop:
+            self.model.stop_training = True
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        # tf-keras adds up over the workers what every one of them has the mean of already.
+        if self._run.several_workers and self.model.distribute_reduction_method == "auto":
+            self.model.distribute_reduction_method = "first"
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._done != self._saved:
+            self._save()
+
+    def _save(self) -> None:
+        if self._checkpoints:
+            self._checkpoints.save(self._done)
+        self._saved = self._done
+
+
+class _AfterStep(_Training):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._mean, self._steps = 0.0, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # Keras tells the mean since the epoch began; this step's loss follows from two of them.
+        mean = float(logs["loss"])
+        self._steps += 1
+        loss = mean * self._steps - self._mean * (self._steps - 1)
+        self._mean = mean
+        self._advance(1, loss)
+
+
+class _AfterEpoch(_Training):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._advance(self._steps_per_epoch, float(logs["loss"]))

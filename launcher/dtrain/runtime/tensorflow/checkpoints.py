@@ -1,0 +1,82 @@
+"""Checkpoints of which only the chief's are kept."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.runtime.stopping import stop_requested
+from dtrain.runtime.tensorflow.collectives import take_from_chief
+from dtrain.runtime.tensorflow.run import Run
+
+
+class Checkpoints:
+    """The newest ``keep`` checkpoints of ``objects`` in ``folder``, each named by its step.
+
+        saved = Checkpoints(folder, run, model=model, optimizer=optimizer)
+        step = saved.restore()
+        ...
+        saved.save(step)
+
+    Models and optimizers must be built. Only the chief needs the folder: what it reads it passes
+    on to the other workers. An evaluator needs to see the chief's.
+    """
+
+    def __init__(self, folder: str | Path, run: Run, *, keep: int = 3, **objects: Any) -> None:
+        self._folder = Path(folder)
+        self._run = run
+        self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+        self._objects = objects
+        self._checkpoint = tf.train.Checkpoint(step=self._step, **objects)
+        # Made here, and by every worker: within a strategy's scope making a variable is collective.
+        _ = self._checkpoint.save_counter
+        self._manager = tf.train.CheckpointManager(
+            self._checkpoint, str(self._folder), max_to_keep=keep, step_counter=self._step
+        )
+        # By default each parameter server reads and writes its variables on a disk of its own.
+        chief = "/job:chief/replica:0/task:0/device:CPU:0" if run.asynchronous else None
+        self._options = tf.train.CheckpointOptions(experimental_io_device=chief)
+
+    def restore(self) -> int:
+        """Take over the newest checkpoint and return its step; 0 where there is none.
+
+        Raises ValueError for a checkpoint that lacks a variable of these objects.
+        """
+        newest = tf.train.latest_checkpoint(str(self._folder)) if self._run.is_chief else None
+        if newest:
+            self._load(newest)
+        variables = [v for owner in self._objects.values() for v in owner.variables]
+        take_from_chief(self._run, [self._step, *variables])
+        return int(self._step.numpy())
+
+    def save(self, step: int) -> None:
+        """Save everything as step ``step``. All workers must call it at the same step: some
+        variables are put together from all of them."""
+        self._step.assign(step)
+        if self._run.is_chief:
+            self._manager.save(checkpoint_number=step, options=self._options)
+        elif self._run.several_workers:
+            with tempfile.TemporaryDirectory(prefix="dtrain-") as unwanted:
+                self._checkpoint.write(str(Path(unwanted) / "checkpoint"))
+
+    def follow(self) -> Iterator[int]:
+        """For an evaluator: take over each checkpoint as it appears, until SIGTERM."""
+        for path in tf.train.checkpoints_iterator(
+            str(self._folder), timeout=2, timeout_fn=stop_requested
+        ):
+            self._load(path)
+            yield int(self._step.numpy())
+
+    def _load(self, path: str) -> None:
+        try:
+            status = self._checkpoint.read(path, self._options)
+            status.assert_existing_objects_matched()
+        except (AssertionError, ValueError, tf.errors.InvalidArgumentError) as error:
+            raise ValueError(
+                f"{path} is a checkpoint of something else ({str(error).splitlines()[0]}): give"
+                " each model and optimizer a folder of its own"
+            ) from None

@@ -1,0 +1,81 @@
+"""The TensorFlow cluster that this process is part of, as ``TF_CONFIG`` describes it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
+
+_PROXIES = ("grpc_proxy", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The tasks of a job, and which of them this process is. Without tasks it is the only one."""
+
+    tasks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """``HOST:PORT`` of every task, by role. Evaluators may be missing: nobody connects to them."""
+    role: str = "worker"
+    index: int = 0
+
+    @property
+    def name(self) -> str:
+        """Such as ``worker 1``."""
+        return f"{self.role} {self.index}"
+
+    @property
+    def has_parameter_servers(self) -> bool:
+        return bool(self.tasks.get("ps"))
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this task speaks for all: the chief, or worker 0 where no task is the chief."""
+        if "chief" in self.tasks:
+            return self.role == "chief"
+        return self.role == "worker" and self.index == 0 and not self.has_parameter_servers
+
+    @property
+    def peers(self) -> dict[str, str]:
+        """``HOST:PORT`` of every other task, by name."""
+        return {
+            f"{role} {index}": address
+            for role, addresses in self.tasks.items()
+            for index, address in enumerate(addresses)
+            if (role, index) != (self.role, self.index)
+        }
+
+
+def current_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
+    """The cluster in ``TF_CONFIG``, or of this process alone.
+
+    Raises ValueError where ``TF_CONFIG`` is not what TensorFlow reads, or leaves this task out.
+    """
+    text = environment.get("TF_CONFIG")
+    if not text:
+        return Cluster()
+    try:
+        config = json.loads(text)
+        tasks = {role: tuple(ends) for role, ends in config.get("cluster", {}).items() if ends}
+        task = config.get("task", {})
+        role, index = str(task.get("type", "worker")), int(task.get("index", 0))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"TF_CONFIG is not a cluster and a task in JSON: {error}") from None
+    # TensorFlow lets an evaluator stand outside the cluster.
+    if tasks and role != "evaluator" and index >= len(tasks.get(role, ())):
+        raise ValueError(f"TF_CONFIG says this is {role} {index}, which its cluster does not have")
+    return Cluster(tasks, role, index)
+
+
+def connect_directly(cluster: Cluster, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Keep the cluster's traffic off a proxy, which would swallow it and hang every task.
+
+    ``no_grpc_proxy`` goes before ``no_proxy`` in gRPC, so where it is set it is the one to
+    complete.
+    """
+    if not any(environment.get(name) for name in _PROXIES):
+        return
+    hosts = [address.rpartition(":")[0].strip("[]") for address in cluster.peers.values()]
+    variable = "no_grpc_proxy" if environment.get("no_grpc_proxy") else "no_proxy"
+    known = [host for host in environment.get(variable, "").split(",") if host]
+    environment[variable] = ",".join(dict.fromkeys([*known, *hosts]))

@@ -1,0 +1,67 @@
+"""Input by the global batch: what all replicas together go through in one step."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from dtrain.runtime.tensorflow.run import Run
+
+Shard = Literal["auto", "file", "data", "off"]
+
+
+def dataset(
+    source: Any,
+    run: Run,
+    global_batch: int,
+    *,
+    shuffle: int = 0,
+    seed: int = 0,
+    repeat: bool = True,
+    skip: int = 0,
+    shard: Shard = "auto",
+) -> tf.data.Dataset:
+    """Batches of ``global_batch`` samples for `Run.strategy` to divide among its replicas.
+
+    ``source`` is a dataset of single samples, or arrays with the samples along their first axis.
+    ``shuffle`` is the size of the shuffle buffer, in samples; every process draws the same order
+    from ``seed``. ``repeat`` goes through the source for ever, so that every batch is full;
+    without it there is one pass, and its last batch may be smaller. ``skip`` leaves out as many
+    batches: the steps that a resumed training has done already.
+
+    ``shard`` says how several workers share the source: each takes every so-manieth ``file`` or
+    its part of every batch (``data``), ``auto`` files where there are any; ``off`` gives every
+    worker everything, for a source that already differs between them.
+
+    Under parameter servers a step is one worker's, so ``global_batch`` is what one worker takes,
+    and every worker draws an order of its own.
+
+    Raises ValueError for a training batch that the replicas cannot divide equally: their mean
+    gradients would then not be the batch's.
+    """
+    if repeat and not run.asynchronous and global_batch % run.replicas:
+        nearest = max(1, round(global_batch / run.replicas)) * run.replicas
+        raise ValueError(
+            f"a global batch of {global_batch} cannot be divided equally among {run.replicas}"
+            f" replicas: {nearest} can"
+        )
+    data = source
+    if not isinstance(source, tf.data.Dataset):
+        data = tf.data.Dataset.from_tensor_slices(source)
+    if shuffle and run.asynchronous:
+        # Each worker runs this same graph: with its seed they would all draw the same batches.
+        if not tf.executing_eagerly():
+            tf.random.set_seed(None)
+        data = data.shuffle(shuffle)
+    elif shuffle:
+        data = data.shuffle(shuffle, seed=seed)
+    if repeat:
+        data = data.repeat()
+    data = data.batch(global_batch)
+    if skip and not run.asynchronous:
+        data = data.skip(skip)
+    options = tf.data.Options()
+    policy = getattr(tf.data.experimental.AutoShardPolicy, shard.upper())
+    options.experimental_distribute.auto_shard_policy = policy
+    return data.with_options(options).prefetch(tf.data.AUTOTUNE)

@@ -1,0 +1,75 @@
+"""Which Keras can train under a strategy.
+
+Keras 3's ``fit`` fails under several workers and parameter servers, and reports a wrong loss
+under central storage. Under the strategies of one host it is right, but draws one batch more than
+it trains on, the first, so that a resumed run goes through other data. tf-keras, which is Keras 2,
+has none of this. Custom loops are right with both.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from types import ModuleType
+from typing import Any, NoReturn
+
+from dtrain.runtime.job import current_job
+from dtrain.runtime.tensorflow.cluster import Cluster, current_cluster
+from dtrain.runtime.tensorflow.strategies import strategy_name
+
+_NEED_LEGACY = frozenset({"multi_worker_mirrored", "parameter_server", "central_storage"})
+_NO_STRATEGY = frozenset({"none", "model_parallel"})
+
+
+def keras() -> ModuleType:
+    """The Keras to write this job's model with: tf-keras under a ``tf.distribute`` strategy, else
+    Keras 3. ``TF_USE_LEGACY_KERAS`` decides where it is set: 1 for tf-keras, 0 for Keras 3.
+
+    Where tf-keras is not installed it is Keras 3, for custom loops; `init` then has its ``fit``
+    refuse where that would go wrong.
+    """
+    if _legacy_wanted():
+        # What in TensorFlow itself asks for Keras must get the same one.
+        os.environ["TF_USE_LEGACY_KERAS"] = "1"
+        return importlib.import_module("tf_keras")
+    return importlib.import_module("keras")
+
+
+def is_legacy(module: ModuleType) -> bool:
+    """Whether ``module`` is tf-keras."""
+    return module.__name__.startswith("tf_keras")
+
+
+def refuse_fit(strategy: str, cluster: Cluster) -> None:
+    """From now on a ``fit`` that would go wrong says so, and what to do instead."""
+    if strategy == "model_parallel" and cluster.tasks:
+        _refuse(
+            keras(),
+            "fit() does not sum the gradients of several workers whose layers were placed by"
+            " hand: write the training loop yourself (`distributed.replicated`)",
+        )
+    elif strategy in _NEED_LEGACY and cluster.role != "evaluator":
+        trouble = (
+            "reports a wrong loss" if strategy == "central_storage" else "fails on its first batch"
+        )
+        _refuse(
+            importlib.import_module("keras"),
+            f"Keras 3's fit() {trouble} under {strategy}. Build the model with tf-keras"
+            " (`pip install tf-keras`, then `keras = distributed.keras()`, or"
+            " TF_USE_LEGACY_KERAS=1 in job.env), or write the training loop yourself",
+        )
+
+
+def _refuse(module: ModuleType, reason: str) -> None:
+    def fit(*_arguments: Any, **_options: Any) -> NoReturn:
+        raise RuntimeError(reason)
+
+    module.Model.fit = fit
+
+
+def _legacy_wanted() -> bool:
+    if asked := os.environ.get("TF_USE_LEGACY_KERAS"):
+        return asked in ("1", "true", "True")
+    name = strategy_name(current_job().strategy, current_cluster())
+    return name not in _NO_STRATEGY and importlib.util.find_spec("tf_keras") is not None

@@ -1,0 +1,52 @@
+"""Mixed precision: Keras's policy, and loss scaling in loops that call no ``fit``.
+
+Gradients in float16 vanish below 6e-8, so the loss is multiplied before they are taken and they
+are divided after (Micikevicius et al., arXiv 1710.03740, section 3.2). ``fit`` does so by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.runtime.tensorflow.legacy_keras import is_legacy, keras
+
+_POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16", "fp32": "float32"}
+
+
+def keras_policy(precision: str | None) -> str | None:
+    """Keras's name for ``precision``. Raises ValueError for one that TensorFlow has not."""
+    if precision is None:
+        return None
+    policy = _POLICIES.get(precision, precision)
+    if policy not in _POLICIES.values():
+        known = ", ".join([*_POLICIES, *_POLICIES.values()])
+        raise ValueError(f"TensorFlow has no precision {precision!r}; choose from {known}")
+    return policy
+
+
+def with_loss_scaling(optimizer: Any) -> Any:
+    """``optimizer``, which scales the loss dynamically where the policy is ``mixed_float16``."""
+    if keras().mixed_precision.global_policy().name != "mixed_float16":
+        return optimizer
+    if is_legacy(keras()):
+        return keras().mixed_precision.LossScaleOptimizer(optimizer)
+    return keras().optimizers.LossScaleOptimizer(optimizer)
+
+
+def scaled_loss(loss: tf.Tensor, optimizer: Any) -> tf.Tensor:
+    """What to take the gradients of; call it within the tape's ``with``."""
+    # tf-keras and Keras 3 have two names for it, and an optimizer without scaling has neither.
+    for name in ("get_scaled_loss", "scale_loss"):
+        if scale := getattr(optimizer, name, None):
+            return scale(loss)
+    return loss
+
+
+def unscaled(gradients: Sequence[Any], optimizer: Any) -> Sequence[Any]:
+    """Gradients of a `scaled_loss`, for ``optimizer.apply_gradients``."""
+    # Keras 3 divides in apply_gradients.
+    unscale = getattr(optimizer, "get_unscaled_gradients", None)
+    return unscale(gradients) if unscale else gradients

@@ -1,0 +1,56 @@
+"""The tasks of a parameter server that only serve: workers and ps."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import tensorflow as tf
+
+from dtrain.runtime.job import current_job
+from dtrain.runtime.stopping import catch_sigterm, stop_requested
+from dtrain.runtime.tensorflow.cluster import Cluster, connect_directly, current_cluster
+from dtrain.runtime.tensorflow.strategies import strategy_name
+
+_BETWEEN_LOOKS = 0.5
+"""Seconds."""
+
+
+def serve() -> bool:
+    """Serve, where this task is a worker or a ps of a parameter server; else return False.
+
+        if distributed.serve():
+            return
+
+    It serves until SIGTERM, and then as long as the chief is there: a job that is stopped gets
+    TERM everywhere at once, and the chief cannot save variables that are gone.
+    """
+    cluster = current_cluster()
+    name = strategy_name(current_job().strategy, cluster)
+    if name != "parameter_server" or cluster.role not in ("worker", "ps"):
+        return False
+    connect_directly(cluster)
+    server = tf.distribute.Server(
+        tf.train.ClusterSpec(dict(cluster.tasks)),
+        job_name=cluster.role,
+        task_index=cluster.index,
+        protocol="grpc",
+        start=True,
+    )
+    catch_sigterm()
+    # The server's own threads do the work, and its join() would let no signal handler run.
+    while not stop_requested():
+        time.sleep(_BETWEEN_LOOKS)
+    while _chief_is_there(cluster):
+        time.sleep(_BETWEEN_LOOKS)
+    del server
+    return True
+
+
+def _chief_is_there(cluster: Cluster) -> bool:
+    host, _, port = cluster.tasks["chief"][0].rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+    except OSError:
+        return False
+    return True

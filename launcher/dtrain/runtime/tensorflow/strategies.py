@@ -1,0 +1,145 @@
+"""Build the ``tf.distribute.Strategy`` that a job's strategy names."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.runtime.tensorflow.cluster import Cluster
+
+STRATEGIES = (
+    "none",
+    "one_device",
+    "mirrored",
+    "central_storage",
+    "multi_worker_mirrored",
+    "parameter_server",
+    "tpu",
+    "model_parallel",
+)
+ONE_HOST = frozenset({"one_device", "mirrored", "central_storage"})
+PARTITION_BYTES = 256 << 10
+"""A variable is cut into parts of at least this size, at most one for each parameter server."""
+
+
+def strategy_name(named: str | None, cluster: Cluster) -> str:
+    """``named``, or what the cluster and the devices of this process call for.
+
+    Raises ValueError for a name that is not a strategy.
+    """
+    if named and named != "auto":
+        if named not in STRATEGIES:
+            raise ValueError(
+                f"{named!r} is not a TensorFlow strategy; choose from {', '.join(STRATEGIES)}"
+            )
+        return named
+    if cluster.has_parameter_servers:
+        return "parameter_server"
+    if cluster.tasks:
+        return "multi_worker_mirrored"
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    return "mirrored" if gpus > 1 else "one_device" if gpus else "none"
+
+
+def build_strategy(name: str, cluster: Cluster) -> tf.distribute.Strategy:
+    """The strategy called ``name``. One of several hosts waits here for its peers.
+
+    Raises ValueError where the cluster cannot carry the strategy, RuntimeError where a TPU is
+    asked for and there is none.
+    """
+    if cluster.role == "evaluator" or name == "none":
+        return tf.distribute.get_strategy()
+    if name in ONE_HOST and cluster.peers:
+        raise ValueError(
+            f"{name} trains in one process, and TF_CONFIG has {len(cluster.peers) + 1} tasks, of"
+            " which each would train alone: take multi_worker_mirrored"
+        )
+    if name == "multi_worker_mirrored":
+        return _multi_worker(cluster)
+    if name == "model_parallel":
+        # Its layers lie on this process's devices; only several processes need a strategy.
+        return _multi_worker(cluster, replicas=1) if cluster.tasks else tf.distribute.get_strategy()
+    if name == "parameter_server":
+        return _parameter_server(cluster)
+    if name == "tpu":
+        return _tpu()
+    devices = local_devices(cluster)
+    if name == "mirrored":
+        return tf.distribute.MirroredStrategy(devices)
+    if name == "central_storage":
+        return tf.distribute.experimental.CentralStorageStrategy(
+            compute_devices=devices,
+            parameter_device=devices[0] if len(devices) == 1 else "/device:CPU:0",
+        )
+    return tf.distribute.OneDeviceStrategy(devices[0])
+
+
+def local_devices(cluster: Cluster) -> list[str]:
+    """This process's own logical GPUs, or CPUs where it has no GPU: ``/device:GPU:0``, …
+
+    A strategy of several hosts must be set up before, for this starts TensorFlow's runtime.
+    """
+    mine = f"/job:{cluster.role}/replica:0/task:{cluster.index}/"
+    for kind in ("GPU", "CPU"):
+        names = [device.name for device in tf.config.list_logical_devices(kind)]
+        # In a cluster TensorFlow lists the peers' devices too.
+        own = [name for name in names if not cluster.tasks or name.startswith(mine)]
+        if own:
+            return [name[name.index("/device:") :] for name in own]
+    raise RuntimeError("TensorFlow sees no device: look at CUDA_VISIBLE_DEVICES")
+
+
+class _OneReplica(tf.distribute.cluster_resolver.TFConfigClusterResolver):  # type: ignore[misc]
+    """A worker whose devices all serve one replica of the model."""
+
+    def num_accelerators(self, *arguments: Any, **options: Any) -> dict[str, int]:
+        found: dict[str, int] = super().num_accelerators(*arguments, **options)
+        return {kind: min(1, count) for kind, count in found.items()}
+
+
+def _multi_worker(cluster: Cluster, replicas: int | None = None) -> tf.distribute.Strategy:
+    if cluster.has_parameter_servers:
+        raise ValueError(
+            "TF_CONFIG has ps tasks, which this strategy does not use:"
+            " leave them out, or take parameter_server"
+        )
+    resolver = (
+        _OneReplica() if replicas else tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    )
+    return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+
+
+def _parameter_server(cluster: Cluster) -> tf.distribute.Strategy:
+    if missing := [role for role in ("chief", "worker", "ps") if not cluster.tasks.get(role)]:
+        raise ValueError(
+            f"parameter_server needs a chief, a worker and a ps; TF_CONFIG has no"
+            f" {', '.join(missing)}: add them to job.roles"
+        )
+    if cluster.role != "chief":
+        raise ValueError(
+            f"{cluster.name} of a parameter server only serves: call serve() before init()"
+        )
+    partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
+        min_shard_bytes=PARTITION_BYTES, max_shards=len(cluster.tasks["ps"])
+    )
+    return tf.distribute.ParameterServerStrategy(
+        tf.distribute.cluster_resolver.TFConfigClusterResolver(), variable_partitioner=partitioner
+    )
+
+
+def _tpu() -> tf.distribute.Strategy:
+    """Connect, initialize, then build: nothing may use the TPU before it is initialized."""
+    name = os.environ.get("TPU_NAME", "local")
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (ValueError, RuntimeError, tf.errors.OpError) as error:
+        raise RuntimeError(
+            f"no TPU called {name!r} answers ({str(error).splitlines()[0]}). On a TPU VM install"
+            " a TensorFlow built for TPUs; elsewhere put the TPU's name in TPU_NAME, or choose"
+            " another strategy"
+        ) from None
+    return tf.distribute.TPUStrategy(resolver)

@@ -1,0 +1,319 @@
+#!/usr/bin/env python3
+"""Classify images with TensorFlow, under any of its distribution strategies.
+
+    python scripts/classify_images.py                                one process, no launcher
+    DTRAIN_STRATEGY=mirrored python scripts/classify_images.py       one host, by hand
+    dtrain launch CLUSTER.yaml                                       what job.strategy names
+
+The same file trains with Keras's fit (--loop fit) and with a loop of its own (--loop custom),
+which is where to look for how each is done. Without --data it learns the handwritten digits that
+come with scikit-learn; --data takes CIFAR-10 (its "python version", unpacked or not).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import importlib.util
+import json
+import os
+import pickle
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+
+import numpy as np
+import tensorflow as tf
+
+from dtrain.runtime import learning_rate, progress
+from dtrain.runtime import tensorflow as distributed
+
+keras = distributed.keras()
+BASE_BATCH = 64
+"""The global batch that --lr is meant for."""
+
+
+class Data(NamedTuple):
+    """Images of (samples, height, width, channels) bytes, and their classes."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+
+
+def digits() -> Data:
+    """1797 digits of 8 x 8 pixels (Alpaydin and Kaynak, 1998), a fifth of them held out."""
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise SystemExit(
+            "the handwritten digits come with scikit-learn, which this Python has not:"
+            " `pip install scikit-learn`, or name a CIFAR-10 folder by --data"
+        )
+    table = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    with gzip.open(table, "rt") as file:
+        rows = np.array([[float(cell) for cell in row] for row in csv.reader(file)], np.float32)
+    # The file's order goes from writer to writer.
+    rows = np.random.default_rng(0).permutation(rows)
+    images = (rows[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+    labels = rows[:, -1].astype(np.int32)
+    cut = len(rows) * 4 // 5
+    return Data(images[:cut], labels[:cut], images[cut:], labels[cut:])
+
+
+def cifar(path: Path) -> Data:
+    """CIFAR-10 (Krizhevsky, 2009): 50 000 images to train on, 10 000 held out."""
+    batches = dict(cifar_batches(path))
+    names = [f"data_batch_{number}" for number in range(1, 6)]
+    if missing := [name for name in [*names, "test_batch"] if name not in batches]:
+        raise SystemExit(f"{path} has no {missing[0]}: --data takes CIFAR-10's python version")
+
+    def images(batch: Any) -> np.ndarray:
+        return np.asarray(batch[b"data"]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+
+    def labels(batch: Any) -> np.ndarray:
+        return np.asarray(batch[b"labels"], np.int32)
+
+    return Data(
+        np.concatenate([images(batches[name]) for name in names]),
+        np.concatenate([labels(batches[name]) for name in names]),
+        images(batches["test_batch"]),
+        labels(batches["test_batch"]),
+    )
+
+
+def cifar_batches(path: Path) -> Iterator[tuple[str, Any]]:
+    """Name and content of each file of CIFAR-10, in a folder or a .tar.gz."""
+    if path.is_dir():
+        folder = path / "cifar-10-batches-py" if (path / "cifar-10-batches-py").is_dir() else path
+        for file in folder.glob("*_batch*"):
+            yield file.name, pickle.loads(file.read_bytes(), encoding="bytes")  # noqa: S301 - that is how CIFAR-10 comes
+    elif path.is_file():
+        with tarfile.open(path) as archive:
+            for member in archive:
+                if content := archive.extractfile(member) if "_batch" in member.name else None:
+                    yield Path(member.name).name, pickle.load(content, encoding="bytes")  # noqa: S301
+    else:
+        raise SystemExit(f"--data {path}: there is no such file or folder")
+
+
+def make_layers(shape: tuple[int, ...], seed: int) -> list[Any]:
+    """A small convolutional network. The seeds make it start the same in every process."""
+    width = 2 * shape[0]
+    weights = keras.initializers.GlorotUniform(seed)
+    convolution = {"kernel_initializer": weights, "padding": "same", "activation": "relu"}
+    return [
+        keras.layers.Conv2D(width, 3, **convolution),
+        keras.layers.Conv2D(2 * width, 3, strides=2, **convolution),
+        keras.layers.Conv2D(2 * width, 3, strides=2, **convolution),
+        keras.layers.Flatten(),
+        keras.layers.Dense(8 * width, activation="relu", kernel_initializer=weights),
+        # Probabilities and losses need float32, whatever the layers before compute in.
+        keras.layers.Dense(10, kernel_initializer=weights, dtype="float32"),
+    ]
+
+
+class Training:
+    """What both loops train: a model, its data, and what to do after each step."""
+
+    def __init__(self, arguments: argparse.Namespace, run: distributed.Run, data: Data) -> None:
+        self.arguments, self.run, self.data = arguments, run, data
+        self.losses: dict[int, float] = {}
+        shape = data.images.shape[1:]
+        layers = make_layers(shape, arguments.seed)
+        rate = learning_rate.scaled(arguments.lr, arguments.batch, BASE_BATCH)
+        if run.name == "model_parallel":
+            self.model = distributed.placed(layers, shape, run)
+            self.optimizer = self.make_optimizer(rate)
+        else:
+            with run.strategy.scope():
+                self.model = keras.Sequential(layers)
+                self.model.build((None, *shape))
+                self.optimizer = self.make_optimizer(rate)
+        self.checkpoints = None
+        self.done = 0
+        if arguments.checkpoint:
+            self.checkpoints = distributed.Checkpoints(
+                arguments.checkpoint, run, model=self.model, optimizer=self.optimizer
+            )
+
+    def make_optimizer(self, rate: float) -> Any:
+        optimizer = distributed.with_loss_scaling(keras.optimizers.SGD(rate, momentum=0.9))
+        # Its variables must be there before a checkpoint can be read into them.
+        optimizer.build(self.model.trainable_variables)
+        return optimizer
+
+    def batches(self) -> tf.data.Dataset:
+        """Global batches to train on, from the first that was not trained on yet."""
+        samples = distributed.dataset(
+            (self.data.images, self.data.labels),
+            self.run,
+            self.arguments.batch,
+            shuffle=len(self.data.labels),
+            seed=self.arguments.seed,
+            skip=self.done,
+        )
+        return samples.map(lambda images, labels: (scaled(images), labels))
+
+    def report(self, step: int, loss: float) -> None:
+        """Tell people about a step."""
+        self.losses[step] = loss
+        if self.run.is_chief and (step % self.arguments.every == 0 or step == 1):
+            print(f"step {step}/{self.arguments.steps} loss {loss:.4f}", flush=True)
+
+    def accuracy(self) -> float:
+        """The share of held-out images that the model tells right."""
+        right = 0
+        for start in range(0, len(self.data.test_labels), 500):
+            part = slice(start, start + 500)
+            scores = self.model(scaled(self.data.test_images[part]), training=False)
+            right += int(np.sum(np.argmax(scores, axis=1) == self.data.test_labels[part]))
+        return right / len(self.data.test_labels)
+
+
+def scaled(images: Any) -> tf.Tensor:
+    """Bytes as numbers from 0 to 1."""
+    return tf.cast(images, tf.float32) / 255.0
+
+
+def train_by_fit(training: Training) -> None:
+    """Keras's own loop."""
+    arguments, run = training.arguments, training.run
+    with run.strategy.scope():
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    training.model.compile(training.optimizer, loss)
+    # Parameter servers report at the end of an epoch only, so there an epoch is a short one.
+    steps = arguments.steps - training.done
+    per_epoch = min(arguments.every, steps) if run.asynchronous else steps
+    data: Any = training.batches()
+    if run.asynchronous:
+        # Each worker has to make its own.
+        data = keras.utils.experimental.DatasetCreator(lambda _context: training.batches())
+    training.model.fit(
+        data,
+        epochs=steps // per_epoch,
+        steps_per_epoch=per_epoch,
+        shuffle=False,  # the dataset is shuffled
+        verbose=0,
+        callbacks=distributed.callbacks(
+            run,
+            total=arguments.steps,
+            done=training.done,
+            steps_per_epoch=per_epoch,
+            checkpoints=training.checkpoints,
+            save_every=arguments.save_every,
+            logdir=arguments.logdir,
+            on_step=training.report,
+        ),
+    )
+
+
+def train_by_hand(training: Training) -> None:
+    """A loop that shows every step."""
+    arguments, run = training.arguments, training.run
+    model, optimizer = training.model, training.optimizer
+
+    def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """One replica's part of a step: its share of the mean loss."""
+        with tf.GradientTape() as tape:
+            scores = model(images, training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores)
+            # The mean over the global batch, of which this replica sees a part.
+            loss = tf.reduce_sum(losses) / arguments.batch
+            objective = distributed.scaled_loss(loss, optimizer)
+        gradients = tape.gradient(objective, model.trainable_variables)
+        gradients = distributed.sum_gradients(run, distributed.unscaled(gradients, optimizer))
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    must_stop = distributed.stop_together(run)
+    saved = training.done
+    for last, losses in steps_of(training, step):
+        for number, loss in enumerate(losses, start=last - len(losses) + 1):
+            training.report(number, loss)
+        if run.is_chief:
+            progress(last, total=arguments.steps, loss=losses[-1])
+        stop = must_stop()
+        due = stop or last == arguments.steps or last - saved >= arguments.save_every
+        if training.checkpoints and due:
+            training.checkpoints.save(last)
+            saved = last
+        if stop:
+            break
+
+
+def steps_of(training: Training, step: Any) -> Iterator[tuple[int, list[float]]]:
+    """Take the steps; yields the number of the last one, and the losses since the one before."""
+    arguments, run = training.arguments, training.run
+    if run.asynchronous:
+        coordinator = distributed.Coordinator(run, training.batches, step)
+        for first in range(training.done, arguments.steps, arguments.every):
+            last = min(first + arguments.every, arguments.steps)
+            yield last, coordinator.run(last - first)
+        return
+    take = distributed.replicated(run, step)
+    batches = iter(run.strategy.experimental_distribute_dataset(training.batches()))
+    for number in range(training.done + 1, arguments.steps + 1):
+        yield number, [float(take(next(batches)))]
+
+
+def evaluate(training: Training) -> None:
+    """The evaluator's part: the accuracy of each checkpoint as it appears."""
+    if training.checkpoints is None:
+        raise SystemExit("an evaluator follows checkpoints: give --checkpoint DIR")
+    for step in training.checkpoints.follow():
+        print(f"evaluator: step {step} held-out accuracy {training.accuracy():.3f}", flush=True)
+        if step >= training.arguments.steps:
+            return
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--loop", choices=["fit", "custom"], default="fit")
+    parser.add_argument("--data", type=Path, help="CIFAR-10: a folder or a .tar.gz")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=BASE_BATCH, help="images in a global batch")
+    parser.add_argument("--lr", type=float, default=0.05, help=f"for a batch of {BASE_BATCH}")
+    parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every", type=int, default=20, help="steps between two reports")
+    parser.add_argument("--checkpoint", type=Path, help="where to save, and to resume from")
+    parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
+    parser.add_argument("--logdir", type=Path, help="events for TensorBoard")
+    parser.add_argument("--losses", type=Path, help="where to leave each step's loss, as JSON")
+    parser.add_argument("--cpus", type=int, default=1, help="divide the CPU, to try many devices")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    distributed.configure_devices(
+        logical_cpus=arguments.cpus, precision=arguments.precision, seed=arguments.seed
+    )
+    if distributed.serve():
+        return
+    run = distributed.init()
+    print(run, flush=True)
+    training = Training(arguments, run, cifar(arguments.data) if arguments.data else digits())
+    if run.is_evaluator:
+        evaluate(training)
+        return
+    if arguments.logdir:
+        distributed.tensorboard(arguments.logdir)
+    if training.checkpoints:
+        training.done = training.checkpoints.restore()
+    if training.done < arguments.steps:
+        (train_by_fit if arguments.loop == "fit" else train_by_hand)(training)
+    if run.is_chief:
+        if arguments.losses:
+            arguments.losses.write_text(json.dumps(training.losses))
+        print(f"held-out accuracy {training.accuracy():.3f}", flush=True)
+    distributed.meet(run)
+
+
+if __name__ == "__main__":
+    main()

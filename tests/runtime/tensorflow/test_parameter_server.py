@@ -1,0 +1,56 @@
+"""Parameter servers converge to the level of a single process."""
+
+import re
+import signal
+
+import pytest
+
+from runtime.tensorflow.conftest import CHECKS, SCRIPTS
+
+pytestmark = pytest.mark.tensorflow
+
+
+def accuracy(output: str) -> float:
+    found = re.search(r"^held-out accuracy ([\d.]+)$", output, re.MULTILINE)
+    assert found, output
+    return float(found[1])
+
+
+def test_a_custom_loop_converges_and_an_evaluator_follows(start, tmp_path) -> None:
+    command = [SCRIPTS / "classify_images.py", "--loop", "custom", "--steps", "160"]
+    command += ["--checkpoint", tmp_path / "saved"]
+    tasks = start("parameter_server", command, chief=1, worker=2, ps=1, evaluator=1)
+    # A single process comes to 0.95 to 0.97.
+    assert accuracy(tasks["chief-0"].succeeds()) > 0.9
+    tasks["evaluator-0"].succeeds()
+    assert "step 160 held-out accuracy" in tasks["evaluator-0"].output
+    for name in ("worker-0", "worker-1", "ps-0"):
+        assert tasks[name].process.poll() is None, "a server stays until it is told to end"
+        tasks[name].signal(signal.SIGTERM)
+    for name in ("worker-0", "worker-1", "ps-0"):
+        tasks[name].succeeds()
+
+
+def test_a_stopped_job_saves_before_its_servers_leave_and_goes_on(start) -> None:
+    command = [SCRIPTS / "classify_text.py", "--checkpoint", "saved", "--every", "10"]
+    command += ["--words", "9000", "--width", "16", "--steps", "400", "--lr", "0.01"]
+    tasks = start("parameter_server", command, chief=1, worker=1, ps=2)
+    tasks["chief-0"].wait_for("step 20/400")
+    for task in tasks.values():
+        task.signal(signal.SIGTERM)
+    for task in tasks.values():
+        task.succeeds()
+
+    again = [*command, "--steps", "150"]
+    tasks = start("parameter_server", again, chief=1, worker=1, ps=2)
+    first = tasks["chief-0"].wait_for("step ")
+    assert int(re.findall(r"\d+", first)[0]) > 20, "it began again from the start"
+    assert accuracy(tasks["chief-0"].succeeds()) > 0.6
+
+
+def test_large_variables_are_partitioned(start) -> None:
+    tasks = start("parameter_server", [CHECKS / "partitions.py"], chief=1, worker=1, ps=2)
+    assert (
+        "2 parts on /job:ps/replica:0/task:0, /job:ps/replica:0/task:1"
+        in tasks["chief-0"].succeeds()
+    )

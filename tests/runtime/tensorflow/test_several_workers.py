@@ -1,0 +1,77 @@
+"""Two workers train together as a single process does, also after one of them was lost."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from runtime.tensorflow.conftest import SCRIPTS, losses
+
+pytestmark = pytest.mark.tensorflow
+
+IMAGES = SCRIPTS / "classify_images.py"
+# Relative: each worker's folder is its own, as on hosts that share no file system.
+SAVING = ["--checkpoint", "saved", "--losses", "losses.json"]
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    return sorted(int(path.stem.rpartition("-")[2]) for path in folder.glob("ckpt-*.index"))
+
+
+def test_a_killed_worker_costs_only_the_steps_since_the_checkpoint(
+    start, equal, tmp_path: Path
+) -> None:
+    command = [IMAGES, "--loop", "custom", "--steps", "120", "--every", "10", *SAVING]
+    command += ["--save-every", "10"]
+    tasks = start("multi_worker_mirrored", command, worker=2)
+    tasks["worker-0"].wait_for("step 40/120")
+    tasks["worker-1"].signal(signal.SIGKILL)
+    assert tasks["worker-1"].wait() == -signal.SIGKILL
+    assert tasks["worker-0"].wait() != 0, "the chief went on alone"
+    kept = checkpoint_steps(tmp_path / "worker-0" / "saved")
+    assert kept and len(kept) <= 3 and 30 <= kept[-1] < 120
+    assert not (tmp_path / "worker-1" / "saved").exists(), "only the chief keeps checkpoints"
+
+    for task in start("multi_worker_mirrored", command, worker=2).values():
+        task.succeeds()
+    resumed = losses(tmp_path / "worker-0" / "losses.json")
+    assert min(resumed) == kept[-1] + 1 and max(resumed) == 120
+    assert equal(resumed)
+    assert not (tmp_path / "worker-1" / "losses.json").exists()
+
+
+def test_fit_ends_on_term_with_a_checkpoint_and_goes_on_from_it(
+    start, equal, tmp_path: Path
+) -> None:
+    command = [IMAGES, "--loop", "fit", "--steps", "120", "--every", "10", *SAVING]
+    command += ["--save-every", "1000"]
+    progress = tmp_path / "progress"
+    progress.mkdir()
+    tasks = start("multi_worker_mirrored", command, {"DTRAIN_PROGRESS": str(progress)}, worker=2)
+    tasks["worker-0"].wait_for("step 20/120")
+    # One worker alone learns of it; both have to stop after the same step.
+    tasks["worker-1"].signal(signal.SIGTERM)
+    for task in tasks.values():
+        task.succeeds()
+    first = losses(tmp_path / "worker-0" / "losses.json")
+    kept = checkpoint_steps(tmp_path / "worker-0" / "saved")
+    assert kept == [max(first)] and kept[0] < 120
+    assert [path.name for path in progress.iterdir()] == ["worker-0.jsonl"]
+    assert '"event": "progress"' in (progress / "worker-0.jsonl").read_text()
+
+    for task in start("multi_worker_mirrored", command, worker=2).values():
+        task.succeeds()
+    resumed = losses(tmp_path / "worker-0" / "losses.json")
+    assert min(resumed) == kept[0] + 1 and max(resumed) == 120
+    assert equal(first | resumed)
+
+
+def test_layers_placed_by_hand_in_each_of_two_workers(start, equal, tmp_path: Path) -> None:
+    options = ["--loop", "custom", "--steps", "25", "--cpus", "2", "--losses", "losses.json"]
+    # A proxy would hang the cluster, if its traffic went there.
+    environment = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    for task in start("model_parallel", [IMAGES, *options], environment, worker=2).values():
+        assert "2 replica(s)" in task.succeeds()
+    assert equal(losses(tmp_path / "worker-0" / "losses.json"))
+    assert os.listdir(tmp_path / "worker-1") == []
