@@ -16,7 +16,7 @@ job:
   framework: torch
   strategy: 3d
   script: train.py
-  layout: {tensor: 2, pipeline: 2, data: 2, sharding: full, micro_batch: 3}
+  layout: {tensor: 2, pipeline: 2, data: 2, sharding: full, micro_batch: 3, grad_accumulation: 4}
   training: {precision: bf16, seq_len: 512}
 """
 
@@ -24,9 +24,11 @@ job:
 def test_a_script_reads_what_the_cluster_file_said() -> None:
     plan = build(parse(FILE, "cluster.yaml"))
     job = current_job({**plan.hosts[1].environment, "DTRAIN_RUN_ID": "run"})
-    layout = Layout(tensor=2, pipeline=2, data=2, sharding="full", micro_batch=3)
+    layout = Layout(
+        tensor=2, pipeline=2, data=2, sharding="full", micro_batch=3, grad_accumulation=4
+    )
     assert job == Job("3d", layout, Training(precision="bf16", seq_len=512), launched=True)
-    assert (layout.world_size, layout.global_batch) == (8, 6)
+    assert (layout.world_size, layout.global_batch) == (8, 24)
 
 
 def test_a_script_on_its_own() -> None:
