@@ -45,12 +45,8 @@ class Config:
     layers: int
     heads: int
     kv_heads: int
-    vocabulary: int = 256
-
-    @property
-    def hidden(self) -> int:
-        """Width of the MLP: 8/3 of the model's, as a gated MLP has three matrices and not two."""
-        return 32 * math.ceil(8 * self.width / 3 / 32)
+    mlp_width: int
+    vocabulary: int
 
 
 class Attention(nn.Module):
@@ -96,9 +92,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.width, config.hidden, bias=False)
-        self.up_proj = nn.Linear(config.width, config.hidden, bias=False)
-        self.down_proj = nn.Linear(config.hidden, config.width, bias=False)
+        self.gate_proj = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.up_proj = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.down_proj = nn.Linear(config.mlp_width, config.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -214,7 +210,15 @@ def texts(path: Path) -> Iterator[str]:
 
 def train(run: parallel.Run, arguments: argparse.Namespace) -> None:
     context = run.training.seq_len or arguments.context
-    config = Config(arguments.width, arguments.layers, arguments.heads, arguments.kv_heads)
+    config = Config(
+        arguments.width,
+        arguments.layers,
+        arguments.heads,
+        arguments.kv_heads,
+        # A gated MLP has three matrices and not two, and so 2/3 of the usual 4 times the width.
+        arguments.mlp_width or 32 * math.ceil(8 * arguments.width / 3 / 32),
+        arguments.vocabulary,
+    )
     text, unseen = read(arguments.data, context)
 
     with torch.device("meta"):
@@ -287,6 +291,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--kv-heads", type=int, default=4)
+    parser.add_argument("--mlp-width", type=int, help="8/3 of --width if absent")
+    parser.add_argument("--vocabulary", type=int, default=256, help="at least the 256 bytes")
     parser.add_argument("--lr", type=float, default=3e-3, help=f"for {BASE_BATCH} sequences a step")
     parser.add_argument("--warmup", type=int, default=10, help="steps")
     parser.add_argument("--seed", type=int, default=0)

@@ -48,7 +48,7 @@ def test_fit_ends_on_term_with_a_checkpoint_and_goes_on_from_it(
     command += ["--save-every", "1000"]
     progress = tmp_path / "progress"
     progress.mkdir()
-    tasks = start("multi_worker_mirrored", command, {"DTRAIN_PROGRESS": str(progress)}, worker=2)
+    tasks = start("multi_worker_mirrored", command, {"DTRAIN_RUN_DIR": str(progress)}, worker=2)
     tasks["worker-0"].wait_for("step 20/120")
     # One worker alone learns of it; both have to stop after the same step.
     tasks["worker-1"].signal(signal.SIGTERM)
@@ -57,8 +57,8 @@ def test_fit_ends_on_term_with_a_checkpoint_and_goes_on_from_it(
     first = losses(tmp_path / "worker-0" / "losses.json")
     kept = checkpoint_steps(tmp_path / "worker-0" / "saved")
     assert kept == [max(first)] and kept[0] < 120
-    assert [path.name for path in progress.iterdir()] == ["worker-0.jsonl"]
-    assert '"event": "progress"' in (progress / "worker-0.jsonl").read_text()
+    assert [path.name for path in progress.iterdir()] == ["worker-0.progress"]
+    assert '"event": "progress"' in (progress / "worker-0.progress").read_text()
 
     for task in start("multi_worker_mirrored", command, worker=2).values():
         task.succeeds()

@@ -16,7 +16,7 @@ SEED = 3
 BATCH = 8
 CONTEXT = 16
 STEPS = 3
-CONFIG = Config(width=32, layers=4, heads=4, kv_heads=2, vocabulary=64)
+CONFIG = Config(width=32, layers=4, heads=4, kv_heads=2, mlp_width=96, vocabulary=64)
 
 
 class Rows:

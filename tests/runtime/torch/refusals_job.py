@@ -52,7 +52,7 @@ class Uninitialized(nn.RMSNorm):
 
 def model(change: Callable[[Any], None]) -> nn.Module:
     with torch.device("meta"):
-        made = GPT(Config(width=32, layers=2, heads=4, kv_heads=2, vocabulary=64))
+        made = GPT(Config(width=32, layers=2, heads=4, kv_heads=2, mlp_width=96, vocabulary=64))
         change(made)
         return made
 
@@ -67,7 +67,9 @@ def with_another_module(gpt: Any) -> None:
 
 class WithPositions(GPT):
     def __init__(self) -> None:
-        super().__init__(Config(width=32, layers=2, heads=4, kv_heads=2, vocabulary=64))
+        super().__init__(
+            Config(width=32, layers=2, heads=4, kv_heads=2, mlp_width=96, vocabulary=64)
+        )
         self.positions = nn.Embedding(16, 32)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -88,12 +90,12 @@ def tied(gpt: Any) -> None:
 
 def different(run: parallel.Run) -> nn.Module:
     torch.manual_seed(run.rank)
-    return GPT(Config(width=32, layers=2, heads=4, kv_heads=2, vocabulary=64))
+    return GPT(Config(width=32, layers=2, heads=4, kv_heads=2, mlp_width=96, vocabulary=64))
 
 
 def one_key_head() -> nn.Module:
     with torch.device("meta"):
-        return GPT(Config(width=32, layers=2, heads=4, kv_heads=1, vocabulary=64))
+        return GPT(Config(width=32, layers=2, heads=4, kv_heads=1, mlp_width=96, vocabulary=64))
 
 
 CASES: dict[str, tuple[Layout, Callable[[parallel.Run], nn.Module], int]] = {

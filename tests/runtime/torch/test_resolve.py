@@ -27,6 +27,12 @@ def test_a_strategy_alone_makes_a_layout() -> None:
         assert resolve(strategy, None, Training(), World(1, 1)).world_size == 1
 
 
+def test_a_script_that_does_not_know_the_layout_chooses_the_batch() -> None:
+    layout = Layout(pipeline=2, data=2, grad_accumulation=4)
+    resolved = resolve("3d", layout, Training(global_batch=32), World(4, 2), own_batch=True)
+    assert (resolved.global_batch, resolved.grad_accumulation) == (32, 16)
+
+
 def test_states_are_sharded_within_a_host() -> None:
     layout = Layout(tensor=2, data=8, sharding="hybrid")
     assert resolve("3d", layout, Training(), World(16, 8)).shard == 4

@@ -25,8 +25,19 @@ class World:
     """GPUs that this process sees; 1 where it computes on the CPU."""
 
 
-def resolve(strategy: str, layout: Layout | None, training: Training, world: World) -> Layout:
+def resolve(
+    strategy: str,
+    layout: Layout | None,
+    training: Training,
+    world: World,
+    *,
+    own_batch: bool = False,
+) -> Layout:
     """A complete layout for ``world``; ``grad_accumulation`` follows from the global batch.
+
+    A layout that says how often gradients are accumulated has a global batch of its own, and one
+    that ``training`` says has to agree with it; unless ``own_batch`` says that it is the script's
+    choice, made without knowing the layout.
 
     Raises ValueError for a layout that the runtime cannot train, or that would train wrongly.
     """
@@ -37,11 +48,11 @@ def resolve(strategy: str, layout: Layout | None, training: Training, world: Wor
             " use bf16"
         )
     _one_of("precision", training.precision or "fp32", PRECISIONS)
-    guessed = layout is None
+    fixed = layout is not None and layout.grad_accumulation != 1 and not own_batch
     layout = layout or _by_name(strategy, world)
     if layout.sharding == "hybrid" and layout.shard is None:
         layout = replace(layout, shard=_shard_within_a_host(layout, world))
-    layout = _accumulating(layout, training, fixed=not guessed and layout.grad_accumulation != 1)
+    layout = _accumulating(layout, training, fixed=fixed)
     _check_names(layout)
     _check_sizes(strategy, layout, world)
     _check_pipeline(layout)

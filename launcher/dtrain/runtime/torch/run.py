@@ -177,7 +177,8 @@ def init(
         int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         max(1, torch.cuda.device_count()) if where.type == "cuda" else 1,
     )
-    resolved = resolve(name, job.layout or layout, chosen, world)
+    own_batch = job.layout is not None and job.training.global_batch is None
+    resolved = resolve(name, job.layout or layout, chosen, world, own_batch=own_batch)
     owns = not dist.is_initialized()
     if owns:
         _join(where)

@@ -1,0 +1,207 @@
+"""Every strategy, launched over SSH across hosts, trains as one process alone does.
+
+Same data, same seed, same global batch, float32: then every step's loss is the same number, and
+gradients, shards, schedules and collectives are right, and not only free of crashes.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import Cluster
+from support.cluster import Launcher
+
+pytestmark = pytest.mark.netns
+Hosts = Callable[..., Cluster]
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+GPT = ["--width", "64", "--heads", "4", "--kv-heads", "4", "--context", "32"]
+GPT += ["--every", "1", "--lr", "0.01", "--warmup", "1"]
+STEPS = 5
+BATCH = 16
+
+
+def losses(file: Path) -> list[float]:
+    return [
+        loss
+        for _, loss in sorted((int(s), loss) for s, loss in json.loads(file.read_text()).items())
+    ]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small corpus: one module of the standard library."""
+    file = tmp_path_factory.mktemp("corpus") / "text.py"
+    file.write_text(Path(json.__file__).with_name("decoder.py").read_text() * 4)
+    return file
+
+
+@pytest.fixture(scope="module")
+def alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of one process that no launcher started."""
+    file = tmp_path_factory.mktemp("alone") / "losses.json"
+    options = ["--data", text, "--steps", STEPS, "--batch", BATCH, "--losses", file, *GPT]
+    command = [sys.executable, SCRIPTS / "train_gpt.py", *options]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True, timeout=120)
+    found = losses(file)
+    assert len(found) == STEPS and found[-1] < found[0] - 0.3
+    return found
+
+
+class TorchJob:
+    def __init__(self, hosts: Hosts, launcher: Launcher, text: Path) -> None:
+        self._hosts, self._launcher = hosts, launcher
+        self._options = ["--data", str(text), *GPT]
+
+    def run(
+        self, strategy: str, count: int = 2, slots: int = 2, steps: int = STEPS, **job: Any
+    ) -> list[float]:
+        """The losses of a launch, which ends well and leaves nothing."""
+        cluster = self._hosts(count)
+        file = self._launcher.folder / f"losses-{len(list(self._launcher.folder.iterdir()))}.json"
+        more = job.pop("args", [])
+        document = {
+            "framework": "torch",
+            "strategy": strategy,
+            "script": str(SCRIPTS / "train_gpt.py"),
+            "args": [*self._options, "--steps", str(steps), "--losses", str(file), *more],
+            "training": {"global_batch": BATCH},
+            **job,
+        }
+        path = self._launcher.file(cluster, document, slots=slots)
+        done = self._launcher.run(path, timeout=170)
+        assert done.code == 0, str(done)
+        assert f"step {steps} of {steps}" in done.stderr
+        assert self._launcher.left(cluster) == {}
+        return losses(file)
+
+
+@pytest.fixture
+def torch_job(hosts: Hosts, launcher: Launcher, text: Path) -> TorchJob:
+    return TorchJob(hosts, launcher, text)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("strategy", "layout"),
+    [
+        ("ddp", None),
+        ("fsdp", None),
+        ("hsdp", None),
+        ("tensor", None),
+        ("pipeline", {"micro_batch": 2}),
+        ("pipeline", {"micro_batch": 2, "schedule": "zb-1p"}),
+        ("3d", {"tensor": 2, "pipeline": 2, "micro_batch": 4, "sequence_parallel": True}),
+        ("auto", {"data": 4, "sharding": "optimizer", "micro_batch": 2}),
+    ],
+)
+def test_torch(
+    torch_job: TorchJob, alone: list[float], strategy: str, layout: dict[str, Any] | None
+) -> None:
+    job = {} if layout is None else {"layout": layout}
+    assert torch_job.run(strategy, **job) == pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.torch
+def test_the_shape_of_the_100b_layout(torch_job: TorchJob, alone: list[float]) -> None:
+    layout = {
+        "tensor": 2,
+        "pipeline": 2,
+        "data": 2,
+        "sharding": "optimizer",
+        "micro_batch": 2,
+        "sequence_parallel": True,
+    }
+    assert torch_job.run("3d", slots=4, layout=layout) == pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("strategy", ["data_parallel", "none"])
+def test_torch_on_one_host(torch_job: TorchJob, alone: list[float], strategy: str) -> None:
+    assert torch_job.run(strategy, count=1, slots=1) == pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.torch
+def test_a_run_goes_on_in_another_layout(torch_job: TorchJob, alone: list[float]) -> None:
+    """Saved by four ranks that share everything out, taken up by two that split the layers."""
+    saved = ["--checkpoint", str(torch_job._launcher.folder / "saved"), "--save-every", "1"]
+    # The learning rate falls over all steps, so each part is told of them all.
+    first = torch_job.run("fsdp", steps=STEPS, args=saved)
+    assert first == pytest.approx(alone, rel=1e-4)
+    # What came after the third step is lost, as in a crash.
+    for folder in sorted((torch_job._launcher.folder / "saved").iterdir())[-1:]:
+        subprocess.run(["rm", "-r", str(folder)], check=True)
+    then = torch_job.run("tensor", slots=1, args=saved)
+    assert then == pytest.approx(alone[-len(then) :], rel=1e-4)
+    assert 0 < len(then) < STEPS
+
+
+IMAGES = ["--loop", "custom", "--steps", "30", "--every", "10"]
+
+
+@pytest.fixture(scope="module")
+def images_alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    file = tmp_path_factory.mktemp("alone") / "losses.json"
+    command = [sys.executable, SCRIPTS / "classify_images.py", *IMAGES, "--losses", file]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True, timeout=120)
+    found = losses(file)
+    assert len(found) == 30 and found[-1] < found[0] - 0.1
+    return found
+
+
+def tensorflow_job(
+    hosts: Hosts, launcher: Launcher, strategy: str, count: int, *options: str, **job: Any
+) -> tuple[list[float], str]:
+    cluster = hosts(count)
+    file = launcher.folder / "losses.json"
+    document = {
+        "framework": "tensorflow",
+        "strategy": strategy,
+        "script": str(SCRIPTS / "classify_images.py"),
+        "args": [*(options or IMAGES), "--losses", str(file)],
+        **job,
+    }
+    done = launcher.run(launcher.file(cluster, document), timeout=170)
+    assert done.code == 0, str(done)
+    assert launcher.left(cluster) == {}
+    return losses(file), done.stdout
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("strategy", "count", "options"),
+    [
+        ("one_device", 1, []),
+        ("mirrored", 1, ["--cpus", "2"]),
+        ("central_storage", 1, ["--cpus", "2"]),
+        ("multi_worker_mirrored", 2, []),
+        ("model_parallel", 2, ["--cpus", "2"]),
+    ],
+)
+def test_tensorflow(
+    hosts: Hosts,
+    launcher: Launcher,
+    images_alone: list[float],
+    strategy: str,
+    count: int,
+    options: list[str],
+) -> None:
+    found, _ = tensorflow_job(hosts, launcher, strategy, count, *IMAGES, *options)
+    assert found == pytest.approx(images_alone, rel=1e-3)
+
+
+@pytest.mark.tensorflow
+def test_parameter_servers_reach_the_same_level(hosts: Hosts, launcher: Launcher) -> None:
+    roles = {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
+    options = ["--loop", "custom", "--steps", "120", "--every", "20"]
+    options += ["--checkpoint", str(launcher.folder / "saved"), "--save-every", "40"]
+    _, stdout = tensorflow_job(hosts, launcher, "parameter_server", 2, *options, roles=roles)
+    (accuracy,) = [line for line in stdout.splitlines() if "chief0" in line and "held-out" in line]
+    assert float(accuracy.split()[-1].rstrip("%")) > 0.85, accuracy
