@@ -1,7 +1,7 @@
 """A run as JSON Lines on stdout, for programs.
 
-Every object has ``"schema": 1`` and an ``event``: ``started``, ``host``, ``notice``, ``line``,
-``progress`` and, last, ``finished``.
+Every object has ``"schema": 1`` and an ``event``: ``started`` (or ``attached``), ``host``,
+``notice``, ``line``, ``progress`` and, last, ``finished``.
 """
 
 from __future__ import annotations
@@ -33,6 +33,15 @@ class JsonLines:
         self._buffer: list[str] = []
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        self._begin("started", run, plan, folder)
+
+    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        self._begin("attached", run, plan, folder)
+
+    def known(self, plan: LaunchPlan) -> None:
+        """Every line says whose it is."""
+
+    def _begin(self, event: str, run: str, plan: LaunchPlan, folder: str) -> None:
         hosts = [
             {
                 "host": host.host.name,
@@ -43,7 +52,7 @@ class JsonLines:
             }
             for host in plan.hosts
         ]
-        self._put("started", run=run, name=plan.name, logs=folder, hosts=hosts)
+        self._put(event, run=run, name=plan.name, logs=folder, hosts=hosts)
 
     def host_state(self, host: str, state: str, detail: str) -> None:
         self._put("host", host=host, state=state, detail=detail)

@@ -42,6 +42,13 @@ class Live(Plain):
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
         super().started(run, plan, folder)
+        self._head(run, plan)
+
+    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        super().attached(run, plan, folder)
+        self._head(run, plan)
+
+    def _head(self, run: str, plan: LaunchPlan) -> None:
         self._began = time.monotonic()
         self._header.run = run
         self._header.workers = plan.world_size

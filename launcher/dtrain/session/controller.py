@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import queue
 import re
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from dtrain import hostlist, machine
 from dtrain.cause import Failure, Report, alike, in_order_of_blame
 from dtrain.diagnostics import DtrainError, ExitCode, InternalError, NodeError, PortBusyError
-from dtrain.journal import Journal
-from dtrain.launchplan import LaunchPlan, build
-from dtrain.logs.store import RunFolder, StorageError, tail
+from dtrain.journal import Journal, JournalReader
+from dtrain.launchplan import LaunchPlan
+from dtrain.logs.store import RunFolder, StorageError, storage_error, tail
 from dtrain.logs.traceback import last_words
 from dtrain.machine import HostState, Outcome, Phase
+from dtrain.record import Record, Request
 from dtrain.session.link import Link, Post, Run
 from dtrain.session.observer import Observer
-from dtrain.spec.model import ClusterFile
-from dtrain.sync import scan
+from dtrain.sync import Tree, scan
 from dtrain.transport.contract import Transport
 
 PORTS_TO_TRY = 10
@@ -36,6 +37,8 @@ PORT_STEP = 64
 """Distance to the next port to try; more than the tasks that one host is likely to run."""
 STDERR_TAIL = 1 << 16
 SIGNAL_POLL = 0.2
+BETWEEN_NOTES = 10.0
+"""Seconds from one note of how much output has come to the next."""
 DRAIN_POLL = 0.2
 PATIENCE = 30.0
 """Seconds until somebody is told which hosts keep the launch waiting."""
@@ -49,30 +52,28 @@ _EXIT_CODES = {
 
 
 class Session:
-    """One launch. `run` blocks until nothing of it is left; `interrupt` may come meanwhile."""
+    """One launch, or the taking up of an earlier one. `run` or `attach` blocks until nothing of
+    it is left, or until `leave`; `interrupt` may come meanwhile."""
 
     def __init__(
         self,
-        spec: ClusterFile,
+        request: Request,
         *,
-        base: Path,
         transport: Transport,
         observer: Observer,
-        secret_values: Mapping[str, str],
-        tensorboard: bool = False,
+        on_running: Callable[[str], None] = lambda run: None,
     ) -> None:
-        """``base`` is the cluster file's folder, from which its relative paths start."""
-        self._spec = spec
-        self._base = base
+        """``on_running`` is told the run's name once all workers have been started."""
+        self._request = request
+        self._spec = request.spec()
         self._transport = transport
         self._observer = observer
-        self._secrets = secret_values
-        self._tensorboard = tensorboard
+        self._on_running = on_running
         self._attempt: _Attempt | None = None
         self._asked = 0
         self._hung_up = False
+        self._left = False
         self._why = ""
-        self._begun = time.monotonic()
 
     def interrupt(self, why: str) -> None:
         """Ask the launch to end; a second time, to end at once. Safe in a signal handler.
@@ -96,63 +97,118 @@ class Session:
         if first:
             self._pass_on()
 
+    def leave(self) -> None:
+        """Go, and let the job go on. Safe in a signal handler."""
+        self._left = True
+        if self._attempt is not None:
+            self._attempt.leave()
+
     @property
     def interrupted(self) -> bool:
         """Whether anybody has asked for the end."""
-        return self._hung_up or self._asked > 0
+        return self._hung_up or self._left or self._asked > 0
 
     def _pass_on(self) -> None:
         if self._attempt is not None:
             self._attempt.interrupt(self._why)
 
-    def run(self) -> Report:
+    def run(self, secret_values: Mapping[str, str]) -> Report:
         """Launch, follow, clean up. The observer has seen the report when this returns.
 
         Raises StorageError when this machine cannot keep the run's files, and DtrainError when
         the folder to send cannot be read; nothing has been started then.
         """
+        begun = time.monotonic()
         sync = self._spec.job.sync
-        tree = scan(self._base / Path(sync.source).expanduser(), sync.exclude) if sync else None
+        base = self._request.base
+        tree = scan(base / Path(sync.source).expanduser(), sync.exclude) if sync else None
         name = _run_name(self._spec.name)
         folder = RunFolder.create(name)
+        claim = folder.claim()
         journal = Journal(folder.journal)
         ports = self._ports()
-        plan = self._plan(name, next(ports))
+        record = Record(name, self._request, next(ports), sys.executable, time.time())
+        plan = _save(record, folder)
         self._observer.started(name, plan, str(folder.path))
         journal.write(time.time(), "started", run=name, hosts=[h.host.name for h in plan.hosts])
         for notice in tree.notices if tree is not None else ():
-            self._observer.notice(notice)
+            self._tell(journal, notice)
         while True:
             port = next(ports, None)
-            posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
-            run = Run(
-                name=name,
-                plan=plan,
-                movable_port=port is not None,
-                base=self._base,
-                secrets=self._secrets,
-                transport=self._transport,
-                tree=tree,
-                folder=folder,
-                journal=journal,
-                observer=self._observer,
-                tensorboard=self._tensorboard,
-                post=posts.put,
+            attempt = self._begin(
+                record, plan, folder, journal, tree, secret_values, movable_port=port is not None
             )
-            self._attempt = attempt = _Attempt(run, posts)
-            if self.interrupted:
-                self._pass_on()
             report = attempt.run()
             if port is None or self.interrupted or not attempt.only_ports_are_busy:
                 break
-            plan = self._plan(name, port)
-            self._observer.notice(f"{attempt.problems[0].message}; trying port {port}")
-        report = replace(report, seconds=time.monotonic() - self._begun, logs=str(folder.path))
-        journal.write(
-            time.time(), "finished", exit_code=int(report.exit_code), reason=report.reason
-        )
-        self._observer.finished(report)
+            record = replace(record, port=port)
+            plan = _save(record, folder)
+            self._tell(journal, f"{attempt.problems[0].message}; trying port {port}")
+        report = self._finish(report, folder, journal, time.monotonic() - begun)
+        if claim is not None:
+            claim.release()
         return report
+
+    def attach(self, record: Record, folder: RunFolder) -> Report:
+        """Take up a run that no other process is in charge of, until it ends or `leave`."""
+        plan = record.plan()
+        journal = Journal(folder.journal)
+        self._observer.attached(record.run, plan, str(folder.path))
+        journal.write(time.time(), "attached", pid=os.getpid())
+        for stream, size in folder.sizes(plan).items():
+            self._observer.skip(stream, size)
+        attempt = self._begin(record, plan, folder, journal, None, {}, movable_port=False)
+        report = attempt.take_up(_received(folder, plan))
+        return self._finish(report, folder, journal, time.time() - record.started)
+
+    def _begin(
+        self,
+        record: Record,
+        plan: LaunchPlan,
+        folder: RunFolder,
+        journal: Journal,
+        tree: Tree | None,
+        secret_values: Mapping[str, str],
+        *,
+        movable_port: bool,
+    ) -> _Attempt:
+        posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
+        run = Run(
+            name=record.run,
+            plan=plan,
+            movable_port=movable_port,
+            base=self._request.base,
+            secrets=secret_values,
+            transport=self._transport,
+            tree=tree,
+            folder=folder,
+            journal=journal,
+            observer=self._observer,
+            tensorboard="DTRAIN_TENSORBOARD" in plan.job.env,
+            post=posts.put,
+        )
+        self._attempt = _Attempt(run, posts, lambda: self._on_running(run.name))
+        if self._left:
+            self._attempt.leave()
+        elif self.interrupted:
+            for _ in range(max(1, self._asked)):
+                self._pass_on()
+        return self._attempt
+
+    def _finish(
+        self, report: Report, folder: RunFolder, journal: Journal, seconds: float
+    ) -> Report:
+        report = replace(report, seconds=seconds, logs=str(folder.path))
+        if self._left:
+            self._observer.left(folder.name)
+        else:
+            journal.write(time.time(), "finished", **asdict(report))
+            self._observer.finished(report)
+        return report
+
+    def _tell(self, journal: Journal, notice: str) -> None:
+        self._observer.notice(notice)
+        journal.write(time.time(), "notice", text=notice)
 
     def _ports(self) -> Iterator[int]:
         rendezvous = self._spec.job.rendezvous
@@ -160,15 +216,25 @@ class Session:
         last = rendezvous.port + PORT_STEP * count
         return iter(range(rendezvous.port, last, PORT_STEP))
 
-    def _plan(self, name: str, port: int) -> LaunchPlan:
-        return build(self._spec, run=name, port=port, local_python=sys.executable)
+
+def _save(record: Record, folder: RunFolder) -> LaunchPlan:
+    """Keep what is needed to find the run again, before any of it runs; its plan."""
+    try:
+        record.save(folder.path)
+    except OSError as error:
+        raise storage_error(folder.path, error) from None
+    return record.plan()
 
 
 class _Attempt:
     """One try at starting and following a plan."""
 
-    def __init__(self, run: Run, posts: queue.SimpleQueue[Post]) -> None:
+    def __init__(
+        self, run: Run, posts: queue.SimpleQueue[Post], on_running: Callable[[], None]
+    ) -> None:
         """``posts`` is where ``run.post`` leads."""
+        self._on_running = on_running
+        self._left = False
         self.problems: list[DtrainError] = []
         self._failures: list[Failure] = []
         self._run = run
@@ -179,11 +245,17 @@ class _Attempt:
         self._alarm: float | None = None
         self._ran = False
         self._why = ""
+        self._note_at = 0.0
+        self._noted: dict[str, int] = {}
         self._patient_until = time.monotonic() + PATIENCE
 
     def interrupt(self, why: str) -> None:
         self._why = why
         self._posts.put(Post(machine.Interrupted()))
+
+    def leave(self) -> None:
+        self._left = True
+        self._posts.put(Post(None))
 
     @property
     def only_ports_are_busy(self) -> bool:
@@ -195,10 +267,25 @@ class _Attempt:
     def run(self) -> Report:
         for link in self._links.values():
             link.begin()
+        return self._until_the_end()
+
+    def take_up(self, offsets: Mapping[str, Mapping[str, int]]) -> Report:
+        """Follow a run that was started before. ``offsets`` says, for each host, how much of each
+        stream is here."""
+        awaited, services = _workers(self._run.plan)
+        grace = self._run.plan.job.grace
+        self._state = machine.attached(list(self._links), awaited, services, grace=grace)
+        self._ran = True
+        for host, link in self._links.items():
+            link.attach(offsets[host])
+        return self._until_the_end()
+
+    def _until_the_end(self) -> Report:
         try:
-            while self._state.phase is not Phase.ENDED:
+            while self._state.phase is not Phase.ENDED and not self._left:
                 self._handle(self._next())
-            self._drain()
+            if not self._left:
+                self._drain()
         except BaseException:
             for link in self._links.values():
                 link.kill()
@@ -214,7 +301,7 @@ class _Attempt:
         if files:
             size = f"{sent / 1e6:.1f} MB" if sent >= 1e5 else f"{sent / 1e3:.1f} kB"
             same = max(result.unchanged_files for result in results)
-            self._run.observer.notice(
+            self._run.notice(
                 f"sent {files} files ({size}) to each host"
                 + (f"; {same} were there already" if same else "")
             )
@@ -230,6 +317,22 @@ class _Attempt:
             with contextlib.suppress(queue.Empty):
                 return self._posts.get(timeout=min(left, SIGNAL_POLL))
             self._tell_of_waiting()
+            self._note_sizes()
+
+    def _note_sizes(self) -> None:
+        """Journal how far all streams are, now and then: output itself bears no time."""
+        if time.monotonic() < self._note_at:
+            return
+        self._note_at = time.monotonic() + BETWEEN_NOTES
+        sizes = {
+            f"{host}/{name}": size
+            for host, link in self._links.items()
+            for name, size in link.received().items()
+        }
+        new = {name: size for name, size in sizes.items() if size != self._noted.get(name)}
+        if new:
+            self._noted = sizes
+            self._run.journal.write(time.time(), "sizes", streams=new)
 
     def _handle(self, post: Post) -> None:
         before = self._state.outcome
@@ -242,12 +345,15 @@ class _Attempt:
             self._tell_of_interrupt()
         self._state, actions = machine.step(self._state, post.event)
         if before is None and self._state.outcome is Outcome.WORKER_FAILED:
-            self._run.observer.notice(f"{self._first_failure()}; stopping the others")
-        if not self._ran and self._state.phase is Phase.RUNNING:
+            self._run.notice(f"{self._first_failure()}; stopping the others")
+        begins = not self._ran and self._state.phase is Phase.RUNNING
+        if begins:
             self._ran = True
             self._tell_of_sync()
         for action in actions:
             self._act(action)
+        if begins:
+            self._on_running()
 
     def _act(self, action: machine.Action) -> None:
         match action:
@@ -263,7 +369,7 @@ class _Attempt:
                 self._alarm = time.monotonic() + seconds
 
     def _tell_of_interrupt(self) -> None:
-        notice = self._run.observer.notice
+        notice = self._run.notice
         grace = self._state.grace
         match self._state.phase:
             case Phase.PREPARING | Phase.GIVING_UP:
@@ -283,7 +389,7 @@ class _Attempt:
         if self._state.phase is Phase.PREPARING and time.monotonic() > self._patient_until:
             self._patient_until = math.inf
             late = [host for host, now in self._state.hosts.items() if now is HostState.PREPARING]
-            self._run.observer.notice(f"still waiting for {hostlist.fold(late)} to be ready")
+            self._run.notice(f"still waiting for {hostlist.fold(late)} to be ready")
 
     def _drain(self) -> None:
         """Wait for what hosts have written and we have not read; a person may cut it short."""
@@ -296,7 +402,7 @@ class _Attempt:
                 except queue.Empty:
                     continue
                 if isinstance(post.event, machine.Interrupted):
-                    self._run.observer.notice("the rest of the logs stays on the hosts")
+                    self._run.notice("the rest of the logs stays on the hosts")
                     return
                 if post.problem is not None:
                     self.problems.append(post.problem)
@@ -304,6 +410,8 @@ class _Attempt:
     # The report --------------------------------------------------------------------------------
 
     def _report(self) -> Report:
+        if self._left:
+            return Report(ExitCode.INTERRUPTED, "left")
         outcome = self._state.outcome or Outcome.DONE
         failures = in_order_of_blame(self._explained(failure) for failure in self._failures)
         if outcome is Outcome.DONE:
@@ -365,6 +473,17 @@ class _Attempt:
             if said := last_words(tail(logs / name, STDERR_TAIL)):
                 return replace(failure, traceback=said, message=said.splitlines()[-1])
         return failure
+
+
+def _received(folder: RunFolder, plan: LaunchPlan) -> dict[str, dict[str, int]]:
+    """How much of every host's streams and events has arrived here already."""
+    offsets: dict[str, dict[str, int]] = {part.host.name: {} for part in plan.hosts}
+    for stream, size in folder.sizes(plan).items():
+        offsets[stream.host][stream.path.name] = size
+    for event in JournalReader(folder.journal).read():
+        if event["event"] == "event" and event["host"] in offsets:
+            offsets[event["host"]]["events"] = event["offset"]
+    return offsets
 
 
 def _workers(plan: LaunchPlan) -> tuple[list[machine.Worker], list[machine.Worker]]:
