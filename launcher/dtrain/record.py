@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from dtrain.diagnostics import UsageError
@@ -60,10 +60,39 @@ class Record:
     """The interpreter that stands for ``python3`` on this machine."""
     started: float
     """Seconds since the epoch."""
+    attempt: int = 1
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    """Hosts of the file that are not used any more, each with the spare that has its rank."""
+
+    @property
+    def on_hosts(self) -> str:
+        """What hosts call this attempt."""
+        return self.run if self.attempt == 1 else f"{self.run}.{self.attempt}"
+
+    def spec(self) -> ClusterFile:
+        """The file, with spares in the places of the hosts that they replace."""
+        spec = self.request.spec()
+        cluster = spec.cluster
+        spares = {host.name: host for host in cluster.spares}
+        hosts = tuple(spares.get(self._now(host.name), host) for host in cluster.hosts)
+        used = {host.name for host in hosts} | set(self.replaced)
+        left = tuple(host for host in cluster.spares if host.name not in used)
+        return replace(spec, cluster=replace(cluster, hosts=hosts, spares=left))
+
+    def _now(self, host: str) -> str:
+        """Who has the rank of a host of the file: a spare may have been replaced in its turn."""
+        while host in self.replaced:
+            host = self.replaced[host]
+        return host
 
     def plan(self) -> LaunchPlan:
+        """Raises UsageError when there are not as many ports as tasks."""
         return build(
-            self.request.spec(), run=self.run, port=self.port, local_python=self.local_python
+            self.spec(),
+            run=self.on_hosts,
+            port=self.port,
+            attempt=self.attempt,
+            local_python=self.local_python,
         )
 
     def save(self, folder: Path) -> None:

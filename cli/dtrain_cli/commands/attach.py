@@ -11,6 +11,7 @@ from dtrain.journal import JournalReader
 from dtrain.logs.store import RunFolder
 from dtrain.record import Record
 from dtrain.session.follow import Follower
+from dtrain_cli.commands.secrets import known_secrets
 from dtrain_cli.commands.watch import Watch, on_signals
 from dtrain_cli.detachment import Detachment
 from dtrain_cli.views import Filters, make_view
@@ -52,7 +53,10 @@ def is_over(folder: RunFolder) -> bool:
 
 def _take_charge(options: Options, record: Record, folder: RunFolder) -> ExitCode:
     with Watch(record.request, options.json, Filters(), options.fold, Detachment.none()) as watch:
-        return watch.until_over(lambda session: session.attach(record, folder), stopping=False)
+        secrets = known_secrets(record.request.spec())
+        return watch.until_over(
+            lambda session: session.attach(record, folder, secrets), stopping=False
+        )
 
 
 def _look_on(options: Options, record: Record, folder: RunFolder) -> ExitCode | None:

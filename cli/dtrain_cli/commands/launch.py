@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.launchplan import LaunchPlan, build
 from dtrain.record import Request
 from dtrain.spec.load import contents
-from dtrain.spec.model import ClusterFile
+from dtrain_cli.commands.secrets import secret_values
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.detachment import Detachment
 from dtrain_cli.views import Filters
@@ -45,7 +44,7 @@ def launch(options: Options) -> ExitCode:
     request = _request(options)
     spec = request.spec()
     filters = Filters(ranks(options.ranks, spec), hosts(options.hosts, spec))
-    secrets = _secret_values(spec)
+    secrets = secret_values(spec)
     if not options.detach:
         return _launch(options, request, filters, secrets, Detachment.none())
     detachment = Detachment()
@@ -74,8 +73,6 @@ def _launch(
     from dtrain_cli.commands.watch import Watch
 
     with Watch(request, options.json, filters, options.fold, detachment) as watch:
-        for text in _not_acted_on(request.spec()):
-            watch.view.notice(text)
         return watch.until_over(lambda session: session.run(secrets), stopping=True)
 
 
@@ -99,23 +96,6 @@ def _request(options: Options) -> Request:
     wanted = {"DTRAIN_TENSORBOARD": "1"} if options.tensorboard else {}
     text = contents(options.file).decode(errors="surrogateescape")
     return Request(str(options.file.absolute()), text, tuple(options.args), wanted)
-
-
-def _secret_values(spec: ClusterFile) -> dict[str, str]:
-    if missing := [name for name in spec.job.secrets if name not in os.environ]:
-        raise UsageError(
-            f"job.secrets names {', '.join(missing)}, which this environment does not have",
-            hint=f"export {missing[0]} before launching",
-        )
-    return {name: os.environ[name] for name in spec.job.secrets}
-
-
-def _not_acted_on(spec: ClusterFile) -> Iterator[str]:
-    """What the file asks for and this version does not do, rather than ignore it silently."""
-    if spec.job.restart.max:
-        yield "job.restart is not acted on in this version: the job ends at its first failure"
-    if spec.cluster.spares:
-        yield "cluster.spares is not acted on in this version: no host is replaced"
 
 
 def _write(plan: LaunchPlan, manifest: str, output: Path) -> int:

@@ -52,7 +52,7 @@ def _end(options: Options, record: Record, folder: RunFolder) -> ExitCode:
         watch.view.mute()
         for _ in range(2 if options.force else 1):
             watch.stop("dtrain stop")
-        code = watch.until_over(lambda session: session.attach(record, folder), stopping=True)
+        code = watch.until_over(lambda session: session.attach(record, folder, None), stopping=True)
     return ExitCode.OK if code is ExitCode.INTERRUPTED else code
 
 

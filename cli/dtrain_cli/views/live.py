@@ -48,6 +48,10 @@ class Live(Plain):
         super().attached(run, plan, folder)
         self._head(run, plan)
 
+    def again(self, attempt: int, plan: LaunchPlan) -> None:
+        super().again(attempt, plan)
+        self._header.hosts = {host.host.name: "" for host in plan.hosts}
+
     def _head(self, run: str, plan: LaunchPlan) -> None:
         self._began = time.monotonic()
         self._header.run = run

@@ -54,6 +54,13 @@ class Plain:
         self.known(plan)
         self.notice(f"run {run}: {self._count(plan)}, logs in {names.path(folder)}")
 
+    def again(self, attempt: int, plan: LaunchPlan) -> None:
+        self._starting = {host.host.name for host in plan.hosts}
+        self._unreachable.clear()
+        self._follower = Follower()
+        self.known(plan)
+        self.notice(f"attempt {attempt}: starting {self._count(plan)}")
+
     def known(self, plan: LaunchPlan) -> None:
         self._workers = plan.world_size
         hosts = [len(host.host.name) for host in plan.hosts]

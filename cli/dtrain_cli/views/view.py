@@ -57,6 +57,8 @@ class Display(Protocol):
 
     def attached(self, run: str, plan: LaunchPlan, folder: str) -> None: ...
 
+    def again(self, attempt: int, plan: LaunchPlan) -> None: ...
+
     def known(self, plan: LaunchPlan) -> None:
         """Nothing to say, but these workers' output will come."""
 
@@ -125,6 +127,9 @@ class View:
 
     def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
         self._call(lambda: self._display.attached(run, plan, folder))
+
+    def again(self, attempt: int, plan: LaunchPlan) -> None:
+        self._call(lambda: self._display.again(attempt, plan))
 
     def host_state(self, host: str, state: str, detail: str = "") -> None:
         self._call(lambda: self._display.host_state(host, state, detail))

@@ -5,6 +5,7 @@
     <home>/runs/<run>/launcher                          locked by the process that is in charge
     <home>/runs/<run>/logs/<host>/<role>-<index>.out    stdout
     <home>/runs/<run>/logs/<host>/<role>-<index>.err    stderr
+    <home>/runs/<run>/logs-2/…                          of the second attempt, and so on
 
 ``<home>`` is ``$DTRAIN_HOME``, or ``~/.dtrain``. Folders are 0700 and files 0600.
 """
@@ -56,6 +57,8 @@ class RunFolder:
     """Where one run keeps its files on this machine."""
 
     path: Path
+    attempt: int = 1
+    """Which attempt's logs are meant."""
 
     @classmethod
     def create(cls, run: str) -> RunFolder:
@@ -146,7 +149,8 @@ class RunFolder:
 
     @property
     def logs(self) -> Path:
-        return self.path / "logs"
+        """Of this attempt; the folder is made with the first file in it."""
+        return self.path / ("logs" if self.attempt == 1 else f"logs-{self.attempt}")
 
     @property
     def journal(self) -> Path:
@@ -209,6 +213,7 @@ class LogWriter:
         """Raises StorageError where the file can't be made. What it holds already is kept."""
         self.path = stream.path
         try:
+            self.path.parent.parent.mkdir(mode=0o700, exist_ok=True)
             self.path.parent.mkdir(mode=0o700, exist_ok=True)
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 from dtrain.cause import Failure, Report
@@ -74,6 +75,11 @@ class Follower:
                 self._observer.notice(event["text"])
             case "progress":
                 self._observer.progress("", Progress.read(event["process"], event["said"]))
+            case "attempt":
+                self._record = Record.load(self._folder.path)
+                self._plan = self._record.plan()
+                self._folder = replace(self._folder, attempt=event["attempt"])
+                self._observer.again(event["attempt"], self._plan)
             case "finished":
                 self.report = read_report(event)
 

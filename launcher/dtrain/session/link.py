@@ -65,6 +65,8 @@ class Run:
 
     name: str
     plan: LaunchPlan
+    attempt: int
+    """Counted from 1."""
     movable_port: bool
     """Whether a busy port only means that the next one is tried."""
     base: Path
@@ -102,6 +104,8 @@ class Link:
     def __init__(self, run: Run, part: HostPlan) -> None:
         self.host = part.host.name
         self.synced: SyncResult | None = None
+        self.step: int | None = None
+        """The last step of progress that a worker of this host told of."""
         self._run = run
         self._part = part
         self._workers = {(process.role, process.index) for process in part.processes}
@@ -111,6 +115,7 @@ class Link:
         self._closed = False
         self._started = False
         self._attached = False
+        self._lingering = False
         self._told_all = False
         self._full = False
         self._connection: Connection | None = None
@@ -126,12 +131,16 @@ class Link:
         self._tensorboard: Forward | None = None
         self._streams: dict[int, tuple[LogWriter, Stream]] = {}
         self._offsets: dict[str, int] = {}
-        self._reader = threading.Thread(
-            target=self._guarded, args=(self._read,), name=f"{self.host} reader", daemon=True
+        self._reader, self._writer = self._threads()
+
+    def _threads(self) -> tuple[threading.Thread, threading.Thread]:
+        reader, writer = (
+            threading.Thread(
+                target=self._guarded, args=(work,), name=f"{self.host} {name}", daemon=True
+            )
+            for work, name in ((self._read, "reader"), (self._write, "writer"))
         )
-        self._writer = threading.Thread(
-            target=self._guarded, args=(self._write,), name=f"{self.host} writer", daemon=True
-        )
+        return reader, writer
 
     def begin(self) -> None:
         self._reader.start()
@@ -176,6 +185,17 @@ class Link:
         if connection is not None:
             connection.close()
         self._over(machine.Ended(self.host))
+
+    def linger(self) -> None:
+        """After the run has given this host up: go on trying to reach it, to end what it has."""
+        with self._lock:
+            self._lingering, self._closed = True, False
+        self._pause.clear()
+        self._standing = {"op": "kill"}
+        self._attached = True
+        self._reader, self._writer = self._threads()
+        self._reader.start()
+        self._writer.start()
 
     def close(self) -> None:
         """Let go of the host, whatever it is doing, once the orders given are on their way."""
@@ -311,7 +331,7 @@ class Link:
             "script": job.script,
             "python": part.processes[0].argv[0] if part.processes else part.host.python,
             "setup": list(job.setup),
-            "environment": dict(part.environment),
+            "environment": {**part.environment, "DTRAIN_ATTEMPT": str(run.attempt)},
             "secrets": dict(run.secrets),
             "runtime": runtime_archive(),
             "processes": [
@@ -416,6 +436,8 @@ class Link:
     @property
     def _patience(self) -> float:
         """Seconds for which a host may be out of reach."""
+        if self._lingering:
+            return math.inf
         return self._run.plan.job.restart.node_timeout
 
     def _agent_failed(
@@ -533,7 +555,9 @@ class Link:
         run = self._run
         match said.get("event"):
             case "progress":
-                run.observer.progress(self.host, Progress.read(process, said))
+                report = Progress.read(process, said)
+                self.step = report.step
+                run.observer.progress(self.host, report)
                 if process == speaker(run.plan):
                     run.journal.write(time.time(), "progress", process=process, said=said)
             case "tensorboard" if run.tensorboard and self._tensorboard is None:

@@ -20,6 +20,9 @@ class Observer(Protocol):
     def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
         """Instead of `started`: the run was launched before."""
 
+    def again(self, attempt: int, plan: LaunchPlan) -> None:
+        """The job has failed and is started once more, as ``attempt``."""
+
     def host_state(self, host: str, state: str, detail: str = "") -> None:
         """A host is now ``connecting``, ``attaching``, ``syncing``, ``preparing``, ``ready``,
         ``running``, ``stopping``, ``ended``, ``failed`` or ``unreachable``."""
