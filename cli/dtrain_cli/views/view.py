@@ -238,14 +238,13 @@ class View:
         with self._wake:
             if not self._unread:
                 self._wake.wait_for(self._something, timeout)
-            paused = self._paused
-        if paused:
-            self._rest()
-        with self._wake:
             calls, self._calls = self._calls, deque()
             grown, self._grown = self._grown, {}
+            paused = self._paused
         for call in calls:
             call()
+        if paused:
+            self._rest()
         if not self._hurry:
             self._unread.update(grown)
         read = 0

@@ -181,6 +181,7 @@ class Session:
             life.journal.write(time.time(), "failed", **asdict(report))
             self._tell(life, _what_next(report, decision, life.record.attempt + 1))
             if self._roused.wait(decision.delay):
+                report = replace(report, exit_code=ExitCode.INTERRUPTED, reason=self._why)
                 break
             self._stragglers += attempt.stragglers()
             self._move_on(life, decision)
