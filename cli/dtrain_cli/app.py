@@ -78,12 +78,15 @@ def launch(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Bring the job's TensorBoard to this machine.")
     ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Go on in the background once it runs.")
+    ] = False,
 ) -> None:
     """Start a job on all its hosts, stream its output, and clean up."""
     from dtrain.diagnostics import UsageError
     from dtrain_cli.commands import launch as command
 
-    options = command.Options(file, tuple(args or ()), json, fold, rank, host, tensorboard)
+    options = command.Options(file, tuple(args or ()), json, fold, rank, host, tensorboard, detach)
     if output is not None and not dry_run:
         raise UsageError("--output is for --dry-run", hint="add --dry-run")
     if dry_run:
@@ -92,6 +95,79 @@ def launch(
         _print(command.dry_run(options, output))
     else:
         raise typer.Exit(command.launch(options))
+
+
+@app.command()
+def attach(
+    run: Annotated[str, typer.Argument(help="A run, or how its name begins.", metavar="RUN")],
+    json: Annotated[bool, typer.Option("--json", help="A line of JSON for each event.")] = False,
+    fold: Annotated[
+        bool, typer.Option("--fold", help="Show a line that several ranks write alike once.")
+    ] = False,
+) -> None:
+    """Watch a run that was launched before; Ctrl-C leaves it running."""
+    from dtrain_cli.commands import attach as command
+
+    raise typer.Exit(command.attach(command.Options(run, json, fold)))
+
+
+@app.command()
+def ps(
+    run: Annotated[
+        str | None, typer.Argument(help="One run, with its hosts.", metavar="[RUN]")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="All runs, not only what runs and the latest.")
+    ] = False,
+) -> None:
+    """List the runs of this machine."""
+    from dtrain_cli.commands import ps as command
+
+    _print(command.ps(run, json=json, everything=everything))
+
+
+@app.command()
+def logs(
+    run: Annotated[str, typer.Argument(help="A run, or how its name begins.", metavar="RUN")],
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as output comes, until the run is over.")
+    ] = False,
+    rank: Annotated[
+        str | None, typer.Option(help="Only these ranks' output, e.g. 0,4-7.", metavar="RANKS")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Only these hosts' output.", metavar="HOSTS")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Only what came in this time, e.g. 10m.", metavar="TIME")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="A line of JSON for each line.")] = False,
+    fold: Annotated[
+        bool, typer.Option("--fold", help="Show a line that several ranks write alike once.")
+    ] = False,
+) -> None:
+    """Show what a run's workers have written."""
+    from dtrain.diagnostics import UsageError
+    from dtrain.spec.schema import seconds
+    from dtrain_cli.commands import logs as command
+
+    age = None if since is None else seconds(since)
+    if since is not None and age is None:
+        raise UsageError(f"--since {since}: no duration", hint="write e.g. 30s, 10m or 1h30m")
+    options = command.Options(run, follow, json, fold, rank, host, age)
+    raise typer.Exit(command.logs(options))
+
+
+@app.command()
+def stop(
+    run: Annotated[str, typer.Argument(help="A run, or how its name begins.", metavar="RUN")],
+    force: Annotated[bool, typer.Option("--force", help="Kill at once, without TERM.")] = False,
+) -> None:
+    """End a run on all its hosts."""
+    from dtrain_cli.commands import stop as command
+
+    raise typer.Exit(command.stop(command.Options(run, force)))
 
 
 @app.command()

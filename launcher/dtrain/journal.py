@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,3 +41,34 @@ class Journal:
                     os.close(fd)
             except OSError:
                 return
+
+
+class JournalReader:
+    """Follows a journal that another process may be writing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The events that have come since the last time, but for a line that is not whole yet.
+
+        Nothing where there is no journal. A line that a crash cut short is passed over, and so is
+        one of a later version.
+        """
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return
+        for line in data.splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                return
+            self._offset += len(line)
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict) and event.get("schema") == SCHEMA:
+                yield event

@@ -85,27 +85,34 @@ class LaunchPlan:
 
 
 def build(
-    spec: ClusterFile, *, run: str | None = None, port: int | None = None, local_python: str = ""
+    spec: ClusterFile,
+    *,
+    run: str | None = None,
+    port: int | None = None,
+    attempt: int = 1,
+    local_python: str = "",
 ) -> LaunchPlan:
     """The launch plan of a cluster file.
 
     A launch gives what only it knows: the ``run``'s unique name, a ``port`` other than the
-    file's, and the interpreter that stands for ``python3`` on this machine. Raises UsageError
-    when there are not as many ports as tasks.
+    file's, which ``attempt`` it is, and the interpreter that stands for ``python3`` on this
+    machine. Raises UsageError when there are not as many ports as tasks.
     """
     port = port or spec.job.rendezvous.port
     if spec.job.framework == "tensorflow":
         hosts = _tensorflow(spec, port, local_python)
     else:
-        hosts = _torch(spec, run or spec.name, port, local_python)
+        hosts = _torch(spec, run or spec.name, port, attempt, local_python)
     return LaunchPlan(spec.name, tuple(hosts), spec.job, spec.cluster.run_dir)
 
 
-def _torch(spec: ClusterFile, run: str, port: int, local_python: str) -> Iterator[HostPlan]:
+def _torch(
+    spec: ClusterFile, run: str, port: int, attempt: int, local_python: str
+) -> Iterator[HostPlan]:
     job, hosts = spec.job, spec.cluster.hosts
     one_process = bool(job.strategy) and STRATEGIES["torch"][job.strategy or ""].processes == "host"
     ranks_by_node = tuple(1 if one_process else host.workers for host in hosts)
-    world = torchrun.World(run, ranks_by_node, hosts[0].address, port)
+    world = torchrun.World(run, ranks_by_node, hosts[0].address, port, attempt - 1)
     backend = job.rendezvous.backend
     for node_rank, host in enumerate(hosts):
         python = _python(host, local_python)

@@ -184,6 +184,14 @@ def begin(
     )
 
 
+def attached(
+    hosts: list[str], awaited: list[Worker], services: list[Worker], *, grace: float
+) -> State:
+    """The state of a run that was started before: whatever has happened since is yet to be told."""
+    state = begin(hosts, awaited, services, grace=grace)
+    return replace(state, phase=Phase.RUNNING, hosts=dict.fromkeys(hosts, HostState.RUNNING))
+
+
 def step(state: State, event: Event) -> Step:
     """The state after ``event``, and what to do now, in order."""
     return TABLE[state.phase, type(event)](state, event)

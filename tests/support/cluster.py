@@ -86,6 +86,8 @@ class Launcher:
             "HOME": str(self.folder),
             "DTRAIN_HOME": str(self.home),
             "LANG": "C.UTF-8",
+            # Where the code under test is not the one that is installed.
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             **(env or {}),
         }
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}

@@ -166,9 +166,13 @@ class Scene:
     def launch(
         self, cluster: Path, *options: str, env: dict[str, str] | None = None, **popen: Any
     ) -> Launch:
+        return self.command("launch", str(cluster), *options, env=env, **popen)
+
+    def command(self, *argv: str, env: dict[str, str] | None = None, **popen: Any) -> Launch:
+        """Any `dtrain` command."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = subprocess.Popen(
-            [sys.executable, "-m", "dtrain_cli", "launch", str(cluster), *options],
+            [sys.executable, "-m", "dtrain_cli", *argv],
             stdin=subprocess.DEVNULL,
             env={**os.environ, "DTRAIN_HOME": str(self.home), **(env or {})},
             **{**pipes, **popen},

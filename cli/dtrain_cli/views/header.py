@@ -10,7 +10,16 @@ from dtrain.framing import clean
 from dtrain_cli.views import names
 
 BAD = ("unreachable", "failed")
-_ORDER = ("connecting", "syncing", "preparing", "ready", "running", "stopping", "ended")
+_ORDER = (
+    "connecting",
+    "attaching",
+    "syncing",
+    "preparing",
+    "ready",
+    "running",
+    "stopping",
+    "ended",
+)
 _MAX_NAMES = 3
 
 

@@ -1,7 +1,7 @@
 """A run as JSON Lines on stdout, for programs.
 
-Every object has ``"schema": 1`` and an ``event``: ``started``, ``host``, ``notice``, ``line``,
-``progress`` and, last, ``finished``.
+Every object has ``"schema": 1`` and an ``event``: ``started`` (or ``attached``), ``host``,
+``notice``, ``line``, ``progress``, ``attempt`` and, last, ``finished``.
 """
 
 from __future__ import annotations
@@ -33,17 +33,19 @@ class JsonLines:
         self._buffer: list[str] = []
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        hosts = [
-            {
-                "host": host.host.name,
-                "processes": [
-                    {"role": process.role, "index": process.index, "rank": process.rank}
-                    for process in host.processes
-                ],
-            }
-            for host in plan.hosts
-        ]
-        self._put("started", run=run, name=plan.name, logs=folder, hosts=hosts)
+        self._begin("started", run, plan, folder)
+
+    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        self._begin("attached", run, plan, folder)
+
+    def again(self, attempt: int, plan: LaunchPlan) -> None:
+        self._put("attempt", attempt=attempt, hosts=_hosts(plan))
+
+    def known(self, plan: LaunchPlan) -> None:
+        """Every line says whose it is."""
+
+    def _begin(self, event: str, run: str, plan: LaunchPlan, folder: str) -> None:
+        self._put(event, run=run, name=plan.name, logs=folder, hosts=_hosts(plan))
 
     def host_state(self, host: str, state: str, detail: str) -> None:
         self._put("host", host=host, state=state, detail=detail)
@@ -106,3 +108,16 @@ class JsonLines:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def _hosts(plan: LaunchPlan) -> list[dict[str, Any]]:
+    return [
+        {
+            "host": host.host.name,
+            "processes": [
+                {"role": process.role, "index": process.index, "rank": process.rank}
+                for process in host.processes
+            ],
+        }
+        for host in plan.hosts
+    ]

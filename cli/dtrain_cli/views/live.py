@@ -42,6 +42,17 @@ class Live(Plain):
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
         super().started(run, plan, folder)
+        self._head(run, plan)
+
+    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        super().attached(run, plan, folder)
+        self._head(run, plan)
+
+    def again(self, attempt: int, plan: LaunchPlan) -> None:
+        super().again(attempt, plan)
+        self._header.hosts = {host.host.name: "" for host in plan.hosts}
+
+    def _head(self, run: str, plan: LaunchPlan) -> None:
         self._began = time.monotonic()
         self._header.run = run
         self._header.workers = plan.world_size

@@ -45,14 +45,33 @@ class Plain:
         self._told_progress = float("-inf")
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        hosts = [host.host.name for host in plan.hosts]
-        self._starting = set(hosts)
-        self._workers = plan.world_size
-        labels = [process.label for host in plan.hosts for process in host.processes]
-        self._widths = (max(map(len, hosts)), max(map(len, labels), default=0))
-        count = f"{names.count(self._workers, 'worker')} on {names.count(len(hosts), 'host')}"
+        self._starting = {host.host.name for host in plan.hosts}
         self.notice(f"run {run}, logs in {names.path(folder)}")
-        self.notice(f"starting {count} ({names.hosts(hosts)})")
+        self.known(plan)
+        self.notice(f"starting {self._count(plan)}")
+
+    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        self.known(plan)
+        self.notice(f"run {run}: {self._count(plan)}, logs in {names.path(folder)}")
+
+    def again(self, attempt: int, plan: LaunchPlan) -> None:
+        self._starting = {host.host.name for host in plan.hosts}
+        self._unreachable.clear()
+        self._follower = Follower()
+        self.known(plan)
+        self.notice(f"attempt {attempt}: starting {self._count(plan)}")
+
+    def known(self, plan: LaunchPlan) -> None:
+        self._workers = plan.world_size
+        hosts = [len(host.host.name) for host in plan.hosts]
+        labels = [len(process.label) for host in plan.hosts for process in host.processes]
+        self._widths = (max(hosts), max(labels, default=0))
+
+    def _count(self, plan: LaunchPlan) -> str:
+        """``4 workers on 2 hosts (node0, node1)``."""
+        hosts = [host.host.name for host in plan.hosts]
+        count = f"{names.count(self._workers, 'worker')} on {names.count(len(hosts), 'host')}"
+        return f"{count} ({names.hosts(hosts)})"
 
     def host_state(self, host: str, state: str, detail: str) -> None:
         if state == "running" and host in self._starting:

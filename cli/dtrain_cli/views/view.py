@@ -55,6 +55,13 @@ class Display(Protocol):
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None: ...
 
+    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None: ...
+
+    def again(self, attempt: int, plan: LaunchPlan) -> None: ...
+
+    def known(self, plan: LaunchPlan) -> None:
+        """Nothing to say, but these workers' output will come."""
+
     def host_state(self, host: str, state: str, detail: str) -> None: ...
 
     def notice(self, text: str) -> None: ...
@@ -108,6 +115,7 @@ class View:
         # The rest belongs to the printing thread.
         self._followed: dict[Stream, _Followed] = {}
         self._unread: dict[Stream, int] = {}
+        self._ending = False
         self._report: Report | None = None
         self._error: BaseException | None = None
         self._done = threading.Event()
@@ -117,11 +125,24 @@ class View:
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
         self._call(lambda: self._display.started(run, plan, folder))
 
+    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        self._call(lambda: self._display.attached(run, plan, folder))
+
+    def again(self, attempt: int, plan: LaunchPlan) -> None:
+        self._call(lambda: self._display.again(attempt, plan))
+
     def host_state(self, host: str, state: str, detail: str = "") -> None:
         self._call(lambda: self._display.host_state(host, state, detail))
 
     def notice(self, text: str) -> None:
         self._call(lambda: self._display.notice(text))
+
+    def skip(self, stream: Stream, size: int) -> None:
+        def skip() -> None:
+            self._followed[stream] = followed = _Followed(stream, self._display.limit)
+            followed.offset = size
+
+        self._call(skip)
 
     def progress(self, host: str, report: Progress) -> None:
         self._call(lambda: self._display.progress(host, report))
@@ -135,10 +156,27 @@ class View:
                 self._wake.notify_all()
 
     def finished(self, report: Report) -> None:
-        def finish() -> None:
-            self._report = report
+        self._end(report)
 
-        self._call(finish)
+    def left(self, run: str) -> None:
+        self.notice(
+            f"left; the job goes on: `dtrain attach {run}` takes it up, `dtrain stop {run}` ends it"
+        )
+        self._end(None)
+
+    def known(self, plan: LaunchPlan) -> None:
+        """Instead of `started`, where nothing is to be said but what workers say."""
+        self._call(lambda: self._display.known(plan))
+
+    def close(self) -> None:
+        """Instead of `finished`, where nothing is to be said of the end."""
+        self._end(None)
+
+    def _end(self, report: Report | None) -> None:
+        def end() -> None:
+            self._ending, self._report = True, report
+
+        self._call(end)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Whether everything, the report included, has been written within ``timeout`` seconds
@@ -150,6 +188,10 @@ class View:
 
     def hurry(self) -> None:
         """Skip the output that is not shown yet: it is in the files, and somebody is waiting."""
+        self.mute()
+
+    def mute(self) -> None:
+        """From now on show no worker's output: it is in the files."""
         self._hurry = True
         self._call(self._unread.clear)
 
@@ -196,14 +238,13 @@ class View:
         with self._wake:
             if not self._unread:
                 self._wake.wait_for(self._something, timeout)
-            paused = self._paused
-        if paused:
-            self._rest()
-        with self._wake:
             calls, self._calls = self._calls, deque()
             grown, self._grown = self._grown, {}
+            paused = self._paused
         for call in calls:
             call()
+        if paused:
+            self._rest()
         if not self._hurry:
             self._unread.update(grown)
         read = 0
@@ -212,11 +253,11 @@ class View:
             if read >= 2 * _PIECE:
                 self._display.flush(time.monotonic())
                 read = 0
-        if self._report is not None and not self._unread:
+        if self._ending and not self._unread:
             with self._wake:
                 if self._calls or self._grown:
                     return False
-            self._finish(self._report)
+            self._finish()
             return True
         self._display.flush(time.monotonic())
         return False
@@ -257,10 +298,13 @@ class View:
             self._display.lines(stream, followed.framer.feed(piece), followed.framer.partial)
         return len(piece)
 
-    def _finish(self, report: Report) -> None:
+    def _finish(self) -> None:
         paths: dict[StreamKey, str] = {}
         for stream, followed in self._followed.items():
             paths[stream.host, stream.role, stream.index, stream.fd] = str(stream.path)
             if not self._hurry and (lines := followed.framer.flush()):
                 self._display.lines(stream, lines, "")
-        self._display.finished(report, paths)
+        if self._report is not None:
+            self._display.finished(self._report, paths)
+        else:
+            self._display.suspend()

@@ -18,6 +18,8 @@ class World:
     ranks_by_node: tuple[int, ...]
     master_address: str
     master_port: int
+    restarts: int = 0
+    """How often the job has been started before."""
 
     @property
     def size(self) -> int:
@@ -43,7 +45,7 @@ def node_environment(world: World, node_rank: int) -> dict[str, str]:
         "ROLE_WORLD_SIZE": str(world.size),
         "TORCHELASTIC_RUN_ID": world.name,
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RESTART_COUNT": str(world.restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",

@@ -1,8 +1,11 @@
 """The run's folder on the launching machine: every worker's output, byte for byte.
 
-    <home>/runs/<run>/journal.jsonl
+    <home>/runs/<run>/run.json                          what was launched
+    <home>/runs/<run>/journal.jsonl                     what happened
+    <home>/runs/<run>/launcher                          locked by the process that is in charge
     <home>/runs/<run>/logs/<host>/<role>-<index>.out    stdout
     <home>/runs/<run>/logs/<host>/<role>-<index>.err    stderr
+    <home>/runs/<run>/logs-2/…                          of the second attempt, and so on
 
 ``<home>`` is ``$DTRAIN_HOME``, or ``~/.dtrain``. Folders are 0700 and files 0600.
 """
@@ -10,13 +13,16 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from dtrain.diagnostics import DtrainError, ExitCode, UsageError
+from dtrain.launchplan import LaunchPlan
 from dtrain.protocol import ProtocolError
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -51,6 +57,8 @@ class RunFolder:
     """Where one run keeps its files on this machine."""
 
     path: Path
+    attempt: int = 1
+    """Which attempt's logs are meant."""
 
     @classmethod
     def create(cls, run: str) -> RunFolder:
@@ -70,25 +78,105 @@ class RunFolder:
                 hint="remove the file, or name another folder in DTRAIN_HOME",
             ) from None
         except OSError as error:
-            raise _storage_error(folder.path, error) from None
+            raise storage_error(folder.path, error) from None
         return folder
 
     @classmethod
-    def open(cls, run: str) -> RunFolder:
-        """The folder of an earlier run. Raises UsageError where there is none."""
-        if _RUN_NAME.fullmatch(run) and (path := _runs() / run).is_dir():
-            return cls(path)
+    def find(cls, name: str) -> RunFolder:
+        """The run of that name, or the only one whose name begins so. Raises UsageError."""
+        if _RUN_NAME.fullmatch(name) and (_runs() / name).is_dir():
+            return cls(_runs() / name)
+        like = [folder for folder in cls.all() if folder.name.startswith(name)]
+        if len(like) == 1:
+            return like[0]
+        if like:
+            names = ", ".join(folder.name for folder in like[-3:])
+            raise UsageError(f"{len(like)} runs begin with {name!r}", hint=f"the latest: {names}")
         raise UsageError(
-            f"no run {run!r} in {_runs()}", hint="its folder lists the runs of this machine"
+            f"no run {name!r} on this machine", hint="`dtrain ps` lists the runs there are"
         )
+
+    @classmethod
+    def all(cls) -> list[RunFolder]:
+        """The runs of this machine, the latest last."""
+        try:
+            found = [path for path in _runs().iterdir() if path.is_dir()]
+        except OSError:
+            return []
+        return [cls(path) for path in sorted(found, key=lambda path: path.stat().st_mtime)]
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def claim(self) -> Claim | None:
+        """Take charge of the run; None while another process is in charge of it.
+
+        Raises StorageError where the folder cannot be written.
+        """
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            fd = os.open(self.path / "launcher", flags, 0o600)
+        except OSError as error:
+            raise storage_error(self.path, error) from None
+        for _ in range(10):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                # It may only be somebody who looks, as `in_charge` does.
+                time.sleep(0.01)
+                continue
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+            return Claim(fd)
+        os.close(fd)
+        return None
+
+    def in_charge(self) -> int | None:
+        """The process that is in charge of the run, if there is one."""
+        try:
+            fd = os.open(self.path / "launcher", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            said = os.read(fd, 32).strip()
+            return int(said) if said.isdigit() else None
+        finally:
+            os.close(fd)
+        return None
 
     @property
     def logs(self) -> Path:
-        return self.path / "logs"
+        """Of this attempt; the folder is made with the first file in it."""
+        return self.path / ("logs" if self.attempt == 1 else f"logs-{self.attempt}")
 
     @property
     def journal(self) -> Path:
         return self.path / "journal.jsonl"
+
+    def sizes(self, plan: LaunchPlan) -> dict[Stream, int]:
+        """Every stream of the run that is here, with its bytes."""
+        found: dict[Stream, int] = {}
+        for part in plan.hosts:
+            try:
+                paths = sorted((self.logs / part.host.name).iterdir())
+            except OSError:
+                continue
+            for path in paths:
+                if _STREAM_NAME.fullmatch(path.name):
+                    role, _, index = path.stem.rpartition("-")
+                    ranked = plan.job.framework == "torch" and role in ("worker", "rank")
+                    stream = self.stream(
+                        part.host.name,
+                        path.name,
+                        role="worker" if role == "rank" else role,
+                        index=int(index),
+                        rank=int(index) if ranked else None,
+                    )
+                    found[stream] = path.stat().st_size
+        return found
 
     def stream(self, host: str, name: str, *, role: str, index: int, rank: int | None) -> Stream:
         """The stream that ``host`` calls ``name``, e.g. ``worker-3.err``.
@@ -104,6 +192,16 @@ class RunFolder:
         return Stream(host, role, index, rank, fd, self.logs / host / name)
 
 
+class Claim:
+    """Charge of a run, held until `release` or the end of this process, however it ends."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
 class LogWriter:
     """Keeps one stream's bytes. One thread uses it at a time.
 
@@ -115,6 +213,7 @@ class LogWriter:
         """Raises StorageError where the file can't be made. What it holds already is kept."""
         self.path = stream.path
         try:
+            self.path.parent.parent.mkdir(mode=0o700, exist_ok=True)
             self.path.parent.mkdir(mode=0o700, exist_ok=True)
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -122,7 +221,7 @@ class LogWriter:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise _storage_error(self.path, error) from None
+            raise storage_error(self.path, error) from None
 
     def append(self, offset: int, payload: bytes) -> int:
         """Store ``payload``, the stream's bytes from ``offset`` on; returns how many it has now.
@@ -150,7 +249,7 @@ class LogWriter:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise _storage_error(self.path, error) from None
+            raise storage_error(self.path, error) from None
         return self.size
 
 
@@ -180,7 +279,8 @@ def _checked(run: str) -> str:
     return run
 
 
-def _storage_error(path: Path, error: OSError) -> StorageError:
+def storage_error(path: Path, error: OSError) -> StorageError:
+    """What to tell of a file of a run's folder that cannot be written."""
     reason = error.strerror or str(error)
     if error.errno in _NO_SPACE:
         hint = "free some space on this machine, or name a folder on another disk in DTRAIN_HOME"

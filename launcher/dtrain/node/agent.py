@@ -689,6 +689,19 @@ def read_events(path: bytes, offset: int) -> list[tuple[Json, int]]:
     return found
 
 
+def last_line(path: bytes) -> int:
+    """Where the last line of a file begins, if it is not too long."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        start = max(0, os.fstat(fd).st_size - (4 << 10))
+        return start + os.pread(fd, 4 << 10, start).rstrip().rfind(b"\n") + 1
+    finally:
+        os.close(fd)
+
+
 def error_report(path: bytes, most: int = MAX_TRACEBACK) -> Json | None:
     """What a worker wrote into its error file (the format of torch's `@record`), cut to size."""
     data = read_file(path, MAX_ERROR_FILE)
@@ -1439,6 +1452,7 @@ class Relay:
         self._events_at = 0
         self._events_from = 0
         self._progress_at = 0.0
+        self._attached = False
         self._offsets: dict[str, int] = {}
         self._streams: list[Stream] = []
         self._ended = False
@@ -1678,6 +1692,7 @@ class Relay:
                 "no run %s on this host (%s does not exist)"
                 % (command["run"], shown(self._folder)),
             )
+        self._attached = True
         self._offsets = dict(command.get("offsets") or {})
         self._events_from = self._offsets.get("events", 0)
         self._up = True
@@ -1766,6 +1781,9 @@ class Relay:
             if not name.endswith(".progress"):
                 continue
             path = os.path.join(self._folder, file)
+            if name not in self._offsets and self._attached:
+                # Whoever takes up a run wants to know where it is, not where it has been.
+                self._offsets[name] = last_line(path)
             for said, end in read_events(path, self._offsets.get(name, 0)):
                 found = True
                 self._offsets[name] = end

@@ -1,78 +1,80 @@
-"""The one place where decisions meet effects: it runs a launch from its plan to its report.
+"""A launch, from a person's request to its report: ports, attempts, restarts.
 
-`dtrain.machine` decides; a `Link` for each host acts and tells. The controller carries the news
-to the machine and the machine's actions to the links, and puts together the report.
+Each `Attempt` is one try at the job. The session keeps what all of them share: the run's folder
+and journal, who asked for the end, and where the next attempt goes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
+import os
 import queue
 import re
 import secrets
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from dtrain import hostlist, machine
-from dtrain.cause import Failure, Report, alike, in_order_of_blame
-from dtrain.diagnostics import DtrainError, ExitCode, InternalError, NodeError, PortBusyError
-from dtrain.journal import Journal
-from dtrain.launchplan import LaunchPlan, build
-from dtrain.logs.store import RunFolder, StorageError, tail
-from dtrain.logs.traceback import last_words
-from dtrain.machine import HostState, Outcome, Phase
+from dtrain import restart
+from dtrain.cause import Report
+from dtrain.diagnostics import ExitCode
+from dtrain.journal import Journal, JournalReader
+from dtrain.launchplan import LaunchPlan
+from dtrain.logs.store import RunFolder, storage_error
+from dtrain.record import Record, Request
+from dtrain.session.attempt import Attempt
 from dtrain.session.link import Link, Post, Run
 from dtrain.session.observer import Observer
-from dtrain.spec.model import ClusterFile
-from dtrain.sync import scan
+from dtrain.sync import Tree, scan
 from dtrain.transport.contract import Transport
 
 PORTS_TO_TRY = 10
 PORT_STEP = 64
 """Distance to the next port to try; more than the tasks that one host is likely to run."""
-STDERR_TAIL = 1 << 16
-SIGNAL_POLL = 0.2
-DRAIN_POLL = 0.2
-PATIENCE = 30.0
-"""Seconds until somebody is told which hosts keep the launch waiting."""
 
-_EXIT_CODES = {
-    Outcome.DONE: ExitCode.OK,
-    Outcome.WORKER_FAILED: ExitCode.JOB_FAILED,
-    Outcome.HOST_FAILED: ExitCode.NODE_FAILED,
-    Outcome.INTERRUPTED: ExitCode.INTERRUPTED,
-}
+
+@dataclass(slots=True)
+class _Life:
+    """What all attempts of a run share."""
+
+    record: Record
+    folder: RunFolder
+    journal: Journal
+    tree: Tree | None
+    secrets: Mapping[str, str] | None
+    """``None`` where they are not known, and the job cannot be started again."""
+    begun: float
+    """Seconds since the epoch."""
 
 
 class Session:
-    """One launch. `run` blocks until nothing of it is left; `interrupt` may come meanwhile."""
+    """One launch, or the taking up of an earlier one. `run` or `attach` blocks until nothing of
+    it is left, or until `leave`; `interrupt` may come meanwhile."""
 
     def __init__(
         self,
-        spec: ClusterFile,
+        request: Request,
         *,
-        base: Path,
         transport: Transport,
         observer: Observer,
-        secret_values: Mapping[str, str],
-        tensorboard: bool = False,
+        on_running: Callable[[str], None] = lambda run: None,
     ) -> None:
-        """``base`` is the cluster file's folder, from which its relative paths start."""
-        self._spec = spec
-        self._base = base
+        """``on_running`` is told the run's name once all workers have been started."""
+        self._request = request
+        self._spec = request.spec()
         self._transport = transport
         self._observer = observer
-        self._secrets = secret_values
-        self._tensorboard = tensorboard
-        self._attempt: _Attempt | None = None
+        self._on_running = on_running
+        self._attempt: Attempt | None = None
+        self._stragglers: list[Link] = []
+        """Hosts that could not be reached at the end of an attempt, and may have some of it."""
         self._asked = 0
         self._hung_up = False
+        self._left = False
         self._why = ""
-        self._begun = time.monotonic()
+        self._roused = threading.Event()
 
     def interrupt(self, why: str) -> None:
         """Ask the launch to end; a second time, to end at once. Safe in a signal handler.
@@ -96,286 +98,199 @@ class Session:
         if first:
             self._pass_on()
 
+    def leave(self) -> None:
+        """Go, and let the job go on. Safe in a signal handler."""
+        self._left = True
+        self._roused.set()
+        if self._attempt is not None:
+            self._attempt.leave()
+
     @property
     def interrupted(self) -> bool:
         """Whether anybody has asked for the end."""
-        return self._hung_up or self._asked > 0
+        return self._hung_up or self._left or self._asked > 0
 
     def _pass_on(self) -> None:
+        self._roused.set()
         if self._attempt is not None:
             self._attempt.interrupt(self._why)
 
-    def run(self) -> Report:
+    def run(self, secret_values: Mapping[str, str]) -> Report:
         """Launch, follow, clean up. The observer has seen the report when this returns.
 
         Raises StorageError when this machine cannot keep the run's files, and DtrainError when
         the folder to send cannot be read; nothing has been started then.
         """
+        begun = time.time()
         sync = self._spec.job.sync
-        tree = scan(self._base / Path(sync.source).expanduser(), sync.exclude) if sync else None
+        base = self._request.base
+        tree = scan(base / Path(sync.source).expanduser(), sync.exclude) if sync else None
         name = _run_name(self._spec.name)
         folder = RunFolder.create(name)
-        journal = Journal(folder.journal)
-        ports = self._ports()
-        plan = self._plan(name, next(ports))
+        claim = folder.claim()
+        port = self._spec.job.rendezvous.port
+        record = Record(name, self._request, port, sys.executable, begun)
+        life = _Life(record, folder, Journal(folder.journal), tree, secret_values, begun)
+        plan = _save(life)
         self._observer.started(name, plan, str(folder.path))
-        journal.write(time.time(), "started", run=name, hosts=[h.host.name for h in plan.hosts])
+        hosts = [part.host.name for part in plan.hosts]
+        life.journal.write(begun, "started", run=name, hosts=hosts)
         for notice in tree.notices if tree is not None else ():
-            self._observer.notice(notice)
+            self._tell(life, notice)
+        try:
+            return self._see_through(life, *self._start(life))
+        finally:
+            if claim is not None:
+                claim.release()
+
+    def attach(
+        self, record: Record, folder: RunFolder, secrets: Mapping[str, str] | None
+    ) -> Report:
+        """Take up a run that no other process is in charge of, until it ends or `leave`.
+
+        ``secrets`` are for starting it again, should it fail.
+        """
+        folder = replace(folder, attempt=record.attempt)
+        life = _Life(record, folder, Journal(folder.journal), None, secrets, record.started)
+        plan = record.plan()
+        self._observer.attached(record.run, plan, str(folder.path))
+        life.journal.write(time.time(), "attached", pid=os.getpid())
+        for stream, size in folder.sizes(plan).items():
+            self._observer.skip(stream, size)
+        attempt = self._prepare(life, plan, movable_port=False)
+        return self._see_through(life, attempt.take_up(_received(folder, plan)), attempt)
+
+    # Attempts ----------------------------------------------------------------------------------
+
+    def _see_through(self, life: _Life, report: Report, attempt: Attempt) -> Report:
+        """Start the job again where it has failed and that was asked for; how it ends at last."""
+        history: list[restart.Attempt] = []
+        while report.exit_code in (ExitCode.JOB_FAILED, ExitCode.NODE_FAILED):
+            if self.interrupted:
+                break
+            history.append(attempt.ending())
+            spares = [host.name for host in life.record.spec().cluster.spares]
+            decision = restart.decide(self._spec.job.restart, history, spares)
+            if isinstance(decision, restart.Again) and life.secrets is None:
+                names = ", ".join(self._spec.job.secrets)
+                decision = restart.GiveUp(f"this environment does not have {names}")
+            if isinstance(decision, restart.GiveUp):
+                if decision.why:
+                    self._tell(life, f"not started again: {decision.why}")
+                break
+            life.journal.write(time.time(), "failed", **asdict(report))
+            self._tell(life, _what_next(report, decision, life.record.attempt + 1))
+            if self._roused.wait(decision.delay):
+                report = replace(report, exit_code=ExitCode.INTERRUPTED, reason=self._why)
+                break
+            self._stragglers += attempt.stragglers()
+            self._move_on(life, decision)
+            report, attempt = self._start(life)
+        for link in self._stragglers:
+            link.close()
+        return self._finish(life, report)
+
+    def _move_on(self, life: _Life, decision: restart.Again) -> None:
+        """To the next attempt."""
+        number = life.record.attempt + 1
+        replaced = {**life.record.replaced, **decision.replaced}
+        life.record = replace(life.record, attempt=number, replaced=replaced)
+        life.folder = replace(life.folder, attempt=number)
+        plan = _save(life)
+        hosts = [part.host.name for part in plan.hosts]
+        life.journal.write(time.time(), "attempt", attempt=number, hosts=hosts)
+        self._observer.again(number, plan)
+
+    def _start(self, life: _Life) -> tuple[Report, Attempt]:
+        """One attempt; where its port is taken, at the next one."""
+        ports = self._ports(life.record.port if life.record.attempt > 1 else None)
+        life.record = replace(life.record, port=next(ports))
         while True:
             port = next(ports, None)
-            posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
-            run = Run(
-                name=name,
-                plan=plan,
-                movable_port=port is not None,
-                base=self._base,
-                secrets=self._secrets,
-                transport=self._transport,
-                tree=tree,
-                folder=folder,
-                journal=journal,
-                observer=self._observer,
-                tensorboard=self._tensorboard,
-                post=posts.put,
-            )
-            self._attempt = attempt = _Attempt(run, posts)
-            if self.interrupted:
-                self._pass_on()
+            attempt = self._prepare(life, _save(life), movable_port=port is not None)
             report = attempt.run()
             if port is None or self.interrupted or not attempt.only_ports_are_busy:
-                break
-            plan = self._plan(name, port)
-            self._observer.notice(f"{attempt.problems[0].message}; trying port {port}")
-        report = replace(report, seconds=time.monotonic() - self._begun, logs=str(folder.path))
-        journal.write(
-            time.time(), "finished", exit_code=int(report.exit_code), reason=report.reason
+                return report, attempt
+            life.record = replace(life.record, port=port)
+            self._tell(life, f"{attempt.problems[0].message}; trying port {port}")
+
+    def _prepare(self, life: _Life, plan: LaunchPlan, *, movable_port: bool) -> Attempt:
+        posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
+        run = Run(
+            name=life.record.on_hosts,
+            plan=plan,
+            attempt=life.record.attempt,
+            movable_port=movable_port,
+            base=self._request.base,
+            secrets=life.secrets or {},
+            transport=self._transport,
+            tree=life.tree,
+            folder=life.folder,
+            journal=life.journal,
+            observer=self._observer,
+            tensorboard="DTRAIN_TENSORBOARD" in plan.job.env,
+            post=posts.put,
         )
-        self._observer.finished(report)
+        attempt = Attempt(run, posts, lambda: self._on_running(life.record.run))
+        self._attempt = attempt
+        if self._left:
+            attempt.leave()
+        elif self.interrupted:
+            for _ in range(max(1, self._asked)):
+                attempt.interrupt(self._why)
+        return attempt
+
+    def _ports(self, last: int | None = None) -> Iterator[int]:
+        """Where an attempt may have its rendezvous: not where the last one did, if possible."""
+        rendezvous = self._spec.job.rendezvous
+        if rendezvous.fixed:
+            return iter([rendezvous.port])
+        ports = [rendezvous.port + PORT_STEP * place for place in range(PORTS_TO_TRY)]
+        first = ports.index(last) + 1 if last in ports else 0
+        return iter(ports[first:] + ports[:first])
+
+    def _finish(self, life: _Life, report: Report) -> Report:
+        seconds = time.time() - life.begun
+        report = replace(report, seconds=max(0.0, seconds), logs=str(life.folder.path))
+        if self._left:
+            self._observer.left(life.record.run)
+        else:
+            life.journal.write(time.time(), "finished", **asdict(report))
+            self._observer.finished(report)
         return report
 
-    def _ports(self) -> Iterator[int]:
-        rendezvous = self._spec.job.rendezvous
-        count = 1 if rendezvous.fixed else PORTS_TO_TRY
-        last = rendezvous.port + PORT_STEP * count
-        return iter(range(rendezvous.port, last, PORT_STEP))
-
-    def _plan(self, name: str, port: int) -> LaunchPlan:
-        return build(self._spec, run=name, port=port, local_python=sys.executable)
+    def _tell(self, life: _Life, notice: str) -> None:
+        self._observer.notice(notice)
+        life.journal.write(time.time(), "notice", text=notice)
 
 
-class _Attempt:
-    """One try at starting and following a plan."""
-
-    def __init__(self, run: Run, posts: queue.SimpleQueue[Post]) -> None:
-        """``posts`` is where ``run.post`` leads."""
-        self.problems: list[DtrainError] = []
-        self._failures: list[Failure] = []
-        self._run = run
-        self._posts = posts
-        self._links = {part.host.name: Link(run, part) for part in run.plan.hosts}
-        awaited, services = _workers(run.plan)
-        self._state = machine.begin(list(self._links), awaited, services, grace=run.plan.job.grace)
-        self._alarm: float | None = None
-        self._ran = False
-        self._why = ""
-        self._patient_until = time.monotonic() + PATIENCE
-
-    def interrupt(self, why: str) -> None:
-        self._why = why
-        self._posts.put(Post(machine.Interrupted()))
-
-    @property
-    def only_ports_are_busy(self) -> bool:
-        """Whether the launch would have begun, had another process not taken its port."""
-        return bool(self.problems) and all(
-            isinstance(problem, PortBusyError) for problem in self.problems
-        )
-
-    def run(self) -> Report:
-        for link in self._links.values():
-            link.begin()
-        try:
-            while self._state.phase is not Phase.ENDED:
-                self._handle(self._next())
-            self._drain()
-        except BaseException:
-            for link in self._links.values():
-                link.kill()
-            raise
-        finally:
-            for link in self._links.values():
-                link.close()
-        return self._report()
-
-    def _tell_of_sync(self) -> None:
-        results = [link.synced for link in self._links.values() if link.synced is not None]
-        files, sent = max(((r.sent_files, r.sent_bytes) for r in results), default=(0, 0))
-        if files:
-            size = f"{sent / 1e6:.1f} MB" if sent >= 1e5 else f"{sent / 1e3:.1f} kB"
-            same = max(result.unchanged_files for result in results)
-            self._run.observer.notice(
-                f"sent {files} files ({size}) to each host"
-                + (f"; {same} were there already" if same else "")
-            )
-
-    def _next(self) -> Post:
-        while True:
-            left = math.inf if self._alarm is None else self._alarm - time.monotonic()
-            if left <= 0:
-                self._alarm = None
-                return Post(machine.Alarm())
-            # Bounded, because a signal that comes just before the wait does not end it: its
-            # handler, which is what posts the interrupt, would run only afterwards.
-            with contextlib.suppress(queue.Empty):
-                return self._posts.get(timeout=min(left, SIGNAL_POLL))
-            self._tell_of_waiting()
-
-    def _handle(self, post: Post) -> None:
-        before = self._state.outcome
-        if post.problem is not None:
-            self.problems.append(post.problem)
-        self._failures += post.failures
-        if post.event is None:
-            return
-        if isinstance(post.event, machine.Interrupted):
-            self._tell_of_interrupt()
-        self._state, actions = machine.step(self._state, post.event)
-        if before is None and self._state.outcome is Outcome.WORKER_FAILED:
-            self._run.observer.notice(f"{self._first_failure()}; stopping the others")
-        if not self._ran and self._state.phase is Phase.RUNNING:
-            self._ran = True
-            self._tell_of_sync()
-        for action in actions:
-            self._act(action)
-
-    def _act(self, action: machine.Action) -> None:
-        match action:
-            case machine.Start(host):
-                self._links[host].start()
-            case machine.Abort(host):
-                self._links[host].abort()
-            case machine.Stop(host, grace):
-                self._links[host].stop(grace)
-            case machine.Kill(host):
-                self._links[host].kill()
-            case machine.SetAlarm(seconds):
-                self._alarm = time.monotonic() + seconds
-
-    def _tell_of_interrupt(self) -> None:
-        notice = self._run.observer.notice
-        grace = self._state.grace
-        match self._state.phase:
-            case Phase.PREPARING | Phase.GIVING_UP:
-                notice(f"{self._why}: stopping before anything was started")
-            case Phase.RUNNING:
-                notice(
-                    f"{self._why}: stopping; workers get TERM, and KILL after {grace:g} s"
-                    " (Ctrl-C again: now)"
-                )
-            case Phase.STOPPING:
-                notice("killing what is left; Ctrl-C again gives up on hosts that do not answer")
-            case Phase.KILLING:
-                notice("giving up on hosts that do not answer")
-
-    def _tell_of_waiting(self) -> None:
-        """Name the hosts that keep everybody waiting, once."""
-        if self._state.phase is Phase.PREPARING and time.monotonic() > self._patient_until:
-            self._patient_until = math.inf
-            late = [host for host, now in self._state.hosts.items() if now is HostState.PREPARING]
-            self._run.observer.notice(f"still waiting for {hostlist.fold(late)} to be ready")
-
-    def _drain(self) -> None:
-        """Wait for what hosts have written and we have not read; a person may cut it short."""
-        for link in self._links.values():
-            if self._state.hosts[link.host] is HostState.LOST:
-                continue
-            while not link.drained(DRAIN_POLL):
-                try:
-                    post = self._posts.get_nowait()
-                except queue.Empty:
-                    continue
-                if isinstance(post.event, machine.Interrupted):
-                    self._run.observer.notice("the rest of the logs stays on the hosts")
-                    return
-                if post.problem is not None:
-                    self.problems.append(post.problem)
-
-    # The report --------------------------------------------------------------------------------
-
-    def _report(self) -> Report:
-        outcome = self._state.outcome or Outcome.DONE
-        failures = in_order_of_blame(self._explained(failure) for failure in self._failures)
-        if outcome is Outcome.DONE:
-            # Services that were stopped at the end have not failed.
-            failures = ()
-        lost = [host for host, now in self._state.hosts.items() if now is HostState.LOST]
-        told = alike(self.problems, [part.host for part in self._run.plan.hosts])
-        problems = [message for message, _ in told]
-        explained = {error.host for error in self.problems if isinstance(error, NodeError)}
-        unexplained = [host for host in lost if host not in explained]
-        if unexplained:
-            problems.append(
-                f"{hostlist.fold(unexplained)}: did not say that the job's processes are gone"
-            )
-        hints = [hint for _, hint in told if hint]
-        hints += [failure.hint for failure in failures[:1] if failure.hint]
-        exit_code = _EXIT_CODES[outcome]
-        if outcome is Outcome.DONE and problems:
-            exit_code = ExitCode.NODE_FAILED
-        if any(isinstance(problem, InternalError) for problem in self.problems):
-            exit_code = ExitCode.INTERNAL
-        return Report(
-            exit_code=exit_code,
-            reason=self._reason(outcome, failures),
-            failures=failures,
-            problems=tuple(problems),
-            hint="\n".join(dict.fromkeys(hints)),
-        )
-
-    def _reason(self, outcome: Outcome, failures: tuple[Failure, ...]) -> str:
-        match outcome:
-            case Outcome.DONE:
-                count = self._run.plan.world_size
-                return "the worker finished" if count == 1 else f"all {count} workers finished"
-            case Outcome.INTERRUPTED:
-                return self._why
-            case Outcome.WORKER_FAILED if failures:
-                return f"{failures[0].who} {failures[0].how}"
-            case Outcome.WORKER_FAILED:
-                return "a worker was ended from outside dtrain"
-            case _:
-                if any(isinstance(problem, StorageError) for problem in self.problems):
-                    return "this machine cannot keep the run's files"
-                return "a host failed" if self._ran else "not started: a host is not ready"
-
-    def _first_failure(self) -> str:
-        failures = in_order_of_blame(self._failures)
-        return f"{failures[0].who} {failures[0].how}" if failures else "a worker was ended"
-
-    def _explained(self, failure: Failure) -> Failure:
-        """With the end of what the process wrote to stderr, where it left no error file."""
-        if failure.traceback or failure.message:
-            return failure
-        logs = self._run.folder.logs / failure.host
-        names = [f"{failure.role}-{failure.index}.err"]
-        if failure.rank is not None:
-            names.append(f"rank-{failure.rank}.err")
-        for name in names:
-            if said := last_words(tail(logs / name, STDERR_TAIL)):
-                return replace(failure, traceback=said, message=said.splitlines()[-1])
-        return failure
+def _what_next(report: Report, decision: restart.Again, attempt: int) -> str:
+    moves = [f"{spare} takes the place of {host}" for host, spare in decision.replaced.items()]
+    where = f"; {', '.join(moves)}" if moves else ""
+    return f"{report.reason}; attempt {attempt} starts in {decision.delay:g} s{where}"
 
 
-def _workers(plan: LaunchPlan) -> tuple[list[machine.Worker], list[machine.Worker]]:
-    """The processes whose end a run waits for, and its services."""
-    awaited: list[machine.Worker] = []
-    services: list[machine.Worker] = []
-    for part in plan.hosts:
-        for process in part.processes:
-            worker = machine.Worker(part.host.name, process.role, process.index)
-            (services if process.service else awaited).append(worker)
-    return awaited, services
+def _save(life: _Life) -> LaunchPlan:
+    """Keep what is needed to find the run again, before any of it runs; its plan."""
+    try:
+        life.record.save(life.folder.path)
+    except OSError as error:
+        raise storage_error(life.folder.path, error) from None
+    return life.record.plan()
+
+
+def _received(folder: RunFolder, plan: LaunchPlan) -> dict[str, dict[str, int]]:
+    """How much of every host's streams and events has arrived here already."""
+    offsets: dict[str, dict[str, int]] = {part.host.name: {} for part in plan.hosts}
+    for stream, size in folder.sizes(plan).items():
+        offsets[stream.host][stream.path.name] = size
+    for event in JournalReader(folder.journal).read():
+        if event["event"] == "attempt":
+            for host in offsets.values():
+                host.pop("events", None)
+        elif event["event"] == "event" and event["host"] in offsets:
+            offsets[event["host"]]["events"] = event["offset"]
+    return offsets
 
 
 def _run_name(job: str) -> str:

@@ -40,12 +40,11 @@ from dtrain.node.runtime_archive import runtime_archive
 from dtrain.progress import Progress, speaker
 from dtrain.session.forward import Forward
 from dtrain.session.observer import Observer
+from dtrain.spec.model import Job
 from dtrain.sync import SyncResult, Tree, send
 from dtrain.transport.contract import Connection, RemoteProcess, Transport
 
 PING_SECONDS = 5.0
-RECONNECT_SECONDS = 60.0
-"""A host that cannot be reached again for so long is lost to the run."""
 RECONNECT_DELAY, RECONNECT_DELAY_MOST = 0.25, 5.0
 LAST_ORDERS = 1.0
 """Seconds that orders given just before the end have to get onto the wire."""
@@ -66,6 +65,8 @@ class Run:
 
     name: str
     plan: LaunchPlan
+    attempt: int
+    """Counted from 1."""
     movable_port: bool
     """Whether a busy port only means that the next one is tried."""
     base: Path
@@ -79,6 +80,11 @@ class Run:
     tensorboard: bool
     """Whether somebody wants to see the job's TensorBoard on this machine."""
     post: Callable[[Post], None]
+
+    def notice(self, text: str) -> None:
+        """Tell a person, now or when they look at the journal."""
+        self.observer.notice(text)
+        self.journal.write(time.time(), "notice", text=text)
 
 
 class Stage(Enum):
@@ -98,6 +104,8 @@ class Link:
     def __init__(self, run: Run, part: HostPlan) -> None:
         self.host = part.host.name
         self.synced: SyncResult | None = None
+        self.step: int | None = None
+        """The last step of progress that a worker of this host told of."""
         self._run = run
         self._part = part
         self._workers = {(process.role, process.index) for process in part.processes}
@@ -106,6 +114,8 @@ class Link:
         self._called_off = False
         self._closed = False
         self._started = False
+        self._attached = False
+        self._lingering = False
         self._told_all = False
         self._full = False
         self._connection: Connection | None = None
@@ -114,18 +124,37 @@ class Link:
         self._standing: dict[str, Any] | None = None
         self._cut_at: float | None = None
         self._delay = RECONNECT_DELAY
+        self._pause = threading.Event()
+        self._journaled = 0
+        """How far the host's events are in the journal already."""
         self._clock_offset = math.inf
         self._tensorboard: Forward | None = None
         self._streams: dict[int, tuple[LogWriter, Stream]] = {}
         self._offsets: dict[str, int] = {}
-        self._reader = threading.Thread(
-            target=self._guarded, args=(self._read,), name=f"{self.host} reader", daemon=True
+        self._reader, self._writer = self._threads()
+
+    def _threads(self) -> tuple[threading.Thread, threading.Thread]:
+        reader, writer = (
+            threading.Thread(
+                target=self._guarded, args=(work,), name=f"{self.host} {name}", daemon=True
+            )
+            for work, name in ((self._read, "reader"), (self._write, "writer"))
         )
-        self._writer = threading.Thread(
-            target=self._guarded, args=(self._write,), name=f"{self.host} writer", daemon=True
-        )
+        return reader, writer
 
     def begin(self) -> None:
+        self._reader.start()
+
+    def attach(self, offsets: Mapping[str, int]) -> None:
+        """Take up a host whose workers were started before. ``offsets`` says how much of each
+        of its streams is here already."""
+        self._stage = Stage.BEGUN
+        self._started = self._attached = True
+        self._offsets.update(offsets)
+        # Whatever has happened is told again, because it makes the state; not journaled again.
+        self._journaled = self._offsets.pop("events", 0)
+        self._state("attaching")
+        self._writer.start()
         self._reader.start()
 
     def start(self) -> None:
@@ -157,10 +186,22 @@ class Link:
             connection.close()
         self._over(machine.Ended(self.host))
 
+    def linger(self) -> None:
+        """After the run has given this host up: go on trying to reach it, to end what it has."""
+        with self._lock:
+            self._lingering, self._closed = True, False
+        self._pause.clear()
+        self._standing = {"op": "kill"}
+        self._attached = True
+        self._reader, self._writer = self._threads()
+        self._reader.start()
+        self._writer.start()
+
     def close(self) -> None:
         """Let go of the host, whatever it is doing, once the orders given are on their way."""
         with self._lock:
             self._closed = self._called_off = True
+        self._pause.set()
         if self._tensorboard is not None:
             self._tensorboard.close()
         self._orders.put(None)
@@ -170,6 +211,10 @@ class Link:
             connection = self._connection
         if connection is not None:
             connection.close()
+
+    def received(self) -> dict[str, int]:
+        """Bytes of each stream that have come."""
+        return {name: size for name, size in self._offsets.copy().items() if name != "events"}
 
     def drained(self, timeout: float) -> bool:
         """Whether everything that the host had to say has arrived, after waiting so long."""
@@ -210,7 +255,7 @@ class Link:
 
     def _read(self) -> None:
         try:
-            process = self._launch()
+            process = self._reopen() if self._attached else self._launch()
         except NodeError as error:
             self._cannot(error)
             return
@@ -231,7 +276,7 @@ class Link:
             self._state("syncing")
             result = send(connection, part.host, run.tree, workdir, python=self._python)
             for notice in result.notices:
-                run.observer.notice(f"{self.host}: {notice}")
+                run.notice(f"{self.host}: {notice}")
             workdir = result.tree_path
             self.synced = result
         with self._lock:
@@ -286,7 +331,7 @@ class Link:
             "script": job.script,
             "python": part.processes[0].argv[0] if part.processes else part.host.python,
             "setup": list(job.setup),
-            "environment": dict(part.environment),
+            "environment": {**part.environment, "DTRAIN_ATTEMPT": str(run.attempt)},
             "secrets": dict(run.secrets),
             "runtime": runtime_archive(),
             "processes": [
@@ -351,10 +396,13 @@ class Link:
         # A host counts as reached again only when its relay says so (`attached`).
         self._cut_at = self._cut_at or time.monotonic()
         problem: NodeError | None = None
-        while not self._closed and time.monotonic() < self._cut_at + RECONNECT_SECONDS:
-            # Jitter, so that a switch that comes back is not met by every host at once.
-            time.sleep(self._delay * random.uniform(0.5, 1.0))  # noqa: S311
-            self._delay = min(self._delay * 2, RECONNECT_DELAY_MOST)
+        first = self._attached
+        self._attached = False
+        while not self._closed and time.monotonic() < self._cut_at + self._patience:
+            if not first:
+                # Jitter, so that a switch that comes back is not met by every host at once.
+                self._pause.wait(self._delay * random.uniform(0.5, 1.0))  # noqa: S311
+                self._delay = min(self._delay * 2, RECONNECT_DELAY_MOST)
             try:
                 connection = self._connect()
                 if connection is None:
@@ -362,6 +410,9 @@ class Link:
                 process = self._start_agent(connection, self._attachment())
             except NodeError as error:
                 problem = error
+                if first:
+                    self._state("unreachable", error.reason)
+                first = False
                 continue
             if self._standing is not None:
                 self._orders.put(self._standing)
@@ -378,9 +429,16 @@ class Link:
         return ConnectError(
             self.host,
             "following the job",
-            f"cut off for {RECONNECT_SECONDS:g} s",
-            hint=f"its job ends by itself after {self._run.plan.job.lease:g} s without a launcher",
+            f"cut off for {self._patience:g} s",
+            hint=_left_alone(self._run.plan.job),
         )
+
+    @property
+    def _patience(self) -> float:
+        """Seconds for which a host may be out of reach."""
+        if self._lingering:
+            return math.inf
+        return self._run.plan.job.restart.node_timeout
 
     def _agent_failed(
         self, what: str, process: RemoteProcess, decoder: protocol.FrameDecoder
@@ -478,8 +536,12 @@ class Link:
                 except StorageError as error:
                     self._cannot_store(error)
             case "event":
-                self._offsets["events"] = int(body["offset"])
-                run.journal.write(time.time(), "event", host=self.host, said=body["event"])
+                offset = int(body["offset"])
+                self._offsets["events"] = offset
+                if offset > self._journaled:
+                    run.journal.write(
+                        time.time(), "event", host=self.host, offset=offset, said=body["event"]
+                    )
                 self._happened(body["event"])
             case "progress":
                 self._offsets[body["name"]] = int(body["offset"])
@@ -493,7 +555,9 @@ class Link:
         run = self._run
         match said.get("event"):
             case "progress":
-                run.observer.progress(self.host, Progress.read(process, said))
+                report = Progress.read(process, said)
+                self.step = report.step
+                run.observer.progress(self.host, report)
                 if process == speaker(run.plan):
                     run.journal.write(time.time(), "progress", process=process, said=said)
             case "tensorboard" if run.tensorboard and self._tensorboard is None:
@@ -504,10 +568,10 @@ class Link:
             try:
                 self._tensorboard = Forward(port, lambda: self._connection)
             except OSError as error:
-                self._run.observer.notice(f"cannot show {self.host}'s TensorBoard here: {error}")
+                self._run.notice(f"cannot show {self.host}'s TensorBoard here: {error}")
                 return
             port = self._tensorboard.port
-        self._run.observer.notice(f"TensorBoard of {self.host}: http://127.0.0.1:{port}/")
+        self._run.notice(f"TensorBoard of {self.host}: http://127.0.0.1:{port}/")
 
     def _refusal(self, body: dict[str, Any]) -> PrepareError:
         kind = PortBusyError if body["what"] == "port" else PrepareError
@@ -631,3 +695,12 @@ class Link:
     def _state(self, state: str, detail: str = "") -> None:
         self._run.observer.host_state(self.host, state, detail)
         self._run.journal.write(time.time(), "host", host=self.host, state=state, detail=detail)
+
+
+def _left_alone(job: Job) -> str:
+    """What becomes of a job on a host that no launcher reaches."""
+    if job.on_disconnect == "keep":
+        return (
+            "its part of the job may still run; `dtrain attach` takes it up, `dtrain stop` ends it"
+        )
+    return f"its part of the job ends by itself after {job.lease:g} s without a launcher"

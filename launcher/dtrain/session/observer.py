@@ -17,9 +17,15 @@ class Observer(Protocol):
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
         """The run has a name and a folder; nothing has been started on any host."""
 
+    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        """Instead of `started`: the run was launched before."""
+
+    def again(self, attempt: int, plan: LaunchPlan) -> None:
+        """The job has failed and is started once more, as ``attempt``."""
+
     def host_state(self, host: str, state: str, detail: str = "") -> None:
-        """A host is now ``connecting``, ``syncing``, ``preparing``, ``ready``, ``running``,
-        ``stopping``, ``ended``, ``failed`` or ``unreachable``."""
+        """A host is now ``connecting``, ``attaching``, ``syncing``, ``preparing``, ``ready``,
+        ``running``, ``stopping``, ``ended``, ``failed`` or ``unreachable``."""
 
     def notice(self, text: str) -> None:
         """Something a person should know: a port that was moved, a stop that was asked for."""
@@ -27,8 +33,14 @@ class Observer(Protocol):
     def output(self, stream: Stream, size: int) -> None:
         """``stream.path`` now holds ``size`` bytes."""
 
+    def skip(self, stream: Stream, size: int) -> None:
+        """The first ``size`` bytes of ``stream.path`` are old, and not to be shown."""
+
     def progress(self, host: str, report: Progress) -> None:
         """A worker on ``host`` says how far it is."""
 
     def finished(self, report: Report) -> None:
         """The run is over and nothing more will come."""
+
+    def left(self, run: str) -> None:
+        """Instead of `finished`: the run goes on, but nothing more will be told of it."""

@@ -32,6 +32,7 @@ SET_BY_DTRAIN = {
     "MASTER_ADDR": "it is the first host's address, which cluster.overrides can set",
     "MASTER_PORT": "job.rendezvous.port sets it",
     "TF_CONFIG": "it follows from the hosts and job.roles",
+    "DTRAIN_ATTEMPT": "it counts how often the job has been started",
     "DTRAIN_RUN_ID": "it names the run",
     "DTRAIN_STRATEGY": "it is job.strategy",
     "DTRAIN_LAYOUT": "it is job.layout",

@@ -396,10 +396,15 @@ JOB = Record(
                         Integer(0, 1000),
                         "How often a failed job is started again before giving up.",
                         default=0,
-                    )
+                    ),
+                    "node_timeout": Field(
+                        Duration(1),
+                        "How long a host may be out of reach before it counts as lost.",
+                        default=300,
+                    ),
                 }
             ),
-            "What to do when a worker fails.",
+            "What to do when a worker or a host fails.",
         ),
         "grace": Field(
             Duration(),
@@ -410,7 +415,7 @@ JOB = Record(
             Choice(("stop", "keep")),
             "Whether the job stops or goes on when nothing is heard from this machine for the "
             "time of `lease`.",
-            default="stop",
+            default="keep",
         ),
         "lease": Field(
             Duration(15),

@@ -97,6 +97,8 @@ class Rendezvous:
 @dataclass(frozen=True, slots=True)
 class Restart:
     max: int = 0
+    node_timeout: float = 300.0
+    """Seconds after which a host that cannot be reached counts as lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class Job:
     restart: Restart = Restart()
     grace: float = 10.0
     """Seconds between TERM and KILL when a job is asked to stop."""
-    on_disconnect: Literal["stop", "keep"] = "stop"
+    on_disconnect: Literal["stop", "keep"] = "keep"
     lease: float = 300.0
     """Seconds without a launcher after which ``on_disconnect: stop`` stops the job."""
 

@@ -181,10 +181,10 @@ class Duration(Type[float]):
     def read(self, node: Node, problems: Problems, name: str) -> float | None:
         if not isinstance(node, Scalar):
             return self.refuse(node, problems, name)
-        seconds = _seconds(node.text.strip())
-        if seconds is None or seconds < self.minimum:
+        value = seconds(node.text.strip())
+        if value is None or value < self.minimum:
             return self.refuse(node, problems, name)
-        return seconds
+        return value
 
     def json_schema(self) -> JsonSchema:
         return {
@@ -195,7 +195,8 @@ class Duration(Type[float]):
         }
 
 
-def _seconds(text: str) -> float | None:
+def seconds(text: str) -> float | None:
+    """A duration such as ``90``, ``10m`` or ``1h30m`` in seconds; None for anything else."""
     if re.fullmatch(_AMOUNT, text):
         return float(text)
     if not _DURATION.fullmatch(text):

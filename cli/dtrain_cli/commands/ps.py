@@ -1,0 +1,24 @@
+"""`dtrain ps`: the runs of this machine, or one of them with its hosts."""
+
+from __future__ import annotations
+
+from dtrain.diagnostics import UsageError
+from dtrain.logs.store import RunFolder
+from dtrain.session.status import status, statuses
+from dtrain_cli.views import runs as view
+
+
+def ps(run: str | None, *, json: bool, everything: bool) -> str:
+    """Text for stdout."""
+    if run is not None:
+        folder = RunFolder.find(run)
+        one = status(folder)
+        if one is None:
+            raise UsageError(
+                f"{folder.path}: written by another version of dtrain",
+                hint="its logs folder can be read as it is",
+            )
+        return view.as_json([one]) if json else view.details(one)
+    found = statuses()
+    shown = found if everything else [one for one in found if one.report is None] or found[-5:]
+    return view.as_json(shown) if json else view.table(shown, of=len(found))

@@ -1,0 +1,45 @@
+"""``--rank`` and ``--host``: whose output is shown."""
+
+from __future__ import annotations
+
+from dtrain import hostlist
+from dtrain.diagnostics import UsageError
+from dtrain.launchplan import build
+from dtrain.spec.model import ClusterFile
+
+
+def ranks(text: str | None, spec: ClusterFile) -> frozenset[int] | None:
+    """``0,4-7`` as a set of the job's ranks."""
+    if text is None:
+        return None
+    if spec.job.framework != "torch":
+        raise UsageError(
+            "--rank is for torch: TensorFlow's tasks have none", hint="choose hosts with --host"
+        )
+    last_rank = build(spec).world_size - 1
+    chosen: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not (last.isdecimal() and int(first) <= int(last))):
+            raise UsageError(f"--rank {text}: {part!r} is no rank", hint="write e.g. --rank 0,4-7")
+        if int(last or first) > last_rank:
+            raise UsageError(f"--rank {text}: this job's ranks are 0-{last_rank}")
+        chosen.update(range(int(first), int(last or first) + 1))
+    return frozenset(chosen)
+
+
+def hosts(text: str | None, spec: ClusterFile) -> frozenset[str] | None:
+    """``gpu[01-03]`` as a set of the file's hosts."""
+    if text is None:
+        return None
+    try:
+        wanted = hostlist.unfold(text)
+    except hostlist.HostListError as error:
+        raise UsageError(f"--host {text}: {error}") from None
+    known = [host.name for host in spec.cluster.hosts]
+    if unknown := [name for name in wanted if name not in known]:
+        raise UsageError(
+            f"--host {text}: no host {hostlist.fold(unknown)} in this cluster",
+            hint=f"its hosts are {hostlist.fold(known)}",
+        )
+    return frozenset(wanted)

@@ -1,0 +1,124 @@
+"""A session on the terminal: its view, its signals, its questions."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from dtrain.cause import Report
+from dtrain.diagnostics import DtrainError, ExitCode
+from dtrain.logs.store import RunFolder
+from dtrain.record import Request
+from dtrain.session.controller import Session
+from dtrain.transport.select import Transports
+from dtrain_cli import passphrase
+from dtrain_cli.detachment import Detachment
+from dtrain_cli.views import Filters, make_view
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Watch:
+    """One session with everything around it. Use it as a context manager."""
+
+    def __init__(
+        self,
+        request: Request,
+        json: bool,
+        filters: Filters,
+        fold: bool,
+        detachment: Detachment,
+    ) -> None:
+        self.view = make_view(
+            json, sys.stdout, sys.stderr, filters, fold, on_broken_pipe=self._broken_pipe
+        )
+        self._stopping = True
+        self._over = False
+        self._detachment = detachment
+        self._transport = Transports(request.base, self._asker(), notice=self.view.notice)
+        self._session = Session(
+            request,
+            transport=self._transport,
+            observer=self.view,
+            on_running=self._running,
+        )
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._transport.close()
+
+    def until_over(self, work: Callable[[Session], Report], *, stopping: bool) -> ExitCode:
+        """Do ``work`` and show it to the end. Ctrl-C and the like end the job where ``stopping``
+        is set, and only the watching where it is not."""
+        self._stopping = stopping
+        with on_signals(self._on_signal):
+            try:
+                report = work(self._session)
+                self._over = True
+                while not self.view.wait(0.5):
+                    pass
+            except DtrainError:
+                with self.view.pause():
+                    raise
+        return report.exit_code
+
+    def stop(self, why: str) -> None:
+        self._session.interrupt(why)
+
+    def _on_signal(self, number: int) -> None:
+        if self._over:
+            self.view.hurry()
+        elif not self._stopping:
+            self._session.leave()
+        elif number == signal.SIGHUP:
+            self._session.hang_up("its terminal was closed")
+        else:
+            self._session.interrupt("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
+
+    def _broken_pipe(self) -> None:
+        if self._stopping:
+            self._session.hang_up("nobody reads its output")
+        else:
+            self._session.leave()
+
+    def _running(self, run: str) -> None:
+        if self._detachment.in_background:
+            with self.view.pause():
+                self.view.mute()
+                self._detachment.leave_terminal(run, RunFolder.find(run).path)
+
+    def _asker(self) -> Callable[[str], str | None] | None:
+        """How to ask for a passphrase; None where nobody is there to answer."""
+        if not sys.stdin or not sys.stdin.isatty():
+            return None
+
+        def ask(prompt: str) -> str | None:
+            with self.view.pause():
+                return passphrase.ask(prompt, lambda: self._session.interrupted)
+
+        return ask
+
+
+@contextmanager
+def on_signals(act: Callable[[int], None]) -> Iterator[None]:
+    """Have Ctrl-C, a polite kill and a closed terminal all end the launch in good order."""
+    before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    for number in _STOP_SIGNALS:
+        # nohup's choice to outlive the terminal is kept.
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _frame: act(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

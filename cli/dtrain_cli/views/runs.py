@@ -1,0 +1,94 @@
+"""Runs as a table, one run in detail, or JSON. Pure but for the clock of `age`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from dtrain.framing import clean
+from dtrain.session.status import HostStatus, RunStatus, age
+from dtrain_cli.views import names
+from dtrain_cli.views.report import render
+
+SCHEMA = 1
+
+
+def table(runs: Sequence[RunStatus], *, of: int) -> str:
+    """A line for each of ``runs``, which are some of all ``of`` that there are."""
+    if not runs:
+        return "no runs on this machine\n"
+    rows = [("RUN", "STATE", "STARTED", "HOSTS", "WORKERS", "PROGRESS")]
+    rows += [
+        (
+            run.run,
+            run.state,
+            f"{names.duration(age(run.started))} ago",
+            names.hosts(list(run.hosts)),
+            str(run.workers),
+            _progress(run),
+        )
+        for run in runs
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    if any(run.state == "unattended" for run in runs):
+        lines += ["", "nobody is in charge of unattended runs: `dtrain attach RUN`, or stop them"]
+    if of > len(runs):
+        lines += ["", f"{of - len(runs)} more with --all"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def details(run: RunStatus) -> str:
+    """One run: how it stands, its hosts, and how it ended."""
+    lines = [
+        f"run      {run.run}",
+        f"state    {run.state}" + (f" (process {run.in_charge})" if run.in_charge else ""),
+        f"started  {names.duration(age(run.started))} ago",
+        f"workers  {run.workers}",
+    ]
+    if progress := _progress(run):
+        lines.append(f"progress {progress}")
+    lines.append(f"logs     {names.path(run.folder)}")
+    lines.append("")
+    width = max(map(len, run.hosts), default=0)
+    lines += [f"{host:<{width}}  {_host(status)}" for host, status in run.hosts.items()]
+    text = "".join(f"{clean(line)}\n" for line in lines)
+    return text + (f"\n{render(run.report, {}, color=False)}" if run.report else "")
+
+
+def as_json(runs: Sequence[RunStatus]) -> str:
+    """One object with ``runs``."""
+    body = [{**asdict(run), "state": run.state} for run in runs]
+    return json.dumps({"schema": SCHEMA, "runs": _finite(body)}, indent=2) + "\n"
+
+
+def _host(status: HostStatus) -> str:
+    since = f"for {names.duration(age(status.since))}"
+    state = status.state or "waiting"
+    return f"{state:<12} {since}" + (f"  {status.detail}" if status.detail else "")
+
+
+def _progress(run: RunStatus) -> str:
+    report = run.progress
+    if report is None:
+        return ""
+    of = f" of {report.total:,}" if report.total is not None else ""
+    loss = f" · loss {report.loss:.4g}" if report.loss is not None else ""
+    return f"step {report.step:,}{of}{loss}"
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no number for what is not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

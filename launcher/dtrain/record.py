@@ -1,0 +1,124 @@
+"""What a run was launched with, kept in its folder: enough to find its processes again.
+
+<home>/runs/<run>/run.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from dtrain.diagnostics import UsageError
+from dtrain.launchplan import LaunchPlan, build
+from dtrain.spec.load import parse
+from dtrain.spec.model import ClusterFile
+
+SCHEMA = 1
+FILE = "run.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What somebody asked to be launched."""
+
+    file: str
+    """The cluster file, as it was named."""
+    folder: str
+    """Absolute path of the folder that it is in, from which its relative paths start."""
+    text: str
+    """The file as it was then."""
+    args: tuple[str, ...] = ()
+    """Added to ``job.args``."""
+    env: Mapping[str, str] | None = None
+    """Over ``job.env``."""
+
+    @property
+    def base(self) -> Path:
+        return Path(self.folder)
+
+    def spec(self) -> ClusterFile:
+        """Raises SpecError for a file that is not right."""
+        spec = parse(self.text.encode(errors="surrogateescape"), self.file)
+        job = replace(
+            spec.job,
+            args=(*spec.job.args, *self.args),
+            env={**spec.job.env, **(self.env or {})},
+        )
+        return replace(spec, job=job)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A run that has begun. It holds no secret: those are named in the file, not given."""
+
+    run: str
+    request: Request
+    port: int
+    """Where the rendezvous is, or the first of the tasks' ports."""
+    local_python: str
+    """The interpreter that stands for ``python3`` on this machine."""
+    started: float
+    """Seconds since the epoch."""
+    attempt: int = 1
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    """Hosts of the file that are not used any more, each with the spare that has its rank."""
+
+    @property
+    def on_hosts(self) -> str:
+        """What hosts call this attempt."""
+        return self.run if self.attempt == 1 else f"{self.run}.{self.attempt}"
+
+    def spec(self) -> ClusterFile:
+        """The file, with spares in the places of the hosts that they replace."""
+        spec = self.request.spec()
+        cluster = spec.cluster
+        spares = {host.name: host for host in cluster.spares}
+        hosts = tuple(spares.get(self._now(host.name), host) for host in cluster.hosts)
+        used = {host.name for host in hosts} | set(self.replaced)
+        left = tuple(host for host in cluster.spares if host.name not in used)
+        return replace(spec, cluster=replace(cluster, hosts=hosts, spares=left))
+
+    def _now(self, host: str) -> str:
+        """Who has the rank of a host of the file: a spare may have been replaced in its turn."""
+        while host in self.replaced:
+            host = self.replaced[host]
+        return host
+
+    def plan(self) -> LaunchPlan:
+        """Raises UsageError when there are not as many ports as tasks."""
+        return build(
+            self.spec(),
+            run=self.on_hosts,
+            port=self.port,
+            attempt=self.attempt,
+            local_python=self.local_python,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write, or replace, the folder's record; nobody sees half of it. Raises OSError."""
+        draft = folder / f".{FILE}"
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w") as file:
+            json.dump({"schema": SCHEMA, **asdict(self)}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(folder / FILE)
+
+    @classmethod
+    def load(cls, folder: Path) -> Record:
+        """Raises UsageError where the folder has no record that this version reads."""
+        path = folder / FILE
+        try:
+            body = json.loads(path.read_text())
+            if body.pop("schema") != SCHEMA:
+                raise UsageError(f"{path}: written by another version of dtrain")
+            request = body.pop("request")
+            args = tuple(request.pop("args"))
+            return cls(request=Request(args=args, **request), **body)
+        except FileNotFoundError:
+            raise UsageError(f"{path}: not found, so nothing can be told of this run") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"{path}: cannot be read: {error}") from None

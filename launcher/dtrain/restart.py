@@ -1,0 +1,76 @@
+"""Whether a job that has failed is started again, and where. Pure.
+
+A host that cannot be reached or whose fault it was is not used again: a spare takes its place and
+its rank. The same host failing first twice running counts as its fault, too. A job that fails at
+one and the same step again and again would go on failing, so that is where it ends, whatever
+``job.restart.max`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dtrain.spec.model import Restart
+
+SAME_STEP = 3
+"""Attempts in a row that end at one step before the job is given up."""
+FIRST_DELAY, MOST_DELAY = 1.0, 60.0
+"""Seconds before the second attempt, doubled before each later one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How one attempt ended."""
+
+    ran: bool
+    """Whether its workers were started at all."""
+    step: int | None
+    """The last step of progress that it told of."""
+    culprit: str | None
+    """The host of the first failure."""
+    lost: frozenset[str] = field(default_factory=frozenset)
+    """Hosts that could not be reached, or whose hardware failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Start the next attempt."""
+
+    delay: float
+    """Seconds from now."""
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    """Hosts that are not used again, each with the spare that takes its rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    why: str
+    """A sentence, or nothing where nobody asked for restarts."""
+
+
+def decide(policy: Restart, history: Sequence[Attempt], spares: Sequence[str]) -> Again | GiveUp:
+    """What to do after the last of ``history``, all attempts so far."""
+    last = history[-1]
+    if policy.max == 0:
+        return GiveUp("")
+    if not last.ran and not last.lost:
+        return GiveUp("a job that a host refuses is not tried again")
+    if len(history) > policy.max:
+        return GiveUp(f"it has been started {len(history)} times; job.restart.max is {policy.max}")
+    if _stuck(history):
+        where = "before the first step" if last.step is None else f"at step {last.step}"
+        return GiveUp(f"the last {SAME_STEP} attempts all failed {where}")
+    bad = [*sorted(last.lost)]
+    repeated = len(history) > 1 and history[-2].culprit == last.culprit is not None
+    if repeated and last.culprit not in last.lost:
+        bad.append(str(last.culprit))
+    if not last.ran and len(bad) > len(spares):
+        return GiveUp("no spare is left to take the place of a host that cannot be reached")
+    delay = min(MOST_DELAY, FIRST_DELAY * 2.0 ** (len(history) - 1))
+    return Again(delay, dict(zip(bad, spares, strict=False)))
+
+
+def _stuck(history: Sequence[Attempt]) -> bool:
+    recent = [attempt.step for attempt in history[-SAME_STEP:] if attempt.ran]
+    return len(recent) == SAME_STEP and len(set(recent)) == 1

@@ -1,0 +1,325 @@
+"""One try at a job: from its plan, through its hosts, to its report.
+
+`dtrain.machine` decides; a `Link` for each host acts and tells. The attempt carries the news to
+the machine and the machine's actions to the links, and puts together the report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from dtrain import hostlist, machine, restart
+from dtrain.cause import Failure, Report, alike, in_order_of_blame
+from dtrain.diagnostics import (
+    ConnectError,
+    DtrainError,
+    ExitCode,
+    InternalError,
+    NodeError,
+    PortBusyError,
+)
+from dtrain.launchplan import LaunchPlan
+from dtrain.logs.store import StorageError, tail
+from dtrain.logs.traceback import last_words
+from dtrain.machine import HostState, Outcome, Phase
+from dtrain.session.link import Link, Post, Run
+
+STDERR_TAIL = 1 << 16
+SIGNAL_POLL = 0.2
+BETWEEN_NOTES = 10.0
+"""Seconds from one note of how much output has come to the next."""
+DRAIN_POLL = 0.2
+PATIENCE = 30.0
+"""Seconds until somebody is told which hosts keep the launch waiting."""
+
+_EXIT_CODES = {
+    Outcome.DONE: ExitCode.OK,
+    Outcome.WORKER_FAILED: ExitCode.JOB_FAILED,
+    Outcome.HOST_FAILED: ExitCode.NODE_FAILED,
+    Outcome.INTERRUPTED: ExitCode.INTERRUPTED,
+}
+
+
+class Attempt:
+    """Starts a plan and follows it, or takes up one that was started before."""
+
+    def __init__(
+        self, run: Run, posts: queue.SimpleQueue[Post], on_running: Callable[[], None]
+    ) -> None:
+        """``posts`` is where ``run.post`` leads."""
+        self._on_running = on_running
+        self._left = False
+        self.problems: list[DtrainError] = []
+        self._failures: list[Failure] = []
+        self._run = run
+        self._posts = posts
+        self._links = {part.host.name: Link(run, part) for part in run.plan.hosts}
+        awaited, services = _workers(run.plan)
+        self._state = machine.begin(list(self._links), awaited, services, grace=run.plan.job.grace)
+        self._alarm: float | None = None
+        self._ran = False
+        self._why = ""
+        self._note_at = 0.0
+        self._noted: dict[str, int] = {}
+        self._patient_until = time.monotonic() + PATIENCE
+
+    def interrupt(self, why: str) -> None:
+        self._why = why
+        self._posts.put(Post(machine.Interrupted()))
+
+    def leave(self) -> None:
+        self._left = True
+        self._posts.put(Post(None))
+
+    @property
+    def only_ports_are_busy(self) -> bool:
+        """Whether the launch would have begun, had another process not taken its port."""
+        return bool(self.problems) and all(
+            isinstance(problem, PortBusyError) for problem in self.problems
+        )
+
+    def run(self) -> Report:
+        for link in self._links.values():
+            link.begin()
+        return self._until_the_end()
+
+    def take_up(self, offsets: Mapping[str, Mapping[str, int]]) -> Report:
+        """Follow a run that was started before. ``offsets`` says, for each host, how much of each
+        stream is here."""
+        awaited, services = _workers(self._run.plan)
+        grace = self._run.plan.job.grace
+        self._state = machine.attached(list(self._links), awaited, services, grace=grace)
+        self._ran = True
+        for host, link in self._links.items():
+            link.attach(offsets[host])
+        return self._until_the_end()
+
+    def _until_the_end(self) -> Report:
+        try:
+            while self._state.phase is not Phase.ENDED and not self._left:
+                self._handle(self._next())
+            if not self._left:
+                self._drain()
+        except BaseException:
+            for link in self._links.values():
+                link.kill()
+            raise
+        finally:
+            for link in self._links.values():
+                link.close()
+        return self._report()
+
+    def _tell_of_sync(self) -> None:
+        results = [link.synced for link in self._links.values() if link.synced is not None]
+        files, sent = max(((r.sent_files, r.sent_bytes) for r in results), default=(0, 0))
+        if files:
+            size = f"{sent / 1e6:.1f} MB" if sent >= 1e5 else f"{sent / 1e3:.1f} kB"
+            same = max(result.unchanged_files for result in results)
+            self._run.notice(
+                f"sent {files} files ({size}) to each host"
+                + (f"; {same} were there already" if same else "")
+            )
+
+    def _next(self) -> Post:
+        while True:
+            left = math.inf if self._alarm is None else self._alarm - time.monotonic()
+            if left <= 0:
+                self._alarm = None
+                return Post(machine.Alarm())
+            # Bounded, because a signal that comes just before the wait does not end it: its
+            # handler, which is what posts the interrupt, would run only afterwards.
+            with contextlib.suppress(queue.Empty):
+                return self._posts.get(timeout=min(left, SIGNAL_POLL))
+            self._tell_of_waiting()
+            self._note_sizes()
+
+    def _note_sizes(self) -> None:
+        """Journal how far all streams are, now and then: output itself bears no time."""
+        if time.monotonic() < self._note_at:
+            return
+        self._note_at = time.monotonic() + BETWEEN_NOTES
+        sizes = {
+            f"{host}/{name}": size
+            for host, link in self._links.items()
+            for name, size in link.received().items()
+        }
+        new = {name: size for name, size in sizes.items() if size != self._noted.get(name)}
+        if new:
+            self._noted = sizes
+            self._run.journal.write(time.time(), "sizes", streams=new)
+
+    def _handle(self, post: Post) -> None:
+        before = self._state.outcome
+        if post.problem is not None:
+            self.problems.append(post.problem)
+        self._failures += post.failures
+        if post.event is None:
+            return
+        if isinstance(post.event, machine.Interrupted):
+            self._tell_of_interrupt()
+        self._state, actions = machine.step(self._state, post.event)
+        if before is None and self._state.outcome is Outcome.WORKER_FAILED:
+            self._run.notice(f"{self._first_failure()}; stopping the others")
+        begins = not self._ran and self._state.phase is Phase.RUNNING
+        if begins:
+            self._ran = True
+            self._tell_of_sync()
+        for action in actions:
+            self._act(action)
+        if begins:
+            self._on_running()
+
+    def _act(self, action: machine.Action) -> None:
+        match action:
+            case machine.Start(host):
+                self._links[host].start()
+            case machine.Abort(host):
+                self._links[host].abort()
+            case machine.Stop(host, grace):
+                self._links[host].stop(grace)
+            case machine.Kill(host):
+                self._links[host].kill()
+            case machine.SetAlarm(seconds):
+                self._alarm = time.monotonic() + seconds
+
+    def _tell_of_interrupt(self) -> None:
+        notice = self._run.notice
+        grace = self._state.grace
+        match self._state.phase:
+            case Phase.PREPARING | Phase.GIVING_UP:
+                notice(f"{self._why}: stopping before anything was started")
+            case Phase.RUNNING:
+                notice(
+                    f"{self._why}: stopping; workers get TERM, and KILL after {grace:g} s"
+                    " (Ctrl-C again: now)"
+                )
+            case Phase.STOPPING:
+                notice("killing what is left; Ctrl-C again gives up on hosts that do not answer")
+            case Phase.KILLING:
+                notice("giving up on hosts that do not answer")
+
+    def _tell_of_waiting(self) -> None:
+        """Name the hosts that keep everybody waiting, once."""
+        if self._state.phase is Phase.PREPARING and time.monotonic() > self._patient_until:
+            self._patient_until = math.inf
+            late = [host for host, now in self._state.hosts.items() if now is HostState.PREPARING]
+            self._run.notice(f"still waiting for {hostlist.fold(late)} to be ready")
+
+    def _drain(self) -> None:
+        """Wait for what hosts have written and we have not read; a person may cut it short."""
+        for link in self._links.values():
+            if self._state.hosts[link.host] is HostState.LOST:
+                continue
+            while not link.drained(DRAIN_POLL):
+                try:
+                    post = self._posts.get_nowait()
+                except queue.Empty:
+                    continue
+                if isinstance(post.event, machine.Interrupted):
+                    self._run.notice("the rest of the logs stays on the hosts")
+                    return
+                if post.problem is not None:
+                    self.problems.append(post.problem)
+
+    def ending(self) -> restart.Attempt:
+        """How it ended, for whoever decides whether there is another attempt."""
+        failures = in_order_of_blame(self._failures)
+        unreachable = {p.host for p in self.problems if isinstance(p, ConnectError)}
+        lost = {host for host, now in self._state.hosts.items() if now is HostState.LOST}
+        steps = [link.step for link in self._links.values() if link.step is not None]
+        return restart.Attempt(
+            ran=self._ran,
+            step=max(steps, default=None),
+            culprit=failures[0].host if failures else None,
+            lost=frozenset(lost | unreachable),
+        )
+
+    def stragglers(self) -> list[Link]:
+        """Hosts that may still run some of it. Each is told to end it as soon as it is back."""
+        lost = [host for host, now in self._state.hosts.items() if now is HostState.LOST]
+        for host in lost:
+            self._links[host].linger()
+        return [self._links[host] for host in lost]
+
+    # The report --------------------------------------------------------------------------------
+
+    def _report(self) -> Report:
+        if self._left:
+            return Report(ExitCode.INTERRUPTED, "left")
+        outcome = self._state.outcome or Outcome.DONE
+        failures = in_order_of_blame(self._explained(failure) for failure in self._failures)
+        if outcome is Outcome.DONE:
+            # Services that were stopped at the end have not failed.
+            failures = ()
+        lost = [host for host, now in self._state.hosts.items() if now is HostState.LOST]
+        told = alike(self.problems, [part.host for part in self._run.plan.hosts])
+        problems = [message for message, _ in told]
+        explained = {error.host for error in self.problems if isinstance(error, NodeError)}
+        unexplained = [host for host in lost if host not in explained]
+        if unexplained:
+            problems.append(
+                f"{hostlist.fold(unexplained)}: did not say that the job's processes are gone"
+            )
+        hints = [hint for _, hint in told if hint]
+        hints += [failure.hint for failure in failures[:1] if failure.hint]
+        exit_code = _EXIT_CODES[outcome]
+        if outcome is Outcome.DONE and problems:
+            exit_code = ExitCode.NODE_FAILED
+        if any(isinstance(problem, InternalError) for problem in self.problems):
+            exit_code = ExitCode.INTERNAL
+        return Report(
+            exit_code=exit_code,
+            reason=self._reason(outcome, failures),
+            failures=failures,
+            problems=tuple(problems),
+            hint="\n".join(dict.fromkeys(hints)),
+        )
+
+    def _reason(self, outcome: Outcome, failures: tuple[Failure, ...]) -> str:
+        match outcome:
+            case Outcome.DONE:
+                count = self._run.plan.world_size
+                return "the worker finished" if count == 1 else f"all {count} workers finished"
+            case Outcome.INTERRUPTED:
+                return self._why
+            case Outcome.WORKER_FAILED if failures:
+                return f"{failures[0].who} {failures[0].how}"
+            case Outcome.WORKER_FAILED:
+                return "a worker was ended from outside dtrain"
+            case _:
+                if any(isinstance(problem, StorageError) for problem in self.problems):
+                    return "this machine cannot keep the run's files"
+                return "a host failed" if self._ran else "not started: a host is not ready"
+
+    def _first_failure(self) -> str:
+        failures = in_order_of_blame(self._failures)
+        return f"{failures[0].who} {failures[0].how}" if failures else "a worker was ended"
+
+    def _explained(self, failure: Failure) -> Failure:
+        """With the end of what the process wrote to stderr, where it left no error file."""
+        if failure.traceback or failure.message:
+            return failure
+        logs = self._run.folder.logs / failure.host
+        names = [f"{failure.role}-{failure.index}.err"]
+        if failure.rank is not None:
+            names.append(f"rank-{failure.rank}.err")
+        for name in names:
+            if said := last_words(tail(logs / name, STDERR_TAIL)):
+                return replace(failure, traceback=said, message=said.splitlines()[-1])
+        return failure
+
+
+def _workers(plan: LaunchPlan) -> tuple[list[machine.Worker], list[machine.Worker]]:
+    """The processes whose end a run waits for, and its services."""
+    awaited: list[machine.Worker] = []
+    services: list[machine.Worker] = []
+    for part in plan.hosts:
+        for process in part.processes:
+            worker = machine.Worker(part.host.name, process.role, process.index)
+            (services if process.service else awaited).append(worker)
+    return awaited, services

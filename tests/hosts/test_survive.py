@@ -1,0 +1,208 @@
+"""Hosts and networks that fail while a job runs: nothing is lost, and nothing stays behind."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster
+from support.cluster import Launcher, job
+from support.launching import until
+
+pytestmark = pytest.mark.netns
+Hosts = Callable[..., Cluster]
+
+
+class Training:
+    """A job of one rank on each of the first hosts; the others are spares."""
+
+    def __init__(self, cluster: Cluster, launcher: Launcher, count: int, **restart: object) -> None:
+        self.cluster, self.launcher = cluster, launcher
+        self.folder = launcher.folder / "shared"
+        self.folder.mkdir()
+        ssh = launcher.folder / ".ssh"
+        ssh.mkdir()
+        # A host that is silent for two seconds counts as cut off.
+        (ssh / "config").write_text("Host *\n  ServerAliveInterval 1\n  ServerAliveCountMax 2\n")
+        names = [host.name for host in cluster.hosts]
+        self.file = launcher.file(
+            cluster,
+            {
+                "framework": "torch",
+                "script": job("resume.py"),
+                "args": [str(self.folder)],
+                "restart": restart,
+            },
+            hosts=names[:count],
+            spares=names[count:],
+        )
+
+    def step(self, rank: int) -> int:
+        try:
+            return int((self.folder / f"step-{rank}").read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def until_step(self, rank: int, step: int) -> None:
+        until(lambda: self.step(rank) >= step, f"step {step} of rank {rank}")
+
+    def stop(self) -> None:
+        (self.folder / "stop").touch()
+
+    def lines(self, host: str, rank: int, logs: str = "logs") -> list[str]:
+        (run,) = (self.launcher.home / "runs").iterdir()
+        return (run / logs / host / f"worker-{rank}.out").read_text().splitlines()
+
+
+def numbers(lines: list[str]) -> list[int]:
+    return [int(line.split()[1]) for line in lines if line.startswith("line ")]
+
+
+@pytest.mark.parametrize("names", [["node2"], ["node1", "node2", "node3"]])
+def test_a_network_that_is_cut_and_comes_back(
+    hosts: Hosts, launcher: Launcher, names: list[str]
+) -> None:
+    cluster = hosts(3)
+    training = Training(cluster, launcher, 3, node_timeout="60s")
+    launch = launcher.start(training.file)
+    training.until_step(1, 5)
+    for name in names:
+        cluster.cut(name)
+    launch.until("cannot be reached; the job goes on there", count=len(names))
+    reached = training.step(1)
+    training.until_step(1, reached + 20)  # nothing of this waits for the launcher
+    cluster.heal()
+    launch.until("every host is reached again")
+    training.stop()
+    done = launch.wait()
+    assert done.code == 0, str(done)
+    for rank, host in enumerate(cluster.hosts):
+        assert numbers(training.lines(host.name, rank)) == [*range(1, training.step(rank) + 1)]
+    assert launcher.left(cluster) == {}
+
+
+def test_a_spare_takes_the_place_of_a_host_that_lost_power(
+    hosts: Hosts, launcher: Launcher
+) -> None:
+    cluster = hosts(3)
+    training = Training(cluster, launcher, 2, max=2, node_timeout="2s")
+    launch = launcher.start(training.file)
+    training.until_step(1, 5)
+    cluster.power_off("node2")
+    launch.until("node3 takes the place of node2")
+    launch.until("attempt 2 on node3")
+    resumed = re.search(r"attempt 2 on node3 from step (\d+)", launch.stdout)
+    assert resumed and int(resumed[1]) >= 5
+    training.until_step(1, int(resumed[1]) + 5)
+    training.stop()
+    done = launch.wait()
+    assert done.code == 0, str(done)
+    assert numbers(training.lines("node3", 1, "logs-2"))[0] == int(resumed[1]) + 1
+    assert launcher.left(cluster) == {}
+
+
+def test_a_host_that_comes_back_after_it_was_replaced_is_cleaned(
+    hosts: Hosts, launcher: Launcher
+) -> None:
+    cluster = hosts(3)
+    training = Training(cluster, launcher, 2, max=2, node_timeout="2s")
+    launch = launcher.start(training.file)
+    training.until_step(1, 5)
+    cluster.cut("node2")
+    launch.until("attempt 2 on node3")
+    assert cluster["node2"].processes()
+    cluster.heal()
+    until(lambda: not cluster["node2"].processes(), "the end of what node2 still ran")
+    reached = training.step(1)
+    training.until_step(1, reached + 5)
+    training.stop()
+    done = launch.wait()
+    assert done.code == 0, str(done)
+    assert launcher.left(cluster) == {}
+
+
+def test_an_unreachable_spare_is_passed_over(hosts: Hosts, launcher: Launcher) -> None:
+    cluster = hosts(4)
+    training = Training(cluster, launcher, 2, max=3, node_timeout="2s")
+    launch = launcher.start(training.file)
+    training.until_step(1, 3)
+    cluster.power_off("node3")
+    cluster.power_off("node2")
+    launch.until("attempt 3 on node4", timeout=120)
+    training.stop()
+    done = launch.wait()
+    assert done.code == 0, str(done)
+    assert launcher.left(cluster) == {}
+
+
+@pytest.mark.parametrize("victim", ["dtrain-supervisor", "resume.py", "dtrain-agent"])
+def test_whatever_is_killed_on_a_host(hosts: Hosts, launcher: Launcher, victim: str) -> None:
+    cluster = hosts(2)
+    training = Training(cluster, launcher, 2, max=2, node_timeout="5s")
+    launch = launcher.start(training.file)
+    training.until_step(1, 5)
+    cluster["node2"].run("pkill", "-KILL", "-f", victim)
+    if victim != "dtrain-agent":  # the relay alone: nobody but the connection suffers
+        launch.until("attempt 2 on node2")
+    reached = training.step(1)
+    training.until_step(1, reached + 3)
+    training.stop()
+    done = launch.wait()
+    assert done.code == 0, str(done)
+    assert launcher.left(cluster) == {}
+
+
+def test_a_detached_run_is_stopped_from_another_terminal(hosts: Hosts, launcher: Launcher) -> None:
+    cluster = hosts(2)
+    training = Training(cluster, launcher, 2)
+    started = launcher.run(training.file, "--detach")
+    assert started.code == 0, str(started)
+    run = started.stdout.strip()
+    training.until_step(1, 5)
+    pid = int((launcher.home / "runs" / run / "launcher").read_text())
+    Path(f"/proc/{pid}").stat()
+    launcher.command("logs", run).wait()
+    done = launcher.command("stop", run).wait()
+    assert done.code == 0, str(done)
+    assert launcher.left(cluster) == {}
+
+
+def test_stop_with_one_host_out_of_reach(hosts: Hosts, launcher: Launcher) -> None:
+    """It says so, and finishes the job there when the host returns."""
+    cluster = hosts(2)
+    training = Training(cluster, launcher, 2, node_timeout="60s")
+    run = launcher.run(training.file, "--detach").stdout.strip()
+    training.until_step(1, 5)
+    cluster.cut("node2")
+    stopping = launcher.command("stop", run)
+    stopping.until("node2 cannot be reached")
+    until(lambda: not cluster["node1"].processes(), "the end of what node1 ran")
+    assert cluster["node2"].processes()
+    cluster.heal()
+    done = stopping.wait()
+    assert done.code == 0, str(done)
+    assert launcher.left(cluster) == {}
+
+
+def test_ctrl_c_with_one_host_out_of_reach_ends_twice(hosts: Hosts, launcher: Launcher) -> None:
+    cluster = hosts(2)
+    training = Training(cluster, launcher, 2, node_timeout="60s")
+    launch = launcher.start(training.file)
+    training.until_step(1, 5)
+    cluster.cut("node2")
+    launch.until("cannot be reached")
+    for said in ("stopping; workers get TERM", "killing what is left", "giving up on hosts"):
+        launch.send(signal.SIGINT)
+        launch.until(said)
+    done = launch.wait()
+    assert done.code == 130, str(done)
+    assert "node2" in done.stderr
+    cluster.heal()
+    # Its worker waits for a peer that is gone. `stop` ends it, now that it can be reached.
+    (run,) = [path.name for path in (launcher.home / "runs").iterdir()]
+    assert launcher.command("stop", run).wait().code == 0
+    assert launcher.left(cluster) == {}

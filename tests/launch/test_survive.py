@@ -1,0 +1,238 @@
+"""Runs on this machine that outlive their terminal, their launcher, or a failure."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.launching import Launch, Scene, until
+
+COUNT = """
+import os, sys, time
+from pathlib import Path
+from dtrain.runtime import progress
+rank, stop = os.environ["RANK"], Path(sys.argv[1])
+number = 0
+while not stop.exists():
+    number += 1
+    print("line", number, flush=True)
+    progress(number)
+    time.sleep(0.01)
+print("last", number, flush=True)
+"""
+
+
+class Runs:
+    """A job that writes numbered lines until it is told to end."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.stop_file = scene.folder / "stop"
+        self.file = scene.cluster_file(scene.script(COUNT), args=[str(self.stop_file)])
+
+    def dtrain(self, *argv: str) -> Launch:
+        return self.scene.command(*argv)
+
+    def detach(self) -> str:
+        done = self.dtrain("launch", str(self.file), "--detach").wait()
+        assert done.code == 0, str(done)
+        assert "4 workers started" in done.stderr
+        return done.stdout.strip()
+
+    def kill_launcher(self, run: str) -> None:
+        pid = int((self.scene.home / "runs" / run / "launcher").read_text())
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not Path(f"/proc/{pid}").exists(), "the launcher's end")
+
+    def assert_whole(self, run: str) -> None:
+        """What is here is what the workers wrote, and that is every number once, in order."""
+        for host in ("node0", "node1"):
+            for path in (self.scene.nodes / "nodes" / run / host).glob("worker-*.out"):
+                written = path.read_bytes()
+                here = self.scene.home / "runs" / run / "logs" / host / path.name
+                assert here.read_bytes() == written
+                *lines, last = written.decode().splitlines()
+                numbers = [int(line.split()[1]) for line in lines]
+                assert numbers == list(range(1, int(last.split()[1]) + 1))
+
+
+@pytest.fixture
+def runs(scene: Scene) -> Runs:
+    return Runs(scene)
+
+
+def test_a_detached_run_is_listed_shown_and_stopped(runs: Runs) -> None:
+    run = runs.detach()
+    listed = json.loads(runs.dtrain("ps", "--json").wait().stdout)["runs"]
+    assert [(one["run"], one["state"], one["workers"]) for one in listed] == [(run, "running", 4)]
+    shown = runs.dtrain("ps", run).wait().stdout
+    assert re.search(r"node0 +running", shown)
+    attached = runs.dtrain("attach", run)
+    attached.until("line", count=20)
+    attached.send(signal.SIGINT)
+    done = attached.wait()
+    assert done.code == 130
+    assert "left; the job goes on" in done.stderr
+    followed = runs.dtrain("logs", "-f", "--rank", "2", run)
+    followed.until("[node1 2] line 1\n")
+    stopped = runs.dtrain("stop", run).wait()
+    assert stopped.code == 0, str(stopped)
+    assert followed.wait().code == 0
+    assert "[node0 0]" not in followed.stdout
+    assert runs.scene.leftovers() == []
+    assert json.loads(runs.dtrain("ps", "--json").wait().stdout)["runs"][0]["state"] == "stopped"
+    again = runs.dtrain("stop", run).wait()
+    assert (again.code, "over already" in again.stderr) == (2, True)
+
+
+def test_a_closed_terminal_does_not_end_a_detached_run(runs: Runs) -> None:
+    run = runs.detach()
+    # Its process group and session are its own: what a terminal sends reaches it no more.
+    pid = int((runs.scene.home / "runs" / run / "launcher").read_text())
+    assert os.getsid(pid) == pid
+    runs.stop_file.touch()
+    until(lambda: "done" in runs.dtrain("ps", run).wait().stdout, "the end of the job")
+    runs.assert_whole(run)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_killed_launcher_loses_nothing(runs: Runs, times: int) -> None:
+    run = runs.detach()
+    runs.kill_launcher(run)
+    for number in range(times):
+        assert "unattended" in runs.dtrain("ps").wait().stdout
+        attached = runs.dtrain("attach", run)
+        attached.until("line", count=40)
+        if number < times - 1:
+            attached.process.kill()
+            attached.wait()
+    runs.stop_file.touch()
+    done = attached.wait()
+    assert done.code == 0, str(done)
+    assert "all 4 workers finished" in done.stderr
+    runs.assert_whole(run)
+    assert runs.scene.leftovers() == []
+
+
+def test_a_launch_killed_in_the_foreground_can_be_taken_up(runs: Runs) -> None:
+    launch = runs.dtrain("launch", str(runs.file))
+    launch.until("line", count=20)
+    launch.kill()
+    (run,) = [path.name for path in (runs.scene.home / "runs").iterdir()]
+    attached = runs.dtrain("attach", run[:8])
+    attached.until("line", count=20)
+    runs.stop_file.touch()
+    assert attached.wait().code == 0
+    runs.assert_whole(run)
+
+
+def test_two_watchers_and_whoever_is_left_takes_charge(runs: Runs) -> None:
+    run = runs.detach()
+    watchers = [runs.dtrain("attach", run) for _ in range(2)]
+    for watcher in watchers:
+        watcher.until("line", count=10)
+    runs.kill_launcher(run)
+    runs.stop_file.touch()
+    for watcher in watchers:
+        done = watcher.wait()
+        assert done.code == 0, str(done)
+    runs.assert_whole(run)
+
+
+def test_stop_without_a_launcher(runs: Runs) -> None:
+    run = runs.detach()
+    runs.kill_launcher(run)
+    stopped = runs.dtrain("stop", "--force", run).wait()
+    assert stopped.code == 0, str(stopped)
+    assert runs.scene.leftovers() == []
+    assert "stopped" in runs.dtrain("ps", run).wait().stdout
+
+
+def test_a_job_that_cannot_start_is_told_before_the_terminal_is_left(runs: Runs) -> None:
+    runs.file.write_text(runs.file.read_text().replace("script.py", "gone.py"))
+    done = runs.dtrain("launch", str(runs.file), "--detach").wait()
+    assert done.code == 3
+    assert "gone.py not found" in done.stderr
+
+
+def test_unknown_runs(runs: Runs) -> None:
+    for verb in ("attach", "logs", "stop", "ps"):
+        done = runs.dtrain(verb, "nothing").wait()
+        assert (done.code, "no run 'nothing'" in done.stderr) == (2, True), str(done)
+    assert "no runs" in runs.dtrain("ps").wait().stdout
+
+
+def test_since_leaves_out_what_is_old(runs: Runs) -> None:
+    run = runs.detach()
+    runs.stop_file.touch()
+    until(lambda: "done" in runs.dtrain("ps", run).wait().stdout, "the end of the job")
+    assert "line 1\n" in runs.dtrain("logs", run).wait().stdout
+    assert "line 1\n" in runs.dtrain("logs", "--since", "1h", run).wait().stdout
+    journal = runs.scene.home / "runs" / run / "journal.jsonl"
+    sizes = {
+        f"{path.parent.name}/{path.name}": path.stat().st_size
+        for path in journal.parent.glob("logs/*/*")
+    }
+    note = {"schema": 1, "time": 0.0, "event": "sizes", "streams": sizes}
+    journal.write_text(journal.read_text() + json.dumps(note) + "\n")
+    assert runs.dtrain("logs", "--since", "1s", run).wait().stdout == ""
+
+
+RESTARTED = """
+import os, sys
+from pathlib import Path
+from dtrain.runtime import progress
+attempt, rank = int(os.environ["DTRAIN_ATTEMPT"]), os.environ["RANK"]
+done = Path(sys.argv[1]) / f"checkpoint-{rank}"
+step = int(done.read_text()) if done.exists() else 0
+print("attempt", attempt, "from step", step, "on", os.environ["DTRAIN_HOST"], flush=True)
+for step in range(step + 1, 7):
+    if rank == "3" and step == 2 * attempt and attempt < 3:
+        raise RuntimeError("out of luck")
+    done.write_text(str(step))
+    progress(step, total=6)
+print("trained", flush=True)
+"""
+
+
+def test_a_failed_job_goes_on_where_it_was(scene: Scene) -> None:
+    file = scene.cluster_file(scene.script(RESTARTED), args=[str(scene.folder)], restart={"max": 3})
+    done = scene.run(file)
+    assert done.code == 0, str(done)
+    assert "attempt 3 starts in 2 s" in done.stderr
+    assert done.lines("node1", 3) == [
+        "attempt 1 from step 0 on node1",
+        "attempt 2 from step 1 on node1",
+        "attempt 3 from step 3 on node1",
+        "trained",
+    ]
+    folder = scene.run_folder()
+    assert {path.name for path in folder.glob("logs*")} == {"logs", "logs-2", "logs-3"}
+    assert "out of luck" in (folder / "logs-2" / "node1" / "worker-3.err").read_text()
+    assert scene.leftovers() == []
+
+
+def test_ctrl_c_while_waiting_for_the_next_attempt(scene: Scene) -> None:
+    file = scene.cluster_file(scene.script("raise SystemExit(1)"), restart={"max": 9})
+    launch = scene.launch(file)
+    launch.until("attempt 3 starts")
+    launch.send(signal.SIGINT)
+    done = launch.wait()
+    assert done.code == 130, str(done)
+    assert scene.leftovers() == []
+
+
+def test_the_terminal_asks_where_a_detached_launch_reads_nothing(runs: Runs) -> None:
+    """A detached launch holds neither the terminal nor the pipe that it was started with."""
+    command = [sys.executable, "-m", "dtrain_cli", "launch", str(runs.file), "--detach"]
+    environment = {**os.environ, "DTRAIN_HOME": str(runs.scene.home)}
+    output = subprocess.run(command, env=environment, capture_output=True, timeout=60)
+    assert output.returncode == 0
+    runs.stop_file.touch()
