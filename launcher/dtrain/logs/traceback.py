@@ -76,8 +76,13 @@ def _end(raw: list[str], lines: list[str], header: int) -> int:
         return end
     while end < len(lines) and (lines[end].startswith((" ", "\t"))):
         end += 1
-    limit = end + _MESSAGE_LINES
+    limit = min(end + _MESSAGE_LINES, len(lines))
+    # TensorFlow's says "Graph execution error:", and what that was after empty lines.
+    goes_on = end < len(lines) and lines[end].endswith("Graph execution error:")
     end += 1
-    while end < min(limit, len(lines)) and lines[end] and not _LOG_LINE.match(lines[end]):
+    while end < limit and (lines[end] or goes_on) and not _LOG_LINE.match(lines[end]):
         end += 1
-    return min(end, len(lines))
+    end = min(end, len(lines))
+    while not lines[end - 1]:
+        end -= 1
+    return end
