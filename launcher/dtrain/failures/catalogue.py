@@ -30,6 +30,7 @@ class Phrase:
     """
 
     def __init__(self, text: str) -> None:
+        self.text = text
         self._at_start = text.startswith("^")
         self._first, *self._rest = text.removeprefix("^").split("*")
 
@@ -127,7 +128,7 @@ class Explanation:
 def explain(end: End) -> Explanation | None:
     """The first signature that fits, if any: those of a process's own faults before echoes.
 
-    Of several, what the last exception says counts more than what it was chained to.
+    Of its own faults, what the last exception says counts more than what that was chained to.
     """
     said = f"{end.message}\n{end.said}"[-MOST:]
     return _explain(
@@ -141,17 +142,10 @@ def _explain(
     code: int | None, signal: str | None, out_of_memory: bool, message: str, said: str
 ) -> Explanation | None:
     end = End(code, signal, out_of_memory, message, said)
-    for echo in (False, True):
-        for text in (message, said):
-            for signature in signatures():
-                if signature.echo is echo and signature.fits(end, text):
-                    return Explanation(
-                        signature.id,
-                        signature.told(said),
-                        signature.remedy,
-                        signature.echo,
-                        signature.host,
-                    )
+    for echo, text in ((False, message), (False, said), (True, said)):
+        for known in signatures():
+            if known.echo is echo and known.fits(end, text):
+                return Explanation(known.id, known.told(said), known.remedy, known.echo, known.host)
     return None
 
 

@@ -76,11 +76,15 @@ def _end(raw: list[str], lines: list[str], header: int) -> int:
         return end
     while end < len(lines) and (lines[end].startswith((" ", "\t"))):
         end += 1
-    limit = min(end + _MESSAGE_LINES, len(lines))
     # TensorFlow's says "Graph execution error:", and what that was after empty lines.
     goes_on = end < len(lines) and lines[end].endswith("Graph execution error:")
     end += 1
-    while end < limit and (lines[end] or goes_on) and not _LOG_LINE.match(lines[end]):
+    left = _MESSAGE_LINES
+    while left and end < len(lines) and (lines[end] or goes_on):
+        if _LOG_LINE.match(lines[end]):
+            break
+        # A DataLoader's has another process's traceback in it, however long.
+        left -= not lines[end].startswith("  ")
         end += 1
     end = min(end, len(lines))
     while not lines[end - 1]:
