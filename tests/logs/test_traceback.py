@@ -96,3 +96,22 @@ def test_any_tail_of_a_file_will_do():
     said = stderr_of("def f(): raise ValueError('x')\nf()")
     for start in range(len(said) - len("ValueError: x\n")):
         assert last_words(said[start:]).endswith("ValueError: x")
+
+
+def test_what_tensorflow_says_after_empty_lines():
+    message = "Graph execution error:\n\nDetected at node X\n\nCollective ops is aborted by: peer"
+    said = stderr_of(f"raise RuntimeError({message!r})")
+    text = last_words(said + b"\nI0000 00:00:1795282027.880313   12969 server.cc:467] bye\n")
+    assert text.endswith(f"RuntimeError: {message}")
+
+
+def test_a_traceback_of_another_process_comes_whole():
+    """As a DataLoader passes it on, however deep."""
+    message = (
+        "Caught OSError in DataLoader worker process 0.\n"
+        "Original Traceback (most recent call last):\n"
+        + "".join(f'  File "a.py", line {number}, in f\n    f()\n' for number in range(40))
+        + "OSError: in the worker"
+    )
+    said = stderr_of(f"raise OSError({message!r})")
+    assert last_words(said).endswith("OSError: in the worker")
