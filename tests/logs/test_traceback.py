@@ -115,3 +115,28 @@ def test_a_traceback_of_another_process_comes_whole():
     )
     said = stderr_of(f"raise OSError({message!r})")
     assert last_words(said).endswith("OSError: in the worker")
+
+
+FRAMES = "".join(f"frame #{number}: <unknown function> + 0xd3e95\n" for number in range(40))
+WATCHDOG = f"""\
+[rank1]:[E1016 03:31:38.928019586 ProcessGroupNCCL.cpp:607] [Rank 1] Watchdog caught collective \
+operation timeout: WorkNCCL(SeqNum=9141, OpType=ALLREDUCE) ran for 600071 milliseconds before \
+timing out.
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG 3 Rank 1] Process group watchdog thread terminated with exception
+Exception raised from checkTimeout at ProcessGroupNCCL.cpp:609 (most recent call first):
+{FRAMES}""".encode()
+
+
+def test_native_frames_do_not_push_the_reason_out_of_sight():
+    text = last_words(b"step 1\n" + WATCHDOG)
+    assert "Watchdog caught collective operation timeout" in text
+    assert "frame #" not in text
+
+
+def test_why_a_library_aborted_stands_before_where_python_was():
+    said = stderr_of("import faulthandler, os; faulthandler.enable(); os.abort()")
+    text = last_words(b"step 1\n" * 50 + WATCHDOG + b"\n" + said)
+    assert text.startswith("[E1016 03:31:38")
+    assert "Fatal Python error: Aborted" in text
+    assert 'File "<string>"' in text
