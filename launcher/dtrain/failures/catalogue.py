@@ -137,7 +137,7 @@ def explain(end: End) -> Explanation | None:
 
 
 # Thousands of ranks of one run say the same, and each is asked for several times.
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def _explain(
     code: int | None, signal: str | None, out_of_memory: bool, message: str, said: str
 ) -> Explanation | None:
