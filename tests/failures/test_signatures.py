@@ -175,24 +175,32 @@ def test_phrases() -> None:
     assert not Phrase("ab*ba").stands_in("aba")
 
 
-def test_the_last_exception_counts_more_than_what_it_was_chained_to() -> None:
-    said = (
-        "OSError: [Errno 28] No space left on device\n\n"
-        "During handling of the above exception, another exception occurred:\n\n"
-        "RuntimeError: CUDA error: device-side assert triggered"
-    )
+def explained(*exceptions: str, link: str) -> str | None:
+    said = f"\n\n{link}\n\n".join(exceptions)
     found = explain(End(code=1, message=said.splitlines()[-1], said=said))
-    assert found is not None
-    assert found.id == "device-assert"
+    return found.id if found is not None else None
+
+
+HANDLING = "During handling of the above exception, another exception occurred:"
+CAUSED = "The above exception was the direct cause of the following exception:"
+BUS = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error."
+GENERAL = "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly"
+MISSING = "ModuleNotFoundError: No module named 'flash_attn'"
+NAN = "ValueError: loss is NaN at step 50"
+ECHO = "RuntimeError: Connection closed by peer [10.0.0.2]:1"
+
+
+def test_an_exception_counts_more_than_the_one_that_was_being_handled() -> None:
+    assert explained(MISSING, NAN, link=HANDLING) == "not-a-number"
+    assert explained(MISSING, "ValueError: bad batch", link=HANDLING) == "module-missing"
+
+
+def test_the_cause_of_an_exception_explains_it() -> None:
+    assert explained(BUS, GENERAL, link=CAUSED) == "shared-memory-full"
 
 
 def test_an_own_fault_counts_more_than_the_echo_that_followed() -> None:
     """As where a `finally` does one more collective after an error."""
-    said = (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n\n"
-        "During handling of the above exception, another exception occurred:\n\n"
-        "RuntimeError: Connection closed by peer [10.0.0.2]:1"
-    )
-    found = explain(End(code=1, message=said.splitlines()[-1], said=said))
-    assert found is not None
-    assert found.id == "cuda-out-of-memory"
+    assert explained(NAN, ECHO, link=HANDLING) == "not-a-number"
+    assert explained(ECHO, NAN, link=HANDLING) == "not-a-number"
+    assert explained(ECHO, "ValueError: bad batch", link=HANDLING) == "peer-closed"

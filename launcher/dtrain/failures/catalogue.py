@@ -22,6 +22,8 @@ MOST = 1 << 16
 _SILENT = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"}
 """Signals that come from outside: what the process had said before does not explain its end."""
 
+_HANDLING = "During handling of the above exception, another exception occurred:"
+
 
 class Phrase:
     """Words that stand in one line, in this order: ``*`` between them stands for anything.
@@ -128,21 +130,21 @@ class Explanation:
 def explain(end: End) -> Explanation | None:
     """The first signature that fits, if any: those of a process's own faults before echoes.
 
-    Of its own faults, what the last exception says counts more than what that was chained to.
+    Of its own faults, the last exception and what that says it came from count more than an
+    exception that was being handled.
     """
-    said = f"{end.message}\n{end.said}"[-MOST:]
-    return _explain(
-        end.code, end.signal, end.out_of_memory, end.message[-MOST:], said if said.strip() else ""
-    )
+    said = f"{end.message}\n{end.said}".strip()[-MOST:]
+    return _explain(end.code, end.signal, end.out_of_memory, said)
 
 
 # Thousands of ranks of one run say the same, and each is asked for several times.
 @lru_cache(maxsize=4096)
 def _explain(
-    code: int | None, signal: str | None, out_of_memory: bool, message: str, said: str
+    code: int | None, signal: str | None, out_of_memory: bool, said: str
 ) -> Explanation | None:
-    end = End(code, signal, out_of_memory, message, said)
-    for echo, text in ((False, message), (False, said), (True, said)):
+    end = End(code, signal, out_of_memory)
+    last = said.rpartition(_HANDLING)[2]
+    for echo, text in ((False, last), (False, said), (True, said)):
         for known in signatures():
             if known.echo is echo and known.fits(end, text):
                 return Explanation(known.id, known.told(said), known.remedy, known.echo, known.host)
