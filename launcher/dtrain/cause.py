@@ -6,13 +6,22 @@ blames its peer. The first cause is the earliest failure that is not such an ech
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dtrain import hostlist
 from dtrain.diagnostics import DtrainError, ExitCode, NodeError
+from dtrain.failures.catalogue import End, Explanation, explain
 from dtrain.spec.model import Host
+
+_SIGNALLED = 128
+"""A shell's exit status for a signal is this and its number."""
+
+# A worker that a launcher or an operator ended has not failed of itself.
+_ASKED_TO_END = {"SIGTERM", "SIGINT", "SIGHUP"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +59,7 @@ class Failure:
     @property
     def how(self) -> str:
         """``exited with status 1``, ``was killed by SIGKILL``."""
-        if self.out_of_memory:
+        if self.out_of_memory and self.ended_by == "SIGKILL":
             return "was killed: the host ran out of memory"
         if self.signal is not None:
             return f"was killed by {self.signal}"
@@ -59,10 +68,40 @@ class Failure:
         return "failed"
 
     @property
+    def ended_by(self) -> str | None:
+        """The signal that ended it, also where a shell or container tells it by a status."""
+        if self.signal is None and self.code is not None and self.code > _SIGNALLED:
+            with contextlib.suppress(ValueError):
+                return signal.Signals(self.code - _SIGNALLED).name
+        return self.signal
+
+    @property
+    def crashed(self) -> bool:
+        """Whether a signal ended it that nobody sends to ask for an end."""
+        return self.ended_by is not None and self.ended_by not in _ASKED_TO_END
+
+    @property
+    def words(self) -> str:
+        """All that it said about its end."""
+        return f"{self.message}\n{self.traceback}".strip()
+
+    @property
+    def explanation(self) -> Explanation | None:
+        """What is known of this way to fail."""
+        return explain(
+            End(self.code, self.ended_by, self.out_of_memory, self.message, self.traceback)
+        )
+
+    @property
+    def host_at_fault(self) -> bool:
+        """Whether the host is to blame, so that another one would do better."""
+        return self.explanation is not None and self.explanation.host
+
+    @property
     def hint(self) -> str:
-        """What to do about it, where what it said does not tell; else empty."""
-        said = f"{self.message}\n{self.traceback}"
-        return next((advice for sign, advice in _ADVICE if sign.search(said)), "")
+        """What happened and what to do about it, a line each, where that is known; else empty."""
+        known = self.explanation
+        return f"{known.what}\n{known.remedy}" if known is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,43 +120,32 @@ class Report:
     """The run's folder on this machine."""
 
 
-# What a worker says when the fault lies with the peer that it was talking to.
-_ECHO = re.compile(
-    r"Connection closed by peer"
-    r"|Connection reset by peer"
-    r"|Connection refused"
-    r"|Broken pipe"
-    r"|remote process (?:has )?(?:exited|closed)"
-    r"|ncclRemoteError|ncclSystemError"
-    r"|Socket closed"
-    r"|failed to connect to all addresses"
-    r"|(?:UnavailableError|AbortedError|CancelledError)\b"
-    r"|Coordination service|coordination service"
-    r"|Timed out (?:after|waiting)|Wait timeout"
-    r"|process group .*(?:aborted|shut down)"
-)
-
-# What torch and TensorFlow say at the end and do not explain.
-_ADVICE = (
-    (
-        re.compile(r"terminate called without an active exception"),
-        (
-            "a thread of gloo outlived torch.distributed.destroy_process_group() and Python ended"
-            " under it; `import torch.distributed.nn` before init_process_group() lets the group go"
-        ),
-    ),
-)
-
-# A worker that a launcher or an operator ended has not failed of itself.
-_ASKED_TO_END = {"SIGTERM", "SIGINT", "SIGHUP"}
+CLOSE = 0.05
+"""Seconds within which the clocks of two hosts cannot tell who failed first."""
 
 
 def in_order_of_blame(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     """The first cause first: by kind (own fault, told to end, echo of a peer), then by time.
 
-    A signal such as SIGKILL or SIGSEGV is the worker's own fault whatever it last said.
+    Of those that failed on several hosts at what may be the same moment, one that a signal ended
+    comes first, because others notice that within milliseconds, and one that said something comes
+    before one that is silent.
     """
-    return tuple(sorted(failures, key=lambda failure: (_kind(failure), failure.time)))
+    ordered = sorted(failures, key=lambda failure: (_kind(failure), failure.time))
+    if not ordered:
+        return ()
+    earliest = ordered[0]
+    at_once = [
+        failure
+        for failure in ordered
+        if _kind(failure) == _kind(earliest)
+        and failure.time <= earliest.time + CLOSE
+        # One host's clock is right about what happened on that host.
+        and (failure is earliest or failure.host != earliest.host)
+    ]
+    first = min(at_once, key=lambda failure: (not failure.crashed, not failure.words))
+    ordered.remove(first)
+    return (first, *ordered)
 
 
 def alike(problems: Sequence[DtrainError], hosts: Sequence[Host]) -> list[tuple[str, str]]:
@@ -147,9 +175,7 @@ def alike(problems: Sequence[DtrainError], hosts: Sequence[Host]) -> list[tuple[
 
 
 def _kind(failure: Failure) -> int:
-    if failure.signal in _ASKED_TO_END:
+    if failure.ended_by in _ASKED_TO_END:
         return 1
-    if failure.signal is not None:
-        return 0
-    said = f"{failure.message}\n{failure.traceback}"
-    return 2 if _ECHO.search(said) else 0
+    explanation = failure.explanation
+    return 2 if explanation is not None and explanation.echo else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -67,6 +68,22 @@ def test_every_kind_of_end_is_told(scene: Scene, end: str, words: str) -> None:
     assert launch.code == 1
     assert f"error: rank 1 on node0 {words}" in launch.stderr
     assert scene.leftovers() == []
+
+
+def test_what_is_known_of_a_failure_is_said(scene: Scene) -> None:
+    """A sentence and a remedy for the first cause."""
+    text = (
+        "import os, time\nif os.environ['RANK'] == '1': import no_such_module\ntime.sleep(3600)\n"
+    )
+    launch = scene.run(scene.cluster_file(scene.script(text), hosts=1), "--json")
+    assert launch.code == 1
+    finished = json.loads(launch.stdout.splitlines()[-1])
+    first = finished["failures"][0]
+    assert first["explanation"]["id"] == "module-missing"
+    assert first["explanation"]["what"] == "the Python of that host has no module no_such_module"
+    assert not first["explanation"]["host"]
+    assert finished["hint"].startswith(first["explanation"]["what"])
+    assert "`cluster.python`" in finished["hint"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

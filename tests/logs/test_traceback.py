@@ -96,3 +96,47 @@ def test_any_tail_of_a_file_will_do():
     said = stderr_of("def f(): raise ValueError('x')\nf()")
     for start in range(len(said) - len("ValueError: x\n")):
         assert last_words(said[start:]).endswith("ValueError: x")
+
+
+def test_what_tensorflow_says_after_empty_lines():
+    message = "Graph execution error:\n\nDetected at node X\n\nCollective ops is aborted by: peer"
+    said = stderr_of(f"raise RuntimeError({message!r})")
+    text = last_words(said + b"\nI0000 00:00:1795282027.880313   12969 server.cc:467] bye\n")
+    assert text.endswith(f"RuntimeError: {message}")
+
+
+def test_a_traceback_of_another_process_comes_whole():
+    """As a DataLoader passes it on, however deep."""
+    message = (
+        "Caught OSError in DataLoader worker process 0.\n"
+        "Original Traceback (most recent call last):\n"
+        + "".join(f'  File "a.py", line {number}, in f\n    f()\n' for number in range(40))
+        + "OSError: in the worker"
+    )
+    said = stderr_of(f"raise OSError({message!r})")
+    assert last_words(said).endswith("OSError: in the worker")
+
+
+FRAMES = "".join(f"frame #{number}: <unknown function> + 0xd3e95\n" for number in range(40))
+WATCHDOG = f"""\
+[rank1]:[E1016 03:31:38.928019586 ProcessGroupNCCL.cpp:607] [Rank 1] Watchdog caught collective \
+operation timeout: WorkNCCL(SeqNum=9141, OpType=ALLREDUCE) ran for 600071 milliseconds before \
+timing out.
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG 3 Rank 1] Process group watchdog thread terminated with exception
+Exception raised from checkTimeout at ProcessGroupNCCL.cpp:609 (most recent call first):
+{FRAMES}""".encode()
+
+
+def test_native_frames_do_not_push_the_reason_out_of_sight():
+    text = last_words(b"step 1\n" + WATCHDOG)
+    assert "Watchdog caught collective operation timeout" in text
+    assert "frame #" not in text
+
+
+def test_why_a_library_aborted_stands_before_where_python_was():
+    said = stderr_of("import faulthandler, os; faulthandler.enable(); os.abort()")
+    text = last_words(b"step 1\n" * 50 + WATCHDOG + b"\n" + said)
+    assert text.startswith("[E1016 03:31:38")
+    assert "Fatal Python error: Aborted" in text
+    assert 'File "<string>"' in text

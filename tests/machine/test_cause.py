@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dtrain.cause import Failure, in_order_of_blame
 
 
@@ -36,11 +38,50 @@ def test_a_killed_worker_is_a_cause_whatever_it_said_before() -> None:
     assert ranks(echo, killed) == [3, 0]
 
 
-def test_a_hint_where_what_was_said_explains_nothing() -> None:
-    said = "terminate called without an active exception"
-    aborted = failure(3, 0.0, signal="SIGABRT", traceback=said)
-    assert "import torch.distributed.nn" in aborted.hint
-    assert not failure(0, 0.0, message="ValueError: bad batch").hint
+def test_at_one_moment_who_was_killed_comes_before_who_says_something() -> None:
+    """Clocks of two hosts agree within milliseconds at best, and peers notice a death as fast."""
+    noticed = failure(0, 1.0, message="RuntimeError: something went wrong")
+    silent = failure(1, 1.01)
+    killed = failure(2, 1.02, code=None, signal="SIGKILL")
+    assert ranks(noticed, silent, killed) == [2, 0, 1]
+    assert ranks(silent, noticed) == [0, 1]
+    late = failure(2, 1.5, code=None, signal="SIGKILL")
+    assert ranks(noticed, late) == [0, 2]
+
+
+def test_one_host_knows_who_failed_first_there() -> None:
+    first = failure(0, 1.0)
+    killed = replace(failure(1, 1.001, code=None, signal="SIGKILL"), host="n0")
+    assert ranks(killed, first) == [0, 1]
+
+
+def test_a_status_that_tells_of_a_signal() -> None:
+    """As shells and containers give it."""
+    assert failure(0, 0.0, code=137).ended_by == "SIGKILL"
+    assert failure(0, 0.0, code=200).ended_by is None
+    told = failure(0, 1.0, code=143)
+    assert ranks(told, failure(1, 2.0)) == [1, 0]
+    assert "something on that host killed it" in failure(0, 0.0, code=137).hint
+
+
+def test_a_host_at_fault() -> None:
+    said = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    assert failure(0, 0.0, message=said).host_at_fault
+    assert not failure(0, 0.0, message="ValueError: bad batch").host_at_fault
+
+
+def test_a_hint_says_what_happened_and_what_to_do() -> None:
+    what, remedy = failure(0, 0.0, message="OSError: [Errno 24] Too many open files").hint.split(
+        "\n"
+    )
+    assert what == "the process had as many files open as it may have"
+    assert "ulimit -n" in remedy
+    assert failure(0, 0.0, message="ValueError: bad batch").hint == ""
+
+
+def test_memory_that_ran_out_elsewhere_did_not_kill_who_exited() -> None:
+    """The kernel's counter is the host's: the flag says only that something was killed there."""
+    assert failure(0, 0.0, out_of_memory=True).how == "exited with status 1"
 
 
 def test_words() -> None:

@@ -49,5 +49,6 @@ def test_all_events(workers):
     assert last["event"] == "finished"
     assert (last["exit_code"], last["reason"], last["seconds"]) == (1, "rank 1 failed", 1.5)
     assert last["failures"][0]["message"] == "ValueError: x"
+    assert last["failures"][0]["explanation"] is None
     assert (last["problems"], last["hint"], last["logs"]) == (["p"], "h", "/runs/demo-1")
     assert err.text() == ""

@@ -16,7 +16,7 @@ from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.view import StreamKey
 
 if TYPE_CHECKING:
-    from dtrain.cause import Report
+    from dtrain.cause import Failure, Report
     from dtrain.launchplan import LaunchPlan
     from dtrain.logs.store import Stream
     from dtrain.progress import Progress
@@ -94,7 +94,7 @@ class JsonLines:
             "finished",
             exit_code=int(report.exit_code),
             reason=report.reason,
-            failures=[asdict(failure) for failure in report.failures],
+            failures=[_explained(failure) for failure in report.failures],
             problems=list(report.problems),
             hint=report.hint,
             logs=report.logs,
@@ -104,6 +104,12 @@ class JsonLines:
 
     def _put(self, event: str, **fields: Any) -> None:
         self._buffer.append(json.dumps({"schema": SCHEMA, "event": event, **fields}) + "\n")
+
+
+def _explained(failure: Failure) -> dict[str, Any]:
+    """With what is known of such failures: ``explanation``, null where nothing is."""
+    known = failure.explanation
+    return asdict(failure) | {"explanation": asdict(known) if known is not None else None}
 
 
 def _finite(value: float | None) -> float | None:

@@ -23,6 +23,9 @@ _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
+_NATIVE_FRAME = re.compile(r"frame #\d+: |<omitting python frames>|\s+@ +0x")
+"""Of a native stack trace, which pushes what was said out of sight."""
+_NATIVE_REPORT = re.compile(r"terminate called |\[?[EF]\d{3,4} \d\d:\d\d:|F\d{4} ")
 _LOG_LINE = re.compile(r"\[?[EWIF]\d{2,4}[ :]|\d{4}-\d\d-\d\d[ T]\d\d:|\[\w+ \d|\w+: WARNING")
 
 
@@ -39,14 +42,19 @@ def last_words(stderr: bytes) -> str:
     if headers:
         end = _end(raw, lines, headers[-1])
         if sum(1 for line in raw[end:] if line) <= _STALE_AFTER:
-            return "\n".join(lines[_start(lines, headers) : end])
-    said = [line for line in lines if line]
+            last = lines[_start(lines, headers) : end]
+            return "\n".join(line for line in last if not _NATIVE_FRAME.match(line))
+    said = [line for line in lines if line and not _NATIVE_FRAME.match(line)]
     return "\n".join(said[-PLAIN_LINES:])
 
 
 def _start(lines: list[str], headers: list[int]) -> int:
     """Where the first traceback of the chain that ends with the last one begins."""
     start = headers[-1]
+    if lines[start].startswith("Fatal Python error"):
+        # The interpreter tells where it was; the library that gave up has told why just before.
+        near = range(max(0, start - _STALE_AFTER), start)
+        return next((number for number in near if _NATIVE_REPORT.match(lines[number])), start)
     for earlier in reversed(headers[:-1]):
         before = [line for line in lines[earlier:start] if line]
         if not before or before[-1] not in _CHAINED:
@@ -76,8 +84,17 @@ def _end(raw: list[str], lines: list[str], header: int) -> int:
         return end
     while end < len(lines) and (lines[end].startswith((" ", "\t"))):
         end += 1
-    limit = end + _MESSAGE_LINES
+    # TensorFlow's says "Graph execution error:", and what that was after empty lines.
+    goes_on = end < len(lines) and lines[end].endswith("Graph execution error:")
     end += 1
-    while end < min(limit, len(lines)) and lines[end] and not _LOG_LINE.match(lines[end]):
+    left = _MESSAGE_LINES
+    while left and end < len(lines) and (lines[end] or goes_on):
+        if _LOG_LINE.match(lines[end]):
+            break
+        # A DataLoader's has another process's traceback in it, however long.
+        left -= not lines[end].startswith("  ")
         end += 1
-    return min(end, len(lines))
+    end = min(end, len(lines))
+    while not lines[end - 1]:
+        end -= 1
+    return end

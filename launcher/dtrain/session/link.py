@@ -641,6 +641,7 @@ class Link:
                     signal=rank.get("signal"),
                     message=rank.get("message") or "",
                     traceback=rank.get("traceback") or "",
+                    out_of_memory=bool(event.get("out_of_memory")),
                 )
                 for rank in ranks
             )

@@ -1,0 +1,1 @@
+"""What is known of the ways in which workers fail. Pure."""
