@@ -7,10 +7,9 @@ import threading
 from dataclasses import dataclass
 
 from dtrain.diagnostics import ExitCode, UsageError
-from dtrain.journal import JournalReader
 from dtrain.logs.store import RunFolder
 from dtrain.record import Record
-from dtrain.session.follow import Follower
+from dtrain.session.follow import Follower, ending
 from dtrain_cli.commands.secrets import known_secrets
 from dtrain_cli.commands.watch import Watch, on_signals
 from dtrain_cli.detachment import Detachment
@@ -31,7 +30,7 @@ def attach(options: Options) -> ExitCode:
     folder = RunFolder.find(options.run)
     record = Record.load(folder.path)
     while True:
-        if is_over(folder):
+        if ending(folder) is not None:
             raise UsageError(
                 f"run {folder.name} is over", hint=f"`dtrain logs {folder.name}` shows it"
             )
@@ -45,10 +44,6 @@ def attach(options: Options) -> ExitCode:
         if code is not None:
             return code
         # Whoever was in charge has gone, and the run is not over: it is our turn.
-
-
-def is_over(folder: RunFolder) -> bool:
-    return any(event["event"] == "finished" for event in JournalReader(folder.journal).read())
 
 
 def _take_charge(options: Options, record: Record, folder: RunFolder) -> ExitCode:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.logs.store import RunFolder
 from dtrain.record import Record
-from dtrain.session.follow import Follower
-from dtrain_cli.commands.attach import is_over
+from dtrain.session.follow import Follower, ending
 from dtrain_cli.commands.watch import Watch, on_signals
 from dtrain_cli.detachment import Detachment
 from dtrain_cli.views import Filters, make_view
@@ -32,7 +31,8 @@ def stop(options: Options) -> ExitCode:
     record = Record.load(folder.path)
     asked = False
     while True:
-        if is_over(folder):
+        report = ending(folder)
+        if report is not None and not report.lost:
             if not asked:
                 raise UsageError(f"run {folder.name} is over already")
             return ExitCode.OK

@@ -231,12 +231,13 @@ class Attempt:
         failures = in_order_of_blame(self._failures)
         unreachable = {p.host for p in self.problems if isinstance(p, ConnectError)}
         lost = {host for host, now in self._state.hosts.items() if now is HostState.LOST}
+        faulty = {failure.host for failure in failures[:1] if failure.host_at_fault}
         steps = [link.step for link in self._links.values() if link.step is not None]
         return restart.Attempt(
             ran=self._ran,
             step=max(steps, default=None),
             culprit=failures[0].host if failures else None,
-            lost=frozenset(lost | unreachable),
+            lost=frozenset(lost | unreachable | faulty),
         )
 
     def stragglers(self) -> list[Link]:
@@ -266,6 +267,8 @@ class Attempt:
                 f"{hostlist.fold(unexplained)}: did not say that the job's processes are gone"
             )
         hints = [hint for _, hint in told if hint]
+        if unexplained:
+            hints.append("`dtrain stop RUN` ends what may be left there, once it can be reached")
         hints += [failure.hint for failure in failures[:1] if failure.hint]
         exit_code = _EXIT_CODES[outcome]
         if outcome is Outcome.DONE and problems:
@@ -278,6 +281,7 @@ class Attempt:
             failures=failures,
             problems=tuple(problems),
             hint="\n".join(dict.fromkeys(hints)),
+            lost=tuple(lost),
         )
 
     def _reason(self, outcome: Outcome, failures: tuple[Failure, ...]) -> str:

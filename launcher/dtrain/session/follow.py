@@ -94,4 +94,11 @@ def read_report(event: dict[str, Any]) -> Report:
         hint=event["hint"],
         seconds=event["seconds"],
         logs=event["logs"],
+        lost=tuple(event["lost"]),
     )
+
+
+def ending(folder: RunFolder) -> Report | None:
+    """How a run ended; None while it goes on."""
+    ends = [event for event in JournalReader(folder.journal).read() if event["event"] == "finished"]
+    return read_report(ends[-1]) if ends else None
