@@ -194,6 +194,25 @@ def plan_page(desk: Desk, command: str) -> None:
     assert (desk.folder / "plan.html").read_text().startswith("<!doctype html>")
 
 
+def detached(desk: Desk, command: str) -> None:
+    """Each command of the section, on one run that goes on in the background."""
+    desk.on_this_machine(f"{TRAIN}import time\nsys.stdout.flush()\ntime.sleep(600)\n")
+    desk.succeeds("dtrain launch cluster.yaml --detach")
+    try:
+        if command.startswith("dtrain attach"):
+            # Ctrl-C is what ends watching; here it comes at once.
+            assert "left; the job goes on" in desk.run(f"timeout -s INT 2 {command}").stderr
+        elif command == "dtrain ps":
+            assert re.search(r"^cluster-\S+ +running ", desk.succeeds(command), re.MULTILINE)
+        elif command.startswith("dtrain logs"):
+            while not (shown := desk.succeeds(command)):
+                pass
+            assert shown == "[gpu01 0] 0 8 []\n"
+    finally:
+        desk.succeeds("dtrain stop cluster")
+    assert re.search(r"^cluster-\S+ +stopped ", desk.succeeds("dtrain ps"), re.MULTILINE)
+
+
 COVERED: dict[str, Callable[[Desk, str], None]] = {
     "scripts/demo": run_by_ci,
     "scripts/test": run_by_ci,
@@ -210,6 +229,11 @@ COVERED: dict[str, Callable[[Desk, str], None]] = {
     "dtrain launch cluster.yaml": launch,
     "dtrain launch cluster.yaml -- --lr 3e-4": launch_with_arguments,
     "dtrain launch cluster.yaml --rank 0,4-7 --fold": launch_shown_in_part,
+    "dtrain launch cluster.yaml --detach": detached,
+    "dtrain ps": detached,
+    "dtrain logs cluster --rank 0 --since 1h": detached,
+    "dtrain attach cluster": detached,
+    "dtrain stop cluster": detached,
 }
 """How each command of the README is held to what it says."""
 
@@ -225,7 +249,7 @@ def test_no_test_is_left_of_a_command_that_is_gone() -> None:
 
 
 def test_commands_within_sentences_exist() -> None:
-    verbs = {"launch", "plan", "schema"}
+    verbs = {"attach", "launch", "logs", "plan", "ps", "schema", "stop"}
     assert set(re.findall(r"`dtrain ([a-z]+)", README)) <= verbs
     help_text = "".join(
         subprocess.run([DTRAIN, verb, "--help"], capture_output=True, text=True, check=True).stdout
@@ -239,6 +263,26 @@ def test_commands_within_sentences_exist() -> None:
 def test_cluster_files_load(text: str) -> None:
     document: dict[str, Any] = yaml.safe_load(CLUSTER) | yaml.safe_load(text)
     parse(yaml.safe_dump(document), "README.md")
+
+
+@pytest.mark.torch
+def test_the_training_loop_trains(desk: Desk) -> None:
+    """What the README shows of the runtime, with a model and a few texts around it."""
+    (loop,) = fenced("python")
+    around = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from train_gpt import GPT, Config, Windows, cross_entropy
+config = Config(width=32, layers=2, heads=4, kv_heads=4, mlp_width=96, vocabulary=256)
+dataset = Windows(bytes(range(256)) * 2, 32)
+"""
+    script = desk.folder / "loop.py"
+    script.write_text(
+        f"{around}{loop}        if step == 3:\n            break\nprint('trained', step)\n"
+    )
+    done = desk.run(f"python3 loop.py {ROOT / 'scripts'}")
+    assert done.stdout == "trained 3\n", done.stderr
 
 
 def test_keys_within_sentences_exist() -> None:
@@ -260,7 +304,11 @@ def test_exit_codes_are_all_there_are() -> None:
 def test_links_lead_to_files() -> None:
     links = re.findall(r"\]\(([^)]+)\)", README)
     assert "LICENSE" in links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+    headings = re.findall(r"^## (.+)$", README, re.MULTILINE)
+    anchors = {"#" + heading.lower().replace(" ", "-") for heading in headings}
+    files = [link for link in links if not link.startswith("#")]
+    assert set(links) - set(files) <= anchors
+    assert [link for link in files if not (ROOT / link).exists()] == []
 
 
 def test_a_failure_is_reported_as_shown(desk: Desk) -> None:
