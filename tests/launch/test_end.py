@@ -158,7 +158,8 @@ def test_a_closed_terminal_ends_the_job(scene: Scene) -> None:
 
 
 def test_a_killed_launcher_leaves_a_job_that_its_lease_ends(scene: Scene) -> None:
-    launch = scene.launch(scene.cluster_file(scene.script(WAIT), lease="15s", grace="1s"))
+    file = scene.cluster_file(scene.script(WAIT), on_disconnect="stop", lease="15s", grace="1s")
+    launch = scene.launch(file)
     launch.until("up", count=4)
     launch.send(signal.SIGKILL)
     launch.wait()

@@ -29,7 +29,14 @@ def case(request: pytest.FixtureRequest) -> Path:
 
 def options(case: Path, *, json: bool = False) -> Options:
     return Options(
-        case / "cluster.yaml", (), json=json, fold=False, ranks=None, hosts=None, tensorboard=False
+        case / "cluster.yaml",
+        (),
+        json=json,
+        fold=False,
+        ranks=None,
+        hosts=None,
+        tensorboard=False,
+        detach=False,
     )
 
 

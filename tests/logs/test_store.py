@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ def test_layout_and_permissions(folder):
         assert path.stat().st_mode & 0o777 == 0o700
     assert writer.path.stat().st_mode & 0o777 == 0o600
     assert folder.journal.parent == folder.path
-    assert RunFolder.open("run-1") == folder
+    assert RunFolder.find("run-1") == RunFolder.find("ru") == folder
+    assert RunFolder.all() == [folder]
 
 
 def test_a_run_has_its_folder_alone(folder):
@@ -43,8 +45,31 @@ def test_a_run_has_its_folder_alone(folder):
 @pytest.mark.parametrize("run", ["nope", "../run-1", "", ".", "a/b", "run-1\n"])
 def test_unknown_runs(folder, run):
     with pytest.raises(UsageError) as caught:
-        RunFolder.open(run)
-    assert "its folder" in caught.value.hint
+        RunFolder.find(run)
+    assert "dtrain ps" in caught.value.hint
+
+
+def test_a_name_that_several_runs_begin_with(folder):
+    RunFolder.create("run-2")
+    assert RunFolder.find("run-2").name == "run-2"
+    with pytest.raises(UsageError, match="2 runs begin with 'run'"):
+        RunFolder.find("run")
+
+
+def test_one_process_at_a_time_is_in_charge(folder):
+    claim = folder.claim()
+    assert folder.in_charge() == os.getpid()
+    assert folder.claim() is None
+    claim.release()
+    assert folder.in_charge() is None
+    folder.claim().release()
+
+
+def test_each_attempt_has_logs_of_its_own(folder):
+    second = replace(folder, attempt=2)
+    assert stream(second).path == folder.path / "logs-2/gpu01/worker-0.out"
+    LogWriter(stream(second)).append(0, b"x")
+    assert second.logs.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class RunFolder:
         """The run of that name, or the only one whose name begins so. Raises UsageError."""
         if _RUN_NAME.fullmatch(name) and (_runs() / name).is_dir():
             return cls(_runs() / name)
-        like = [folder for folder in cls.all() if folder.name.startswith(name)]
+        like = [folder for folder in cls.all() if name and folder.name.startswith(name)]
         if len(like) == 1:
             return like[0]
         if like:
