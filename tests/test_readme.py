@@ -312,7 +312,7 @@ def test_links_lead_to_files() -> None:
 
 
 def test_a_failure_is_reported_as_shown(desk: Desk) -> None:
-    (shown,) = [block for block in fenced("") if block.startswith("error: ")]
+    (shown,) = [block for block in fenced("") if block.startswith("error: rank")]
     desk.on_this_machine(FAILS, hosts="gpu[01-03]", slots=8)
     done = desk.run("dtrain launch cluster.yaml")
     assert done.returncode == ExitCode.JOB_FAILED

@@ -122,6 +122,11 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
+class Hung:
+    """The job has made no progress for longer than it may."""
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """The launching machine itself cannot go on: its disk is full, say."""
 
@@ -131,7 +136,7 @@ class Alarm:
     """The alarm that was set has come."""
 
 
-Event = Prepared | Refused | Exited | Ended | Lost | Interrupted | Broken | Alarm
+Event = Prepared | Refused | Exited | Ended | Lost | Interrupted | Hung | Broken | Alarm
 
 
 # Actions --------------------------------------------------------------------------------------
@@ -296,6 +301,11 @@ def _broken(state: State, event: Event) -> Step:
     return _stop(replace(state, outcome=Outcome.HOST_FAILED), min(state.grace, FAILURE_GRACE))
 
 
+def _hung(state: State, event: Event) -> Step:
+    # Waiting processes react to nothing: they have said where they wait, and TERM says no more.
+    return _stop(replace(state, outcome=Outcome.WORKER_FAILED), 0.0)
+
+
 def _interrupted(state: State, event: Event) -> Step:
     return _stop(replace(state, outcome=Outcome.INTERRUPTED), state.grace)
 
@@ -356,6 +366,7 @@ TABLE: dict[tuple[Phase, type[Event]], Callable[[State, Event], Step]] = {
     (Phase.PREPARING, Ended): _cannot_start,
     (Phase.PREPARING, Lost): _cannot_start,
     (Phase.PREPARING, Interrupted): _interrupted_early,
+    (Phase.PREPARING, Hung): _ignore,
     (Phase.PREPARING, Broken): _broken_early,
     (Phase.PREPARING, Alarm): _ignore,
     (Phase.GIVING_UP, Prepared): _host_ready_in_vain,
@@ -364,6 +375,7 @@ TABLE: dict[tuple[Phase, type[Event]], Callable[[State, Event], Step]] = {
     (Phase.GIVING_UP, Ended): _cannot_start,
     (Phase.GIVING_UP, Lost): _cannot_start,
     (Phase.GIVING_UP, Interrupted): _interrupted_early,
+    (Phase.GIVING_UP, Hung): _ignore,
     (Phase.GIVING_UP, Broken): _broken_early,
     (Phase.GIVING_UP, Alarm): _give_up,
     (Phase.RUNNING, Prepared): _ignore,
@@ -372,6 +384,7 @@ TABLE: dict[tuple[Phase, type[Event]], Callable[[State, Event], Step]] = {
     (Phase.RUNNING, Ended): _host_ended,
     (Phase.RUNNING, Lost): _host_lost,
     (Phase.RUNNING, Interrupted): _interrupted,
+    (Phase.RUNNING, Hung): _hung,
     (Phase.RUNNING, Broken): _broken,
     (Phase.RUNNING, Alarm): _ignore,
     (Phase.STOPPING, Prepared): _too_late_to_be_ready,
@@ -380,6 +393,7 @@ TABLE: dict[tuple[Phase, type[Event]], Callable[[State, Event], Step]] = {
     (Phase.STOPPING, Ended): _one_less,
     (Phase.STOPPING, Lost): _one_less,
     (Phase.STOPPING, Interrupted): _force,
+    (Phase.STOPPING, Hung): _ignore,
     (Phase.STOPPING, Broken): _ignore,
     (Phase.STOPPING, Alarm): _force,
     (Phase.KILLING, Prepared): _too_late_to_be_ready,
@@ -388,6 +402,7 @@ TABLE: dict[tuple[Phase, type[Event]], Callable[[State, Event], Step]] = {
     (Phase.KILLING, Ended): _one_less,
     (Phase.KILLING, Lost): _one_less,
     (Phase.KILLING, Interrupted): _leave,
+    (Phase.KILLING, Hung): _ignore,
     (Phase.KILLING, Broken): _ignore,
     (Phase.KILLING, Alarm): _leave,
     (Phase.ENDED, Prepared): _ignore,
@@ -396,6 +411,7 @@ TABLE: dict[tuple[Phase, type[Event]], Callable[[State, Event], Step]] = {
     (Phase.ENDED, Ended): _ignore,
     (Phase.ENDED, Lost): _ignore,
     (Phase.ENDED, Interrupted): _ignore,
+    (Phase.ENDED, Hung): _ignore,
     (Phase.ENDED, Broken): _ignore,
     (Phase.ENDED, Alarm): _ignore,
 }

@@ -29,6 +29,8 @@ class Attempt:
     """The last step of progress that it told of."""
     culprit: str | None
     """The host of the first failure."""
+    final: bool = False
+    """Whether it is to be the last one, whatever the policy."""
     lost: frozenset[str] = field(default_factory=frozenset)
     """Hosts that could not be reached, or whose hardware failed."""
 
@@ -52,7 +54,7 @@ class GiveUp:
 def decide(policy: Restart, history: Sequence[Attempt], spares: Sequence[str]) -> Again | GiveUp:
     """What to do after the last of ``history``, all attempts so far."""
     last = history[-1]
-    if policy.max == 0:
+    if policy.max == 0 or last.final:
         return GiveUp("")
     if not last.ran and not last.lost:
         return GiveUp("a job that a host refuses is not tried again")

@@ -14,6 +14,11 @@ def test_nobody_asked_for_restarts() -> None:
     assert decide(Restart(0), [failed()], ["s"]) == GiveUp("")
 
 
+def test_a_hang_that_is_to_end_the_job_ends_it() -> None:
+    hung = Attempt(ran=True, step=3, culprit=None, final=True)
+    assert decide(Restart(9), [hung], ["s"]) == GiveUp("")
+
+
 def test_as_often_as_was_asked_with_longer_and_longer_pauses() -> None:
     policy = Restart(max=9)
     history: list[Attempt] = []

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import SpecError, UsageError
+from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.load import parse, read
 from dtrain.spec.model import (
     ClusterFile,
     Host,
-    Layout,
     Rendezvous,
     Restart,
     Ssh,
     Sync,
-    Training,
+    Watchdog,
 )
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -102,7 +102,8 @@ def test_every_key_arrives() -> None:
         offload=True,
     )
     assert work.training == Training(512, "bf16", 2048)
-    assert work.restart == Restart(3)
+    assert work.restart == Restart(3, 120.0)
+    assert work.watchdog == Watchdog(600.0, "restart")
     assert (work.grace, work.on_disconnect, work.lease) == (60.0, "keep", 5400.0)
 
 

@@ -215,6 +215,28 @@ def reap(take: Callable[[int, int], None]) -> bool:
         take(pid, status)
 
 
+def spy(pid: int) -> str:
+    """A process's Python stack, by the py-spy of its own environment; empty without one."""
+    import subprocess  # which takes long to import, and is needed once in a run's life at most
+
+    environment = environment_of(pid)
+    python = os.readlink(b"/proc/%d/exe" % pid)
+    places = [os.path.dirname(python), *environment.get(b"PATH", b"").split(b":")]
+    virtual = environment.get(b"VIRTUAL_ENV")
+    if virtual:
+        places.insert(0, virtual + b"/bin")
+    for place in places:
+        program = os.path.join(place, b"py-spy")
+        if place and os.access(program, os.X_OK):
+            command = [program, b"dump", b"--full-filenames", b"--pid", b"%d" % pid]
+            try:
+                done = subprocess.run(command, capture_output=True, timeout=10, check=True)
+            except (OSError, subprocess.SubprocessError):
+                return ""  # not allowed to look, mostly
+            return shown(done.stdout[:MAX_TRACEBACK])
+    return ""
+
+
 def environment_of(pid: int, having: bytes = b"") -> dict[bytes, bytes]:
     """The environment that the process was started with; empty if it cannot be read, or has no
     variable ``having``."""
@@ -1251,6 +1273,23 @@ class Supervisor:
             self._events.append("rank", role=worker.role, index=worker.index, **rank)
         return pause
 
+    def _tell_stacks(self, abort: bool) -> None:
+        """Say where every worker is, as py-spy sees it. Where that is not possible and it may be
+        ended, Python itself writes it to the worker's stderr: its fault handler, on SIGABRT."""
+        for worker in list(self._workers.values()):
+            pids = [worker.pid]
+            if worker.ranks is not None:
+                pids = [proc.pid for proc in processes().values() if proc.ppid == worker.pid]
+            for pid in pids:
+                text = spy(pid)
+                if text:
+                    self._events.append(
+                        "stack", role=worker.role, index=worker.index, rank=worker.rank, text=text
+                    )
+                elif abort:
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGABRT)
+
     def _stop(self, reason: str, grace: float) -> None:
         if not self._stopping:
             self._stopping = True
@@ -1373,6 +1412,8 @@ class Supervisor:
         elif op == "stop":
             grace = float(command.get("grace", GRACE))
             self._stop(str(command.get("reason") or "asked by the launcher"), grace)
+        elif op == "stacks":
+            self._tell_stacks(bool(command.get("abort")))
         elif op in ("kill", "abort"):
             self._stop(str(command.get("reason") or "asked by the launcher"), 0.0)
 

@@ -23,6 +23,7 @@ from dtrain.diagnostics import (
     NodeError,
     PortBusyError,
 )
+from dtrain.hang import compare, place, stack
 from dtrain.launchplan import LaunchPlan
 from dtrain.logs.store import StorageError, tail
 from dtrain.logs.traceback import last_words
@@ -34,6 +35,8 @@ SIGNAL_POLL = 0.2
 BETWEEN_NOTES = 10.0
 """Seconds from one note of how much output has come to the next."""
 DRAIN_POLL = 0.2
+TO_TELL = 5.0
+"""Seconds that workers have to tell where they are."""
 PATIENCE = 30.0
 """Seconds until somebody is told which hosts keep the launch waiting."""
 
@@ -67,6 +70,10 @@ class Attempt:
         self._note_at = 0.0
         self._noted: dict[str, int] = {}
         self._patient_until = time.monotonic() + PATIENCE
+        self._watched_from = math.inf
+        self._asked_at: float | None = None
+        self._hang = ""
+        """What the watchdog saw, once it has acted."""
 
     def interrupt(self, why: str) -> None:
         self._why = why
@@ -95,6 +102,7 @@ class Attempt:
         grace = self._run.plan.job.grace
         self._state = machine.attached(list(self._links), awaited, services, grace=grace)
         self._ran = True
+        self._watched_from = time.monotonic()
         for host, link in self._links.items():
             link.attach(offsets[host])
         return self._until_the_end()
@@ -137,6 +145,48 @@ class Attempt:
                 return self._posts.get(timeout=min(left, SIGNAL_POLL))
             self._tell_of_waiting()
             self._note_sizes()
+            if self._has_hung():
+                return Post(machine.Hung())
+
+    def _has_hung(self) -> bool:
+        """Whether the job has been silent for so long that it is to end.
+
+        First every worker is asked where it is, and has a few seconds to say so.
+        """
+        watchdog = self._run.plan.job.watchdog
+        if watchdog.silence is None or self._state.phase is not Phase.RUNNING:
+            return False
+        now = time.monotonic()
+        if self._asked_at is None:
+            heard = max(self._watched_from, *(link.heard for link in self._links.values()))
+            if now >= heard + watchdog.silence:
+                self._asked_at = now
+                self._hang = f"no output and no progress from any worker for {watchdog.silence:g} s"
+                self._run.notice(f"{self._hang}; asking each where it is")
+                for link in self._links.values():
+                    link.tell_stacks(abort=watchdog.then != "report")
+            return False
+        if now < self._asked_at + TO_TELL:
+            return False
+        if watchdog.then == "report":
+            for line in self._where():
+                self._run.notice(line)
+            self._asked_at, self._watched_from, self._hang = None, now, ""
+            return False
+        return True
+
+    def _where(self) -> list[str]:
+        """Who waits where, a line for each place."""
+        places = {}
+        for stream in self._run.folder.sizes(self._run.plan):
+            if stream.fd == "stderr":
+                told = self._links[stream.host].stacks.get(stream.label)
+                said = told or tail(stream.path, STDERR_TAIL).decode(errors="replace")
+                places[stream.label, stream.host] = place(stack(said))
+        if not any(where.script or where.call for where in places.values()):
+            return ["no worker told where it is; py-spy on the hosts can tell of any"]
+        labels = {f"{label} {host}": where for (label, host), where in places.items()}
+        return [f"{_people(those)}: in {where}" for where, those in compare(labels)]
 
     def _note_sizes(self) -> None:
         """Journal how far all streams are, now and then: output itself bears no time."""
@@ -157,17 +207,20 @@ class Attempt:
         before = self._state.outcome
         if post.problem is not None:
             self.problems.append(post.problem)
-        self._failures += post.failures
+        if not self._hang:
+            # What a worker dies of that was asked where it hangs is no cause.
+            self._failures += post.failures
         if post.event is None:
             return
         if isinstance(post.event, machine.Interrupted):
             self._tell_of_interrupt()
         self._state, actions = machine.step(self._state, post.event)
-        if before is None and self._state.outcome is Outcome.WORKER_FAILED:
+        if before is None and self._state.outcome is Outcome.WORKER_FAILED and not self._hang:
             self._run.notice(f"{self._first_failure()}; stopping the others")
         begins = not self._ran and self._state.phase is Phase.RUNNING
         if begins:
             self._ran = True
+            self._watched_from = time.monotonic()
             self._tell_of_sync()
         for action in actions:
             self._act(action)
@@ -235,6 +288,7 @@ class Attempt:
         steps = [link.step for link in self._links.values() if link.step is not None]
         return restart.Attempt(
             ran=self._ran,
+            final=bool(self._hang) and self._run.plan.job.watchdog.then == "stop",
             step=max(steps, default=None),
             culprit=failures[0].host if failures else None,
             lost=frozenset(lost | unreachable | faulty),
@@ -270,6 +324,8 @@ class Attempt:
         if unexplained:
             hints.append("`dtrain stop RUN` ends what may be left there, once it can be reached")
         hints += [failure.hint for failure in failures[:1] if failure.hint]
+        if self._hang and outcome is Outcome.WORKER_FAILED:
+            problems += self._where()
         exit_code = _EXIT_CODES[outcome]
         if outcome is Outcome.DONE and problems:
             exit_code = ExitCode.NODE_FAILED
@@ -291,6 +347,8 @@ class Attempt:
                 return "the worker finished" if count == 1 else f"all {count} workers finished"
             case Outcome.INTERRUPTED:
                 return self._why
+            case Outcome.WORKER_FAILED if self._hang:
+                return self._hang
             case Outcome.WORKER_FAILED if failures:
                 return f"{failures[0].who} {failures[0].how}"
             case Outcome.WORKER_FAILED:
@@ -316,6 +374,16 @@ class Attempt:
             if said := last_words(tail(logs / name, STDERR_TAIL)):
                 return replace(failure, traceback=said, message=said.splitlines()[-1])
         return failure
+
+
+def _people(who: list[str]) -> str:
+    """``rank 3 on gpu01``, ``ranks 0-2,4-7 on gpu[01-02]``, from ``3 gpu01`` and so on."""
+    labels, hosts = zip(*(each.split(" ", 1) for each in who), strict=True)
+    ranks = sorted(int(label) for label in labels if label.isdecimal())
+    names = hostlist.fold(list(dict.fromkeys(hosts)))
+    if len(ranks) < len(labels):
+        return f"{', '.join(labels)} on {names}"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} on {names}"
 
 
 def _workers(plan: LaunchPlan) -> tuple[list[machine.Worker], list[machine.Worker]]:

@@ -179,6 +179,8 @@ class Session:
                     self._tell(life, f"not started again: {decision.why}")
                 break
             life.journal.write(time.time(), "failed", **asdict(report))
+            for problem in report.problems:
+                self._tell(life, problem)
             self._tell(life, _what_next(report, decision, life.record.attempt + 1))
             if self._roused.wait(decision.delay):
                 report = replace(report, exit_code=ExitCode.INTERRUPTED, reason=self._why)

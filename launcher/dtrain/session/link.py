@@ -104,6 +104,10 @@ class Link:
     def __init__(self, run: Run, part: HostPlan) -> None:
         self.host = part.host.name
         self.synced: SyncResult | None = None
+        self.heard = 0.0
+        """When a worker last wrote or told something (`time.monotonic`)."""
+        self.stacks: dict[str, str] = {}
+        """What py-spy said of workers, by rank, or role and index."""
         self.step: int | None = None
         """The last step of progress that a worker of this host told of."""
         self._run = run
@@ -167,6 +171,10 @@ class Link:
         """Ask the host to stop its workers: TERM, ``grace`` seconds, KILL."""
         self._state("stopping")
         self._order({"op": "stop", "grace": grace})
+
+    def tell_stacks(self, *, abort: bool) -> None:
+        """Ask where the host's workers are; ``abort`` allows to end them for it."""
+        self._orders.put({"op": "stacks", "abort": abort})
 
     def kill(self) -> None:
         """Have the host kill its workers at once."""
@@ -331,7 +339,7 @@ class Link:
             "script": job.script,
             "python": part.processes[0].argv[0] if part.processes else part.host.python,
             "setup": list(job.setup),
-            "environment": {**part.environment, "DTRAIN_ATTEMPT": str(run.attempt)},
+            "environment": self._environment(),
             "secrets": dict(run.secrets),
             "runtime": runtime_archive(),
             "processes": [
@@ -350,6 +358,12 @@ class Link:
             "on_disconnect": job.on_disconnect,
             "lease": job.lease,
         }
+
+    def _environment(self) -> dict[str, str]:
+        own = {"DTRAIN_ATTEMPT": str(self._run.attempt)}
+        if self._run.plan.job.watchdog.silence is not None:
+            own["PYTHONFAULTHANDLER"] = "1"
+        return {**own, **self._part.environment, "DTRAIN_ATTEMPT": own["DTRAIN_ATTEMPT"]}
 
     def _workdir(self) -> str:
         workdir = self._part.workdir
@@ -492,6 +506,7 @@ class Link:
             self._cannot_store(error)
             return
         self._offsets[stream.path.name] = size
+        self.heard = time.monotonic()
         self._run.observer.output(stream, size)
 
     def _cannot_store(self, error: StorageError) -> None:
@@ -553,6 +568,7 @@ class Link:
     def _said(self, process: str, said: dict[str, Any]) -> None:
         """What a worker has told through `dtrain.runtime`."""
         run = self._run
+        self.heard = time.monotonic()
         match said.get("event"):
             case "progress":
                 report = Progress.read(process, said)
@@ -601,6 +617,10 @@ class Link:
         match event["event"]:
             case "exited":
                 self._exited(event)
+            case "stack":
+                rank = event["rank"]
+                who = str(rank) if rank is not None else f"{event['role']}{event['index']}"
+                self.stacks[who] = str(event["text"])
             case "ended":
                 survivors = event["survivors"]
                 problem = self._undying(survivors) if survivors else None

@@ -406,6 +406,23 @@ JOB = Record(
             ),
             "What to do when a worker or a host fails.",
         ),
+        "watchdog": Field(
+            Record(
+                {
+                    "silence": Field(
+                        Duration(1),
+                        "How long no worker may write or tell of progress, e.g. 10m.",
+                        required=True,
+                    ),
+                    "then": Field(
+                        Choice(("report", "stop", "restart")),
+                        "What happens once it has been told where every worker waits.",
+                        default="stop",
+                    ),
+                }
+            ),
+            "What to do with a job that has fallen silent.",
+        ),
         "grace": Field(
             Duration(),
             "How long workers have to finish between being asked to stop and being killed.",

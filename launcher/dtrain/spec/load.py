@@ -13,7 +13,7 @@ from dtrain.spec.advice import advise
 from dtrain.spec.checks import check
 from dtrain.spec.clusterfile import CLUSTER_FILE, HOMES
 from dtrain.spec.machines import machines
-from dtrain.spec.model import Cluster, ClusterFile, Job, Rendezvous, Restart, Sync
+from dtrain.spec.model import Cluster, ClusterFile, Job, Rendezvous, Restart, Sync, Watchdog
 from dtrain.spec.resolve import Resolved, resolve
 from dtrain.spec.schema import Section
 from dtrain.spec.source import MAX_SIZE, compose
@@ -112,6 +112,7 @@ def _job(job: Section, resolved: Resolved) -> Job:
         rendezvous=Rendezvous(**rendezvous.values, fixed="port" in rendezvous),
         training=Training(**job.section("training").values) if "training" in job else None,
         restart=Restart(**job.section("restart").values),
+        watchdog=Watchdog(**job.section("watchdog").values),
         **job.given(
             "framework",
             "script",

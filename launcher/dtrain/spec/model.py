@@ -102,6 +102,15 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True)
+class Watchdog:
+    """What happens to a job that has fallen silent."""
+
+    silence: float | None = None
+    """Seconds without output or progress from any worker; ``None`` waits for ever."""
+    then: Literal["report", "stop", "restart"] = "stop"
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     framework: Framework
     strategy: str | None = None
@@ -126,6 +135,7 @@ class Job:
     """Complete: what the file leaves out is filled in from the strategy and the hosts."""
     training: Training | None = None
     restart: Restart = Restart()
+    watchdog: Watchdog = Watchdog()
     grace: float = 10.0
     """Seconds between TERM and KILL when a job is asked to stop."""
     on_disconnect: Literal["stop", "keep"] = "keep"

@@ -1,0 +1,88 @@
+"""Where the processes of a job that makes no progress are waiting, from their stacks. Pure.
+
+When peers wait for each other in a collective, all but one of them stand at the same place; the
+one that stands elsewhere is mostly the one they wait for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+_THREAD = re.compile(
+    r"^(?P<current>Current t|T)hread 0x[0-9a-f]+.*\(most recent call first\):$", re.MULTILINE
+)
+_FRAME = re.compile(r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<function>.+)$')
+_SPY_FRAME = re.compile(r"^ {4}(?P<function>.+) \((?P<file>[^()\n]+):(?P<line>\d+)\)$")
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|\.zip/dtrain/runtime/|^<")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.file}:{self.line})"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one process waits."""
+
+    call: str
+    """The library's function that it is in, or nothing where it is in the script itself."""
+    script: str
+    """The innermost frame of the script's own code."""
+
+    def __str__(self) -> str:
+        if not self.script:
+            return self.call or "an unknown place"
+        return f"{self.call}, called by {self.script}" if self.call else self.script
+
+
+def stack(said: str) -> list[Frame]:
+    """The main thread's frames, innermost first, from the last report in ``said``.
+
+    Understands what Python's faulthandler writes on a signal, and py-spy's ``dump``. Empty where
+    there is neither.
+    """
+    heads = list(_THREAD.finditer(said))
+    current = [head for head in heads if head["current"] != "T"]
+    if not heads:
+        return _frames(said.splitlines(), _SPY_FRAME)
+    # Of one report, the thread that took the signal; it is the main one.
+    head = current[-1] if current else heads[-1]
+    lines = said[head.end() :].lstrip("\n").splitlines()
+    return _frames(lines, _FRAME)
+
+
+def _frames(lines: Iterable[str], pattern: re.Pattern[str]) -> list[Frame]:
+    """The first run of lines that are frames."""
+    frames: list[Frame] = []
+    for line in lines:
+        found = pattern.match(line)
+        if found:
+            frames.append(Frame(found["file"], int(found["line"]), found["function"]))
+        elif frames:
+            break
+    return frames
+
+
+def place(frames: Sequence[Frame]) -> Place:
+    """Where these frames wait, in the words of the script's author."""
+    own = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
+    if own is None:
+        return Place(frames[0].function if frames else "", "")
+    above = frames[: frames.index(own)]
+    return Place(above[-1].function if above else "", str(own))
+
+
+def compare(places: Mapping[str, Place]) -> list[tuple[Place, list[str]]]:
+    """Who waits where, the most at one place first. ``places`` is by a process's label."""
+    groups: dict[Place, list[str]] = {}
+    for who, where in places.items():
+        groups.setdefault(where, []).append(who)
+    return sorted(groups.items(), key=lambda group: -len(group[1]))

@@ -1,0 +1,81 @@
+"""Where a job hangs, from stacks that Python itself and py-spy wrote."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtrain.hang import Frame, Place, compare, place, stack
+
+SPY = """\
+Process 4242: python train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 4242 (idle): "MainThread"
+    all_reduce (torch/distributed/distributed_c10d.py:3000)
+    wrapper (torch/distributed/c10d_logger.py:81)
+    step (train.py:40)
+    <module> (train.py:60)
+Thread 4250 (idle): "Thread-1"
+    wait (threading.py:320)
+"""
+
+
+def test_py_spy() -> None:
+    frames = stack(SPY)
+    assert frames[0] == Frame("torch/distributed/distributed_c10d.py", 3000, "all_reduce")
+    assert len(frames) == 4
+
+
+def test_what_python_writes_on_a_signal(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import queue, sys, threading\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "def load():\n"
+        "    print('up', flush=True)\n"
+        "    return queue.Queue().get()\n"
+        "load()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        env={"PYTHONFAULTHANDLER": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    # It is about to wait, or waits already: both are within `load`.
+    process.send_signal(signal.SIGABRT)
+    said = process.communicate(timeout=30)[1]
+    assert place(stack(said)).script.startswith("load (")
+
+
+def test_a_place_names_the_call_and_the_scripts_line() -> None:
+    library = "/venv/lib/python3.11/site-packages/torch/distributed/"
+    frames = [
+        Frame(f"{library}distributed_c10d.py", 3000, "all_reduce"),
+        Frame(f"{library}c10d_logger.py", 81, "wrapper"),
+        Frame("/home/ml/train.py", 40, "step"),
+        Frame("/home/ml/train.py", 60, "<module>"),
+    ]
+    assert str(place(frames)) == "wrapper, called by step (/home/ml/train.py:40)"
+    assert str(place(frames[2:])) == "step (/home/ml/train.py:40)"
+    assert str(place(frames[:1])) == "all_reduce"
+    assert str(place([])) == "an unknown place"
+
+
+@pytest.mark.parametrize("said", ["", "Traceback (most recent call last):\n  x", "Thread 0x12"])
+def test_text_without_a_stack(said: str) -> None:
+    assert stack(said) == []
+
+
+def test_the_one_that_differs_comes_last() -> None:
+    waiting, loading = Place("all_reduce", "step (t.py:40)"), Place("", "load (t.py:12)")
+    places = {"0": waiting, "1": waiting, "2": loading, "3": waiting}
+    assert compare(places) == [(waiting, ["0", "1", "3"]), (loading, ["2"])]
