@@ -118,8 +118,6 @@ class Report:
     seconds: float = 0.0
     logs: str = ""
     """The run's folder on this machine."""
-    lost: tuple[str, ...] = ()
-    """Hosts that did not say that nothing of the job is left there."""
 
 
 CLOSE = 0.05

@@ -32,11 +32,12 @@ class Journal:
         line = json.dumps({"schema": SCHEMA, "time": round(time, 6), "event": event, **details})
         with self._lock:
             try:
-                fd = os.open(
-                    self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
-                )
+                fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
-                    os.write(fd, line.encode() + b"\n")
+                    size = os.fstat(fd).st_size
+                    # A crash or a full disk may have cut the last line short.
+                    torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+                    os.write(fd, b"\n" * torn + line.encode() + b"\n")
                 finally:
                     os.close(fd)
             except OSError:

@@ -15,8 +15,8 @@ is noise, kept to explain a failed start.
 Commands, by ``op``; the first one says what this relay is for:
 
     launch   protocol, run, host, run_dir, workdir, script, python, setup, environment, secrets,
-             runtime, processes, ports, on_disconnect, lease, route_to: check everything, start
-             nothing. ``runtime`` is a zip archive in base64, put on every worker's PYTHONPATH.
+             runtime, processes, ports, grace, on_disconnect, lease, route_to: check everything,
+             start nothing. ``runtime`` is a zip archive in base64, for workers' PYTHONPATH.
              Where a process has no GLOO_SOCKET_IFNAME, it gets the interface by which this host
              reaches ``route_to``, the address or name of another host (or null), if that can be
              told: gloo's own choice is what the host's name leads to, often 127.0.1.1

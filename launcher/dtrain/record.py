@@ -65,6 +65,8 @@ class Record:
     attempt: int = 1
     replaced: Mapping[str, str] = field(default_factory=dict)
     """Hosts of the file that are not used any more, each with the spare that has its rank."""
+    stray: tuple[tuple[str, int], ...] = ()
+    """Hosts that may still run some of an attempt, each with the attempt's number."""
 
     @property
     def on_hosts(self) -> str:
@@ -117,7 +119,8 @@ class Record:
                 raise UsageError(f"{path}: written by another version of dtrain")
             request = body.pop("request")
             args = tuple(request.pop("args"))
-            return cls(request=Request(args=args, **request), **body)
+            stray = tuple((str(host), int(number)) for host, number in body.pop("stray"))
+            return cls(request=Request(args=args, **request), stray=stray, **body)
         except FileNotFoundError:
             raise UsageError(f"{path}: not found, so nothing can be told of this run") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -9,12 +9,15 @@ one and the same step again and again would go on failing, so that is where it e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from dtrain.spec.model import Restart
 
 SAME_STEP = 3
 """Attempts in a row that end at one step before the job is given up."""
+SOON = 120.0
+"""Seconds within which a job that tells of no steps has hardly begun."""
 FIRST_DELAY, MOST_DELAY = 1.0, 60.0
 """Seconds before the second attempt, doubled before each later one."""
 
@@ -33,6 +36,15 @@ class Attempt:
     """Whether it is to be the last one, whatever the policy."""
     lost: frozenset[str] = field(default_factory=frozenset)
     """Hosts that could not be reached, or whose hardware failed."""
+    seconds: float = 0.0
+    """How long it ran."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "lost": sorted(self.lost)}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Attempt:
+        return cls(**{**body, "lost": frozenset(body["lost"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,5 +86,8 @@ def decide(policy: Restart, history: Sequence[Attempt], spares: Sequence[str]) -
 
 
 def _stuck(history: Sequence[Attempt]) -> bool:
-    recent = [attempt.step for attempt in history[-SAME_STEP:] if attempt.ran]
-    return len(recent) == SAME_STEP and len(set(recent)) == 1
+    recent = [attempt for attempt in history[-SAME_STEP:] if attempt.ran and not attempt.lost]
+    if len(recent) < SAME_STEP or len({attempt.step for attempt in recent}) > 1:
+        return False
+    # A job that tells of no steps may have come far each time.
+    return recent[0].step is not None or all(attempt.seconds < SOON for attempt in recent)

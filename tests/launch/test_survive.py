@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.launching import Launch, Scene, until
+from support.launching import Launch, Scene, marked, until
 
 COUNT = """
 import os, sys, time
@@ -177,13 +177,15 @@ def test_since_leaves_out_what_is_old(runs: Runs) -> None:
     assert "line 1\n" in runs.dtrain("logs", "--since", "1h", run).wait().stdout
     journal = runs.scene.home / "runs" / run / "journal.jsonl"
     sizes = {
-        f"{path.parent.name}/{path.name}": path.stat().st_size
+        str(path.relative_to(journal.parent)): path.stat().st_size
         for path in journal.parent.glob("logs/*/*")
     }
     note = {"schema": 1, "time": 0.0, "event": "sizes", "streams": sizes}
     journal.write_text(journal.read_text() + json.dumps(note) + "\n")
     assert runs.dtrain("logs", "--since", "1s", run).wait().stdout == ""
 
+
+WAIT = "print('up', flush=True)\ntime.sleep(3600)\n"
 
 RESTARTED = """
 import os, sys
@@ -196,7 +198,9 @@ print("attempt", attempt, "from step", step, "on", os.environ["DTRAIN_HOST"], fl
 for step in range(step + 1, 7):
     if rank == "3" and step == 2 * attempt and attempt < 3:
         raise RuntimeError("out of luck")
-    done.write_text(str(step))
+    draft = done.with_suffix(".new")
+    draft.write_text(str(step))
+    draft.replace(done)
     progress(step, total=6)
 print("trained", flush=True)
 """
@@ -217,6 +221,97 @@ def test_a_failed_job_goes_on_where_it_was(scene: Scene) -> None:
     assert {path.name for path in folder.glob("logs*")} == {"logs", "logs-2", "logs-3"}
     assert "out of luck" in (folder / "logs-2" / "node1" / "worker-3.err").read_text()
     assert scene.leftovers() == []
+
+
+def test_a_detached_job_is_started_again_and_all_its_attempts_are_shown(scene: Scene) -> None:
+    file = scene.cluster_file(scene.script(RESTARTED), args=[str(scene.folder)], restart={"max": 3})
+    run = scene.command("launch", str(file), "--detach").wait().stdout.strip()
+    until(lambda: "done" in scene.command("ps", run).wait().stdout, "the end of the job")
+    shown = scene.command("logs", "--rank", "3", run).wait().stdout
+    for attempt in (1, 2, 3):
+        assert f"attempt {attempt} from step" in shown
+
+
+def test_who_takes_charge_knows_of_later_attempts(scene: Scene) -> None:
+    script = scene.script(
+        "import os, time\n"
+        "print('attempt', os.environ['DTRAIN_ATTEMPT'], flush=True)\n"
+        "time.sleep(3600 * (os.environ['DTRAIN_ATTEMPT'] == '2'))\n"
+        "raise SystemExit(1)\n"
+    )
+    file = scene.cluster_file(script, restart={"max": 1})
+    run = scene.command("launch", str(file), "--detach").wait().stdout.strip()
+    watcher = scene.command("attach", run)
+    watcher.until("attempt 2\n")
+    os.kill(int((scene.home / "runs" / run / "launcher").read_text()), signal.SIGKILL)
+    watcher.until(f"run {run}: 4 workers", count=2)  # it is in charge now
+    stopped = scene.command("stop", run).wait()
+    assert stopped.code == 0, str(stopped)
+    assert watcher.wait().code == 130
+    assert scene.leftovers() == []
+    assert "stopped" in scene.command("ps", run).wait().stdout
+
+
+def test_a_job_that_was_asked_to_stop_is_not_taken_up_to_run(scene: Scene) -> None:
+    stubborn = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
+    file = scene.cluster_file(scene.script(stubborn), restart={"max": 3}, grace="20s")
+    run = scene.command("launch", str(file), "--detach").wait().stdout.strip()
+    pid = int((scene.home / "runs" / run / "launcher").read_text())
+    os.kill(pid, signal.SIGTERM)
+    until(lambda: "stopping" in (scene.home / "runs" / run / "journal.jsonl").read_text(), "it")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: "unattended" in scene.command("ps", run).wait().stdout, "the launcher's end")
+    attached = scene.command("attach", run).wait()
+    assert attached.code == 130, str(attached)
+    assert scene.leftovers() == []
+
+
+def test_what_a_worker_says_wrongly_harms_nothing(scene: Scene) -> None:
+    text = """
+import os
+from dtrain.runtime import progress
+progress(float("inf"), **{f"metric{n}": n for n in range(99)})
+with open(f"{os.environ['DTRAIN_RUN_DIR']}/rank-{os.environ['RANK']}.progress", "a") as file:
+    print('"x"', '{"event": "progress", "metrics": []}', sep="\\n", file=file)
+progress(7, total=7)
+"""
+    done = scene.run(scene.cluster_file(scene.script(text)))
+    assert done.code == 0, str(done)
+    assert "cannot be reached" not in done.stderr
+    assert "step 7 of 7" in done.stderr
+
+
+def test_a_job_that_is_done_is_not_run_again(scene: Scene) -> None:
+    """Though something is wrong at its very end: its supervisor dies in the final sweep."""
+    text = """
+import os, signal, subprocess, sys, time
+if os.fork() == 0:
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(3600)
+"""
+    file = scene.cluster_file(scene.script(text), restart={"max": 3}, grace="30s")
+    launch = scene.launch(file)
+    (run,) = _wait_for_run(scene)
+    journal = scene.home / "runs" / run / "journal.jsonl"
+    until(lambda: journal.exists() and journal.read_text().count('"exited"') == 4, "all ends")
+    supervisors = [pid for pid, line in marked(scene.mark) if "dtrain-supervisor" in line]
+    supervisors = supervisors or _supervisors(run)
+    os.kill(supervisors[0], signal.SIGKILL)
+    done = launch.wait()
+    assert "attempt 2" not in done.stderr, str(done)
+    assert scene.leftovers() == []
+
+
+def _wait_for_run(scene: Scene) -> list[str]:
+    runs = scene.home / "runs"
+    until(lambda: runs.is_dir() and any(runs.iterdir()), "the run's folder")
+    return [path.name for path in runs.iterdir()]
+
+
+def _supervisors(run: str) -> list[int]:
+    done = subprocess.run(["pgrep", "-f", f"dtrain-supervisor {run}"], capture_output=True)
+    return [int(pid) for pid in done.stdout.split()]
 
 
 def test_ctrl_c_while_waiting_for_the_next_attempt(scene: Scene) -> None:

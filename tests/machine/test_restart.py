@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 from dtrain.restart import Again, Attempt, GiveUp, decide
 from dtrain.spec.model import Restart
 
@@ -69,6 +72,17 @@ def test_three_failures_at_one_step_are_no_accident() -> None:
     assert decide(policy, never, []) == GiveUp(
         "the last 3 attempts all failed before the first step"
     )
+    # A job that tells of no steps may have run for days each time.
+    days = [replace(attempt, seconds=1e6) for attempt in never]
+    assert isinstance(decide(policy, days, []), Again)
+    # Losing hosts is no fault of the job's.
+    lost = [failed(40, None, "b")] * 3
+    assert isinstance(decide(policy, lost, ["s"]), Again)
+
+
+def test_attempts_are_kept_in_the_journal() -> None:
+    attempt = replace(failed(3, "a", "b"), seconds=2.5)
+    assert Attempt.from_json(json.loads(json.dumps(attempt.as_json()))) == attempt
 
 
 def test_a_job_that_a_host_refuses_is_not_tried_again() -> None:

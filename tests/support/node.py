@@ -251,6 +251,7 @@ class Node:
             "runtime": "",
             "processes": list(processes),
             "ports": [],
+            "grace": 10.0,
             "on_disconnect": "stop",
             "lease": 300.0,
             **body,

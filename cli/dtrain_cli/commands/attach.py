@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from dataclasses import dataclass
 
 from dtrain.diagnostics import ExitCode, UsageError
@@ -11,7 +10,7 @@ from dtrain.logs.store import RunFolder
 from dtrain.record import Record
 from dtrain.session.follow import Follower, ending
 from dtrain_cli.commands.secrets import known_secrets
-from dtrain_cli.commands.watch import Watch, on_signals
+from dtrain_cli.commands.watch import Departure, Watch, on_signals
 from dtrain_cli.detachment import Detachment
 from dtrain_cli.views import Filters, make_view
 
@@ -28,25 +27,26 @@ class Options:
 def attach(options: Options) -> ExitCode:
     """Show a run until it ends, or until Ctrl-C, after which it goes on; its exit code."""
     folder = RunFolder.find(options.run)
-    record = Record.load(folder.path)
+    if ending(folder) is not None:
+        raise UsageError(f"run {folder.name} is over", hint=f"`dtrain logs {folder.name}` shows it")
     while True:
-        if ending(folder) is not None:
-            raise UsageError(
-                f"run {folder.name} is over", hint=f"`dtrain logs {folder.name}` shows it"
-            )
         claim = folder.claim()
         if claim is not None:
             try:
-                return _take_charge(options, record, folder)
+                if (report := ending(folder)) is not None:
+                    return report.exit_code
+                return _take_charge(options, folder)
             finally:
                 claim.release()
-        code = _look_on(options, record, folder)
+        code = _look_on(options, folder)
         if code is not None:
             return code
-        # Whoever was in charge has gone, and the run is not over: it is our turn.
+        # Whoever was in charge has gone: it is our turn.
 
 
-def _take_charge(options: Options, record: Record, folder: RunFolder) -> ExitCode:
+def _take_charge(options: Options, folder: RunFolder) -> ExitCode:
+    # Only now, because whoever was in charge before may have started the job again.
+    record = Record.load(folder.path)
     with Watch(record.request, options.json, Filters(), options.fold, Detachment.none()) as watch:
         secrets = known_secrets(record.request.spec())
         return watch.until_over(
@@ -54,24 +54,25 @@ def _take_charge(options: Options, record: Record, folder: RunFolder) -> ExitCod
         )
 
 
-def _look_on(options: Options, record: Record, folder: RunFolder) -> ExitCode | None:
+def _look_on(options: Options, folder: RunFolder) -> ExitCode | None:
     """Show what the process in charge writes down. None when it went before the run was over."""
-    left = threading.Event()
-    view = make_view(
-        options.json, sys.stdout, sys.stderr, Filters(), options.fold, on_broken_pipe=left.set
-    )
-    with on_signals(lambda number: left.set()):
-        follower = Follower(folder, record, view)
+    departure = Departure()
+    view = make_view(options.json, sys.stdout, sys.stderr, Filters(), options.fold, departure.ask)
+    with on_signals(departure.ask):
+        follower = Follower(folder, Record.load(folder.path), view)
         follower.skip()
-        report = follower.follow(left)
+        report = follower.follow(departure.wait)
         if report is not None:
             view.finished(report)
-            while not view.wait(0.5):
-                if left.is_set():
-                    view.hurry()
-            return report.exit_code
-    if not left.is_set():
-        return None
-    view.left(folder.name)
-    view.wait()
-    return ExitCode.INTERRUPTED
+        elif departure.asked:
+            view.left(folder.name)
+        else:
+            view.close()
+        while not view.wait(0.2):
+            if departure.asked:
+                view.hurry()
+                if report is not None:
+                    break
+    if report is not None:
+        return report.exit_code
+    return ExitCode.INTERRUPTED if departure.asked else None

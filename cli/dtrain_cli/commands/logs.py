@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dtrain.diagnostics import ExitCode
 from dtrain.journal import JournalReader
-from dtrain.launchplan import LaunchPlan
-from dtrain.logs.store import RunFolder
+from dtrain.logs.store import RunFolder, Stream
 from dtrain.record import Record
 from dtrain_cli.commands.select import hosts, ranks
-from dtrain_cli.commands.watch import on_signals
+from dtrain_cli.commands.watch import Departure, on_signals
 from dtrain_cli.views import Filters, View, make_view
 
 POLL = 0.1
@@ -40,33 +38,39 @@ def logs(options: Options) -> ExitCode:
     record = Record.load(folder.path)
     plan, spec = record.plan(), record.request.spec()
     filters = Filters(ranks(options.ranks, spec), hosts(options.hosts, spec))
-    left = threading.Event()
-    view = make_view(
-        options.json, sys.stdout, sys.stderr, filters, options.fold, on_broken_pipe=left.set
-    )
+    departure = Departure()
+    view = make_view(options.json, sys.stdout, sys.stderr, filters, options.fold, departure.ask)
     view.known(plan)
-    with on_signals(lambda number: left.set()):
+    with on_signals(departure.ask):
         if options.since is not None:
-            _skip(view, folder, plan, time.time() - options.since)
+            _skip(view, folder, record, time.time() - options.since)
         while True:
             going_on = options.follow and folder.in_charge() is not None
-            for stream, size in folder.sizes(plan).items():
+            for stream, size in _streams(folder, Record.load(folder.path)).items():
                 view.output(stream, size)
-            if not going_on or left.wait(POLL):
+            if not going_on or departure.wait(POLL):
                 break
         view.close()
-        while not view.wait(POLL):
-            if left.is_set():
-                view.hurry()
-    return ExitCode.INTERRUPTED if left.is_set() else ExitCode.OK
+        while not view.wait(POLL) and not departure.asked:
+            pass
+    return ExitCode.INTERRUPTED if departure.asked else ExitCode.OK
 
 
-def _skip(view: View, folder: RunFolder, plan: LaunchPlan, before: float) -> None:
+def _streams(folder: RunFolder, record: Record) -> dict[Stream, int]:
+    """Those of all attempts, the first one's first."""
+    plan = record.plan()
+    found: dict[Stream, int] = {}
+    for attempt in range(1, record.attempt + 1):
+        found |= replace(folder, attempt=attempt).sizes(plan)
+    return found
+
+
+def _skip(view: View, folder: RunFolder, record: Record, before: float) -> None:
     """Leave out what had come ``before`` (seconds since the epoch), to within the time between two
     notes of it in the journal."""
     known: dict[str, int] = {}
     for event in JournalReader(folder.journal).read():
         if event["event"] == "sizes" and event["time"] <= before:
             known.update(event["streams"])
-    for stream in folder.sizes(plan):
-        view.skip(stream, known.get(f"{stream.host}/{stream.path.name}", 0))
+    for stream in _streams(folder, record):
+        view.skip(stream, known.get(str(stream.path.relative_to(folder.path)), 0))

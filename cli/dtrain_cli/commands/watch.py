@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -11,7 +12,7 @@ from types import TracebackType
 from dtrain.cause import Report
 from dtrain.diagnostics import DtrainError, ExitCode
 from dtrain.logs.store import RunFolder
-from dtrain.record import Request
+from dtrain.record import Record, Request
 from dtrain.session.controller import Session
 from dtrain.transport.select import Transports
 from dtrain_cli import passphrase
@@ -33,10 +34,18 @@ class Watch:
         detachment: Detachment,
     ) -> None:
         self.view = make_view(
-            json, sys.stdout, sys.stderr, filters, fold, on_broken_pipe=self._broken_pipe
+            json,
+            sys.stdout,
+            sys.stderr,
+            filters,
+            fold,
+            on_broken_pipe=self._broken_pipe,
+            # A header that is redrawn would fill the file that it goes to later.
+            live=not detachment.in_background,
         )
         self._stopping = True
         self._over = False
+        self._enough = self._view_hurries = False
         self._detachment = detachment
         self._transport = Transports(request.base, self._asker(), notice=self.view.notice)
         self._session = Session(
@@ -65,18 +74,33 @@ class Watch:
             try:
                 report = work(self._session)
                 self._over = True
-                while not self.view.wait(0.5):
+                while not self.view.wait(0.5) and not self._enough:
                     pass
             except DtrainError:
                 with self.view.pause():
                     raise
         return report.exit_code
 
+    def clean(self, record: Record, folder: RunFolder) -> ExitCode:
+        """End what a run that is over has left on hosts that could not be reached."""
+        with on_signals(self._on_signal):
+            clean = self._session.clean(record, folder)
+        if clean:
+            self.view.notice("nothing is left of it now")
+        else:
+            self.view.notice("some hosts cannot be reached; stop it again when they can")
+        self.view.close()
+        self.view.wait(5)
+        return ExitCode.OK if clean else ExitCode.NODE_FAILED
+
     def stop(self, why: str) -> None:
         self._session.interrupt(why)
 
     def _on_signal(self, number: int) -> None:
         if self._over:
+            # The second time, what is left unwritten is: its reader may never read again.
+            self._enough = self._view_hurries
+            self._view_hurries = True
             self.view.hurry()
         elif not self._stopping:
             self._session.leave()
@@ -122,3 +146,22 @@ def on_signals(act: Callable[[int], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class Departure:
+    """That somebody who looks on wants to leave: Ctrl-C, or a pipe that nobody reads.
+
+    Not an Event: two signals close together could wait for its lock for ever.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def ask(self, *_: object) -> None:
+        self.asked = True
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it was asked for, after so many seconds at most."""
+        if not self.asked:
+            time.sleep(seconds)
+        return self.asked

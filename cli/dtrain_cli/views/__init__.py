@@ -19,6 +19,7 @@ def make_view(
     filters: Filters,
     fold: bool,
     on_broken_pipe: Callable[[], None],
+    live: bool = True,
 ) -> View:
     """The view that fits where the output goes; its thread runs from now on.
 
@@ -27,8 +28,8 @@ def make_view(
       header. (A pipe's reader, ``tee`` say, mostly writes to the same terminal, at the cursor.)
     - otherwise plain lines.
 
-    ``on_broken_pipe`` is called once, from another thread, when stdout or stderr has lost its
-    reader.
+    ``live`` may rule the header out. ``on_broken_pipe`` is called once, from another thread, when
+    stdout or stderr has lost its reader.
     """
 
     def display(broken: Callable[[OSError], None]) -> Display:
@@ -40,8 +41,8 @@ def make_view(
         from dtrain_cli.views.live import Live
         from dtrain_cli.views.plain import Plain
 
-        live = err.terminal and not out.pipe and os.environ.get("TERM", "dumb") != "dumb"
-        kind = Live if live else Plain
+        able = err.terminal and not out.pipe and os.environ.get("TERM", "dumb") != "dumb"
+        kind = Live if able and live else Plain
         return kind(out, err, fold=fold, color=(color(out), color(err)))
 
     return View(display, filters, on_broken_pipe)

@@ -145,7 +145,8 @@ class View:
         self._call(skip)
 
     def progress(self, host: str, report: Progress) -> None:
-        self._call(lambda: self._display.progress(host, report))
+        if not self._hurry:
+            self._call(lambda: self._display.progress(host, report))
 
     def output(self, stream: Stream, size: int) -> None:
         if self._hurry or not self._filters.show(stream):

@@ -126,8 +126,8 @@ class RunFolder:
                 # It may only be somebody who looks, as `in_charge` does.
                 time.sleep(0.01)
                 continue
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+            # Of one length, so that nobody reads the end of an older number, or nothing.
+            os.pwrite(fd, b"%-20d\n" % os.getpid(), 0)
             return Claim(fd)
         os.close(fd)
         return None
@@ -157,19 +157,15 @@ class RunFolder:
         return self.path / "journal.jsonl"
 
     def sizes(self, plan: LaunchPlan) -> dict[Stream, int]:
-        """Every stream of the run that is here, with its bytes."""
+        """Every stream of this attempt that is here, with its bytes."""
         found: dict[Stream, int] = {}
-        for part in plan.hosts:
-            try:
-                paths = sorted((self.logs / part.host.name).iterdir())
-            except OSError:
-                continue
-            for path in paths:
+        for folder in sorted(self.logs.glob("*/")):
+            for path in sorted(folder.iterdir()):
                 if _STREAM_NAME.fullmatch(path.name):
                     role, _, index = path.stem.rpartition("-")
                     ranked = plan.job.framework == "torch" and role in ("worker", "rank")
                     stream = self.stream(
-                        part.host.name,
+                        folder.name,
                         path.name,
                         role="worker" if role == "rank" else role,
                         index=int(index),

@@ -88,8 +88,6 @@ LEAST_FREE = 16 << 20
 """Bytes that must be free for a launch to begin."""
 START_WITHIN = 60.0
 """Seconds, besides the lease, that a prepared job waits for `start`."""
-GRACE = 10.0
-"""Seconds from TERM to KILL where nobody said otherwise."""
 PATIENCE = 10.0
 """Seconds of KILL before what is left counts as a survivor."""
 MAX_ERROR_FILE = 1 << 20
@@ -1057,6 +1055,7 @@ class Supervisor:
         self._prctl = load_prctl()
         self._subreaper = adopt_orphans(self._prctl)
         self._lease = float(request["lease"])
+        self._grace = float(request["grace"])
         self._heard = time.monotonic()
 
     def run(self) -> None:
@@ -1231,7 +1230,7 @@ class Supervisor:
             if not self._started:
                 self._give_up(RefusedError("agent", "stopped by " + signame).message)
                 return 0.0
-            self._stop("the supervisor got " + signame, GRACE)
+            self._stop("the supervisor got " + signame, self._grace)
         if not self._started:
             left = self._heard + START_WITHIN + self._lease - now
             if left <= 0:
@@ -1241,7 +1240,7 @@ class Supervisor:
             return max(left, 0.0)
         if self._sweep is None and not self._workers:
             # Everything has exited; what the workers left behind goes too.
-            self._begin_sweep(GRACE)
+            self._begin_sweep(self._grace)
         due: list[float] = []
         if self._sweep is not None:
             if now >= self._next_step:
@@ -1254,7 +1253,7 @@ class Supervisor:
         elif self._request["on_disconnect"] == "stop":
             left = self._heard + self._lease - now
             if left <= 0:
-                self._stop("no launcher for %g seconds" % self._lease, GRACE)
+                self._stop("no launcher for %g seconds" % self._lease, self._grace)
                 return 0.0
             due.append(self._heard + self._lease)
         torchruns = [worker for worker in self._workers.values() if worker.ranks is not None]
@@ -1410,7 +1409,7 @@ class Supervisor:
             elif op in ("abort", "stop", "kill"):
                 self._give_up({"type": "bye"})
         elif op == "stop":
-            grace = float(command.get("grace", GRACE))
+            grace = float(command.get("grace", self._grace))
             self._stop(str(command.get("reason") or "asked by the launcher"), grace)
         elif op == "stacks":
             self._tell_stacks(bool(command.get("abort")))

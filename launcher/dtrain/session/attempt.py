@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import queue
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from dtrain import hostlist, machine, restart
 from dtrain.cause import Failure, Report, alike, in_order_of_blame
@@ -24,11 +26,13 @@ from dtrain.diagnostics import (
     PortBusyError,
 )
 from dtrain.hang import compare, place, stack
-from dtrain.launchplan import LaunchPlan
+from dtrain.journal import Journal
+from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.logs.store import StorageError, tail
 from dtrain.logs.traceback import last_words
 from dtrain.machine import HostState, Outcome, Phase
 from dtrain.session.link import Link, Post, Run
+from dtrain.session.observer import Nobody
 
 STDERR_TAIL = 1 << 16
 SIGNAL_POLL = 0.2
@@ -113,6 +117,8 @@ class Attempt:
                 self._handle(self._next())
             if not self._left:
                 self._drain()
+            self._note_at = 0.0
+            self._note_sizes()
         except BaseException:
             for link in self._links.values():
                 link.kill()
@@ -157,6 +163,10 @@ class Attempt:
         if watchdog.silence is None or self._state.phase is not Phase.RUNNING:
             return False
         now = time.monotonic()
+        if not all(link.reachable for link in self._links.values()):
+            # It is the network that is silent.
+            self._watched_from, self._asked_at = now, None
+            return False
         if self._asked_at is None:
             heard = max(self._watched_from, *(link.heard for link in self._links.values()))
             if now >= heard + watchdog.silence:
@@ -193,8 +203,9 @@ class Attempt:
         if time.monotonic() < self._note_at:
             return
         self._note_at = time.monotonic() + BETWEEN_NOTES
+        logs = self._run.folder.logs.name
         sizes = {
-            f"{host}/{name}": size
+            f"{logs}/{host}/{name}": size
             for host, link in self._links.items()
             for name, size in link.received().items()
         }
@@ -247,6 +258,7 @@ class Attempt:
             case Phase.PREPARING | Phase.GIVING_UP:
                 notice(f"{self._why}: stopping before anything was started")
             case Phase.RUNNING:
+                self._run.journal.write(time.time(), "stopping", why=self._why)
                 notice(
                     f"{self._why}: stopping; workers get TERM, and KILL after {grace:g} s"
                     " (Ctrl-C again: now)"
@@ -279,6 +291,12 @@ class Attempt:
                 if post.problem is not None:
                     self.problems.append(post.problem)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended in a way that another attempt could mend."""
+        full = any(isinstance(problem, StorageError) for problem in self.problems)
+        return not full and self._state.outcome in (Outcome.WORKER_FAILED, Outcome.HOST_FAILED)
+
     def ending(self) -> restart.Attempt:
         """How it ended, for whoever decides whether there is another attempt."""
         failures = in_order_of_blame(self._failures)
@@ -292,14 +310,26 @@ class Attempt:
             step=max(steps, default=None),
             culprit=failures[0].host if failures else None,
             lost=frozenset(lost | unreachable | faulty),
+            seconds=max(0.0, time.monotonic() - self._watched_from) if self._ran else 0.0,
         )
 
     def stragglers(self) -> list[Link]:
         """Hosts that may still run some of it. Each is told to end it as soon as it is back."""
         lost = [host for host, now in self._state.hosts.items() if now is HostState.LOST]
-        for host in lost:
-            self._links[host].linger()
-        return [self._links[host] for host in lost]
+        parts = {part.host.name: part for part in self._run.plan.hosts}
+        return [self.straggler(parts[host]) for host in lost if not self._links[host].clean]
+
+    def straggler(self, part: HostPlan) -> Link:
+        """A new link to a host, that does nothing but try to end what it has of this attempt.
+
+        It tells nobody: the host may well have a part in the next attempt.
+        """
+        nobody = replace(
+            self._run, observer=Nobody(), journal=Journal(Path(os.devnull)), post=lambda post: None
+        )
+        link = Link(nobody, part)
+        link.linger()
+        return link
 
     # The report --------------------------------------------------------------------------------
 
@@ -321,8 +351,6 @@ class Attempt:
                 f"{hostlist.fold(unexplained)}: did not say that the job's processes are gone"
             )
         hints = [hint for _, hint in told if hint]
-        if unexplained:
-            hints.append("`dtrain stop RUN` ends what may be left there, once it can be reached")
         hints += [failure.hint for failure in failures[:1] if failure.hint]
         if self._hang and outcome is Outcome.WORKER_FAILED:
             problems += self._where()
@@ -337,7 +365,6 @@ class Attempt:
             failures=failures,
             problems=tuple(problems),
             hint="\n".join(dict.fromkeys(hints)),
-            lost=tuple(lost),
         )
 
     def _reason(self, outcome: Outcome, failures: tuple[Failure, ...]) -> str:

@@ -6,31 +6,33 @@ and journal, who asked for the end, and where the next attempt goes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
 import secrets
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from dtrain import restart
+from dtrain import hostlist, restart
 from dtrain.cause import Report
-from dtrain.diagnostics import ExitCode
+from dtrain.diagnostics import DtrainError, ExitCode
 from dtrain.journal import Journal, JournalReader
-from dtrain.launchplan import LaunchPlan
-from dtrain.logs.store import RunFolder, storage_error
+from dtrain.launchplan import HostPlan, LaunchPlan
+from dtrain.logs.store import RunFolder, StorageError, storage_error
 from dtrain.record import Record, Request
 from dtrain.session.attempt import Attempt
 from dtrain.session.link import Link, Post, Run
 from dtrain.session.observer import Observer
+from dtrain.spec.model import ClusterFile
 from dtrain.sync import Tree, scan
 from dtrain.transport.contract import Transport
 
 PORTS_TO_TRY = 10
+CLEAN_POLL = 0.2
 PORT_STEP = 64
 """Distance to the next port to try; more than the tasks that one host is likely to run."""
 
@@ -74,7 +76,9 @@ class Session:
         self._hung_up = False
         self._left = False
         self._why = ""
-        self._roused = threading.Event()
+        # Unlike an Event's, its lock can be taken in a signal handler.
+        self._roused: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._has_run = False
 
     def interrupt(self, why: str) -> None:
         """Ask the launch to end; a second time, to end at once. Safe in a signal handler.
@@ -101,7 +105,7 @@ class Session:
     def leave(self) -> None:
         """Go, and let the job go on. Safe in a signal handler."""
         self._left = True
-        self._roused.set()
+        self._roused.put(None)
         if self._attempt is not None:
             self._attempt.leave()
 
@@ -111,7 +115,7 @@ class Session:
         return self._hung_up or self._left or self._asked > 0
 
     def _pass_on(self) -> None:
-        self._roused.set()
+        self._roused.put(None)
         if self._attempt is not None:
             self._attempt.interrupt(self._why)
 
@@ -122,9 +126,7 @@ class Session:
         the folder to send cannot be read; nothing has been started then.
         """
         begun = time.time()
-        sync = self._spec.job.sync
-        base = self._request.base
-        tree = scan(base / Path(sync.source).expanduser(), sync.exclude) if sync else None
+        tree = _tree(self._request, self._spec)
         name = _run_name(self._spec.name)
         folder = RunFolder.create(name)
         claim = folder.claim()
@@ -157,6 +159,8 @@ class Session:
         life.journal.write(time.time(), "attached", pid=os.getpid())
         for stream, size in folder.sizes(plan).items():
             self._observer.skip(stream, size)
+        if not self.interrupted and (why := _was_stopped(folder)):
+            self.interrupt(why)
         attempt = self._prepare(life, plan, movable_port=False)
         return self._see_through(life, attempt.take_up(_received(folder, plan)), attempt)
 
@@ -164,33 +168,110 @@ class Session:
 
     def _see_through(self, life: _Life, report: Report, attempt: Attempt) -> Report:
         """Start the job again where it has failed and that was asked for; how it ends at last."""
-        history: list[restart.Attempt] = []
-        while report.exit_code in (ExitCode.JOB_FAILED, ExitCode.NODE_FAILED):
-            if self.interrupted:
+        history = _past(life.folder)
+        try:
+            while not self._left:
+                self._linger(life, attempt)
+                if self.interrupted or not attempt.has_failed:
+                    break
+                history.append(attempt.ending())
+                decision = self._decide(life, history)
+                if isinstance(decision, restart.GiveUp):
+                    if decision.why:
+                        self._tell(life, f"not started again: {decision.why}")
+                    break
+                life.journal.write(
+                    time.time(), "failed", attempt=history[-1].as_json(), **asdict(report)
+                )
+                for problem in report.problems:
+                    self._tell(life, problem)
+                self._tell(life, _what_next(report, decision, life.record.attempt + 1))
+                if self._is_roused(decision.delay):
+                    report = replace(report, exit_code=ExitCode.INTERRUPTED, reason=self._why)
+                    break
+                self._move_on(life, decision)
+                report, attempt = self._start(life)
+        except StorageError as error:
+            report = replace(report, problems=(*report.problems, error.message), hint=error.hint)
+        finally:
+            for link in self._stragglers:
+                link.close()
+        return self._finish(life, report)
+
+    def _decide(
+        self, life: _Life, history: list[restart.Attempt]
+    ) -> restart.Again | restart.GiveUp:
+        spares = [host.name for host in life.record.spec().cluster.spares]
+        decision = restart.decide(self._spec.job.restart, history, spares)
+        if isinstance(decision, restart.GiveUp):
+            return decision
+        if life.secrets is None:
+            return restart.GiveUp("this environment does not have all of job.secrets")
+        if life.tree is None and self._spec.job.sync is not None:
+            try:
+                life.tree = _tree(self._request, self._spec)
+            except DtrainError as error:
+                return restart.GiveUp(error.message)
+        return decision
+
+    def _linger(self, life: _Life, attempt: Attempt) -> None:
+        """Keep after the hosts that may still run some of an attempt, until the run is over."""
+        for link in attempt.stragglers():
+            self._stragglers.append(link)
+            life.record = replace(
+                life.record, stray=(*life.record.stray, (link.host, life.record.attempt))
+            )
+
+    def clean(self, record: Record, folder: RunFolder) -> bool:
+        """End what a run that is over may have left on hosts that could not be reached then.
+
+        Whether nothing is left now; hosts have ``job.restart.node_timeout`` to be reached.
+        """
+        life = _Life(record, folder, Journal(folder.journal), None, {}, record.started)
+        hosts = {host.name: host for host in self._spec.cluster.hosts + self._spec.cluster.spares}
+        for name, number in record.stray:
+            then = replace(record, attempt=number)
+            part = HostPlan(hosts[name], 0, {}, (), "~")
+            attempt = self._prepare(replace(life, record=then), record.plan(), movable_port=False)
+            self._stragglers.append(attempt.straggler(part))
+        until = time.monotonic() + self._spec.job.restart.node_timeout
+        told = False
+        while not self._all_over() and time.monotonic() < until:
+            if self._is_roused(CLEAN_POLL):
                 break
-            history.append(attempt.ending())
-            spares = [host.name for host in life.record.spec().cluster.spares]
-            decision = restart.decide(self._spec.job.restart, history, spares)
-            if isinstance(decision, restart.Again) and life.secrets is None:
-                names = ", ".join(self._spec.job.secrets)
-                decision = restart.GiveUp(f"this environment does not have {names}")
-            if isinstance(decision, restart.GiveUp):
-                if decision.why:
-                    self._tell(life, f"not started again: {decision.why}")
-                break
-            life.journal.write(time.time(), "failed", **asdict(report))
-            for problem in report.problems:
-                self._tell(life, problem)
-            self._tell(life, _what_next(report, decision, life.record.attempt + 1))
-            if self._roused.wait(decision.delay):
-                report = replace(report, exit_code=ExitCode.INTERRUPTED, reason=self._why)
-                break
-            self._stragglers += attempt.stragglers()
-            self._move_on(life, decision)
-            report, attempt = self._start(life)
+            if not told and time.monotonic() > until - self._spec.job.restart.node_timeout + 3:
+                told = True
+                waiting = [link.host for link in self._stragglers if not link.over]
+                self._tell(life, f"{hostlist.fold(waiting)} cannot be reached yet; trying on")
         for link in self._stragglers:
             link.close()
-        return self._finish(life, report)
+        self._strays_left(life)
+        life.journal.write(time.time(), "cleaned", left=[host for host, _ in life.record.stray])
+        return not life.record.stray
+
+    def _all_over(self) -> bool:
+        return all(link.over for link in self._stragglers)
+
+    def _strays_left(self, life: _Life) -> None:
+        """Keep in the record who has not been cleaned."""
+        left = {link.host for link in self._stragglers if not link.over}
+        stray = tuple((host, number) for host, number in life.record.stray if host in left)
+        life.record = replace(life.record, stray=stray)
+        with contextlib.suppress(OSError):
+            life.record.save(life.folder.path)
+
+    def _is_roused(self, seconds: float) -> bool:
+        """Whether somebody asks for the end within so many seconds."""
+        try:
+            self._roused.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        return True
+
+    def _begins(self, run: str) -> None:
+        if not self._has_run:
+            self._has_run = True
+            self._on_running(run)
 
     def _move_on(self, life: _Life, decision: restart.Again) -> None:
         """To the next attempt."""
@@ -233,7 +314,7 @@ class Session:
             tensorboard="DTRAIN_TENSORBOARD" in plan.job.env,
             post=posts.put,
         )
-        attempt = Attempt(run, posts, lambda: self._on_running(life.record.run))
+        attempt = Attempt(run, posts, lambda: self._begins(life.record.run))
         self._attempt = attempt
         if self._left:
             attempt.leave()
@@ -253,6 +334,16 @@ class Session:
 
     def _finish(self, life: _Life, report: Report) -> Report:
         seconds = time.time() - life.begun
+        if not self._left:
+            self._strays_left(life)
+            if names := dict.fromkeys(host for host, _ in life.record.stray):
+                text = f"{hostlist.fold(names)}: something of this run may still be running there"
+                hint = f"`dtrain stop {life.record.run}` ends it, once it can be reached"
+                report = replace(
+                    report,
+                    problems=(*report.problems, text),
+                    hint="\n".join(filter(None, [report.hint, hint])),
+                )
         report = replace(report, seconds=max(0.0, seconds), logs=str(life.folder.path))
         if self._left:
             self._observer.left(life.record.run)
@@ -264,6 +355,34 @@ class Session:
     def _tell(self, life: _Life, notice: str) -> None:
         self._observer.notice(notice)
         life.journal.write(time.time(), "notice", text=notice)
+
+
+def _tree(request: Request, spec: ClusterFile) -> Tree | None:
+    """What is to be sent to every host. Raises DtrainError where it cannot be read."""
+    sync = spec.job.sync
+    if sync is None:
+        return None
+    return scan(request.base / Path(sync.source).expanduser(), sync.exclude)
+
+
+def _past(folder: RunFolder) -> list[restart.Attempt]:
+    """How earlier attempts of this run ended, also those that another process saw."""
+    return [
+        restart.Attempt.from_json(event["attempt"])
+        for event in JournalReader(folder.journal).read()
+        if event["event"] == "failed"
+    ]
+
+
+def _was_stopped(folder: RunFolder) -> str:
+    """Why the attempt that runs was asked to end before, if it was."""
+    why = ""
+    for event in JournalReader(folder.journal).read():
+        if event["event"] in ("started", "attempt"):
+            why = ""
+        elif event["event"] == "stopping":
+            why = event["why"]
+    return why
 
 
 def _what_next(report: Report, decision: restart.Again, attempt: int) -> str:

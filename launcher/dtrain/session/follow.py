@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ class Follower:
     """Tells an observer what the run's journal and logs say."""
 
     def __init__(self, folder: RunFolder, record: Record, observer: Observer) -> None:
-        self._folder = folder
+        self._folder = replace(folder, attempt=record.attempt)
         self._record = record
         self._plan = record.plan()
         self._observer = observer
@@ -32,16 +32,14 @@ class Follower:
         """How the run ended, once it has."""
         observer.attached(record.run, self._plan, str(folder.path))
 
-    def follow(self, until: threading.Event) -> Report | None:
-        """Tell of all that happens until the run is over; None when ``until`` was set, or the
-        process in charge has gone, before that."""
-        while not until.is_set():
+    def follow(self, wait: Callable[[float], bool]) -> Report | None:
+        """Tell of all that happens until the run is over; None when the process in charge has
+        gone before that, or ``wait``, which waits for so many seconds, says that it is enough."""
+        while True:
             in_charge = self._folder.in_charge()
             self.look()
-            if self.report is not None or in_charge is None:
-                break
-            until.wait(POLL)
-        return self.report
+            if self.report is not None or in_charge is None or wait(POLL):
+                return self.report
 
     def skip(self) -> None:
         """Show only what comes from now on, and how things stand."""
@@ -50,8 +48,8 @@ class Follower:
             match event["event"]:
                 case "host":
                     states[event["host"]] = event
-                case "finished":
-                    self._tell(event)
+                case "attempt":
+                    states.clear()
         for event in states.values():
             self._tell(event)
         for stream, size in self._folder.sizes(self._plan).items():
@@ -94,7 +92,6 @@ def read_report(event: dict[str, Any]) -> Report:
         hint=event["hint"],
         seconds=event["seconds"],
         logs=event["logs"],
-        lost=tuple(event["lost"]),
     )
 
 

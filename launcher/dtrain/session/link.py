@@ -46,6 +46,8 @@ from dtrain.transport.contract import Connection, RemoteProcess, Transport
 
 PING_SECONDS = 5.0
 RECONNECT_DELAY, RECONNECT_DELAY_MOST = 0.25, 5.0
+BETWEEN_REPORTS = 10.0
+"""Seconds from one report of progress in the journal to the next."""
 LAST_ORDERS = 1.0
 """Seconds that orders given just before the end have to get onto the wire."""
 
@@ -104,6 +106,8 @@ class Link:
     def __init__(self, run: Run, part: HostPlan) -> None:
         self.host = part.host.name
         self.synced: SyncResult | None = None
+        self.clean = False
+        """Whether nothing is left there, though nobody knows how it ended."""
         self.heard = 0.0
         """When a worker last wrote or told something (`time.monotonic`)."""
         self.stacks: dict[str, str] = {}
@@ -129,6 +133,7 @@ class Link:
         self._cut_at: float | None = None
         self._delay = RECONNECT_DELAY
         self._pause = threading.Event()
+        self._journal_at = 0.0
         self._journaled = 0
         """How far the host's events are in the journal already."""
         self._clock_offset = math.inf
@@ -195,15 +200,21 @@ class Link:
         self._over(machine.Ended(self.host))
 
     def linger(self) -> None:
-        """After the run has given this host up: go on trying to reach it, to end what it has."""
-        with self._lock:
-            self._lingering, self._closed = True, False
-        self._pause.clear()
+        """Instead of `begin`: keep trying to reach the host, for as long as it takes, only to end
+        what it has of the run."""
+        self._lingering = True
         self._standing = {"op": "kill"}
-        self._attached = True
-        self._reader, self._writer = self._threads()
-        self._reader.start()
-        self._writer.start()
+        self.attach({})
+
+    @property
+    def over(self) -> bool:
+        """Whether the host has told how it ended."""
+        return self._stage is Stage.OVER
+
+    @property
+    def reachable(self) -> bool:
+        """Whether it is not known to be cut off."""
+        return self._cut_at is None
 
     def close(self) -> None:
         """Let go of the host, whatever it is doing, once the orders given are on their way."""
@@ -355,6 +366,7 @@ class Link:
             ],
             "ports": list(part.ports),
             "route_to": part.route_to,
+            "grace": job.grace,
             "on_disconnect": job.on_disconnect,
             "lease": job.lease,
         }
@@ -495,7 +507,7 @@ class Link:
     # What a relay sends ------------------------------------------------------------------------
 
     def _keep(self, frame: protocol.Data) -> None:
-        if self._full:
+        if self._full or self._lingering:
             return
         if frame.stream not in self._streams:
             raise protocol.ProtocolError(f"data of an unknown stream ({frame.stream})")
@@ -560,7 +572,11 @@ class Link:
                 self._happened(body["event"])
             case "progress":
                 self._offsets[body["name"]] = int(body["offset"])
-                self._said(body["name"].removesuffix(".progress"), body["said"])
+                # A worker's own words: what is wrong with them is no fault of the relay's.
+                with contextlib.suppress(
+                    KeyError, TypeError, ValueError, OverflowError, AttributeError
+                ):
+                    self._said(body["name"].removesuffix(".progress"), body["said"])
             case "lost":
                 self._told_all = True
                 self._over(machine.Lost(self.host), self._died(body))
@@ -571,13 +587,19 @@ class Link:
         self.heard = time.monotonic()
         match said.get("event"):
             case "progress":
-                report = Progress.read(process, said)
-                self.step = report.step
-                run.observer.progress(self.host, report)
-                if process == speaker(run.plan):
-                    run.journal.write(time.time(), "progress", process=process, said=said)
+                self._progressed(process, said)
             case "tensorboard" if run.tensorboard and self._tensorboard is None:
                 self._show_tensorboard(int(said["port"]))
+
+    def _progressed(self, process: str, said: dict[str, Any]) -> None:
+        run = self._run
+        report = Progress.read(process, said)
+        self.step = report.step
+        run.observer.progress(self.host, report)
+        due = self.heard >= self._journal_at or report.step == report.total
+        if due and process == speaker(run.plan):
+            self._journal_at = self.heard + BETWEEN_REPORTS
+            run.journal.write(time.time(), "progress", process=process, said=said)
 
     def _show_tensorboard(self, port: int) -> None:
         if self._part.host.transport != "local":
@@ -596,6 +618,7 @@ class Link:
     def _died(self, body: dict[str, Any]) -> PrepareError:
         if survivors := body.get("survivors"):
             return self._undying(survivors)
+        self.clean = True
         return PrepareError(
             self.host,
             "running the job",
@@ -613,6 +636,8 @@ class Link:
         )
 
     def _happened(self, event: dict[str, Any]) -> None:
+        if self._lingering:
+            return
         self._compare_clocks(event["time"])
         match event["event"]:
             case "exited":

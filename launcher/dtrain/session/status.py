@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dtrain.cause import Report
-from dtrain.diagnostics import UsageError
+from dtrain.diagnostics import DtrainError
 from dtrain.journal import JournalReader
 from dtrain.logs.store import RunFolder
 from dtrain.progress import Progress
@@ -50,9 +50,13 @@ class RunStatus:
 def status(folder: RunFolder) -> RunStatus | None:
     """None for a folder that this version cannot read a run in."""
     try:
-        record = Record.load(folder.path)
-    except UsageError:
+        return _status(folder)
+    except (DtrainError, KeyError, TypeError, ValueError):
         return None
+
+
+def _status(folder: RunFolder) -> RunStatus:
+    record = Record.load(folder.path)
     plan = record.plan()
     hosts = {part.host.name: HostStatus("", record.started) for part in plan.hosts}
     progress: Progress | None = None
