@@ -21,8 +21,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=(
-        "Exit codes: 0 done, 1 the job failed, 2 usage or invalid file, 3 a node failed,"
-        " 70 internal error, 130 interrupted."
+        "Exit codes: 0 done, 1 the job failed, 2 usage or invalid file, 3 a node or the"
+        " preflight failed, 70 internal error, 130 interrupted."
     ),
 )
 
@@ -251,6 +251,27 @@ def plan(
             )
         )
     )
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="The cluster file.", metavar="FILE")],
+    rendezvous: Annotated[
+        bool,
+        typer.Option("--rendezvous", help="Also start a real process group, and end it again."),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Find what would make a job fail, hang or crawl, on all hosts at once; start nothing.
+
+    Runs the setup lines and imports the framework on every host, as a launch would. Exit code 3
+    says that a launch would fail, 0 that there is nothing worse than warnings.
+    """
+    from dtrain_cli.commands import check as command
+
+    text, exit_code = command.check(command.Options(file, rendezvous, json))
+    _print(text)
+    raise typer.Exit(exit_code)
 
 
 @app.command()

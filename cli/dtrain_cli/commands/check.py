@@ -1,0 +1,88 @@
+"""`dtrain check`: what would make a job fail, hang or crawl, before it is launched."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtrain.check import Evidence, Finding, Severity, judge
+from dtrain.diagnostics import ExitCode
+from dtrain.framing import clean
+from dtrain.launchplan import LaunchPlan, build
+from dtrain.spec.load import read
+from dtrain_cli import passphrase
+from dtrain_cli.sheet import stdout_paper
+from dtrain_cli.views import findings as view
+from dtrain_cli.views import names
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command line of `dtrain check`."""
+
+    file: Path
+    rendezvous: bool
+    json: bool
+
+
+def check(options: Options) -> tuple[str, ExitCode]:
+    """The findings as text for stdout, and the exit code. Ctrl-C ends it at once, and the hosts
+    clean up behind it."""
+    spec = read(options.file)
+    plan = build(spec, local_python=sys.executable)
+    begun = time.monotonic()
+    with _progress(f"checking {names.count(len(plan.hosts), 'host')} …"):
+        evidence, found = _look(plan, options)
+    seconds = time.monotonic() - begun
+    text = (
+        view.as_json(evidence, found)
+        if options.json
+        else view.as_text(evidence, found, seconds, stdout_paper())
+    )
+    fails = any(finding.severity is Severity.ERROR for finding in found)
+    return text, ExitCode.NODE_FAILED if fails else ExitCode.OK
+
+
+def _look(plan: LaunchPlan, options: Options) -> tuple[Evidence, tuple[Finding, ...]]:
+    # Session brings threads and transports, which `--help` has no use for.
+    from dtrain.session.preflight import THOROUGH, Preflight, over
+    from dtrain.transport.select import Transports
+
+    base = options.file.absolute().parent
+    asks = sys.stdin is not None and sys.stdin.isatty()
+    transport = Transports(base, _ask if asks else None, notice=_notice)
+    preflight = Preflight(plan, over(transport), base=base)
+    try:
+        evidence = preflight.look(THOROUGH)
+        return evidence, judge(evidence)
+    finally:
+        preflight.close()
+        transport.close()
+
+
+def _ask(prompt: str) -> str | None:
+    return passphrase.ask(prompt, cancelled=lambda: False)
+
+
+def _notice(text: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"dtrain: {clean(text)}\n")
+
+
+@contextmanager
+def _progress(text: str) -> Iterator[None]:
+    """``text`` on the terminal for as long as it takes."""
+    shown = sys.stderr is not None and sys.stderr.isatty()
+    if shown:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    try:
+        yield
+    finally:
+        if shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
