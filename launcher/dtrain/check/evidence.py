@@ -63,6 +63,16 @@ class HostFacts:
         return found
 
     @cached_property
+    def addresses(self) -> frozenset[str]:
+        """All IP addresses of the host, loopback left out."""
+        return frozenset(
+            address
+            for found in self.interfaces.values()
+            for address in found["addresses"]
+            if not is_loopback(address)
+        )
+
+    @cached_property
     def interface(self) -> str | None:
         """The interface for the job's traffic: the chosen one, or where most routes lead."""
         if self.chosen_interface is not None:

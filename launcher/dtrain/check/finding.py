@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, unique
 
+from dtrain import hostlist
+
 
 @unique
 class Severity(Enum):
@@ -15,6 +17,9 @@ class Severity(Enum):
     """The job would fail or hang."""
     WARNING = "warning"
     """The job may start, but will be slow, or fail under conditions that cannot be told now."""
+
+
+HOSTS = "{hosts}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,8 @@ class Finding:
     seen: str
     expected: str
     remedy: str
-    """A command to run, or a key of the cluster file to set."""
+    """A command to run, or a key of the cluster file to set. `HOSTS` in it stands for the hosts
+    of the finding, as ``cluster.overrides`` takes them."""
 
 
 def error(subject: str, hosts: Sequence[str], seen: str, expected: str, remedy: str) -> Finding:
@@ -47,9 +53,10 @@ def fold(findings: Iterable[Finding], order: Sequence[str]) -> tuple[Finding, ..
     hosts: dict[Finding, set[str]] = {}
     for finding in findings:
         hosts.setdefault(replace(finding, hosts=()), set()).update(finding.hosts)
-    folded = [
-        replace(finding, hosts=tuple(sorted(names, key=lambda name: place.get(name, len(place)))))
-        for finding, names in hosts.items()
-    ]
+    folded = []
+    for finding, names in hosts.items():
+        those = sorted(names, key=lambda name: place.get(name, len(place)))
+        remedy = finding.remedy.replace(HOSTS, hostlist.fold(those))
+        folded.append(replace(finding, hosts=tuple(those), remedy=remedy))
     severities = list(Severity)
     return tuple(sorted(folded, key=lambda one: (severities.index(one.severity), -len(one.hosts))))

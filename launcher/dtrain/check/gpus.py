@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dtrain import hostlist
 from dtrain.check.evidence import Evidence, Facts, HostFacts
-from dtrain.check.finding import Finding, error, warning
+from dtrain.check.finding import HOSTS, Finding, error, warning
 from dtrain.check.sizes import GIB, in_words
 from dtrain.check.skew import outliers
 
@@ -49,7 +49,7 @@ def _used(host: HostFacts) -> list[Facts]:
 def _there(host: HostFacts, found: Facts) -> Iterator[Finding]:
     wanted = host.part.host.gpus
     expected = f"GPUs {hostlist.fold(map(str, wanted))}, which the cluster file asks for"
-    key = f"cluster.overrides.{host.name}.gpus"
+    key = f"cluster.overrides.{HOSTS}.gpus"
     if "error" in found:
         if found.get("tool"):
             yield error(
@@ -208,7 +208,7 @@ def _alike(evidence: Evidence) -> Iterator[Finding]:
                 [host.name],
                 f"its GPUs are of {len(kinds)} kinds: {', '.join(sorted(kinds))}",
                 "one kind: the slowest and smallest sets the pace",
-                f"choose GPUs of one kind with cluster.overrides.{host.name}.gpus",
+                f"choose GPUs of one kind with cluster.overrides.{HOSTS}.gpus",
             )
         yield from _narrow(host, used)
     for outlier in outliers(models):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dtrain.check.evidence import Evidence, HostFacts, is_loopback
 from dtrain.check.finding import Finding, error, warning
@@ -15,7 +15,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.hosts:
         for peer in evidence.hosts:
             if peer is not host and (peer.machine is None or peer.machine != host.machine):
-                yield from _peer(host, peer)
+                yield from _peer(evidence, host, peer)
         seconds = host.fact("names").get("reverse_seconds", 0.0)
         if seconds > SLOW_REVERSE:
             first = evidence.plan.hosts[0].host
@@ -29,7 +29,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-def _peer(host: HostFacts, peer: HostFacts) -> Iterator[Finding]:
+def _peer(evidence: Evidence, host: HostFacts, peer: HostFacts) -> Iterator[Finding]:
     address = peer.part.host.address
     found = host.fact("names").get("hosts", {}).get(peer.name)
     if found is None:
@@ -54,3 +54,20 @@ def _peer(host: HostFacts, peer: HostFacts) -> Iterator[Finding]:
             f"an address that leads to {peer.name}",
             f"{override}{written}",
         )
+    elif other := leads_astray(evidence, peer, found["addresses"]):
+        yield error(
+            "names",
+            [host.name],
+            f"{address}, the address of {peer.name}, leads to {other}"
+            f" ({', '.join(found['addresses'])})",
+            f"an address that leads to {peer.name}",
+            f"{override}, or correct its entry in /etc/hosts there or in the name server",
+        )
+
+
+def leads_astray(evidence: Evidence, peer: HostFacts, addresses: Sequence[str]) -> str:
+    """The host that has all of ``addresses``, where ``peer`` has none of them; else empty."""
+    wanted = set(addresses)
+    if not wanted or wanted & peer.addresses:
+        return ""
+    return next((host.name for host in evidence.hosts if wanted <= host.addresses), "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dtrain.check.evidence import Evidence, HostFacts
-from dtrain.check.finding import Finding, error, warning
+from dtrain.check.finding import HOSTS, Finding, error, warning
 from dtrain.check.skew import outliers
 
 
@@ -20,7 +20,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 def _chosen(host: HostFacts, name: str) -> Iterator[Finding]:
     found = host.interfaces.get(name)
-    key = f"cluster.overrides.{host.name}.interface"
+    key = f"cluster.overrides.{HOSTS}.interface"
     if found is None:
         usable = [
             other for other, one in host.interfaces.items() if one["addresses"] and other != "lo"
@@ -38,7 +38,7 @@ def _chosen(host: HostFacts, name: str) -> Iterator[Finding]:
             [host.name],
             f"interface {name} is down",
             f"{name} is up and has an address",
-            f"sudo ip link set {name} up there, or set {key} to another one",
+            f"sudo ip link set {name} up there, or set {key} to another",
         )
     elif not found["addresses"]:
         yield error(

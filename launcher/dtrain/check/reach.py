@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from dtrain.check.evidence import Evidence, Facts
+from dtrain.check.evidence import Evidence, Facts, is_loopback
 from dtrain.check.finding import Finding, error
+from dtrain.check.names import leads_astray
 from dtrain.check.skew import folded
 
 Pair = tuple[str, str]
@@ -40,8 +41,11 @@ def _is_explained(evidence: Evidence, source: str, found: Facts) -> bool:
         return False
     names = evidence[source].fact("names").get("hosts", {})
     known = names.get(found["host"], {})
-    return "error" in known or any(
-        address.startswith("127.") or address == "::1" for address in known.get("addresses", ())
+    addresses = known.get("addresses", ())
+    return bool(
+        "error" in known
+        or any(map(is_loopback, addresses))
+        or leads_astray(evidence, evidence[found["host"]], addresses)
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dtrain.check.evidence import Evidence, Facts, HostFacts
 from dtrain.check.files import differing
-from dtrain.check.finding import Finding, error, warning
+from dtrain.check.finding import HOSTS, Finding, error, warning
 from dtrain.check.skew import outliers
 
 _FEW = 5
@@ -47,7 +47,7 @@ def _works(evidence: Evidence, host: HostFacts, answer: Facts) -> Iterator[Findi
             [host.name],
             f"{python} " + ("gave no answer in time" if late else f"does not run: {last}"),
             "the job's interpreter runs on every host",
-            f"set cluster.python (or cluster.overrides.{host.name}.python) to one that does",
+            f"set cluster.python (or cluster.overrides.{HOSTS}.python) to one that does",
         )
     elif answer.get("module_found") == {"found": False}:
         yield error(
@@ -71,7 +71,7 @@ def _python(evidence: Evidence) -> Iterator[Finding]:
             outlier.hosts,
             outlier.seen,
             "the same version everywhere: pickled objects and packages depend on it",
-            f"set cluster.overrides.{outlier.hosts[0]}.python to a {outlier.usual}",
+            f"set cluster.overrides.{HOSTS}.python to a {outlier.usual}",
         )
 
 

@@ -42,7 +42,7 @@ def _needed(host: HostFacts, name: str, found: Facts, remedy: str) -> Iterator[F
             [host.name],
             f"{where} cannot be written to: {found['not_writable']}",
             f"a launch can make files in {found['path']}",
-            f"sudo chown {host.fact('machine').get('user', '$USER')} {where} there, or {remedy}",
+            f"{_let_write(host, found)}, or {remedy}",
         )
     elif found["free"] < LEAST_FREE or _few_inodes(found):
         yield error(
@@ -52,18 +52,23 @@ def _needed(host: HostFacts, name: str, found: Facts, remedy: str) -> Iterator[F
         yield warning(name, [host.name], _left(found), "1 GiB at least", f"free some, or {remedy}")
 
 
+def _let_write(host: HostFacts, found: Facts) -> str:
+    if "read-only" in found["not_writable"]:
+        return f"sudo mount -o remount,rw {found['mount']} there (see why with `dmesg`)"
+    return f"sudo chown {host.fact('machine').get('user', '$USER')} {found['nearest']} there"
+
+
 def _wanted(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
     """A folder that only the job's own code may want to write to."""
     if not found["exists"] and name == "job.workdir":
         return  # said where the script is looked for
     if found["not_writable"]:
-        user = host.fact("machine").get("user", "$USER")
         yield warning(
             name,
             [host.name],
             f"{found['nearest']} cannot be written to: {found['not_writable']}",
             "the script can write there (checkpoints, temporary files)",
-            f"sudo chown {user} {found['nearest']} there, or have it write elsewhere",
+            f"{_let_write(host, found)}, or have it write elsewhere",
         )
     elif found["free"] < GIB or _few_inodes(found):
         yield warning(name, [host.name], _left(found), "1 GiB and 1000 inodes free", "free some")
