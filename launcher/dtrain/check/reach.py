@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from dtrain.check.evidence import Evidence, Facts, is_loopback
 from dtrain.check.finding import Finding, error
@@ -63,35 +64,74 @@ def _others_answer(wrong: Iterable[Facts]) -> Iterator[Finding]:
 
 
 def _stalled(evidence: Evidence, stalled: list[tuple[str, Facts]]) -> Iterator[Finding]:
-    for source, found in stalled:
-        name = evidence[source].interface or "the interface"
+    pairs = {(source, found["host"]): found["mss"] for source, found in stalled}
+    for group in _groups([host.name for host in evidence.hosts], pairs):
+        name = evidence[group.firsts[0]].interface or "the interface"
         yield error(
             "mtu",
-            [source, found["host"]],
-            f"{source} connects to {found['host']}, but large packets do not arrive"
-            f" (segments of {found['mss']} bytes)",
+            group.hosts,
+            f"connections between {group} are made, but large packets do not arrive"
+            f" (segments of {pairs[group.example]} bytes)",
             "packets of every size pass",
-            f"set one MTU on both and on the switch between them: sudo ip link set dev {name}"
-            " mtu 1500; and let ICMP pass",
+            "set one MTU on these hosts and on the switches between them, such as"
+            f" `sudo ip link set dev {name} mtu 1500`, and let ICMP pass",
         )
 
 
 def _blocked(evidence: Evidence, blocked: Mapping[Pair, str]) -> Iterator[Finding]:
-    """Each pair once; a host that fails with all others by itself."""
-    pairs = {frozenset(pair) for pair in blocked}
-    names = [host.name for host in evidence.hosts]
+    for group in _groups([host.name for host in evidence.hosts], blocked):
+        first, second = group.example
+        there = evidence[second].part.host.address
+        here = evidence[first].part.host.address
+        one_way = (second, first) not in blocked and group.seconds
+        yield error(
+            "network",
+            group.hosts,
+            f"no TCP connection between {group}: {first} dialed {blocked[group.example]}"
+            + (f"; {second} reaches {first}" if one_way else ""),
+            "every host reaches every other at all TCP ports: gloo and NCCL choose them freely",
+            "let TCP pass between them in the hosts' firewalls and in the cloud's security group;"
+            f" with ufw on {second}: sudo ufw allow from {here}; on {first}: sudo ufw allow from"
+            f" {there}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Hosts of which each fails with each of some others."""
+
+    firsts: tuple[str, ...]
+    seconds: tuple[str, ...]
+    """Empty where ``firsts`` fail with all others."""
+    example: Pair
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return self.firsts + self.seconds
+
+    def __str__(self) -> str:
+        there = folded(self.seconds) if self.seconds else "any other host"
+        return f"{folded(self.firsts)} and {there}"
+
+
+def _groups(names: Sequence[str], failed: Collection[Pair]) -> Iterator[_Group]:
+    """The failing pairs, either way, as few groups: hosts that fail with all others first."""
+    pairs = {frozenset(pair) for pair in failed}
+
+    def example(first: str, others: Iterable[str]) -> Pair:
+        both = [pair for other in others for pair in ((first, other), (other, first))]
+        return next(pair for pair in both if pair in failed)
+
     alone = [
         name
         for name in names
         if len(names) > 2 and all({name, other} in pairs for other in names if other != name)
     ]
-    # Where nobody reaches anybody no host is special.
     if len(alone) == len(names):
-        yield _unreached(names, "no host reaches any other", blocked[next(iter(blocked))], "")
+        yield _Group(tuple(alone), (), example(alone[0], alone[1:]))
         return
     for name in alone:
-        reasons = [reason for pair, reason in blocked.items() if name in pair]
-        yield _unreached([name], f"no other host reaches {name}, or it none", reasons[0], name)
+        yield _Group((name,), (), example(name, [other for other in names if other != name]))
     partners: dict[str, set[str]] = defaultdict(set)
     for pair in pairs:
         if not pair & set(alone):
@@ -100,28 +140,9 @@ def _blocked(evidence: Evidence, blocked: Mapping[Pair, str]) -> Iterator[Findin
     groups: dict[frozenset[str], list[str]] = defaultdict(list)
     for first in sorted(partners, key=names.index):
         groups[frozenset(partners[first])].append(first)
-    for seconds, firsts in groups.items():
-        those = sorted(seconds, key=names.index)
-        first, second = firsts[0], those[0]
-        forth, back = blocked.get((first, second)), blocked.get((second, first))
-        here, there = folded(firsts), folded(those)
-        if forth and back:
-            said = f"{here} and {there} do not reach each other"
-        else:
-            said = f"{here} does not reach {there}" if forth else f"{there} does not reach {here}"
-        address = evidence[firsts[0]].part.host.address
-        yield _unreached([*firsts, *those], said, forth or back or "", address)
-
-
-def _unreached(hosts: list[str], said: str, reason: str, source: str) -> Finding:
-    rule = f" on the other (with ufw: sudo ufw allow from {source})" if source else ""
-    return error(
-        "network",
-        hosts,
-        f"{said} ({reason})",
-        "every host reaches every other at all TCP ports: gloo and NCCL choose them freely",
-        f"allow TCP between these hosts in their firewalls and in the cloud's security group{rule}",
-    )
+    for others, firsts in groups.items():
+        seconds = tuple(sorted(others, key=names.index))
+        yield _Group(tuple(firsts), seconds, example(firsts[0], seconds))
 
 
 def _ports(failed: Mapping[tuple[str, int], Mapping[str, str]]) -> Iterator[Finding]:
