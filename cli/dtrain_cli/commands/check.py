@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dtrain.check import Evidence, Finding, Severity, judge
@@ -33,6 +33,10 @@ def check(options: Options) -> tuple[str, ExitCode]:
     """The findings as text for stdout, and the exit code. Ctrl-C ends it at once, and the hosts
     clean up behind it."""
     spec = read(options.file)
+    if options.rendezvous:
+        # What is rehearsed is each rank by itself, whoever will start it.
+        direct = replace(spec.job.rendezvous, backend="direct")
+        spec = replace(spec, job=replace(spec.job, rendezvous=direct))
     plan = build(spec, local_python=sys.executable)
     begun = time.monotonic()
     with _progress(f"checking {names.count(len(plan.hosts), 'host')} …"):
@@ -58,6 +62,8 @@ def _look(plan: LaunchPlan, options: Options) -> tuple[Evidence, tuple[Finding, 
     preflight = Preflight(plan, over(transport), base=base)
     try:
         evidence = preflight.look(THOROUGH)
+        if options.rendezvous:
+            evidence = preflight.rehearse(evidence)
         return evidence, judge(evidence)
     finally:
         preflight.close()

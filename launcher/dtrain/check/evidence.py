@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -98,6 +98,8 @@ class Evidence:
     """Why the others did not."""
     script_in_source: bool | None = None
     """Whether the folder that ``job.sync`` would send holds the script; None if nothing is sent."""
+    rehearsal: Mapping[str, tuple[Facts, ...]] = field(default_factory=dict)
+    """What the ranks or tasks of each host said of a rehearsal; empty if there was none."""
 
     def __getitem__(self, name: str) -> HostFacts:
         return next(host for host in self.hosts if host.name == name)

@@ -65,7 +65,7 @@ def _others_answer(wrong: Iterable[Facts]) -> Iterator[Finding]:
 
 def _stalled(evidence: Evidence, stalled: list[tuple[str, Facts]]) -> Iterator[Finding]:
     pairs = {(source, found["host"]): found["mss"] for source, found in stalled}
-    for group in _groups([host.name for host in evidence.hosts], pairs):
+    for group in groups([host.name for host in evidence.hosts], pairs):
         name = evidence[group.firsts[0]].interface or "the interface"
         yield error(
             "mtu",
@@ -79,7 +79,7 @@ def _stalled(evidence: Evidence, stalled: list[tuple[str, Facts]]) -> Iterator[F
 
 
 def _blocked(evidence: Evidence, blocked: Mapping[Pair, str]) -> Iterator[Finding]:
-    for group in _groups([host.name for host in evidence.hosts], blocked):
+    for group in groups([host.name for host in evidence.hosts], blocked):
         first, second = group.example
         there = evidence[second].part.host.address
         here = evidence[first].part.host.address
@@ -97,7 +97,7 @@ def _blocked(evidence: Evidence, blocked: Mapping[Pair, str]) -> Iterator[Findin
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class Group:
     """Hosts of which each fails with each of some others."""
 
     firsts: tuple[str, ...]
@@ -114,7 +114,7 @@ class _Group:
         return f"{folded(self.firsts)} and {there}"
 
 
-def _groups(names: Sequence[str], failed: Collection[Pair]) -> Iterator[_Group]:
+def groups(names: Sequence[str], failed: Collection[Pair]) -> Iterator[Group]:
     """The failing pairs, either way, as few groups: hosts that fail with all others first."""
     pairs = {frozenset(pair) for pair in failed}
 
@@ -128,21 +128,21 @@ def _groups(names: Sequence[str], failed: Collection[Pair]) -> Iterator[_Group]:
         if len(names) > 2 and all({name, other} in pairs for other in names if other != name)
     ]
     if len(alone) == len(names):
-        yield _Group(tuple(alone), (), example(alone[0], alone[1:]))
+        yield Group(tuple(alone), (), example(alone[0], alone[1:]))
         return
     for name in alone:
-        yield _Group((name,), (), example(name, [other for other in names if other != name]))
+        yield Group((name,), (), example(name, [other for other in names if other != name]))
     partners: dict[str, set[str]] = defaultdict(set)
     for pair in pairs:
         if not pair & set(alone):
             first, second = sorted(pair, key=names.index)
             partners[first].add(second)
-    groups: dict[frozenset[str], list[str]] = defaultdict(list)
+    by_partners: dict[frozenset[str], list[str]] = defaultdict(list)
     for first in sorted(partners, key=names.index):
-        groups[frozenset(partners[first])].append(first)
-    for others, firsts in groups.items():
+        by_partners[frozenset(partners[first])].append(first)
+    for others, firsts in by_partners.items():
         seconds = tuple(sorted(others, key=names.index))
-        yield _Group(tuple(firsts), seconds, example(firsts[0], seconds))
+        yield Group(tuple(firsts), seconds, example(firsts[0], seconds))
 
 
 def _ports(failed: Mapping[tuple[str, int], Mapping[str, str]]) -> Iterator[Finding]:

@@ -49,6 +49,7 @@ AT_ONCE = 32
 """Connections that one host dials at a time."""
 MAX_OUTPUT = 4 << 20
 
+LISTENING: list[socket.socket] = []
 CHILDREN: set[int] = set()
 """Process groups that were started here and may still run."""
 
@@ -618,6 +619,7 @@ class Listener:
             for sock in made:
                 sock.close()
             raise
+        LISTENING.extend(made)
         for sock in made:
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
         return port
@@ -641,6 +643,15 @@ class Listener:
                     return
                 left -= len(data)
             peer.sendall(b".")
+
+
+def stop_listening() -> None:
+    """Free the job's ports. A thread that accepts keeps a socket open until it is shut down."""
+    while LISTENING:
+        sock = LISTENING.pop()
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        sock.close()
 
 
 def ports(request: Json, listener: Listener) -> Json:
@@ -947,6 +958,7 @@ def answer(order: Json) -> Json:
         return gather(order)
     if order["op"] == "dial":
         return {"dialed": dial(order)}
+    stop_listening()
     return guarded(lambda order: in_job(order, order["argv"], order["limit"]), order)
 
 

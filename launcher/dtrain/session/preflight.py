@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dtrain.check import Evidence, Finding, HostFacts, judge
+from dtrain.check.evidence import Facts
 from dtrain.diagnostics import ConnectError, NodeError, PrepareError
 from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.node.boot import TOO_OLD, boot_command
@@ -35,6 +36,7 @@ DIAL_SECONDS = 4.0
 INTERPRETER_SECONDS = 180.0
 """How long setup and the import of a framework may take, cold caches and file servers included."""
 QUICK_SECONDS = 10.0
+REHEARSAL_SECONDS = 240.0
 
 QUICK = ("machine", "script", "names", "network", "storage", "interpreter")
 ALL = (*QUICK, "memory", "leftovers", "infiniband", "gpus")
@@ -173,6 +175,63 @@ class Preflight:
             script_in_source=self._script_in_source(),
         )
 
+    def rehearse(self, evidence: Evidence) -> Evidence:
+        """Start a real process group (for TensorFlow, its servers) on all hosts that answered,
+        with the job's own interpreter, and end it again."""
+        if len(evidence.hosts) < len(self._plan.hosts):
+            return evidence  # a group without them would tell nothing
+        tensorflow = self._plan.job.framework == "tensorflow"
+        name = "rehearsal_tensorflow.py" if tensorflow else "rehearsal.py"
+        source = resources.files("dtrain.node").joinpath(name).read_text()
+        first_ranks = [part.processes[0].rank for part in self._plan.hosts if part.processes]
+
+        def act(host: HostFacts) -> tuple[Facts, ...]:
+            part = host.part
+            options = {
+                "source": source,
+                "hosts": first_ranks,
+                "ranks": [dict(process.environment) for process in part.processes],
+            }
+            answer = self.run(host, source, options, REHEARSAL_SECONDS)
+            said = [json.loads(line) for line in answer.get("said", ())]
+            if said or not part.processes:
+                return tuple(said)
+            words = (answer.get("output") or answer.get("error") or "").strip().splitlines()
+            reason = words[-1] if words else "no answer in time"
+            lost = [_unheard(process.environment, reason) for process in part.processes]
+            return tuple(lost)
+
+        answers = everywhere(act, evidence.hosts)
+        pairs = zip(evidence.hosts, answers, strict=True)
+        failures = tuple(answer for answer in answers if isinstance(answer, NodeError))
+        return replace(
+            evidence,
+            rehearsal={h.name: said for h, said in pairs if not isinstance(said, NodeError)},
+            failures=(*evidence.failures, *failures),
+        )
+
+    def run(
+        self, host: HostFacts, source: str, options: Mapping[str, Any], limit: float
+    ) -> dict[str, Any]:
+        """Run a program with the job's interpreter, folder, setup and environment on a host.
+        Raises NodeError."""
+        part = host.part
+        environment = dict(part.environment)
+        # As the agent does, see `HostPlan.route_to`.
+        if part.route_to is not None and host.interface is not None:
+            environment.setdefault("GLOO_SOCKET_IFNAME", host.interface)
+        python = part.processes[0].argv[0] if part.processes else part.host.python
+        return self.conversations[host.name].ask(
+            {
+                "op": "run",
+                "workdir": self._workdir(part),
+                "setup": list(self._plan.job.setup),
+                "environment": environment,
+                "argv": [python, "-c", source, json.dumps(options)],
+                "limit": limit,
+            }
+        )
+
     def close(self) -> None:
         with self._lock:
             conversations = list(self.conversations.values())
@@ -306,6 +365,15 @@ def everywhere(
             raise result
         results[index] = result
     return [results[index] for index in range(len(items))]
+
+
+def _unheard(environment: Mapping[str, str], reason: str) -> dict[str, Any]:
+    """What is said for a process of which nothing was heard."""
+    said: dict[str, Any] = {"failed": "start", "error": reason, "silent": []}
+    if "RANK" in environment:
+        return {**said, "rank": int(environment["RANK"])}
+    task = json.loads(environment.get("TF_CONFIG", "{}")).get("task", {})
+    return {**said, "task": [task.get("type", "worker"), task.get("index", 0)]}
 
 
 def over(transport: Transport) -> Callable[[HostPlan], Connection]:

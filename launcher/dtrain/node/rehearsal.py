@@ -1,0 +1,210 @@
+"""A process group started for real, and ended again, for `dtrain check --rendezvous`.
+
+Sent to every host as text, and run there by the job's own interpreter as the job's processes are
+run. The process that is started first stands for the host: it starts one process for each of its
+ranks and collects what they say. Each rank
+
+1. connects to the store of rank 0,
+2. forms the process group of all ranks and sums a one from each,
+3. where that fails, meets every other host in a group of two, in the rounds of a tournament:
+   who cannot meet whom is what a group of all does not tell.
+
+What came of it is one line of JSON on the descriptor that DTRAIN_SAY names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from importlib import import_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterator, Sequence
+
+    Json = dict[str, Any]
+
+STORE = 60.0
+"""Seconds that ranks may be apart in their start: importing torch takes long from cold disks."""
+GROUP = 20.0
+"""Seconds for the group of all ranks."""
+PAIR = 6.0
+"""Seconds for a group of two."""
+
+
+def rounds(players: list[int]) -> Iterator[list[tuple[int, int]]]:
+    """Every pair once, in rounds in which nobody plays twice (the circle method)."""
+    circle: list[int | None] = [*players]
+    if len(circle) % 2:
+        circle.append(None)
+    half = len(circle) // 2
+    for _ in range(len(circle) - 1):
+        pairs = zip(circle[:half], reversed(circle[half:]))
+        yield [(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None]
+        circle.insert(1, circle.pop())
+
+
+def within(limit: float, action: Callable[[], None]) -> None:
+    """Do ``action`` in a thread. Raises what it raises, and TimeoutError after ``limit`` seconds:
+    gloo goes on trying to connect for long after its own timeout."""
+    raised: list[BaseException | None] = []
+
+    def act() -> None:
+        try:
+            action()
+            raised.append(None)
+        except BaseException as failure:  # noqa: BLE001 - raised again by whoever waits
+            raised.append(failure)
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(limit)
+    if not raised:
+        raise TimeoutError("no answer within %g s" % limit)
+    if raised[0] is not None:
+        raise raised[0]
+
+
+def first_line(failure: BaseException) -> str:
+    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(failure).__name__
+
+
+def rehearse(hosts: list[int]) -> Json:
+    """``hosts`` are the first ranks of all hosts. Which step failed, and for whom."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    said: Json = {"rank": rank, "failed": "import"}
+    begun = time.monotonic()
+    present: list[int] = []
+    try:
+        torch, dist = import_module("torch"), import_module("torch.distributed")
+        said["failed"] = "store"
+        store = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            size,
+            rank == 0,
+            timedelta(seconds=STORE),
+            wait_for_workers=False,
+        )
+        said["failed"] = "group"
+        device = "cpu"
+        if torch.cuda.is_available():
+            local = int(os.environ["LOCAL_RANK"])
+            torch.cuda.set_device(local)
+            device = "cuda:%d" % local
+        backend = "gloo" if device == "cpu" else "nccl"
+        present = meet(store, "start", rank, range(size), STORE)
+        said["missing"] = sorted(set(range(size)) - set(present))
+        if said["missing"]:
+            raise RuntimeError("%d of %d ranks never came" % (len(said["missing"]), size))
+
+        def sum_up() -> None:
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("all", store),
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=GROUP),
+            )
+            ones = torch.ones(1, device=device)
+            dist.all_reduce(ones)
+            if ones.item() != size:
+                raise RuntimeError("the sum of %d ones came out as %g" % (size, ones.item()))
+
+        within(GROUP, sum_up)
+        said.update(failed="", backend=backend)
+    except BaseException as failure:  # noqa: BLE001 - it is what is to be told
+        said["error"] = first_line(failure)
+    said["seconds"] = round(time.monotonic() - begun, 3)
+    try:
+        if said["failed"] == "group":
+            players = [one for one in hosts if one in present]
+            said["pairs"] = tournament(
+                store, rank, players, meet(store, "failed", rank, present, 60)
+            )
+        if said["failed"] in ("", "group"):
+            meet(store, "end", rank, present, GROUP)
+    except BaseException as failure:  # noqa: BLE001 - what has been found out counts
+        said.setdefault("error", first_line(failure))
+    return said
+
+
+def meet(store: Any, name: str, rank: int, ranks: Sequence[int], limit: float) -> list[int]:
+    """Wait for all ``ranks``; who has come by the time that rank 0, which is one of them and has
+    the store, stops waiting."""
+    store.set("%s/%d" % (name, rank), "here")
+    if rank == 0:
+        deadline = time.monotonic() + limit
+        came: list[int] = []
+        while len(came) < len(ranks) and time.monotonic() < deadline:
+            came = [one for one in ranks if store.check(["%s/%d" % (name, one)])]
+            time.sleep(0.02)
+        store.set(name, json.dumps(came))
+    store.wait([name], timedelta(seconds=limit + 10))
+    found: list[int] = json.loads(store.get(name))
+    return found
+
+
+def tournament(store: Any, rank: int, hosts: list[int], present: list[int]) -> list[list[Any]]:
+    """The pairs of hosts, by first rank, of which this one is part and that cannot meet.
+
+    All ranks that are ``present`` wait for each other before each round: who has lost time with
+    somebody out of reach would otherwise be missed by the next one.
+    """
+    torch, dist = import_module("torch"), import_module("torch.distributed")
+    failed: list[list[Any]] = []
+    for number, pairs in enumerate(rounds(hosts)):
+        meet(store, "round %d" % number, rank, present, 4 * PAIR)
+        for pair in pairs:
+            if rank not in pair:
+                continue
+
+            def sum_up(name: str = "pair/%d-%d" % pair, place: int = pair.index(rank)) -> None:
+                prefix = dist.PrefixStore(name, store)
+                group = dist.ProcessGroupGloo(prefix, place, 2, timedelta(seconds=PAIR))
+                group.allreduce([torch.ones(1)]).wait()
+
+            try:
+                within(PAIR, sum_up)
+            except BaseException as failure:  # noqa: BLE001 - it is what is to be told
+                failed.append([*pair, first_line(failure)])
+    return failed
+
+
+def lead(options: Json) -> None:
+    """Start the ranks of this host, and pass on what each says."""
+    ranks = []
+    for environment in options["ranks"]:
+        command = [sys.executable, "-c", options["source"], json.dumps(options["hosts"])]
+        ranks.append(
+            subprocess.Popen(
+                command,
+                env={**os.environ, **environment, "DTRAIN_REHEARSAL_RANK": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+        )
+    with os.fdopen(int(os.environ["DTRAIN_SAY"]), "w") as say:
+        for process, environment in zip(ranks, options["ranks"]):
+            output = process.communicate()[0].decode("utf-8", "replace").strip().splitlines()
+            said = [line[7:] for line in output if line.startswith("dtrain:")]
+            fallback = {
+                "rank": int(environment["RANK"]),
+                "failed": "start",
+                "error": (output or ["status %d" % process.returncode])[-1],
+            }
+            say.write((said[-1] if said else json.dumps(fallback)) + "\n")
+
+
+if os.environ.get("DTRAIN_REHEARSAL_RANK"):
+    print("\ndtrain:" + json.dumps(rehearse(json.loads(sys.argv[1]))), flush=True)
+    # A process group that has failed may hang when it is taken down.
+    os._exit(0)
+else:
+    lead(json.loads(sys.argv[1]))

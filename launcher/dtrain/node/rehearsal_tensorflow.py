@@ -1,0 +1,107 @@
+"""A TensorFlow server for every task, each asked by all others, for `dtrain check --rendezvous`.
+
+Sent to every host as text, and run there by the job's own interpreter. The process that is started
+first stands for the host; it starts one process for each of its tasks, which serves at the task's
+port and asks every other task's server for its devices.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from importlib import import_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Json = dict[str, Any]
+
+ALL = 90.0
+"""Seconds that servers may be apart in their start: importing TensorFlow takes long."""
+STAY = 5.0
+"""Seconds that a server stays up once it has reached all others: then all of them are up, and
+each needs only a moment to ask it."""
+
+
+def rehearse() -> Json:
+    """Which servers did not answer this task."""
+    config = json.loads(os.environ["TF_CONFIG"])
+    own = [config["task"]["type"], int(config["task"]["index"])]
+    said: Json = {"task": own, "failed": "import", "silent": []}
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    try:
+        tf: Any = import_module("tensorflow")
+        said["failed"] = "server"
+        places = config["cluster"]
+        at = places[own[0]][own[1]]
+        server = tf.distribute.Server({"alone": [at]}, "alone", 0, start=True)
+        said["failed"] = ""
+    except BaseException as failure:  # noqa: BLE001 - it is what is to be told
+        lines = str(failure).strip().splitlines() or [type(failure).__name__]
+        said["error"] = lines[0][:300]
+        return said
+    answered: set[tuple[str, int]] = set()
+
+    def ask(kind: str, index: int, place: str) -> None:
+        while True:
+            try:
+                with tf.compat.v1.Session("grpc://" + place) as session:
+                    session.list_devices()
+                answered.add((kind, index))
+                return
+            except Exception:  # noqa: BLE001 - it is not up yet
+                time.sleep(0.1)
+
+    peers = [
+        (kind, index, place)
+        for kind, where in places.items()
+        for index, place in enumerate(where)
+        if [kind, index] != own
+    ]
+    for peer in peers:
+        threading.Thread(target=ask, args=peer, daemon=True).start()
+    deadline = time.monotonic() + ALL
+    while len(answered) < len(peers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    said["silent"] = [[kind, index] for kind, index, _ in peers if (kind, index) not in answered]
+    if not said["silent"]:
+        time.sleep(STAY)
+    del server
+    return said
+
+
+def lead(options: Json) -> None:
+    """Start the tasks of this host, and pass on what each says."""
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "-c", options["source"]],
+            env={**os.environ, **environment, "DTRAIN_REHEARSAL_TASK": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for environment in options["ranks"]
+    ]
+    with os.fdopen(int(os.environ["DTRAIN_SAY"]), "w") as say:
+        for process, environment in zip(tasks, options["ranks"]):
+            output = process.communicate()[0].decode("utf-8", "replace").strip().splitlines()
+            said = [line[7:] for line in output if line.startswith("dtrain:")]
+            task = json.loads(environment["TF_CONFIG"])["task"]
+            fallback = {
+                "task": [task["type"], task["index"]],
+                "failed": "start",
+                "silent": [],
+                "error": (output or ["status %d" % process.returncode])[-1],
+            }
+            say.write((said[-1] if said else json.dumps(fallback)) + "\n")
+
+
+if os.environ.get("DTRAIN_REHEARSAL_TASK"):
+    print("\ndtrain:" + json.dumps(rehearse()), flush=True)
+    os._exit(0)  # a server cannot be ended otherwise
+else:
+    lead(json.loads(sys.argv[1]))
