@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from dtrain import hostlist
 from dtrain.check.evidence import Evidence, Facts, HostFacts
@@ -48,7 +48,7 @@ def _used(host: HostFacts) -> list[Facts]:
 
 def _there(host: HostFacts, found: Facts) -> Iterator[Finding]:
     wanted = host.part.host.gpus
-    expected = f"GPUs {hostlist.fold(map(str, wanted))}, which the cluster file asks for"
+    expected = f"GPUs {indices(wanted)}, which the cluster file asks for"
     key = f"cluster.overrides.{HOSTS}.gpus"
     if "error" in found:
         if found.get("tool"):
@@ -76,10 +76,15 @@ def _there(host: HostFacts, found: Facts) -> Iterator[Finding]:
         yield error(
             "gpu",
             [host.name],
-            f"there are {len(there)} GPUs; GPU {hostlist.fold(map(str, missing))} is missing",
+            f"there are {len(there)} GPUs; GPU {indices(missing)} is missing",
             expected,
             f"set {key}: {len(there)}, or look for lost GPUs: `dmesg | grep -i -e xid -e amdgpu`",
         )
+
+
+def indices(numbers: Iterable[int]) -> str:
+    """``0-3,7``."""
+    return hostlist.fold(map(str, numbers)).strip("[]")
 
 
 def _driver_remedy(said: str) -> str:
@@ -160,10 +165,14 @@ def _free(host: HostFacts, gpu: Facts) -> Iterator[Finding]:
         [host.name],
         f"{in_words(used)} of the {in_words(memory)} of GPU {gpu['index']} are in use{by}",
         "free memory",
-        f"if it is not wanted, there: kill {kill}"
-        if kill
-        else f"see who uses it: `fuser -v /dev/nvidia{gpu['index']}`, also in containers",
+        f"if it is not wanted, there: kill {kill}" if kill else _who(host, gpu["index"]),
     )
+
+
+def _who(host: HostFacts, index: int) -> str:
+    if host.fact("gpus").get("tool") == "rocm-smi":
+        return "see who uses it with `rocm-smi --showpids`, also in containers"
+    return f"see who uses it with `sudo fuser -v /dev/nvidia{index}`, also in containers"
 
 
 def _xids(host: HostFacts) -> Iterator[Finding]:
@@ -240,8 +249,7 @@ def _narrow(host: HostFacts, used: list[Facts]) -> Iterator[Finding]:
         yield warning(
             "gpu",
             [host.name],
-            f"GPU {hostlist.fold(map(str, narrow))} uses {widths[narrow[0]]} PCIe lanes,"
-            f" its neighbors {widest}",
+            f"GPU {indices(narrow)} uses {widths[narrow[0]]} PCIe lanes, its neighbors {widest}",
             "the same width for all",
             "reseat that GPU or its riser, and see the slot's settings in the firmware",
         )

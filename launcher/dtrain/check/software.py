@@ -92,13 +92,13 @@ def _framework(evidence: Evidence) -> Iterator[Finding]:
             nccl[host.name] = f"NCCL {found['nccl']}"
         yield from _devices(host, name, found)
     for outlier in outliers(versions):
-        version = outlier.usual.replace(" ", "==")
+        first = evidence[outlier.hosts[0]]
         yield error(
             name,
             outlier.hosts,
             outlier.seen,
             "the same version everywhere: collectives of different versions fail or hang",
-            f"there: {_interpreter(evidence[outlier.hosts[0]])} -m pip install '{version}'",
+            f"there: {_install(first, name, outlier.usual.split()[-1])}",
         )
     if len(set(versions.values())) < 2:
         for outlier in outliers(nccl):
@@ -120,16 +120,17 @@ def _does_not_import(evidence: Evidence, host: HostFacts, found: Facts) -> Findi
         for peer in evidence.hosts
         if (other := peer.fact("interpreter").get("framework")) and other.get("version")
     ]
-    wanted = f"{name}=={versions[0]}" if versions else name
     seen = f"{python} has no {name}"
     if "error" in found:
         seen = f"{python} cannot import {name}: {found['error']}"
-    remedy = f"there: {python} -m pip install '{wanted}'"
+    remedy = f"there: {_install(host, name, versions[0] if versions else '')}"
     libc = host.fact("machine").get("libc", "")
     numbers = tuple(map(int, re.findall(r"\d+", libc)))
     if libc.startswith("glibc") and numbers < _OLD_GLIBC:
-        remedy += f"; wheels of today need glibc 2.28, and there is {libc}: use a container, or an"
-        remedy += " interpreter of conda-forge"
+        remedy = (
+            f"wheels of today need glibc 2.28, and there is {libc}: run the job in a container, or"
+            f" set cluster.overrides.{HOSTS}.python to an interpreter of conda-forge"
+        )
     expected = f"the job's interpreter can import {name}"
     return error(name, [host.name], seen, expected, remedy)
 
@@ -144,7 +145,7 @@ def _devices(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
             "a build that can train on several hosts",
             f"there: {_interpreter(host)} -m pip install --force-reinstall torch",
         )
-    if not wanted or "gpus" not in found:
+    if not wanted or "gpus" not in found or "error" in host.facts.get("gpus", {}):
         return
     driver = host.fact("gpus").get("cuda")
     built = found.get("cuda")
@@ -155,7 +156,7 @@ def _devices(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
             f"torch {found['version']} is built for CPUs alone",
             f"a build for the {wanted} GPUs that the job uses there",
             f"there: {_interpreter(host)} -m pip install --force-reinstall torch"
-            " --index-url with the CUDA version from pytorch.org",
+            " --index-url https://download.pytorch.org/whl/cu124 (or another CUDA version)",
         )
     elif built and driver and _major(built) > _major(driver):
         yield error(
@@ -224,6 +225,18 @@ def _packages(evidence: Evidence) -> Iterator[Finding]:
             "install one requirements file on all hosts, or set cluster.python to an environment"
             " on a shared file system",
         )
+
+
+def _install(host: HostFacts, name: str, version: str) -> str:
+    """The command that installs a framework; builds that PyPI does not have, from PyTorch's own
+    index."""
+    command = f"{_interpreter(host)} -m pip install '{name}=={version}'"
+    if not version:
+        command = f"{_interpreter(host)} -m pip install {name}"
+    build = version.partition("+")[2]
+    if name == "torch" and re.fullmatch(r"(cu|rocm|cpu|xpu)[0-9.]*", build):
+        command += f" --index-url https://download.pytorch.org/whl/{build}"
+    return command
 
 
 def _interpreter(host: HostFacts) -> str:

@@ -30,7 +30,8 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
                 "look at that host's load (`uptime`) and at the route to it (`mtr`)",
             )
         for probe, found in host.facts.items():
-            if "error" in found:
+            # A GPU tool that fails has said why, and is judged by `gpus`.
+            if "error" in found and "tool" not in found:
                 yield warning(
                     probe,
                     [host.name],
