@@ -275,6 +275,34 @@ def check(
 
 
 @app.command()
+def init(
+    file: Annotated[Path, typer.Argument(help="The file to write.", metavar="[FILE]")] = Path(
+        "cluster.yaml"
+    ),
+    hosts: Annotated[
+        str | None, typer.Option(help="The machines, e.g. gpu[01-08].", metavar="HOSTS")
+    ] = None,
+    framework: Annotated[
+        str | None, typer.Option(help="torch or tensorflow.", metavar="NAME")
+    ] = None,
+    script: Annotated[str | None, typer.Option(help="The training script.", metavar="FILE")] = None,
+    user: Annotated[
+        str | None, typer.Option(help="Whom to log in as, if not ssh's choice.", metavar="NAME")
+    ] = None,
+    probe: Annotated[
+        bool | None,
+        typer.Option("--probe/--no-probe", help="Look at the hosts over SSH; else it is asked."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+) -> None:
+    """Write a first cluster file: asks for what is not given, and looks at the hosts."""
+    from dtrain_cli.commands import init as command
+
+    options = command.Options(file, hosts, framework, script, user, probe, force)
+    _print(command.init(options))
+
+
+@app.command()
 def schema() -> None:
     """Print the cluster file's format as JSON Schema, for completion and checks in editors.
 

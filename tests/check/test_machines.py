@@ -1,91 +1,24 @@
-"""What is said about recorded machines of many kinds.
-
-A folder in `machines/` is one kind: the facts of a host (`facts.json`), what its GPU tool prints
-(`nvidia-smi.xml`, `rocm-smi.json`, or how it fails), what is different on the second host
-(`second.json`), the cluster file, and the findings (`findings.txt`, a golden file). The GPU tool's
-output goes through the program that gathers facts on hosts, by a stand-in on PATH.
-"""
+"""What is said about recorded machines of many kinds: golden files beside the recordings."""
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dtrain.check import Evidence, HostFacts, judge
-from dtrain.launchplan import build
-from dtrain.session.preflight import Conversation
-from dtrain.spec.load import read
-from dtrain.spec.model import Host
-from dtrain.transport.local import LocalTransport
+from dtrain.check import judge
 from dtrain_cli.views.findings import as_text
 from dtrain_cli.views.paper import Paper
-
-MACHINES = Path(__file__).parent / "machines"
-KINDS = sorted(path.name for path in MACHINES.iterdir())
-
-
-def stand_in(folder: Path, kind: Path) -> None:
-    """Make the GPU tool that says what was recorded."""
-    for recorded in kind.glob("*-smi.*"):
-        tool = folder / recorded.stem
-        status = 1 if recorded.suffix == ".fails" else 0
-        tool.write_text(f"#!/bin/sh\ncat '{recorded}'\nexit {status}\n")
-        tool.chmod(0o755)
-
-
-def gathered(host: str, gpus: int) -> dict[str, Any]:
-    """The GPU facts of this machine, by the real program."""
-    plan = build(read(MACHINES / "no-gpu" / "cluster.yaml"), local_python="python3")
-    connection = LocalTransport().connect(Host(host, "127.0.0.1", transport="local"))
-    conversation = Conversation(plan.hosts[0], connection)
-    conversation.begin()
-    try:
-        order = {"op": "gather", "host": host, "token": "", "probes": ["gpus"], "ports": []}
-        facts: dict[str, Any] = conversation.ask(order)["facts"]["gpus"]
-    finally:
-        conversation.close()
-        connection.close()
-    # What this machine itself has is no part of the recording.
-    facts.pop("pci", None)
-    return facts | ({"xids": {}} if "xids" in facts else {})
-
-
-def recorded(path: Path, host: str, other: str) -> dict[str, Any]:
-    text = path.read_text() if path.exists() else "{}"
-    number = host.lstrip("gpu0")
-    for mark, value in (("HOST", host), ("OTHER", other), ("NUMBER", number)):
-        text = text.replace(mark, value)
-    facts: dict[str, Any] = json.loads(text)
-    return facts
+from support.machines import KINDS, MACHINES, recorded_evidence
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_findings(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, update_golden: bool
 ) -> None:
-    folder = MACHINES / kind
-    stand_in(tmp_path, folder)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("LANG", "de_DE.UTF-8")
-    plan = build(read(folder / "cluster.yaml"))
-    hosts = []
-    for part, other in zip(plan.hosts, reversed(plan.hosts), strict=True):
-        name = part.host.name
-        facts = recorded(folder / "facts.json", name, other.host.name)
-        if part.host.gpus:
-            facts["gpus"] = gathered(name, len(part.host.gpus))
-            for gpu in facts["gpus"].get("gpus", ()):
-                gpu["uuid"] = f"{gpu['uuid']}-{name}"  # two machines of one kind
-        if part.node_rank == 1:
-            facts |= recorded(folder / "second.json", name, other.host.name)
-        hosts.append(HostFacts(part, facts, latency=0.001))
-    evidence = Evidence(plan, tuple(hosts))
+    evidence = recorded_evidence(kind, tmp_path, monkeypatch)
     text = as_text(evidence, judge(evidence), 1.0, Paper(100, color=False, unicode=True))
-    golden = folder / "findings.txt"
+    golden = MACHINES / kind / "findings.txt"
     if update_golden:
         golden.write_text(text)
     assert text == golden.read_text()

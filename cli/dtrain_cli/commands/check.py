@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +39,7 @@ def check(options: Options) -> tuple[str, ExitCode]:
         spec = replace(spec, job=replace(spec.job, rendezvous=direct))
     plan = build(spec, local_python=sys.executable)
     begun = time.monotonic()
-    with _progress(f"checking {names.count(len(plan.hosts), 'host')} …"):
+    with progress(f"checking {names.count(len(plan.hosts), 'host')} …"):
         evidence, found = _look(plan, options)
     seconds = time.monotonic() - begun
     text = (
@@ -57,8 +57,7 @@ def _look(plan: LaunchPlan, options: Options) -> tuple[Evidence, tuple[Finding, 
     from dtrain.transport.select import Transports
 
     base = options.file.absolute().parent
-    asks = sys.stdin is not None and sys.stdin.isatty()
-    transport = Transports(base, _ask if asks else None, notice=_notice)
+    transport = Transports(base, asker(), notice=notice)
     preflight = Preflight(plan, over(transport), base=base)
     try:
         evidence = preflight.look(THOROUGH)
@@ -70,17 +69,21 @@ def _look(plan: LaunchPlan, options: Options) -> tuple[Evidence, tuple[Finding, 
         transport.close()
 
 
-def _ask(prompt: str) -> str | None:
-    return passphrase.ask(prompt, cancelled=lambda: False)
+def asker() -> Callable[[str], str | None] | None:
+    """How to ask for a passphrase; None where nobody is there to answer."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        return None
+    return lambda prompt: passphrase.ask(prompt, cancelled=lambda: False)
 
 
-def _notice(text: str) -> None:
+def notice(text: str) -> None:
+    """Tell on stderr what a person should know and did not ask for."""
     if sys.stderr is not None:
         sys.stderr.write(f"dtrain: {clean(text)}\n")
 
 
 @contextmanager
-def _progress(text: str) -> Iterator[None]:
+def progress(text: str) -> Iterator[None]:
     """``text`` on the terminal for as long as it takes."""
     shown = sys.stderr is not None and sys.stderr.isatty()
     if shown:

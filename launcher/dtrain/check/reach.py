@@ -117,6 +117,8 @@ class Group:
 def groups(names: Sequence[str], failed: Collection[Pair]) -> Iterator[Group]:
     """The failing pairs, either way, as few groups: hosts that fail with all others first."""
     pairs = {frozenset(pair) for pair in failed}
+    if not pairs:
+        return
 
     def example(first: str, others: Iterable[str]) -> Pair:
         both = [pair for other in others for pair in ((first, other), (other, first))]
