@@ -260,6 +260,16 @@ def check(
         bool,
         typer.Option("--rendezvous", help="Also start a real process group, and end it again."),
     ] = False,
+    bandwidth: Annotated[
+        bool,
+        typer.Option("--bandwidth", help="Also measure how fast all-reduces and links are."),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --bandwidth: write what `dtrain plan --calibrate` reads.", metavar="FILE"
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Find what would make a job fail, hang or crawl, on all hosts at once; start nothing.
@@ -269,7 +279,7 @@ def check(
     """
     from dtrain_cli.commands import check as command
 
-    text, exit_code = command.check(command.Options(file, rendezvous, json))
+    text, exit_code = command.check(command.Options(file, rendezvous, bandwidth, output, json))
     _print(text)
     raise typer.Exit(exit_code)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -9,12 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dtrain.check import Evidence, Finding, Severity, judge
-from dtrain.diagnostics import ExitCode
+from dtrain.check import Evidence, Finding, Severity, bandwidth, judge
+from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.framing import clean
 from dtrain.launchplan import LaunchPlan, build
 from dtrain.spec.load import read
 from dtrain_cli import passphrase
+from dtrain_cli.files import write_text
 from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import findings as view
 from dtrain_cli.views import names
@@ -26,6 +28,9 @@ class Options:
 
     file: Path
     rendezvous: bool
+    bandwidth: bool
+    output: Path | None
+    """Where the calibration file goes."""
     json: bool
 
 
@@ -33,7 +38,14 @@ def check(options: Options) -> tuple[str, ExitCode]:
     """The findings as text for stdout, and the exit code. Ctrl-C ends it at once, and the hosts
     clean up behind it."""
     spec = read(options.file)
-    if options.rendezvous:
+    if options.bandwidth and spec.job.framework != "torch":
+        raise UsageError(
+            "--bandwidth measures with torch.distributed, and this job is of TensorFlow",
+            hint="check a copy of the file that says `framework: torch`",
+        )
+    if options.output is not None and not options.bandwidth:
+        raise UsageError("--output is for what --bandwidth measures", hint="add --bandwidth")
+    if options.rendezvous or options.bandwidth:
         # What is rehearsed is each rank by itself, whoever will start it.
         direct = replace(spec.job.rendezvous, backend="direct")
         spec = replace(spec, job=replace(spec.job, rendezvous=direct))
@@ -47,8 +59,19 @@ def check(options: Options) -> tuple[str, ExitCode]:
         if options.json
         else view.as_text(evidence, found, seconds, stdout_paper())
     )
+    if options.output is not None:
+        _write_calibration(evidence, options.output)
     fails = any(finding.severity is Severity.ERROR for finding in found)
     return text, ExitCode.NODE_FAILED if fails else ExitCode.OK
+
+
+def _write_calibration(evidence: Evidence, output: Path) -> None:
+    measured = bandwidth.fabric(evidence)
+    if measured is None or not measured.collectives:
+        notice(f"{output} is not written: there is no measurement of two ranks or more")
+        return
+    write_text(output, json.dumps(bandwidth.calibration(measured), indent=2) + "\n")
+    notice(f"{output} written; use it with: dtrain plan --calibrate {output}")
 
 
 def _look(plan: LaunchPlan, options: Options) -> tuple[Evidence, tuple[Finding, ...]]:
@@ -63,6 +86,8 @@ def _look(plan: LaunchPlan, options: Options) -> tuple[Evidence, tuple[Finding, 
         evidence = preflight.look(THOROUGH)
         if options.rendezvous:
             evidence = preflight.rehearse(evidence)
+        if options.bandwidth:
+            evidence = preflight.measure(evidence)
         return evidence, judge(evidence)
     finally:
         preflight.close()

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dtrain.check import Evidence, Finding, HostFacts, Severity
+from dtrain.check import Evidence, Finding, HostFacts, Severity, bandwidth
 from dtrain.framing import clean
-from dtrain_cli.views import names
+from dtrain_cli.views import fabric, names
 from dtrain_cli.views.paper import BOLD, DIM, GREEN, RED, Paper, paragraph
 
 SCHEMA = 1
@@ -21,7 +21,9 @@ _INDENT = " " * 9
 def as_text(evidence: Evidence, found: Sequence[Finding], seconds: float, paper: Paper) -> str:
     """One table, worst first: who and what in the first line of each entry, then what was seen,
     what was expected, and the remedy."""
-    lines: list[str] = []
+    measured = bandwidth.fabric(evidence)
+    hosts = [part.host.name for part in evidence.plan.hosts]
+    lines = list(fabric.as_text(measured, hosts, paper)) if measured else []
     for finding in found:
         lines += [*_entry(finding, len(evidence.plan.hosts), paper), ""]
     lines += paragraph(_summary(evidence, found, seconds), paper, BOLD if found else GREEN)
@@ -61,10 +63,12 @@ def as_json(evidence: Evidence, found: Sequence[Finding]) -> str:
         _host(answered[name]) if name in answered else {"host": name, "error": failures.get(name)}
         for name in (part.host.name for part in evidence.plan.hosts)
     ]
+    measured = bandwidth.fabric(evidence)
     document = {
         "schema": SCHEMA,
         "name": evidence.plan.name,
         "hosts": hosts,
+        **({"bandwidth": fabric.as_document(measured)} if measured else {}),
         "findings": [
             {
                 "severity": finding.severity.value,

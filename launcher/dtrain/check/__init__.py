@@ -7,6 +7,7 @@ up to `dtrain.session.preflight`. Each module here judges one subject.
 from __future__ import annotations
 
 from dtrain.check import (
+    bandwidth,
     clock,
     files,
     gpus,
@@ -32,6 +33,7 @@ _SUBJECTS = (
     names,
     reach,
     rehearsal,
+    bandwidth,
     network,
     ports,
     files,

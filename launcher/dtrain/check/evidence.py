@@ -100,6 +100,8 @@ class Evidence:
     """Whether the folder that ``job.sync`` would send holds the script; None if nothing is sent."""
     rehearsal: Mapping[str, tuple[Facts, ...]] = field(default_factory=dict)
     """What the ranks or tasks of each host said of a rehearsal; empty if there was none."""
+    bandwidth: Mapping[str, tuple[Facts, ...]] = field(default_factory=dict)
+    """What the ranks of each host measured; empty if nothing was."""
 
     def __getitem__(self, name: str) -> HostFacts:
         return next(host for host in self.hosts if host.name == name)

@@ -1,22 +1,17 @@
-"""A process group started for real, and ended again, for `dtrain check --rendezvous`.
+"""A process group started for real, and ended again: one rank of `dtrain check --rendezvous`.
 
-Sent to every host as text, and run there by the job's own interpreter as the job's processes are
-run. The process that is started first stands for the host: it starts one process for each of its
-ranks and collects what they say. Each rank
+Sent to hosts as text, and started by `ranks.py` for every rank of the job. Each rank
 
 1. connects to the store of rank 0,
 2. forms the process group of all ranks and sums a one from each,
 3. where that fails, meets every other host in a group of two, in the rounds of a tournament:
    who cannot meet whom is what a group of all does not tell.
-
-What came of it is one line of JSON on the descriptor that DTRAIN_SAY names.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -25,9 +20,10 @@ from importlib import import_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Iterator, Sequence
+    from typing import Any, Callable, Sequence
 
     Json = dict[str, Any]
+    Rounds = list[list[list[int]]]
 
 STORE = 60.0
 """Seconds that ranks may be apart in their start: importing torch takes long from cold disks."""
@@ -35,18 +31,6 @@ GROUP = 20.0
 """Seconds for the group of all ranks."""
 PAIR = 6.0
 """Seconds for a group of two."""
-
-
-def rounds(players: list[int]) -> Iterator[list[tuple[int, int]]]:
-    """Every pair once, in rounds in which nobody plays twice (the circle method)."""
-    circle: list[int | None] = [*players]
-    if len(circle) % 2:
-        circle.append(None)
-    half = len(circle) // 2
-    for _ in range(len(circle) - 1):
-        pairs = zip(circle[:half], reversed(circle[half:]))
-        yield [(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None]
-        circle.insert(1, circle.pop())
 
 
 def within(limit: float, action: Callable[[], None]) -> None:
@@ -75,8 +59,8 @@ def first_line(failure: BaseException) -> str:
     return lines[0][:300] if lines else type(failure).__name__
 
 
-def rehearse(hosts: list[int]) -> Json:
-    """``hosts`` are the first ranks of all hosts. Which step failed, and for whom."""
+def rehearse(rounds: Rounds) -> Json:
+    """Which step failed, and for whom; ``rounds`` are of pairs of hosts, by their first ranks."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     said: Json = {"rank": rank, "failed": "import"}
     begun = time.monotonic()
@@ -124,10 +108,8 @@ def rehearse(hosts: list[int]) -> Json:
     said["seconds"] = round(time.monotonic() - begun, 3)
     try:
         if said["failed"] == "group":
-            players = [one for one in hosts if one in present]
-            said["pairs"] = tournament(
-                store, rank, players, meet(store, "failed", rank, present, 60)
-            )
+            present = meet(store, "failed", rank, present, STORE)
+            said["pairs"] = tournament(store, rank, rounds, present)
         if said["failed"] in ("", "group"):
             meet(store, "end", rank, present, GROUP)
     except BaseException as failure:  # noqa: BLE001 - what has been found out counts
@@ -151,7 +133,7 @@ def meet(store: Any, name: str, rank: int, ranks: Sequence[int], limit: float) -
     return found
 
 
-def tournament(store: Any, rank: int, hosts: list[int], present: list[int]) -> list[list[Any]]:
+def tournament(store: Any, rank: int, rounds: Rounds, present: list[int]) -> list[list[Any]]:
     """The pairs of hosts, by first rank, of which this one is part and that cannot meet.
 
     All ranks that are ``present`` wait for each other before each round: who has lost time with
@@ -159,13 +141,15 @@ def tournament(store: Any, rank: int, hosts: list[int], present: list[int]) -> l
     """
     torch, dist = import_module("torch"), import_module("torch.distributed")
     failed: list[list[Any]] = []
-    for number, pairs in enumerate(rounds(hosts)):
+    for number, pairs in enumerate(rounds):
         meet(store, "round %d" % number, rank, present, 4 * PAIR)
         for pair in pairs:
-            if rank not in pair:
+            if rank not in pair or not set(pair) <= set(present):
                 continue
 
-            def sum_up(name: str = "pair/%d-%d" % pair, place: int = pair.index(rank)) -> None:
+            def sum_up(
+                name: str = "pair/%d-%d" % tuple(pair), place: int = pair.index(rank)
+            ) -> None:
                 prefix = dist.PrefixStore(name, store)
                 group = dist.ProcessGroupGloo(prefix, place, 2, timedelta(seconds=PAIR))
                 group.allreduce([torch.ones(1)]).wait()
@@ -177,34 +161,6 @@ def tournament(store: Any, rank: int, hosts: list[int], present: list[int]) -> l
     return failed
 
 
-def lead(options: Json) -> None:
-    """Start the ranks of this host, and pass on what each says."""
-    ranks = []
-    for environment in options["ranks"]:
-        command = [sys.executable, "-c", options["source"], json.dumps(options["hosts"])]
-        ranks.append(
-            subprocess.Popen(
-                command,
-                env={**os.environ, **environment, "DTRAIN_REHEARSAL_RANK": "1"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-        )
-    with os.fdopen(int(os.environ["DTRAIN_SAY"]), "w") as say:
-        for process, environment in zip(ranks, options["ranks"]):
-            output = process.communicate()[0].decode("utf-8", "replace").strip().splitlines()
-            said = [line[7:] for line in output if line.startswith("dtrain:")]
-            fallback = {
-                "rank": int(environment["RANK"]),
-                "failed": "start",
-                "error": (output or ["status %d" % process.returncode])[-1],
-            }
-            say.write((said[-1] if said else json.dumps(fallback)) + "\n")
-
-
-if os.environ.get("DTRAIN_REHEARSAL_RANK"):
-    print("\ndtrain:" + json.dumps(rehearse(json.loads(sys.argv[1]))), flush=True)
-    # A process group that has failed may hang when it is taken down.
-    os._exit(0)
-else:
-    lead(json.loads(sys.argv[1]))
+print("\ndtrain:" + json.dumps(rehearse(json.loads(sys.argv[1])["rounds"])), flush=True)
+# A process group that has failed may hang when it is taken down.
+os._exit(0)

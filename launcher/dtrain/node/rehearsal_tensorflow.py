@@ -1,8 +1,7 @@
-"""A TensorFlow server for every task, each asked by all others, for `dtrain check --rendezvous`.
+"""A TensorFlow server, asked by all others: one task of `dtrain check --rendezvous`.
 
-Sent to every host as text, and run there by the job's own interpreter. The process that is started
-first stands for the host; it starts one process for each of its tasks, which serves at the task's
-port and waits for every other task's server to answer.
+Sent to hosts as text, and started by `ranks.py` for every task of the job. It serves at its port
+of TF_CONFIG, and waits for every other task's server to answer.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from importlib import import_module
@@ -87,33 +84,5 @@ def rehearse() -> Json:
     return said
 
 
-def lead(options: Json) -> None:
-    """Start the tasks of this host, and pass on what each says."""
-    tasks = [
-        subprocess.Popen(
-            [sys.executable, "-c", options["source"]],
-            env={**os.environ, **environment, "DTRAIN_REHEARSAL_TASK": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for environment in options["ranks"]
-    ]
-    with os.fdopen(int(os.environ["DTRAIN_SAY"]), "w") as say:
-        for process, environment in zip(tasks, options["ranks"]):
-            output = process.communicate()[0].decode("utf-8", "replace").strip().splitlines()
-            said = [line[7:] for line in output if line.startswith("dtrain:")]
-            task = json.loads(environment["TF_CONFIG"])["task"]
-            fallback = {
-                "task": [task["type"], task["index"]],
-                "failed": "start",
-                "silent": [],
-                "error": (output or ["status %d" % process.returncode])[-1],
-            }
-            say.write((said[-1] if said else json.dumps(fallback)) + "\n")
-
-
-if os.environ.get("DTRAIN_REHEARSAL_TASK"):
-    print("\ndtrain:" + json.dumps(rehearse()), flush=True)
-    os._exit(0)  # a server cannot be ended otherwise
-else:
-    lead(json.loads(sys.argv[1]))
+print("\ndtrain:" + json.dumps(rehearse()), flush=True)
+os._exit(0)  # a server cannot be ended otherwise

@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 
 from dtrain.check import Evidence, Finding, HostFacts, judge
 from dtrain.check.evidence import Facts
+from dtrain.check.tournament import rounds
 from dtrain.diagnostics import ConnectError, NodeError, PrepareError
-from dtrain.launchplan import HostPlan, LaunchPlan
+from dtrain.launchplan import HostPlan, LaunchPlan, Process
 from dtrain.node.boot import TOO_OLD, boot_command
 from dtrain.transport.contract import Connection, RemoteProcess, Transport
 
@@ -37,6 +38,7 @@ INTERPRETER_SECONDS = 180.0
 """How long setup and the import of a framework may take, cold caches and file servers included."""
 QUICK_SECONDS = 10.0
 REHEARSAL_SECONDS = 240.0
+BANDWIDTH_SECONDS = 600.0
 
 QUICK = ("machine", "script", "names", "network", "storage", "interpreter")
 ALL = (*QUICK, "memory", "leftovers", "infiniband", "gpus")
@@ -70,8 +72,7 @@ class Conversation:
     def begin(self) -> None:
         """Start the program with the job's interpreter or, where that does not run, with
         ``python3``: what ails the job's own is a fact like others. Raises NodeError."""
-        own = self.part.processes[0].argv[0] if self.part.processes else self.part.host.python
-        pythons = list(dict.fromkeys([own, "python3"]))
+        pythons = list(dict.fromkeys([_interpreter(self.part), "python3"]))
         for python in pythons:
             try:
                 self._start(python)
@@ -176,60 +177,73 @@ class Preflight:
         )
 
     def rehearse(self, evidence: Evidence) -> Evidence:
-        """Start a real process group (for TensorFlow, its servers) on all hosts that answered,
-        with the job's own interpreter, and end it again."""
-        if len(evidence.hosts) < len(self._plan.hosts):
-            return evidence  # a group without them would tell nothing
+        """Start a real process group (for TensorFlow, its servers) on all hosts, with the job's
+        own interpreter, and end it again. Only where all hosts have answered."""
         tensorflow = self._plan.job.framework == "tensorflow"
-        name = "rehearsal_tensorflow.py" if tensorflow else "rehearsal.py"
-        source = resources.files("dtrain.node").joinpath(name).read_text()
-        first_ranks = [part.processes[0].rank for part in self._plan.hosts if part.processes]
+        program = "rehearsal_tensorflow.py" if tensorflow else "rehearsal.py"
+        said, failures = self._on_all_ranks(evidence, program, REHEARSAL_SECONDS)
+        return replace(evidence, rehearsal=said, failures=(*evidence.failures, *failures))
 
-        def act(host: HostFacts) -> tuple[Facts, ...]:
-            part = host.part
-            options = {
-                "source": source,
-                "hosts": first_ranks,
-                "ranks": [dict(process.environment) for process in part.processes],
-            }
-            answer = self.run(host, source, options, REHEARSAL_SECONDS)
-            said = [json.loads(line) for line in answer.get("said", ())]
-            if said or not part.processes:
-                return tuple(said)
-            words = (answer.get("output") or answer.get("error") or "").strip().splitlines()
-            reason = words[-1] if words else "no answer in time"
-            lost = [_unheard(process.environment, reason) for process in part.processes]
-            return tuple(lost)
+    def measure(self, evidence: Evidence) -> Evidence:
+        """Measure the bandwidth inside and between all hosts with torch.distributed. Only where
+        all hosts have answered."""
+        said, failures = self._on_all_ranks(evidence, "bandwidth.py", BANDWIDTH_SECONDS)
+        return replace(evidence, bandwidth=said, failures=(*evidence.failures, *failures))
 
-        answers = everywhere(act, evidence.hosts)
-        pairs = zip(evidence.hosts, answers, strict=True)
-        failures = tuple(answer for answer in answers if isinstance(answer, NodeError))
-        return replace(
-            evidence,
-            rehearsal={h.name: said for h, said in pairs if not isinstance(said, NodeError)},
-            failures=(*evidence.failures, *failures),
+    def _on_all_ranks(
+        self, evidence: Evidence, program: str, limit: float
+    ) -> tuple[dict[str, tuple[Facts, ...]], tuple[NodeError, ...]]:
+        """What each rank of each host said, and hosts that were lost."""
+        if len(evidence.hosts) < len(self._plan.hosts):
+            return {}, ()
+        ranks = [[process.index for process in part.processes] for part in self._plan.hosts]
+        own = {
+            "rounds": list(rounds([each[0] for each in ranks if each])),
+            "hosts": ranks,
+        }
+        answers = everywhere(
+            lambda host: self._ranks(host, _program(program), own, limit), evidence.hosts
         )
+        said: dict[str, tuple[Facts, ...]] = {}
+        failures: list[NodeError] = []
+        for host, answer in zip(evidence.hosts, answers, strict=True):
+            if isinstance(answer, NodeError):
+                failures.append(answer)
+            else:
+                said[host.name] = answer
+        return said, tuple(failures)
 
-    def run(
-        self, host: HostFacts, source: str, options: Mapping[str, Any], limit: float
-    ) -> dict[str, Any]:
-        """Run a program with the job's interpreter, folder, setup and environment on a host.
-        Raises NodeError."""
+    def _ranks(
+        self, host: HostFacts, source: str, own: Mapping[str, Any], limit: float
+    ) -> tuple[Facts, ...]:
+        """Run a program as every rank of a host. Raises NodeError."""
         part = host.part
         environment = dict(part.environment)
         # As the agent does, see `HostPlan.route_to`.
         if part.route_to is not None and host.interface is not None:
             environment.setdefault("GLOO_SOCKET_IFNAME", host.interface)
-        python = part.processes[0].argv[0] if part.processes else part.host.python
-        return self.conversations[host.name].ask(
+        processes = part.processes
+        options = {
+            "source": source,
+            "options": own,
+            "ranks": [dict(process.environment) for process in processes],
+        }
+        answer = self.conversations[host.name].ask(
             {
                 "op": "run",
                 "workdir": self._workdir(part),
                 "setup": list(self._plan.job.setup),
                 "environment": environment,
-                "argv": [python, "-c", source, json.dumps(options)],
+                "argv": [_interpreter(part), "-c", _program("ranks.py"), json.dumps(options)],
                 "limit": limit,
             }
+        )
+        said = [json.loads(line) for line in answer.get("said", ())]
+        words = (answer.get("output") or answer.get("error") or "").strip().splitlines()
+        lost = {"failed": "start", "error": words[-1] if words else f"no answer within {limit:g} s"}
+        said += [lost] * (len(processes) - len(said))
+        return tuple(
+            {**_identity(process), **each} for process, each in zip(processes, said, strict=False)
         )
 
     def close(self) -> None:
@@ -279,9 +293,9 @@ class Preflight:
             "code": thorough and job.sync is None and job.workdir is not None,
             "setup": list(job.setup) if thorough else [],
             "environment": {**part.environment, **own},
-            "python": part.processes[0].argv[0] if part.processes else part.host.python,
+            "python": _interpreter(part),
             "interpreter": {
-                "source": resources.files("dtrain.node").joinpath("interpreter.py").read_text(),
+                "source": _program("interpreter.py"),
                 "limit": INTERPRETER_SECONDS if thorough else QUICK_SECONDS,
                 "options": {
                     "framework": job.framework,
@@ -367,13 +381,17 @@ def everywhere(
     return [results[index] for index in range(len(items))]
 
 
-def _unheard(environment: Mapping[str, str], reason: str) -> dict[str, Any]:
-    """What is said for a process of which nothing was heard."""
-    said: dict[str, Any] = {"failed": "start", "error": reason, "silent": []}
-    if "RANK" in environment:
-        return {**said, "rank": int(environment["RANK"])}
-    task = json.loads(environment.get("TF_CONFIG", "{}")).get("task", {})
-    return {**said, "task": [task.get("type", "worker"), task.get("index", 0)]}
+def _program(name: str) -> str:
+    return resources.files("dtrain.node").joinpath(name).read_text()
+
+
+def _interpreter(part: HostPlan) -> str:
+    return part.processes[0].argv[0] if part.processes else part.host.python
+
+
+def _identity(process: Process) -> dict[str, Any]:
+    """What a rank or task is called in what it says."""
+    return {"rank": process.index, "task": [process.role, process.index], "silent": []}
 
 
 def over(transport: Transport) -> Callable[[HostPlan], Connection]:
