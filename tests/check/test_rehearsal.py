@@ -85,9 +85,14 @@ def test_a_slow_host_is_named_and_the_planner_reads_the_file(
     (slow,) = found["findings"]
     assert (slow["subject"], slow["severity"], slow["hosts"]) == ("bandwidth", "warning", ["node3"])
     links = {tuple(link["hosts"]): link for link in found["bandwidth"]["links"]}
-    assert len(links) == 3
+    assert len(links) == 6
     # 100 Mbit/s are 12.5 MB/s; the first 256 KB pass at once.
-    assert 5e6 < links["node1", "node3"]["bytes_per_second"] < 14e6
+    for other in ("node1", "node2"):
+        assert 5e6 < links["node3", other]["bytes_per_second"] < 14e6
+    assert {pair for pair, link in links.items() if link["slow"]} >= {
+        ("node3", "node1"),
+        ("node3", "node2"),
+    }
     assert not links["node1", "node2"]["slow"]
     text = (launcher.folder / "fabric.json").read_text()
     a100 = gpu("a100-80gb")
@@ -97,7 +102,7 @@ def test_a_slow_host_is_named_and_the_planner_reads_the_file(
 
 def test_bandwidth_is_for_torch(launcher: Launcher) -> None:
     file = launcher.folder / "cluster.yaml"
-    file.write_text("cluster: {hosts: [a]}\njob: {framework: tensorflow, script: a.py}\n")
+    file.write_text("cluster: {hosts: [a], gpus: 0}\njob: {framework: tensorflow, script: a.py}\n")
     done = launcher.command("check", str(file), "--bandwidth").wait()
     assert done.code == 2
     assert "framework: torch" in done.stderr

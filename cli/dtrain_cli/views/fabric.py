@@ -34,10 +34,12 @@ def _collective(one: Collective) -> str:
 
 
 def _links(found: Fabric, hosts: Sequence[str], paper: Paper) -> Iterator[str]:
-    yield paper.paint(f"GB/s one way between hosts; {_rate(found.usual)} is usual", BOLD)
+    yield paper.paint(
+        f"GB/s from the host at the left to the one above; {_rate(found.usual)} is usual", BOLD
+    )
     if len(hosts) > _WIDEST:
         for pair, rate in sorted(found.slow.items(), key=lambda item: item[1]):
-            yield f"{_rate(rate):>9}  {clean(' and '.join(pair))}"
+            yield f"{_rate(rate):>9}  {clean(' to '.join(pair))}"
         yield f"the other {len(found.links) - len(found.slow)} links are within the usual"
         yield ""
         return
@@ -46,7 +48,7 @@ def _links(found: Fabric, hosts: Sequence[str], paper: Paper) -> Iterator[str]:
     for row in hosts:
         cells = []
         for column in hosts:
-            pair = (row, column) if (row, column) in found.links else (column, row)
+            pair = (row, column)
             link = found.links.get(pair)
             slow = pair in found.slow
             text = "-" if link is None else f"{_rate(link)}{' !' if slow else '  '}"

@@ -41,7 +41,7 @@ class Fabric:
     backend: str
     collectives: tuple[Collective, ...]
     links: Mapping[tuple[str, str], float]
-    """Bytes per second between two hosts, one way, with the largest messages."""
+    """Bytes per second from one host to another, with the largest messages."""
 
     @property
     def usual(self) -> float:
@@ -128,7 +128,8 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         yield warning(
             "bandwidth",
             group.hosts,
-            f"{rate / 1e9:.3g} GB/s between {group}; {found.usual / 1e9:.3g} GB/s is usual here",
+            f"slow between {group}: {rate / 1e9:.3g} GB/s from {group.example[0]} to"
+            f" {group.example[1]}; {found.usual / 1e9:.3g} GB/s is usual here",
             "links alike: the slowest one sets the pace of every step",
             "look at link speed, errors and the switch port (`ethtool INTERFACE`, `ip -s link`,"
             " `ibstat`), and at other jobs on these hosts",

@@ -28,6 +28,7 @@ PAIR_SIZES = (1 << 20, 16 << 20)
 LONG = 0.3
 """Seconds of one measurement, after two rounds to warm up."""
 MOST = 20
+TRIES = 4
 LIMIT = 120.0
 
 
@@ -69,41 +70,48 @@ class Fabric:
 
     def all_reduce(self, size: int, group: Any) -> float:
         """Seconds of one all-reduce of ``size`` bytes in 32-bit numbers."""
-        buffer = self._torch.zeros(size // 4, device=self._device)
+        buffer = self._numbers(size)
         return self._seconds(lambda: self._dist.all_reduce(buffer, group=group), group)
 
     def tournament(self, rounds: list[list[list[int]]]) -> list[list[Any]]:
-        """``[rank, other, bytes, seconds]`` of one way between this rank and each it met, told by
-        the lower rank of a pair."""
+        """``[from, to, bytes, seconds]`` of both ways between this rank and each higher one that it
+        met."""
         found: list[list[Any]] = []
         for pairs in rounds:
             self._dist.barrier()
             for pair in pairs:
-                if self._rank in pair:
-                    found += [[*pair, size, self._meet(pair, size)] for size in PAIR_SIZES]
+                first, second = pair
+                for size in PAIR_SIZES:
+                    if self._rank == first:
+                        found.append([first, second, size, self._time(second, size, 1)])
+                        found.append([second, first, size, self._time(second, 1, size)])
+                    elif self._rank == second:
+                        self._answer(first, size, 1)
+                        self._answer(first, 1, size)
         self._dist.barrier()
-        return [one for one in found if one[0] == self._rank]
+        return found
 
-    def _meet(self, pair: list[int], size: int) -> float:
-        """Seconds of sending ``size`` bytes one way, there and back measured together."""
-        buffer = self._torch.zeros(size // 4, device=self._device)
-        first, second = pair
-
-        def there_and_back() -> None:
-            if self._rank == first:
-                self._dist.send(buffer, second)
-                self._dist.recv(buffer, second)
-            else:
-                self._dist.recv(buffer, first)
-                self._dist.send(buffer, first)
-
+    def _time(self, other: int, there: int, back: int) -> float:
+        """Seconds until ``there`` bytes have been sent and ``back`` have come: the quickest try."""
         times = []
-        for _ in range(5):
+        out, into = self._numbers(there), self._numbers(back)
+        for _ in range(TRIES):
             begun = time.monotonic()
-            there_and_back()
+            self._dist.send(out, other)
+            self._dist.recv(into, other)
             self._wait()
             times.append(time.monotonic() - begun)
-        return min(times) / 2
+        return min(times)
+
+    def _answer(self, other: int, there: int, back: int) -> None:
+        out, into = self._numbers(back), self._numbers(there)
+        for _ in range(TRIES):
+            self._dist.recv(into, other)
+            self._dist.send(out, other)
+
+    def _numbers(self, size: int) -> Any:
+        """``size`` bytes, one number at least."""
+        return self._torch.zeros(max(1, size // 4), device=self._device)
 
     def _seconds(self, act: Callable[[], Any], group: Any) -> float:
         """Of ``act``, which all ranks of the group do together: so all must do it as often."""
