@@ -45,7 +45,7 @@ def test_the_quick_part_of_a_launch(hosts: Hosts, launcher: Launcher) -> None:
     plan = build(read(file))
     transport = Transports(file.parent)
     try:
-        reached = everywhere(lambda part: transport.connect(part.host), plan.hosts)
+        reached = everywhere(lambda part: transport.connect(part.host), plan.hosts, 60.0)
         connections = dict(zip((part.host.name for part in plan.hosts), reached, strict=True))
         lend = lambda part: connections[part.host.name]  # noqa: E731
         begun = time.monotonic()

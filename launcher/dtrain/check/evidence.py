@@ -11,6 +11,7 @@ from typing import Any
 
 from dtrain.diagnostics import NodeError
 from dtrain.launchplan import HostPlan, LaunchPlan
+from dtrain.spec.model import Host
 
 Facts = Mapping[str, Any]
 
@@ -30,6 +31,10 @@ class HostFacts:
     """Seconds by which the host's clock is ahead of the launching machine's."""
     clock_error: float = 0.0
     """Seconds by which ``clock_offset`` may be wrong."""
+
+    @property
+    def host(self) -> Host:
+        return self.part.host
 
     @property
     def name(self) -> str:

@@ -37,13 +37,17 @@ DIAL_SECONDS = 4.0
 INTERPRETER_SECONDS = 180.0
 """How long setup and the import of a framework may take, cold caches and file servers included."""
 QUICK_SECONDS = 10.0
+CONNECT_SECONDS = 75.0
+"""How long a connection may take with all attempts, see `dtrain.transport.retry`."""
+DIALING_SECONDS = 120.0
+MARGIN = 15.0
 REHEARSAL_SECONDS = 240.0
 BANDWIDTH_SECONDS = 600.0
 
 QUICK = ("machine", "script", "names", "network", "storage", "interpreter")
 ALL = (*QUICK, "memory", "leftovers", "infiniband", "gpus")
 
-_Item = TypeVar("_Item")
+_Item = TypeVar("_Item", HostPlan, HostFacts)
 _Result = TypeVar("_Result")
 
 
@@ -54,6 +58,11 @@ class Depth:
     probes: tuple[str, ...]
     thorough: bool
     """Whether to run the setup lines, import the framework, and compare packages and code."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds until a host that has not answered counts as lost."""
+        return CONNECT_SECONDS + (INTERPRETER_SECONDS if self.thorough else QUICK_SECONDS) + MARGIN
 
 
 THOROUGH = Depth(ALL, thorough=True)
@@ -162,12 +171,14 @@ class Preflight:
 
     def look(self, depth: Depth) -> Evidence:
         """Everything that is to be known, gathered."""
-        answers = everywhere(lambda part: self._gather(part, depth), self._plan.hosts)
+        answers = everywhere(
+            lambda part: self._gather(part, depth), self._plan.hosts, depth.patience
+        )
         failures = tuple(answer for answer in answers if isinstance(answer, NodeError))
         found = [answer for answer in answers if not isinstance(answer, NodeError)]
         hosts = [host for host, _ in found]
         ports = {host.name: port for host, port in found}
-        dialed = everywhere(lambda host: self._dial(host, hosts, ports), hosts)
+        dialed = everywhere(lambda host: self._dial(host, hosts, ports), hosts, DIALING_SECONDS)
         failures += tuple(answer for answer in dialed if isinstance(answer, NodeError))
         return Evidence(
             plan=self._plan,
@@ -202,7 +213,9 @@ class Preflight:
             "hosts": ranks,
         }
         answers = everywhere(
-            lambda host: self._ranks(host, _program(program), own, limit), evidence.hosts
+            lambda host: self._ranks(host, _program(program), own, limit),
+            evidence.hosts,
+            limit + MARGIN,
         )
         said: dict[str, tuple[Facts, ...]] = {}
         failures: list[NodeError] = []
@@ -352,11 +365,12 @@ def _targets(host: HostFacts, peer: HostFacts, port: int | None) -> list[list[An
 
 
 def everywhere(
-    work: Callable[[_Item], _Result], items: Sequence[_Item]
+    work: Callable[[_Item], _Result], items: Sequence[_Item], limit: float
 ) -> list[_Result | NodeError]:
-    """``work`` done on all items at once, each in a thread of its own, in their order.
+    """``work`` done on all hosts at once, each in a thread of its own; the results in their order.
 
-    A NodeError is that item's result; anything else that is raised ends it all.
+    A NodeError is that host's result, also when it has none after ``limit`` seconds; anything
+    else that is raised ends it all.
     """
     done: queue.SimpleQueue[tuple[int, _Result | BaseException]] = queue.SimpleQueue()
 
@@ -369,7 +383,8 @@ def everywhere(
     for index, item in enumerate(items):
         threading.Thread(target=act, args=(index, item), daemon=True).start()
     results: dict[int, _Result | NodeError] = {}
-    while len(results) < len(items):
+    deadline = time.monotonic() + limit
+    while len(results) < len(items) and time.monotonic() < deadline:
         try:
             # Bounded, so that Ctrl-C is noticed.
             index, result = done.get(timeout=0.2)
@@ -378,7 +393,14 @@ def everywhere(
         if isinstance(result, BaseException) and not isinstance(result, NodeError):
             raise result
         results[index] = result
-    return [results[index] for index in range(len(items))]
+    late = f"no answer within {limit:.0f} s"
+    hint = "log in there: it may be out of memory, or a file system or a driver may hang"
+    return [
+        results[index]
+        if index in results
+        else ConnectError(item.host.name, ATTEMPTED, late, hint=hint)
+        for index, item in enumerate(items)
+    ]
 
 
 def _program(name: str) -> str:
