@@ -393,27 +393,45 @@ def in_job(request: Json, argv: list[str], limit: float) -> Json:
     if not os.path.isdir(workdir):
         workdir = os.path.expanduser("~")
     say, told = os.pipe()
-    giving, given = os.pipe()  # what the last stage reads, and where it is written
     setup = request.get("setup") or []
     environment = {**request["environment"], "DTRAIN_SAY": str(told)}
     argv = [expand(argv[0]) if argv[0].startswith("~/") else argv[0], *argv[1:]]
-    plan = json.dumps({"environment": environment, "argv": argv}).encode()
-    threading.Thread(target=pour, args=(given, plan), daemon=True).start()
     lines: list[str] = []
     listener = threading.Thread(target=hear, args=(say, lines), daemon=True)
     listener.start()
-    shell = program("bash") or "/bin/sh"
-    command = [shell, "-c", setup_script(setup, told, giving)]
-    status, out, err = run(command, limit, cwd=workdir, pipes=(told, giving))
+    try:
+        if setup:
+            status, out, err = after_setup(setup, told, argv, environment, workdir, limit)
+        else:
+            everything = {**os.environ, **environment}
+            status, out, err = run(argv, limit, cwd=workdir, environment=everything, pipes=(told,))
+    except OSError as error:
+        os.close(told)
+        return {"status": 127, "said": [], "output": "%s: %s" % (argv[0], error.strerror)}
     listener.join(1.0)
     steps = [int(line[6:]) for line in lines if line.startswith("setup ")]
     said = [line for line in lines if not line.startswith("setup ")]
-    output = (out + err).strip()[-4000:]
-    found: Json = {"status": status, "said": said, "output": output}
-    step = steps[-1] if steps else 0
-    if step <= len(setup):
-        found["failed_setup"] = step or 1
+    found: Json = {"status": status, "said": said, "output": (out + err).strip()[-4000:]}
+    if setup and (not steps or steps[-1] <= len(setup)):
+        found["failed_setup"] = steps[-1] if steps else 1
     return found
+
+
+def after_setup(
+    setup: list[str],
+    told: int,
+    argv: list[str],
+    environment: dict[str, str],
+    workdir: str,
+    limit: float,
+) -> tuple[int | None, str, str]:
+    """`run` through a shell that has run the setup lines, and told of each. Raises OSError."""
+    giving, given = os.pipe()  # what the last stage reads, and where it is written
+    plan = json.dumps({"environment": environment, "argv": argv}).encode()
+    threading.Thread(target=pour, args=(given, plan), daemon=True).start()
+    shell = program("bash") or "/bin/sh"
+    command = [shell, "-c", setup_script(setup, told, giving)]
+    return run(command, limit, cwd=workdir, pipes=(told, giving))
 
 
 def pour(fd: int, data: bytes) -> None:
