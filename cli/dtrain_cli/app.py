@@ -272,9 +272,9 @@ def check(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Find what would make a job fail, hang or crawl, on all hosts at once; start nothing.
+    """Find what would make a job fail, hang or crawl, on all hosts at once.
 
-    Runs the setup lines and imports the framework on every host, as a launch would. Exit code 3
+    Starts no job, but runs the setup lines and imports the framework as a launch would. Exit code 3
     says that a launch would fail, 0 that there is nothing worse than warnings.
     """
     from dtrain_cli.commands import check as command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,9 @@ def test_the_quick_part_of_a_launch(hosts: Hosts, launcher: Launcher) -> None:
         begun = time.monotonic()
         assert quick(plan, lend, base=file.parent) == ()  # type: ignore[arg-type]
         took = time.monotonic() - begun
+        # The ports that were tried are free again for the launch.
+        port = "import socket; socket.create_server(('', 29500)).close()"
+        cluster["node1"].run(sys.executable, "-c", port)
         cluster["node5"].run("hostname", "node4")
         (found,) = quick(plan, lend, base=file.parent)  # type: ignore[arg-type]
         assert found.hosts == ("node4", "node5")

@@ -41,6 +41,7 @@ CONNECT_SECONDS = 75.0
 """How long a connection may take with all attempts, see `dtrain.transport.retry`."""
 DIALING_SECONDS = 120.0
 MARGIN = 15.0
+END_SECONDS = 2.0
 REHEARSAL_SECONDS = 240.0
 BANDWIDTH_SECONDS = 600.0
 
@@ -107,8 +108,16 @@ class Conversation:
                 best = (theirs - sent - took / 2, took)
         return best
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """Tell the program to end; `close` waits until it has."""
         self._process.close_stdin()
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        # The ports that it listened on are free once it is gone, and not before.
+        with suppress(NodeError, TimeoutError):
+            self._process.close_stdin()
+            self._process.wait(END_SECONDS)
         self._process.close()
 
     def _start(self, python: str) -> None:
@@ -265,7 +274,9 @@ class Preflight:
             self.conversations.clear()
         for conversation in conversations:
             with suppress(NodeError):
-                conversation.close()
+                conversation.end()
+        for conversation in conversations:
+            conversation.close()
 
     def _gather(self, part: HostPlan, depth: Depth) -> tuple[HostFacts, int | None]:
         conversation = Conversation(part, self._reach(part))
@@ -426,7 +437,8 @@ def quick(
 ) -> tuple[Finding, ...]:
     """What can be told of a launch within a second: reachability, names, script, versions,
     interfaces, ports, room. ``reach`` may lend connections that are there already; they stay
-    open."""
+    open. To be called before anything is prepared on the hosts, because the ports are tried; they
+    are free again when this returns."""
     preflight = Preflight(plan, reach, base=base)
     try:
         return judge(preflight.look(CHEAP))
