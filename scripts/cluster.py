@@ -239,6 +239,7 @@ class Cluster:
         if not 1 <= count <= 200:
             raise ClusterError(f"{count} hosts: between 1 and 200 are possible")
         _check_machine()
+        _make_room_for_neighbors(count)
         _sweep()
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=STATE))
         self.folder.chmod(0o755)
@@ -476,6 +477,16 @@ def _check_machine() -> None:
         raise ClusterError(
             f"install {', '.join(missing)} first: apt-get install {' '.join(missing)}"
         )
+
+
+def _make_room_for_neighbors(count: int) -> None:
+    """All namespaces share one table of who is next to whom, of 1024 entries unless told otherwise:
+    from 32 hosts on that dial each other it overflows, and packets get lost."""
+    for family in ("ipv4", "ipv6"):
+        setting = Path(f"/proc/sys/net/{family}/neigh/default/gc_thresh3")
+        with contextlib.suppress(OSError):
+            if int(setting.read_text()) < 2 * count * count:
+                setting.write_text(str(2 * count * count))
 
 
 def _run(argv: Sequence[str], script: str) -> None:

@@ -213,6 +213,17 @@ def detached(desk: Desk, command: str) -> None:
     assert re.search(r"^cluster-\S+ +stopped ", desk.succeeds("dtrain ps"), re.MULTILINE)
 
 
+def init(desk: Desk, command: str) -> None:
+    desk.succeeds(command)
+    assert "8 processes on 8 hosts" in desk.succeeds("dtrain launch first.yaml --dry-run")
+
+
+def check(desk: Desk, command: str) -> None:
+    """Hosts that are all this machine have nothing wrong that a launch would fail of."""
+    desk.on_this_machine(TRAIN, hosts="gpu[01-02]")
+    assert "2 hosts checked" in desk.succeeds(command)
+
+
 COVERED: dict[str, Callable[[Desk, str], None]] = {
     "scripts/demo": run_by_ci,
     "scripts/test": run_by_ci,
@@ -226,6 +237,8 @@ COVERED: dict[str, Callable[[Desk, str], None]] = {
     "dtrain plan --model-size 7B cluster.yaml --gpu h100 --output cluster.yaml": plan_output,
     "dtrain plan --model-size 100B --tensor 8 --pipeline 8 --json": plan_json,
     "dtrain plan --model-size 100B --html plan.html": plan_page,
+    next(command for command in commands() if command.startswith("dtrain init")): init,
+    "dtrain check cluster.yaml": check,
     "dtrain launch cluster.yaml": launch,
     "dtrain launch cluster.yaml -- --lr 3e-4": launch_with_arguments,
     "dtrain launch cluster.yaml --rank 0,4-7 --fold": launch_shown_in_part,
@@ -249,7 +262,7 @@ def test_no_test_is_left_of_a_command_that_is_gone() -> None:
 
 
 def test_commands_within_sentences_exist() -> None:
-    verbs = {"attach", "launch", "logs", "plan", "ps", "schema", "stop"}
+    verbs = {"attach", "check", "init", "launch", "logs", "plan", "ps", "schema", "stop"}
     assert set(re.findall(r"`dtrain ([a-z]+)", README)) <= verbs
     help_text = "".join(
         subprocess.run([DTRAIN, verb, "--help"], capture_output=True, text=True, check=True).stdout

@@ -21,8 +21,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=(
-        "Exit codes: 0 done, 1 the job failed, 2 usage or invalid file, 3 a node failed,"
-        " 70 internal error, 130 interrupted."
+        "Exit codes: 0 done, 1 the job failed, 2 usage or invalid file, 3 a node or the"
+        " preflight failed, 70 internal error, 130 interrupted."
     ),
 )
 
@@ -327,6 +327,65 @@ def plan(
             )
         )
     )
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="The cluster file.", metavar="FILE")],
+    rendezvous: Annotated[
+        bool,
+        typer.Option("--rendezvous", help="Also start a real process group, and end it again."),
+    ] = False,
+    bandwidth: Annotated[
+        bool,
+        typer.Option("--bandwidth", help="Also measure how fast all-reduces and links are."),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --bandwidth: write what `dtrain plan --calibrate` reads.", metavar="FILE"
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Find what would make a job fail, hang or crawl, on all hosts at once.
+
+    Starts no job, but runs the setup lines and imports the framework as a launch would. Exit code 3
+    says that a launch would fail, 0 that there is nothing worse than warnings.
+    """
+    from dtrain_cli.commands import check as command
+
+    text, exit_code = command.check(command.Options(file, rendezvous, bandwidth, output, json))
+    _print(text)
+    raise typer.Exit(exit_code)
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(help="The file to write.", metavar="[FILE]")] = Path(
+        "cluster.yaml"
+    ),
+    hosts: Annotated[
+        str | None, typer.Option(help="The machines, e.g. gpu[01-08].", metavar="HOSTS")
+    ] = None,
+    framework: Annotated[
+        str | None, typer.Option(help="torch or tensorflow.", metavar="NAME")
+    ] = None,
+    script: Annotated[str | None, typer.Option(help="The training script.", metavar="FILE")] = None,
+    user: Annotated[
+        str | None, typer.Option(help="Whom to log in as, if not ssh's choice.", metavar="NAME")
+    ] = None,
+    probe: Annotated[
+        bool | None,
+        typer.Option("--probe/--no-probe", help="Look at the hosts over SSH; else it is asked."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+) -> None:
+    """Write a first cluster file: asks for what is not given, and looks at the hosts."""
+    from dtrain_cli.commands import init as command
+
+    options = command.Options(file, hosts, framework, script, user, probe, force)
+    _print(command.init(options))
 
 
 @app.command()

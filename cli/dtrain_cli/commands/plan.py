@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +18,6 @@ from dtrain.parallelism.sizes import parse_count, shape_for_size, shape_from_siz
 if TYPE_CHECKING:
     from dtrain.parallelism.efficiency import Efficiency
     from dtrain.spec.model import ClusterFile
-    from dtrain_cli.views.paper import Paper
 
 _T = TypeVar("_T")
 
@@ -101,9 +98,12 @@ def plan(options: Options) -> str:
         from dtrain.parallelism.document import document
 
         return _as_json(document(answer, table, options.top, [*notes, *written]))
+    from dtrain_cli.sheet import stdout_paper
     from dtrain_cli.views import layouts
 
-    return layouts.as_text(answer, table, _paper(), count=options.top, notes=notes, written=written)
+    return layouts.as_text(
+        answer, table, stdout_paper(), count=options.top, notes=notes, written=written
+    )
 
 
 def _framework(options: Options, spec: ClusterFile | None) -> str:
@@ -143,29 +143,16 @@ def _tensorflow(question: Question, options: Options, notes: list[str]) -> str:
 
         head = {"schema": SCHEMA, "model": model(question), "cluster": cluster(question)}
         return _as_json({**head, **found.to_document()})
+    from dtrain_cli.sheet import stdout_paper
     from dtrain_cli.views import strategies
 
-    return strategies.as_text(question, found, _paper(), notes)
+    return strategies.as_text(question, found, stdout_paper(), notes)
 
 
 def _as_json(found: dict[str, Any]) -> str:
     import json
 
     return json.dumps(found, indent=2) + "\n"
-
-
-def _paper() -> Paper:
-    from dtrain_cli.views import color
-    from dtrain_cli.views.outlet import Outlet
-    from dtrain_cli.views.paper import Paper
-
-    outlet = Outlet(sys.stdout, lambda _error: None)
-    columns, _ = outlet.size()
-    if not outlet.terminal:
-        wanted = os.environ.get("COLUMNS", "")
-        columns = int(wanted) if wanted.isdecimal() and len(wanted) < 6 else 100
-    encoding = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "")
-    return Paper(columns, color(outlet), outlet.terminal and encoding == "utf8")
 
 
 # The model.

@@ -1,0 +1,160 @@
+"""The text of a first cluster file: what a person said, and what the hosts are like. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dtrain import hostlist
+from dtrain.check import Evidence, HostFacts
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.hardware import hardware
+
+_BARE = re.compile(r"[A-Za-z_./~][A-Za-z0-9_./~-]*")
+_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "~"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What only a person knows."""
+
+    hosts: tuple[str, ...]
+    framework: str
+    script: str
+    user: str | None = None
+
+
+def text(answers: Answers, evidence: Evidence | None) -> str:
+    """A cluster file; ``evidence`` is what a look at its hosts found, None without one."""
+    hosts = list(evidence.hosts) if evidence is not None else []
+    return "\n".join(
+        [
+            "# Written by `dtrain init`. See what it would start with",
+            "#   dtrain launch FILE --dry-run",
+            "# and whether the hosts are ready with",
+            "#   dtrain check FILE",
+            "cluster:",
+            f"  hosts: {json.dumps(hostlist.fold(answers.hosts))}  # the order is the node rank",
+            *_devices(hosts, probed=evidence is not None),
+            *_network(hosts),
+            *([f"  ssh: {{user: {_scalar(answers.user)}}}"] if answers.user else []),
+            *_python(hosts, answers),
+            *_overrides(hosts),
+            "",
+            "job:",
+            f"  framework: {answers.framework}",
+            f"  script: {_scalar(answers.script)}",
+            "  sync: {source: .}  # sends the folder of this file to every host first",
+            "",
+        ]
+    )
+
+
+def _devices(hosts: Sequence[HostFacts], *, probed: bool) -> Iterator[str]:
+    if not hosts:
+        why = "no host could be asked" if probed else "the hosts were not asked"
+        yield f"  gpus: 0  # CHANGE: how many each host has; {why}"
+        return
+    count = _usual([_gpus(host) for host in hosts])
+    yield f"  gpus: {count}  # on each host"
+    names = {gpu["name"] for host in hosts for gpu in host.fact("gpus").get("gpus", ())}
+    for name in names if len(names) == 1 else ():
+        if known := _in_table(name):
+            yield f"  gpu: {known}  # {name}"
+
+
+def _in_table(name: str) -> str | None:
+    """What the hardware table calls a GPU, for the planner."""
+    for written in (name, name.removeprefix("NVIDIA ")):
+        try:
+            return hardware().gpu(written).name
+        except UsageError:
+            continue
+    return None
+
+
+def _network(hosts: Sequence[HostFacts]) -> Iterator[str]:
+    interfaces = [host.interface for host in hosts if host.interface not in (None, "lo")]
+    if len(hosts) < 2 or len(interfaces) < len(hosts):
+        return
+    parts = [f"interface: {_scalar(_usual(interfaces) or '')}"]
+    speeds = {_gbps(host) for host in hosts}
+    if len(speeds) == 1 and (speed := speeds.pop()):
+        parts.append(f"gbps: {speed:g}")
+    yield f"  network: {{{', '.join(parts)}}}"
+
+
+def _gbps(host: HostFacts) -> float:
+    """Gigabits per second of the fastest network there is: all RDMA ports, or the interface."""
+    rdma = sum(
+        port["rate"] or 0 for port in host.fact("infiniband").values() if port["state"] == "ACTIVE"
+    )
+    speed = host.interfaces.get(host.interface or "", {}).get("speed") or 0
+    return float(rdma or speed / 1000)
+
+
+def _python(hosts: Sequence[HostFacts], answers: Answers) -> Iterator[str]:
+    """Where `python3` has no framework, somebody has to say where it is."""
+    without = [
+        host.name
+        for host in hosts
+        if not host.fact("interpreter").get("framework", {}).get("version")
+    ]
+    if without:
+        where = hostlist.fold(without)
+        yield f"  python: python3  # CHANGE: on {where} it has no {answers.framework}"
+
+
+def _overrides(hosts: Sequence[HostFacts]) -> Iterator[str]:
+    """What differs from host to host, and addresses where names do not lead to each other."""
+    if not hosts:
+        return
+    gpus, interface = (
+        _usual([_gpus(host) for host in hosts]),
+        _usual([host.interface for host in hosts]),
+    )
+    found: dict[str, Mapping[str, str]] = {}
+    for host in hosts:
+        own: dict[str, str] = {}
+        if _unknown(host, hosts) and host.interface_address:
+            own["address"] = _scalar(host.interface_address)
+        if _gpus(host) != gpus:
+            own["gpus"] = str(_gpus(host))
+        if len(hosts) > 1 and host.interface not in (interface, None, "lo"):
+            own["interface"] = _scalar(host.interface)
+        if own:
+            found[host.name] = own
+    if found:
+        yield "  overrides:"
+    for name, differing in found.items():
+        values = ", ".join(f"{key}: {value}" for key, value in differing.items())
+        yield f"    {_scalar(name)}: {{{values}}}"
+
+
+def _unknown(host: HostFacts, hosts: Sequence[HostFacts]) -> bool:
+    """Whether another host cannot find this one by its name."""
+    for peer in hosts:
+        known = peer.fact("names").get("hosts", {}).get(host.name)
+        if peer is not host and known is not None:
+            addresses = set(known.get("addresses", ()))
+            if not addresses or not addresses & host.addresses:
+                return True
+    return False
+
+
+def _gpus(host: HostFacts) -> int:
+    return len(host.fact("gpus").get("gpus", ()))
+
+
+def _usual(values: Sequence[int | str | None]) -> int | str | None:
+    return Counter(values).most_common(1)[0][0]
+
+
+def _scalar(value: object) -> str:
+    """``value`` as YAML, quoted where it could be read as something else."""
+    written = str(value)
+    bare = _BARE.fullmatch(written) and written.lower() not in _WORDS
+    return written if bare else json.dumps(written, ensure_ascii=False)

@@ -1,0 +1,82 @@
+"""What `dtrain check --bandwidth` measured: tables of all-reduces and of links. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dtrain.check.bandwidth import Collective, Fabric
+from dtrain.framing import clean
+from dtrain_cli.views import names
+from dtrain_cli.views.paper import BOLD, RED, Paper
+
+_WIDEST = 16
+"""Hosts up to which all links are shown; of more, only the slow ones."""
+_CELL = 8
+
+
+def as_text(found: Fabric, hosts: Sequence[str], paper: Paper) -> Iterator[str]:
+    """Lines; links that fall behind are marked."""
+    for title, across in (("across all hosts", True), ("inside a host", False)):
+        rows = [one for one in found.collectives if (one.hosts > 1) == across]
+        if rows:
+            ranks = names.count(rows[0].ranks, "rank")
+            yield paper.paint(f"all-reduce {title} ({ranks}, {found.backend})", BOLD)
+            yield from map(_collective, rows)
+            yield ""
+    if found.links:
+        yield from _links(found, hosts, paper)
+
+
+def _collective(one: Collective) -> str:
+    size = f"{one.size >> 20} MiB" if one.size >= 1 << 20 else f"{one.size >> 10} KiB"
+    return f"{size:>9} {one.seconds * 1e3:>10.3f} ms {one.bus / 1e9:>9.3f} GB/s on the wire"
+
+
+def _links(found: Fabric, hosts: Sequence[str], paper: Paper) -> Iterator[str]:
+    yield paper.paint(
+        f"GB/s from the host at the left to the one above; {_rate(found.usual)} is usual", BOLD
+    )
+    if len(hosts) > _WIDEST:
+        for pair, rate in sorted(found.slow.items(), key=lambda item: item[1]):
+            yield f"{_rate(rate):>9}  {clean(' to '.join(pair))}"
+        yield f"the other {len(found.links) - len(found.slow)} links are within the usual"
+        yield ""
+        return
+    width = max(_CELL, *(len(clean(host)) + 2 for host in hosts))
+    yield " " * width + "".join(f"{clean(host):>{width}}" for host in hosts)
+    for row in hosts:
+        cells = []
+        for column in hosts:
+            pair = (row, column)
+            link = found.links.get(pair)
+            slow = pair in found.slow
+            text = "-" if link is None else f"{_rate(link)}{' !' if slow else '  '}"
+            cells.append(paper.paint(f"{text:>{width}}", RED if slow else 0))
+        yield f"{clean(row):<{width}}" + "".join(cells)
+    yield ""
+
+
+def _rate(rate: float) -> str:
+    return f"{rate / 1e9:.3g}"
+
+
+def as_document(found: Fabric) -> dict[str, Any]:
+    """The same for a program."""
+    return {
+        "backend": found.backend,
+        "all_reduce": [
+            {
+                "hosts": one.hosts,
+                "ranks": one.ranks,
+                "bytes": one.size,
+                "seconds": one.seconds,
+                "bus_bytes_per_second": one.bus,
+            }
+            for one in found.collectives
+        ],
+        "links": [
+            {"hosts": list(pair), "bytes_per_second": rate, "slow": pair in found.slow}
+            for pair, rate in found.links.items()
+        ],
+    }

@@ -1,0 +1,95 @@
+"""What `dtrain check` found, for a person to read and for a program. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dtrain.check import Evidence, Finding, HostFacts, Severity, bandwidth
+from dtrain.framing import clean
+from dtrain_cli.views import fabric, names
+from dtrain_cli.views.paper import BOLD, DIM, GREEN, RED, Paper, paragraph
+
+SCHEMA = 1
+_YELLOW = 33
+_COLORS = {Severity.ERROR: RED, Severity.WARNING: _YELLOW}
+_INDENT = " " * 9
+
+
+def as_text(evidence: Evidence, found: Sequence[Finding], seconds: float, paper: Paper) -> str:
+    """One table, worst first: who and what in the first line of each entry, then what was seen,
+    what was expected, and the remedy."""
+    measured = bandwidth.fabric(evidence)
+    hosts = [part.host.name for part in evidence.plan.hosts]
+    lines = list(fabric.as_text(measured, hosts, paper)) if measured else []
+    for finding in found:
+        lines += [*_entry(finding, len(evidence.plan.hosts), paper), ""]
+    lines += paragraph(_summary(evidence, found, seconds), paper, BOLD if found else GREEN)
+    return "".join(f"{paper.finish(line)}\n" for line in lines)
+
+
+def _entry(finding: Finding, of: int, paper: Paper) -> Iterator[str]:
+    word = finding.severity.value
+    count = len(finding.hosts)
+    who = names.folded_hosts(finding.hosts)
+    who += f" ({'all ' if count == of else ''}{count})" if count > 1 else ""
+    head = paper.paint(f"{word:<9}", _COLORS[finding.severity])
+    yield f"{head}{paper.paint(who, BOLD)}: {clean(finding.subject)}"
+    for title, text, code in (
+        ("", finding.seen, 0),
+        ("expected ", finding.expected, DIM),
+        ("remedy   ", finding.remedy, 0),
+    ):
+        hang = _INDENT + " " * len(title)
+        yield from paragraph(clean(text), paper, code, indent=_INDENT + title, hang=hang)
+
+
+def _summary(evidence: Evidence, found: Sequence[Finding], seconds: float) -> str:
+    hosts = names.count(len(evidence.plan.hosts), "host")
+    took = f"{seconds:.1f} s" if seconds < 60 else names.duration(seconds)
+    counts = Counter(finding.severity for finding in found)
+    parts = [names.count(counts[one], one.value) for one in Severity if counts[one]]
+    said = ", ".join(parts) or "nothing that would make the job fail, hang or crawl"
+    return f"{hosts} checked in {took}: {said}"
+
+
+def as_json(evidence: Evidence, found: Sequence[Finding]) -> str:
+    """One JSON object: every host with its facts, and the findings."""
+    failures = {failure.host: failure.message for failure in evidence.failures}
+    answered = {host.name: host for host in evidence.hosts}
+    hosts = [
+        _host(answered[name]) if name in answered else {"host": name, "error": failures.get(name)}
+        for name in (part.host.name for part in evidence.plan.hosts)
+    ]
+    measured = bandwidth.fabric(evidence)
+    document = {
+        "schema": SCHEMA,
+        "name": evidence.plan.name,
+        "hosts": hosts,
+        **({"bandwidth": fabric.as_document(measured)} if measured else {}),
+        "findings": [
+            {
+                "severity": finding.severity.value,
+                "subject": finding.subject,
+                "hosts": list(finding.hosts),
+                "seen": finding.seen,
+                "expected": finding.expected,
+                "remedy": finding.remedy,
+            }
+            for finding in found
+        ],
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def _host(host: HostFacts) -> dict[str, Any]:
+    return {
+        "host": host.name,
+        "latency": round(host.latency, 6),
+        "clock_offset": round(host.clock_offset, 6),
+        "clock_error": round(host.clock_error, 6),
+        "facts": dict(host.facts),
+        "dialed": [dict(one) for one in host.dialed],
+    }

@@ -1,0 +1,136 @@
+"""What the fabric was measured to carry, and which links and hosts fall behind. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from dtrain.check.finding import Finding, error, warning
+from dtrain.check.reach import groups
+
+if TYPE_CHECKING:
+    from dtrain.check.evidence import Evidence, Facts
+
+SLOW = 0.5
+"""A link that carries less than this share of the usual is slow."""
+CALIBRATION = 1
+"""Schema of `dtrain.parallelism.calibration`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One all-reduce of ``size`` bytes on each rank."""
+
+    hosts: int
+    ranks: int
+    size: int
+    seconds: float
+
+    @property
+    def bus(self) -> float:
+        """Bytes per second on the wire of each rank, as nccl-tests count them."""
+        return 2 * (self.ranks - 1) / self.ranks * self.size / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """Everything that was measured."""
+
+    backend: str
+    collectives: tuple[Collective, ...]
+    links: Mapping[tuple[str, str], float]
+    """Bytes per second from one host to another, with the largest messages."""
+
+    @property
+    def usual(self) -> float:
+        """What a link of a healthy host carries: the middle one of all hosts' best links. One
+        slow host among three has two of the three links, and yet is the odd one out."""
+        best: dict[str, float] = {}
+        for pair, rate in self.links.items():
+            for host in pair:
+                best[host] = max(rate, best.get(host, 0.0))
+        return median(best.values()) if best else 0.0
+
+    @property
+    def slow(self) -> dict[tuple[str, str], float]:
+        return {pair: rate for pair, rate in self.links.items() if rate < SLOW * self.usual}
+
+
+def fabric(evidence: Evidence) -> Fabric | None:
+    """What was measured; None if nothing was, or not by all ranks."""
+    reports = [report for said in evidence.bandwidth.values() for report in said]
+    if not reports or any(report["failed"] for report in reports):
+        return None
+    host_of = {r["rank"]: host for host, said in evidence.bandwidth.items() for r in said}
+    collectives: list[Collective] = []
+    ranks, hosts = len(reports), len(evidence.bandwidth)
+    if ranks > 1:
+        collectives += [
+            Collective(hosts, ranks, size, max(dict(r["all"])[size] for r in reports))
+            for size, _ in reports[0]["all"]
+        ]
+    if hosts > 1:
+        collectives += _inside(evidence.bandwidth)
+    links: dict[tuple[str, str], float] = {}
+    for report in reports:
+        for one, other, size, seconds in sorted(report["pairs"], key=lambda pair: pair[2]):
+            links[host_of[one], host_of[other]] = size / seconds
+    return Fabric(reports[0]["backend"], tuple(collectives), links)
+
+
+def _inside(said: Mapping[str, tuple[Facts, ...]]) -> Iterator[Collective]:
+    """All-reduces among the ranks of one host: those of the slowest one."""
+    measured: dict[tuple[int, int], float] = {}
+    for reports in said.values():
+        for report in reports:
+            for size, seconds in report["inside"]:
+                key = len(reports), size
+                measured[key] = max(seconds, measured.get(key, 0.0))
+    for (ranks, size), seconds in measured.items():
+        yield Collective(1, ranks, size, seconds)
+
+
+def calibration(found: Fabric) -> dict[str, Any]:
+    """What `dtrain plan --calibrate` reads."""
+    return {
+        "schema": CALIBRATION,
+        "collectives": [
+            {
+                "kind": "all_reduce",
+                "ranks": one.ranks,
+                "hosts": one.hosts,
+                "bytes": one.size,
+                "seconds": one.seconds,
+            }
+            for one in found.collectives
+        ],
+    }
+
+
+def judge(evidence: Evidence) -> Iterator[Finding]:
+    for host, said in evidence.bandwidth.items():
+        for report in said:
+            if report["failed"]:
+                yield error(
+                    "bandwidth",
+                    [host],
+                    f"a rank could not measure: {report['error']}",
+                    "all ranks take part",
+                    "find out which hosts do not meet: dtrain check FILE --rendezvous",
+                )
+    found = fabric(evidence)
+    if found is None:
+        return
+    for group in groups([host.name for host in evidence.hosts], found.slow):
+        rate = found.links[group.example]
+        yield warning(
+            "bandwidth",
+            group.hosts,
+            f"slow between {group}: {rate / 1e9:.3g} GB/s from {group.example[0]} to"
+            f" {group.example[1]}; {found.usual / 1e9:.3g} GB/s is usual here",
+            "links alike: the slowest one sets the pace of every step",
+            "look at link speed, errors and the switch port (`ethtool INTERFACE`, `ip -s link`,"
+            " `ibstat`), and at other jobs on these hosts",
+        )

@@ -1,0 +1,33 @@
+"""Clocks that differ between hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median_low
+
+from dtrain.check.evidence import Evidence
+from dtrain.check.finding import Finding, error, warning
+
+TOLERATED = 2.0
+"""Seconds. Logs of several hosts are hard to read beyond; make and file servers get confused."""
+REFUSED = 300.0
+"""Seconds beyond which Kerberos, and soon object stores, refuse requests."""
+
+
+def judge(evidence: Evidence) -> Iterator[Finding]:
+    # The launching machine's clock has a vote, and no more: it may be the one that is wrong.
+    middle = median_low([0.0, *(host.clock_offset for host in evidence.hosts)])
+    for host in evidence.hosts:
+        off = host.clock_offset - middle
+        if abs(off) - host.clock_error <= TOLERATED:
+            continue
+        size = f"{abs(off):.0f} s" if abs(off) < REFUSED else f"{abs(off) / 60:.0f} min"
+        way = "ahead of" if off > 0 else "behind"
+        judged = error if abs(off) > REFUSED else warning
+        yield judged(
+            "clock",
+            [host.name],
+            f"its clock is {size} {way} the others'",
+            "clocks within 2 s of each other: certificates, tokens and file times depend on it",
+            "sudo timedatectl set-ntp true there (or sudo chronyc makestep)",
+        )

@@ -1,0 +1,108 @@
+"""The script and the code beside it: there, and the same everywhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from dtrain.check.evidence import Evidence
+from dtrain.check.finding import Finding, error, warning
+from dtrain.check.skew import outliers
+
+_SYNC = "set job.sync so that a launch sends it"
+_FEW = 5
+
+
+def judge(evidence: Evidence) -> Iterator[Finding]:
+    job = evidence.plan.job
+    if evidence.script_in_source is False:
+        yield error(
+            "script",
+            [part.host.name for part in evidence.plan.hosts],
+            f"job.sync.source, {job.sync.source if job.sync else '.'}, holds no {job.script}",
+            "the folder that is sent holds the script",
+            "name the folder of the script in job.sync.source, and the script in job.script"
+            " as it is called in that folder",
+        )
+    elif evidence.script_in_source is None:
+        yield from _script(evidence)
+    if job.sync is None:
+        yield from _workdir(evidence)
+        yield from _code(evidence)
+
+
+def _workdir(evidence: Evidence) -> Iterator[Finding]:
+    for host in evidence.hosts:
+        found = host.fact("script")
+        if found and not found["workdir_exists"]:
+            yield error(
+                "workdir",
+                [host.name],
+                f"there is no folder {found['workdir']}",
+                "job.workdir exists",
+                f"mkdir -p {host.part.workdir} there, or {_SYNC}",
+            )
+
+
+def _script(evidence: Evidence) -> Iterator[Finding]:
+    name = evidence.plan.job.script
+    digests: dict[str, str] = {}
+    for host in evidence.hosts:
+        found = host.fact("script")
+        # Where the folder itself is missing, that is said.
+        there = found.get("workdir_exists") or str(name).startswith("/")
+        if there and found.get("exists") is False:
+            yield error(
+                "script",
+                [host.name],
+                f"there is no {found['path']}",
+                f"{name} is there",
+                f"copy it there, set job.workdir to its folder, or {_SYNC}",
+            )
+        elif "digest" in found:
+            digests[host.name] = f"its SHA-256 begins with {found['digest'][:8]}"
+    for outlier in outliers(digests):
+        yield error(
+            "script",
+            outlier.hosts,
+            f"{name} differs between hosts: {outlier.seen}",
+            "the same content everywhere: ranks that run different code wait for each other",
+            f"copy it anew to {'these hosts' if len(outlier.hosts) > 1 else 'this host'},"
+            f" or {_SYNC}",
+        )
+
+
+def _code(evidence: Evidence) -> Iterator[Finding]:
+    """Files beside the script that differ from what most hosts have."""
+    found = {host.name: host.fact("script").get("code") for host in evidence.hosts}
+    known = {host: dict(files) for host, files in found.items() if files is not None}
+    if len(known) < 2:
+        return
+    script = evidence.plan.job.script
+    for name, differ in differing(known).items():
+        own = sorted(file for file in differ if file != script)
+        if own:
+            more = f" and {len(own) - _FEW} more" if len(own) > _FEW else ""
+            yield warning(
+                "code",
+                [name],
+                f"in {evidence[name].part.workdir} differ {', '.join(own[:_FEW])}{more}",
+                "the same content as on most hosts",
+                f"copy the folder anew, or {_SYNC}",
+            )
+
+
+def differing(tables: dict[str, dict[str, str]]) -> dict[str, set[str]]:
+    """By host, the keys whose value (or absence) is not the most common one.
+
+    Where two values are equally common, every host that has either is named.
+    """
+    found: dict[str, set[str]] = {}
+    for key in set().union(*tables.values()):
+        counts = Counter(table.get(key) for table in tables.values())
+        ranked = counts.most_common()
+        tie = len(ranked) > 1 and ranked[0][1] == ranked[1][1]
+        for host, table in tables.items():
+            if len(ranked) > 1 and (tie or table.get(key) != ranked[0][0]):
+                found.setdefault(host, set()).add(key)
+    return found

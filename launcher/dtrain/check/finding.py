@@ -1,0 +1,62 @@
+"""What `dtrain check` has to say: findings, folded over hosts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, unique
+
+from dtrain import hostlist
+
+
+@unique
+class Severity(Enum):
+    """Worst first."""
+
+    ERROR = "error"
+    """The job would fail or hang."""
+    WARNING = "warning"
+    """The job may start, but will be slow, or fail under conditions that cannot be told now."""
+
+
+HOSTS = "{hosts}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, on one or more hosts. Its texts are single plain sentences or
+    phrases and may quote what hosts said: clean them before a terminal sees them."""
+
+    severity: Severity
+    subject: str
+    """One or two words: ``torch``, ``script``, ``network``."""
+    hosts: tuple[str, ...]
+    seen: str
+    expected: str
+    remedy: str
+    """A command to run, or a key of the cluster file to set. `HOSTS` in it stands for the hosts
+    of the finding, as ``cluster.overrides`` takes them."""
+
+
+def error(subject: str, hosts: Sequence[str], seen: str, expected: str, remedy: str) -> Finding:
+    return Finding(Severity.ERROR, subject, tuple(hosts), seen, expected, remedy)
+
+
+def warning(subject: str, hosts: Sequence[str], seen: str, expected: str, remedy: str) -> Finding:
+    return Finding(Severity.WARNING, subject, tuple(hosts), seen, expected, remedy)
+
+
+def fold(findings: Iterable[Finding], order: Sequence[str]) -> tuple[Finding, ...]:
+    """Each distinct finding once, with all its hosts in ``order``; worst first, and what concerns
+    most hosts first among equals."""
+    place = {host: index for index, host in enumerate(order)}
+    hosts: dict[Finding, set[str]] = {}
+    for finding in findings:
+        hosts.setdefault(replace(finding, hosts=()), set()).update(finding.hosts)
+    folded = []
+    for finding, names in hosts.items():
+        those = sorted(names, key=lambda name: place.get(name, len(place)))
+        remedy = finding.remedy.replace(HOSTS, hostlist.fold(those))
+        folded.append(replace(finding, hosts=tuple(those), remedy=remedy))
+    severities = list(Severity)
+    return tuple(sorted(folded, key=lambda one: (severities.index(one.severity), -len(one.hosts))))

@@ -1,0 +1,255 @@
+"""GPUs: there, healthy, alike, and free."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from dtrain import hostlist
+from dtrain.check.evidence import Evidence, Facts, HostFacts
+from dtrain.check.finding import HOSTS, Finding, error, warning
+from dtrain.check.sizes import GIB, in_words
+from dtrain.check.skew import outliers
+
+_SLOWDOWNS = {
+    "hw_slowdown": "its hardware has slowed it down",
+    "hw_thermal_slowdown": "it is too hot",
+    "sw_thermal_slowdown": "it is too hot",
+    "hw_power_brake_slowdown": "its power supply holds it back",
+}
+_FATAL_XIDS = {
+    48: "double-bit memory error",
+    64: "memory rows could not be remapped",
+    79: "the GPU has fallen off the bus",
+    95: "uncontained memory error",
+}
+_BAD_XIDS = {63: "memory rows were remapped", 74: "NVLink error", 94: "contained memory error"}
+DESKTOP = 3 * GIB // 2
+"""Bytes of a GPU's memory that a desktop may use."""
+
+
+def judge(evidence: Evidence) -> Iterator[Finding]:
+    for host in evidence.hosts:
+        found = host.facts.get("gpus")
+        if found is None or not host.part.host.gpus:
+            continue
+        yield from _there(host, found)
+        for gpu in _used(host):
+            yield from _health(host, gpu)
+            yield from _free(host, gpu)
+        yield from _xids(host)
+    yield from _alike(evidence)
+
+
+def _used(host: HostFacts) -> list[Facts]:
+    """The GPUs that the job uses there."""
+    return [gpu for gpu in host.fact("gpus").get("gpus", ()) if gpu["index"] in host.part.host.gpus]
+
+
+def _there(host: HostFacts, found: Facts) -> Iterator[Finding]:
+    wanted = host.part.host.gpus
+    expected = f"GPUs {indices(wanted)}, which the cluster file asks for"
+    key = f"cluster.overrides.{HOSTS}.gpus"
+    if "error" in found:
+        if found.get("tool"):
+            yield error(
+                "gpu",
+                [host.name],
+                f"{found['tool']} fails: {found['error']}",
+                expected,
+                _driver_remedy(found["error"]),
+            )
+        return
+    if "gpus" not in found:
+        sees = host.fact("interpreter").get("framework", {}).get("gpus", 0)
+        if sees >= len(wanted):
+            return  # no tool, but the framework works with them
+        pci = ", ".join(f"{count} of {vendor}" for vendor, count in found.get("pci", {}).items())
+        seen = f"no driver for its GPUs ({pci})" if pci else "there is no GPU"
+        remedy = "install the GPUs' driver" if pci else f"set {key}: 0, or leave that host out"
+        if host.fact("machine").get("container"):
+            remedy = "start the container with its GPUs (docker run --gpus all)"
+        yield error("gpu", [host.name], seen, expected, remedy)
+        return
+    there = {gpu["index"] for gpu in found["gpus"]}
+    if missing := [index for index in wanted if index not in there]:
+        yield error(
+            "gpu",
+            [host.name],
+            f"there are {len(there)} GPUs; GPU {indices(missing)} is missing",
+            expected,
+            f"set {key}: {len(there)}, or look for lost GPUs: `dmesg | grep -i -e xid -e amdgpu`",
+        )
+
+
+def indices(numbers: Iterable[int]) -> str:
+    """``0-3,7``."""
+    return hostlist.fold(map(str, numbers)).strip("[]")
+
+
+def _driver_remedy(said: str) -> str:
+    if "mismatch" in said.lower():
+        return "the driver was upgraded while loaded: restart the host"
+    return "load or install the GPUs' driver there (sudo modprobe nvidia), or restart the host"
+
+
+def _health(host: HostFacts, gpu: Facts) -> Iterator[Finding]:
+    index = gpu["index"]
+    reset = f"sudo nvidia-smi --gpu-reset -i {index} there, or restart the host"
+    if gpu.get("mig") == "Enabled":
+        yield error(
+            "gpu",
+            [host.name],
+            f"GPU {index} is cut into MIG instances",
+            "whole GPUs: NCCL does not work between MIG instances",
+            f"sudo nvidia-smi -i {index} -mig 0 there, or leave it out of the host's gpus",
+        )
+    if gpu.get("compute_mode") == "Prohibited":
+        yield error(
+            "gpu",
+            [host.name],
+            f"GPU {index} is in compute mode Prohibited",
+            "compute mode Default",
+            f"sudo nvidia-smi -i {index} -c DEFAULT there",
+        )
+    if gpu.get("remap_failed") == "Yes":
+        yield error(
+            "gpu",
+            [host.name],
+            f"GPU {index} could not remap memory rows that failed",
+            "healthy memory",
+            "have the GPU replaced, and leave it out of the host's gpus until then",
+        )
+    elif gpu.get("uncorrected"):
+        yield error(
+            "gpu",
+            [host.name],
+            f"GPU {index} has had {gpu['uncorrected']} uncorrectable memory errors"
+            " since the driver was loaded",
+            "none",
+            f"{reset}; have it replaced if they come back",
+        )
+    elif gpu.get("remap_pending") == "Yes":
+        yield warning(
+            "gpu",
+            [host.name],
+            f"GPU {index} waits for a reset to retire failing memory",
+            "no repair pending",
+            reset,
+        )
+    reasons = dict.fromkeys(_SLOWDOWNS[one] for one in gpu["slowed"] if one in _SLOWDOWNS)
+    if reasons:
+        heat = f" ({gpu['temperature']} °C)" if gpu.get("temperature") else ""
+        yield warning(
+            "gpu",
+            [host.name],
+            f"GPU {index} runs below its clocks: {', '.join(reasons)}{heat}",
+            "full clocks",
+            "see to its cooling and power: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE`",
+        )
+
+
+def _free(host: HostFacts, gpu: Facts) -> Iterator[Finding]:
+    used, memory = gpu.get("used") or 0, gpu.get("memory") or 0
+    if used <= DESKTOP:
+        return
+    holders = [
+        f"{one['pid']} ({one['name']}{', ' + one['user'] if one['user'] else ''})"
+        for one in gpu["processes"]
+    ]
+    by = f" by process {', '.join(holders[:4])}" if holders else ""
+    kill = " ".join(str(one["pid"]) for one in gpu["processes"][:4])
+    judged = error if memory and used > memory / 2 else warning
+    yield judged(
+        "gpu",
+        [host.name],
+        f"{in_words(used)} of the {in_words(memory)} of GPU {gpu['index']} are in use{by}",
+        "free memory",
+        f"if it is not wanted, there: kill {kill}" if kill else _who(host, gpu["index"]),
+    )
+
+
+def _who(host: HostFacts, index: int) -> str:
+    if host.fact("gpus").get("tool") == "rocm-smi":
+        return "see who uses it with `rocm-smi --showpids`, also in containers"
+    return f"see who uses it with `sudo fuser -v /dev/nvidia{index}`, also in containers"
+
+
+def _xids(host: HostFacts) -> Iterator[Finding]:
+    found = host.fact("gpus").get("xids", {})
+    if "error" in found:
+        return
+    for key, count in found.items():
+        place, _, code = key.partition(" ")
+        number = int(code)
+        if number not in _FATAL_XIDS and number not in _BAD_XIDS:
+            continue
+        meaning = _FATAL_XIDS.get(number) or _BAD_XIDS[number]
+        # What the log tells may have been repaired since; a GPU off the bus cannot be.
+        judged = error if number == 79 else warning
+        yield judged(
+            "gpu",
+            [host.name],
+            f"the driver has reported Xid {number} ({meaning}) {count} times for the GPU at"
+            f" {place} since the host started",
+            "no such reports",
+            "restart the host; have the GPU looked at if it comes back",
+        )
+
+
+def _alike(evidence: Evidence) -> Iterator[Finding]:
+    models: dict[str, str] = {}
+    drivers: dict[str, str] = {}
+    for host in evidence.hosts:
+        used = _used(host)
+        if not used:
+            continue
+        kinds = Counter(
+            f"{gpu['name']} with {in_words(gpu['memory'])}" if gpu["memory"] else str(gpu["name"])
+            for gpu in used
+        )
+        models[host.name] = " and ".join(sorted(kinds))
+        if driver := host.fact("gpus").get("driver"):
+            drivers[host.name] = f"driver {driver}"
+        if len(kinds) > 1:
+            yield warning(
+                "gpu",
+                [host.name],
+                f"its GPUs are of {len(kinds)} kinds: {', '.join(sorted(kinds))}",
+                "one kind: the slowest and smallest sets the pace",
+                f"choose GPUs of one kind with cluster.overrides.{HOSTS}.gpus",
+            )
+        yield from _narrow(host, used)
+    for outlier in outliers(models):
+        yield warning(
+            "gpu",
+            outlier.hosts,
+            outlier.seen,
+            "the same GPUs everywhere: the slowest and smallest sets the pace",
+            "leave these hosts out of cluster.hosts, or choose batch sizes for the smallest",
+        )
+    for outlier in outliers(drivers):
+        yield warning(
+            "driver",
+            outlier.hosts,
+            outlier.seen,
+            "the same driver everywhere",
+            f"install {outlier.usual} there",
+        )
+
+
+def _narrow(host: HostFacts, used: list[Facts]) -> Iterator[Finding]:
+    """A GPU whose link to the host is narrower than its neighbors'."""
+    widths: dict[int, int] = {
+        gpu["index"]: gpu["link_width"] for gpu in used if gpu.get("link_width")
+    }
+    widest = max(widths.values(), default=0)
+    narrow = [index for index, width in widths.items() if width and width < widest]
+    if narrow:
+        yield warning(
+            "gpu",
+            [host.name],
+            f"GPU {indices(narrow)} uses {widths[narrow[0]]} PCIe lanes, its neighbors {widest}",
+            "the same width for all",
+            "reseat that GPU or its riser, and see the slot's settings in the firmware",
+        )

@@ -1,0 +1,137 @@
+"""The machines themselves: distinct, alike, and free for the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from dtrain.check.evidence import Evidence, HostFacts
+from dtrain.check.finding import Finding, error, warning
+from dtrain.check.sizes import GIB, in_words
+from dtrain.check.skew import outliers
+
+
+def judge(evidence: Evidence) -> Iterator[Finding]:
+    yield from _one_machine_twice(evidence)
+    yield from _one_name_twice(evidence)
+    yield from _architecture(evidence)
+    for host in evidence.hosts:
+        yield from _memory(host)
+        yield from _leftovers(host)
+    yield from _processors(evidence)
+
+
+def _one_machine_twice(evidence: Evidence) -> Iterator[Finding]:
+    for first, second in combinations(evidence.hosts, 2):
+        local = {first.part.host.transport, second.part.host.transport} == {"local"}
+        shared = set(_uuids(first)) & set(_uuids(second))
+        same = first.machine is not None and first.machine == second.machine
+        if shared or (same and not local):
+            what = "are one machine"
+            if not same:
+                what = f"share GPUs ({len(shared)} of them)"
+            yield error(
+                "hosts",
+                [first.name, second.name],
+                f"{first.name} and {second.name} {what}",
+                "every host of the cluster is a machine with GPUs and ports of its own",
+                f"remove one of them from cluster.hosts, or correct cluster.overrides"
+                f".{second.name}.address",
+            )
+
+
+def _uuids(host: HostFacts) -> Iterator[str]:
+    for gpu in host.fact("gpus").get("gpus", ()):
+        if gpu.get("uuid") and gpu["index"] in host.part.host.gpus:
+            yield gpu["uuid"]
+
+
+def _one_name_twice(evidence: Evidence) -> Iterator[Finding]:
+    """NCCL takes hosts with one name and one kernel for one machine (containers, mostly)."""
+    by_name: dict[str, list[HostFacts]] = {}
+    for host in evidence.hosts:
+        name = host.fact("machine").get("hostname")
+        if name:
+            by_name.setdefault(name, []).append(host)
+    for name, hosts in by_name.items():
+        if len({host.machine for host in hosts}) < 2:
+            continue
+        one_kernel = len({host.machine[0] for host in hosts if host.machine}) < len(hosts)
+        judged = error if one_kernel else warning
+        why = "NCCL takes them for one machine" if one_kernel else "their logs look alike"
+        yield judged(
+            "hosts",
+            [host.name for host in hosts],
+            f"all of them call themselves {name}",
+            f"a host name of its own for each: {why}",
+            "sudo hostnamectl set-hostname NAME on all but one (for containers: --hostname)",
+        )
+
+
+def _architecture(evidence: Evidence) -> Iterator[Finding]:
+    found = {host.name: host.fact("machine").get("architecture", "") for host in evidence.hosts}
+    for outlier in outliers({name: kind for name, kind in found.items() if kind}):
+        yield warning(
+            "hosts",
+            outlier.hosts,
+            outlier.seen,
+            "one processor architecture: environments and results differ otherwise",
+            "leave these hosts out of cluster.hosts, or give them a cluster.overrides python",
+        )
+
+
+def _memory(host: HostFacts) -> Iterator[Finding]:
+    found = host.fact("memory")
+    if not found:
+        return
+    total = min(found["total"], found.get("limit", found["total"]))
+    workers = max(1, sum(process.ranks for process in host.part.processes))
+    if found["available"] < GIB * min(workers, 8) // 2:
+        yield warning(
+            "memory",
+            [host.name],
+            f"{in_words(found['available'])} of {in_words(total)} are available"
+            f" for {workers} worker{'s' * (workers != 1)}",
+            "512 MiB for each worker at least",
+            "see what uses it (`ps aux --sort=-rss | head`) and stop that",
+        )
+
+
+def _leftovers(host: HostFacts) -> Iterator[Finding]:
+    for run, pids in host.fact("leftovers").items():
+        yield warning(
+            "processes",
+            [host.name],
+            f"{len(pids)} process{'es' * (len(pids) != 1)} of run {run} still run there",
+            "no other job of yours beside this one",
+            f"if it is not wanted: dtrain stop {run}, or there:"
+            f" kill {' '.join(map(str, pids[:8]))}",
+        )
+
+
+def _processors(evidence: Evidence) -> Iterator[Finding]:
+    governors: dict[str, str] = {}
+    nodes: dict[str, str] = {}
+    for host in evidence.hosts:
+        found = host.fact("machine")
+        if found.get("governors"):
+            governors[host.name] = "governor " + "+".join(sorted(found["governors"]))
+        if found.get("numa_nodes"):
+            count = found["numa_nodes"]
+            nodes[host.name] = f"{count} NUMA node{'s' * (count != 1)}"
+    for outlier in outliers(governors):
+        yield warning(
+            "cpu",
+            outlier.hosts,
+            outlier.seen,
+            "the same frequency governor everywhere: the slowest host sets the pace",
+            f"sudo cpupower frequency-set -g {outlier.usual.split()[-1].split('+')[0]} there",
+        )
+    for outlier in outliers(nodes):
+        yield warning(
+            "cpu",
+            outlier.hosts,
+            outlier.seen,
+            "the same layout of memory everywhere",
+            "set NPS or sub-NUMA clustering alike in the firmware of all hosts",
+        )

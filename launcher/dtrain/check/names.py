@@ -1,0 +1,73 @@
+"""Whether every host finds every other by the address in the cluster file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dtrain.check.evidence import Evidence, HostFacts, is_loopback
+from dtrain.check.finding import Finding, error, warning
+
+SLOW_REVERSE = 2.0
+"""Seconds for the name of an address, which PyTorch's rendezvous asks for."""
+
+
+def judge(evidence: Evidence) -> Iterator[Finding]:
+    for host in evidence.hosts:
+        for peer in evidence.hosts:
+            if peer is not host and (peer.machine is None or peer.machine != host.machine):
+                yield from _peer(evidence, host, peer)
+        seconds = host.fact("names").get("reverse_seconds", 0.0)
+        if seconds > SLOW_REVERSE:
+            first = evidence.plan.hosts[0].host
+            yield warning(
+                "names",
+                [host.name],
+                f"asking for the name of {first.name}'s address takes {seconds:.0f} s",
+                "an answer at once: every connection to the rendezvous asks for it",
+                f"add {first.name} and its address to /etc/hosts there, or correct the name"
+                " servers in /etc/resolv.conf",
+            )
+
+
+def _peer(evidence: Evidence, host: HostFacts, peer: HostFacts) -> Iterator[Finding]:
+    address = peer.part.host.address
+    found = host.fact("names").get("hosts", {}).get(peer.name)
+    if found is None:
+        return
+    theirs = peer.interface_address or "its IP address"
+    override = f"set cluster.overrides.{peer.name}.address: {theirs}"
+    if "error" in found:
+        yield error(
+            "names",
+            [host.name],
+            f"{address}, the address of {peer.name}, is not known there: {found['error']}",
+            "every host knows the address of every other",
+            f"{override}, or add the line `{theirs} {address}` to /etc/hosts there",
+        )
+    elif all(map(is_loopback, found["addresses"])):
+        leads = ", ".join(found["addresses"])
+        written = "" if is_loopback(address) else ", or correct the line for it in /etc/hosts there"
+        yield error(
+            "names",
+            [host.name],
+            f"{address}, the address of {peer.name}, leads to the host itself ({leads})",
+            f"an address that leads to {peer.name}",
+            f"{override}{written}",
+        )
+    elif other := leads_astray(evidence, peer, found["addresses"]):
+        yield error(
+            "names",
+            [host.name],
+            f"{address}, the address of {peer.name}, leads to {other}"
+            f" ({', '.join(found['addresses'])})",
+            f"an address that leads to {peer.name}",
+            f"{override}, or correct its entry in /etc/hosts there or in the name server",
+        )
+
+
+def leads_astray(evidence: Evidence, peer: HostFacts, addresses: Sequence[str]) -> str:
+    """The host that has all of ``addresses``, where ``peer`` has none of them; else empty."""
+    wanted = set(addresses)
+    if not wanted or wanted & peer.addresses:
+        return ""
+    return next((host.name for host in evidence.hosts if wanted <= host.addresses), "")

@@ -1,0 +1,125 @@
+"""The interfaces that the job's traffic uses, and InfiniBand ports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dtrain.check.evidence import Evidence, HostFacts
+from dtrain.check.finding import HOSTS, Finding, error, warning
+from dtrain.check.skew import outliers
+
+
+def judge(evidence: Evidence) -> Iterator[Finding]:
+    for host in evidence.hosts:
+        if host.interfaces and host.chosen_interface is not None:
+            yield from _chosen(host, host.chosen_interface)
+            yield from _routes(host)
+    yield from _alike(evidence)
+    yield from _infiniband(evidence)
+
+
+def _chosen(host: HostFacts, name: str) -> Iterator[Finding]:
+    found = host.interfaces.get(name)
+    key = f"cluster.overrides.{HOSTS}.interface"
+    if found is None:
+        usable = [
+            other for other, one in host.interfaces.items() if one["addresses"] and other != "lo"
+        ]
+        yield error(
+            "interface",
+            [host.name],
+            f"there is no interface {name}; there are {', '.join(usable) or 'none'}",
+            f"the interface that the cluster file names, {name}",
+            f"set {key}" + (f": {usable[0]}" if usable else ""),
+        )
+    elif not found["up"] or found["state"] == "down":
+        yield error(
+            "interface",
+            [host.name],
+            f"interface {name} is down",
+            f"{name} is up and has an address",
+            f"sudo ip link set {name} up there, or set {key} to another",
+        )
+    elif not found["addresses"]:
+        yield error(
+            "interface",
+            [host.name],
+            f"interface {name} has no IP address",
+            f"{name} is up and has an address",
+            f"give it one (sudo ip addr add ADDRESS/PREFIX dev {name}), or set {key} to another",
+        )
+
+
+def _routes(host: HostFacts) -> Iterator[Finding]:
+    """Addresses of the others' interfaces that the kernel reaches by another interface."""
+    owner = {address: name for name, one in host.interfaces.items() for address in one["addresses"]}
+    for found in host.dialed:
+        leaves_by = owner.get(found.get("source") or "")
+        if leaves_by not in (None, host.interface):
+            yield warning(
+                "route",
+                [host.name],
+                f"traffic to {found['address']} ({found['host']}) leaves by {leaves_by}",
+                f"it leaves by {host.interface}, which the cluster file names",
+                f"correct the address of {host.interface} or the routes there (`ip route get"
+                f" {found['address']}`)",
+            )
+
+
+def _alike(evidence: Evidence) -> Iterator[Finding]:
+    mtus: dict[str, str] = {}
+    speeds: dict[str, str] = {}
+    for host in evidence.hosts:
+        found = host.interfaces.get(host.interface or "")
+        if found is None or host.interface == "lo":
+            continue
+        if found["mtu"]:
+            mtus[host.name] = f"MTU {found['mtu']}"
+        if found["speed"]:
+            speeds[host.name] = f"{found['speed'] / 1000:g} Gb/s"
+    for outlier in outliers(mtus):
+        name = evidence[outlier.hosts[0]].interface
+        yield warning(
+            "mtu",
+            outlier.hosts,
+            f"{name} has {outlier.seen}",
+            "the same MTU everywhere: large packets get lost otherwise",
+            f"sudo ip link set dev {name} mtu {outlier.usual.split()[-1]} there",
+        )
+    for outlier in outliers(speeds):
+        name = evidence[outlier.hosts[0]].interface
+        yield warning(
+            "network",
+            outlier.hosts,
+            f"{name} runs at {outlier.seen}",
+            "the same speed everywhere: the slowest link sets the pace",
+            f"see `ethtool {name}` there: cable, transceiver, switch port",
+        )
+
+
+def _infiniband(evidence: Evidence) -> Iterator[Finding]:
+    active: dict[str, str] = {}
+    for host in evidence.hosts:
+        if "infiniband" not in host.facts:
+            continue
+        ports = host.fact("infiniband")
+        working = sorted(
+            f"{port['rate']} Gb/s" for port in ports.values() if port["state"] == "ACTIVE"
+        )
+        active[host.name] = ", ".join(
+            f"{working.count(rate)} × {rate}" for rate in dict.fromkeys(working)
+        ) or ("no port active" if ports else "no RDMA device")
+    for outlier in outliers(active):
+        down = [
+            f"{name} {port['state']}"
+            for host in outlier.hosts
+            for name, port in evidence[host].fact("infiniband").items()
+            if port["state"] != "ACTIVE"
+        ]
+        yield warning(
+            "infiniband",
+            outlier.hosts,
+            f"RDMA ports: {outlier.seen}" + (f" ({', '.join(sorted(set(down)))})" if down else ""),
+            "the same active ports and rates everywhere",
+            "see `ibstat` there: cable, subnet manager, switch port",
+        )

@@ -1,0 +1,161 @@
+"""Which hosts reach which over TCP: every host has dialed every other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dtrain.check.evidence import Evidence, Facts, is_loopback
+from dtrain.check.finding import Finding, error
+from dtrain.check.names import leads_astray
+from dtrain.check.skew import folded
+
+Pair = tuple[str, str]
+
+
+def judge(evidence: Evidence) -> Iterator[Finding]:
+    failed = [
+        (host.name, found)
+        for host in evidence.hosts
+        for found in host.dialed
+        if "error" in found and not _is_explained(evidence, host.name, found)
+    ]
+    yield from _others_answer(found for _, found in failed if found["error"] == "wrong")
+    yield from _stalled(evidence, [one for one in failed if one[1]["error"] == "stalled"])
+    blocked: dict[Pair, str] = {}
+    port_only: dict[tuple[str, int], dict[str, str]] = defaultdict(dict)
+    refused = [one for one in failed if one[1]["error"] not in ("wrong", "stalled")]
+    for source, found in refused:
+        if found["kind"] != "port":
+            blocked[source, found["host"]] = f"{found['address']}: {found['error']}"
+    for source, found in refused:
+        if found["kind"] == "port" and (source, found["host"]) not in blocked:
+            port_only[found["host"], found["port"]][source] = found["error"]
+    yield from _blocked(evidence, blocked)
+    yield from _ports(port_only)
+
+
+def _is_explained(evidence: Evidence, source: str, found: Facts) -> bool:
+    """Whether the name alone is at fault, which `names` tells of."""
+    if found["kind"] == "interface":
+        return False
+    names = evidence[source].fact("names").get("hosts", {})
+    known = names.get(found["host"], {})
+    addresses = known.get("addresses", ())
+    return bool(
+        "error" in known
+        or any(map(is_loopback, addresses))
+        or leads_astray(evidence, evidence[found["host"]], addresses)
+    )
+
+
+def _others_answer(wrong: Iterable[Facts]) -> Iterator[Finding]:
+    for found in wrong:
+        who = found["answered"] or "something that is not dtrain"
+        yield error(
+            "address",
+            [found["host"]],
+            f"{found['address']}, the address of {found['host']}, leads to another machine:"
+            f" {who} answered",
+            f"{found['host']} answers at its address",
+            f"correct cluster.overrides.{found['host']}.address",
+        )
+
+
+def _stalled(evidence: Evidence, stalled: list[tuple[str, Facts]]) -> Iterator[Finding]:
+    pairs = {(source, found["host"]): found["mss"] for source, found in stalled}
+    for group in groups([host.name for host in evidence.hosts], pairs):
+        name = evidence[group.firsts[0]].interface or "the interface"
+        yield error(
+            "mtu",
+            group.hosts,
+            f"connections between {group} are made, but large packets do not arrive"
+            f" (segments of {pairs[group.example]} bytes)",
+            "packets of every size pass",
+            "set one MTU on these hosts and on the switches between them, such as"
+            f" `sudo ip link set dev {name} mtu 1500`, and let ICMP pass",
+        )
+
+
+def _blocked(evidence: Evidence, blocked: Mapping[Pair, str]) -> Iterator[Finding]:
+    for group in groups([host.name for host in evidence.hosts], blocked):
+        first, second = group.example
+        there = evidence[second].part.host.address
+        here = evidence[first].part.host.address
+        one_way = (second, first) not in blocked and group.seconds
+        yield error(
+            "network",
+            group.hosts,
+            f"no TCP connection between {group}: {first} dialed {blocked[group.example]}"
+            + (f"; {second} reaches {first}" if one_way else ""),
+            "every host reaches every other at all TCP ports: gloo and NCCL choose them freely",
+            "let TCP pass between them in the hosts' firewalls and in the cloud's security group;"
+            f" with ufw on {second}: sudo ufw allow from {here}; on {first}: sudo ufw allow from"
+            f" {there}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Hosts of which each fails with each of some others."""
+
+    firsts: tuple[str, ...]
+    seconds: tuple[str, ...]
+    """Empty where ``firsts`` fail with all others."""
+    example: Pair
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return self.firsts + self.seconds
+
+    def __str__(self) -> str:
+        there = folded(self.seconds) if self.seconds else "any other host"
+        return f"{folded(self.firsts)} and {there}"
+
+
+def groups(names: Sequence[str], failed: Collection[Pair]) -> Iterator[Group]:
+    """The failing pairs, either way, as few groups: hosts that fail with all others first."""
+    pairs = {frozenset(pair) for pair in failed}
+    if not pairs:
+        return
+
+    def example(first: str, others: Iterable[str]) -> Pair:
+        both = [pair for other in others for pair in ((first, other), (other, first))]
+        return next(pair for pair in both if pair in failed)
+
+    alone = [
+        name
+        for name in names
+        if len(names) > 2 and all({name, other} in pairs for other in names if other != name)
+    ]
+    if len(alone) == len(names):
+        yield Group(tuple(alone), (), example(alone[0], alone[1:]))
+        return
+    for name in alone:
+        yield Group((name,), (), example(name, [other for other in names if other != name]))
+    partners: dict[str, set[str]] = defaultdict(set)
+    for pair in pairs:
+        if not pair & set(alone):
+            first, second = sorted(pair, key=names.index)
+            partners[first].add(second)
+    by_partners: dict[frozenset[str], list[str]] = defaultdict(list)
+    for first in sorted(partners, key=names.index):
+        by_partners[frozenset(partners[first])].append(first)
+    for others, firsts in by_partners.items():
+        seconds = tuple(sorted(others, key=names.index))
+        yield Group(tuple(firsts), seconds, example(firsts[0], seconds))
+
+
+def _ports(failed: Mapping[tuple[str, int], Mapping[str, str]]) -> Iterator[Finding]:
+    for (host, port), sources in failed.items():
+        reason = next(iter(sources.values()))
+        yield error(
+            "network",
+            [host, *sources],
+            f"{folded(list(sources))} does not reach port {port} of {host} ({reason}); other ports"
+            " of it are reached",
+            f"port {port}, which the job listens on, is open",
+            f"open it on {host} (with ufw: sudo ufw allow {port}/tcp), or set"
+            " job.rendezvous.port to an open one",
+        )

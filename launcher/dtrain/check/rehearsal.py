@@ -1,0 +1,108 @@
+"""What came of starting a real process group, or TensorFlow's servers, on all hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from dtrain.check.evidence import Evidence, Facts
+from dtrain.check.finding import Finding, error
+from dtrain.check.reach import groups
+
+_EXPECTED = "all processes of the job meet"
+
+
+def judge(evidence: Evidence) -> Iterator[Finding]:
+    if not evidence.rehearsal:
+        return
+    for host, said in evidence.rehearsal.items():
+        for report in said:
+            if report["failed"] in ("import", "start", "server"):
+                yield error(
+                    "rendezvous",
+                    [host],
+                    f"a process did not start: {report['error']}",
+                    "the job's interpreter starts and imports the framework",
+                    "start it there by hand: see what `dtrain launch --dry-run` prints",
+                )
+    if evidence.plan.job.framework == "torch":
+        yield from _torch(evidence, evidence.rehearsal)
+    else:
+        yield from _tensorflow(evidence, evidence.rehearsal)
+
+
+def _torch(evidence: Evidence, rehearsal: Mapping[str, tuple[Facts, ...]]) -> Iterator[Finding]:
+    names = [part.host.name for part in evidence.plan.hosts]
+    host_of = {report["rank"]: host for host, said in rehearsal.items() for report in said}
+    first, port = names[0], evidence.plan.job.rendezvous.port
+    unconnected = {
+        host: report["error"]
+        for host, said in rehearsal.items()
+        for report in said
+        if report["failed"] == "store"
+    }
+    for host, reason in unconnected.items():
+        yield error(
+            "rendezvous",
+            [first, host] if host != first else [host],
+            f"{host} cannot connect to the store of rank 0 on {first}: {reason}",
+            _EXPECTED,
+            f"let TCP port {port} of {first} pass, and see that its address leads there",
+        )
+    failed: dict[tuple[str, str], str] = {}
+    others: dict[str, str] = {}
+    for host, said in rehearsal.items():
+        for report in said:
+            if report["failed"] != "group":
+                continue
+            others.setdefault(host, report.get("error", ""))
+            for one, other, reason in report.get("pairs", ()):
+                failed[host_of.get(one, "?"), host_of.get(other, "?")] = reason
+    for group in groups(names, failed):
+        yield error(
+            "rendezvous",
+            group.hosts,
+            f"no process group between {group}: {failed[group.example]}",
+            _EXPECTED,
+            "let all TCP ports pass between them; where there are several networks, name the right"
+            " one in cluster.network.interface",
+        )
+    if others and not failed and not unconnected:
+        host, reason = next(iter(others.items()))
+        yield error(
+            "rendezvous",
+            list(others),
+            f"the group of all ranks fails although every two hosts can meet; {host} says:"
+            f" {reason}",
+            _EXPECTED,
+            "set job.env NCCL_DEBUG: INFO (or TORCH_DISTRIBUTED_DEBUG: DETAIL), check again, and"
+            " look at the first complaint",
+        )
+
+
+def _tensorflow(
+    evidence: Evidence, rehearsal: Mapping[str, tuple[Facts, ...]]
+) -> Iterator[Finding]:
+    names = [part.host.name for part in evidence.plan.hosts]
+    host_of = {tuple(report["task"]): host for host, said in rehearsal.items() for report in said}
+    up = {
+        tuple(report["task"])
+        for said in rehearsal.values()
+        for report in said
+        if not report["failed"]
+    }
+    silent: dict[tuple[str, str], str] = {}
+    for host, said in rehearsal.items():
+        for report in said:
+            for task in map(tuple, report["silent"]):
+                if task in up:
+                    silent[host, host_of[task]] = f"{task[0]} {task[1]}"
+    for group in groups(names, silent):
+        yield error(
+            "rendezvous",
+            group.hosts,
+            f"TensorFlow's servers do not answer between {group}: {group.example[0]} asked"
+            f" {silent[group.example]} on {group.example[1]}",
+            _EXPECTED,
+            "let the ports of TF_CONFIG (`dtrain launch --dry-run`) pass between them, and unset"
+            " http_proxy and https_proxy in job.env and job.setup",
+        )

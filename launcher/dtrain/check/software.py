@@ -1,0 +1,248 @@
+"""Setup, interpreter, framework and packages: that they work, and are the same everywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from dtrain.check.evidence import Evidence, Facts, HostFacts
+from dtrain.check.files import differing
+from dtrain.check.finding import HOSTS, Finding, error, warning
+from dtrain.check.skew import outliers
+
+_FEW = 5
+_OLD_GLIBC = (2, 28)
+"""Wheels of PyTorch from 2.6 on and of TensorFlow need this one."""
+
+
+def judge(evidence: Evidence) -> Iterator[Finding]:
+    for host in evidence.hosts:
+        answer = host.fact("interpreter")
+        if answer:
+            yield from _works(evidence, host, answer)
+    yield from _python(evidence)
+    yield from _framework(evidence)
+    yield from _packages(evidence)
+
+
+def _works(evidence: Evidence, host: HostFacts, answer: Facts) -> Iterator[Finding]:
+    setup = evidence.plan.job.setup
+    python = _interpreter(host)
+    said = (answer.get("output") or "").strip().splitlines()
+    last = said[-1] if said else "it printed nothing"
+    if "failed_setup" in answer and setup:
+        step = answer["failed_setup"]
+        how = "did not end in time" if answer["status"] is None else "failed"
+        yield error(
+            "setup",
+            [host.name],
+            f"line {step} of job.setup ({setup[step - 1]}) {how}: {last}",
+            "every line of job.setup succeeds",
+            "run it there by hand and correct it",
+        )
+    elif "python" not in answer:
+        late = answer.get("status") is None
+        yield error(
+            "python",
+            [host.name],
+            f"{python} " + ("gave no answer in time" if late else f"does not run: {last}"),
+            "the job's interpreter runs on every host",
+            f"set cluster.python (or cluster.overrides.{HOSTS}.python) to one that does",
+        )
+    elif answer.get("module_found") == {"found": False}:
+        yield error(
+            "module",
+            [host.name],
+            f"{python} finds no module {evidence.plan.job.module}",
+            "job.module can be imported in job.workdir",
+            "set job.workdir to the folder above it, or install it there",
+        )
+
+
+def _python(evidence: Evidence) -> Iterator[Finding]:
+    versions = {
+        host.name: "Python " + ".".join(version.split(".")[:2])
+        for host in evidence.hosts
+        if (version := host.fact("interpreter").get("python"))
+    }
+    for outlier in outliers(versions):
+        yield warning(
+            "python",
+            outlier.hosts,
+            outlier.seen,
+            "the same version everywhere: pickled objects and packages depend on it",
+            f"set cluster.overrides.{HOSTS}.python to a {outlier.usual}",
+        )
+
+
+def _framework(evidence: Evidence) -> Iterator[Finding]:
+    name = evidence.plan.job.framework
+    versions: dict[str, str] = {}
+    nccl: dict[str, str] = {}
+    for host in evidence.hosts:
+        found = host.fact("interpreter").get("framework")
+        if found is None:
+            continue
+        if found.get("missing") or "error" in found:
+            yield _does_not_import(evidence, host, found)
+            continue
+        if found.get("version"):
+            versions[host.name] = f"{name} {found['version']}"
+        if found.get("nccl"):
+            nccl[host.name] = f"NCCL {found['nccl']}"
+        yield from _devices(host, name, found)
+    for outlier in outliers(versions):
+        first = evidence[outlier.hosts[0]]
+        yield error(
+            name,
+            outlier.hosts,
+            outlier.seen,
+            "the same version everywhere: collectives of different versions fail or hang",
+            f"there: {_install(first, name, outlier.usual.split()[-1])}",
+        )
+    if len(set(versions.values())) < 2:
+        for outlier in outliers(nccl):
+            yield error(
+                "nccl",
+                outlier.hosts,
+                outlier.seen,
+                "the same version everywhere",
+                f"install the same {name} wheel and nvidia-nccl package; see LD_LIBRARY_PATH and"
+                " LD_PRELOAD there for another libnccl.so",
+            )
+
+
+def _does_not_import(evidence: Evidence, host: HostFacts, found: Facts) -> Finding:
+    name = evidence.plan.job.framework
+    python = _interpreter(host)
+    versions = [
+        str(other["version"])
+        for peer in evidence.hosts
+        if (other := peer.fact("interpreter").get("framework")) and other.get("version")
+    ]
+    seen = f"{python} has no {name}"
+    if "error" in found:
+        seen = f"{python} cannot import {name}: {found['error']}"
+    remedy = f"there: {_install(host, name, versions[0] if versions else '')}"
+    libc = host.fact("machine").get("libc", "")
+    numbers = tuple(map(int, re.findall(r"\d+", libc)))
+    if libc.startswith("glibc") and numbers < _OLD_GLIBC:
+        remedy = (
+            f"wheels of today need glibc 2.28, and there is {libc}: run the job in a container, or"
+            f" set cluster.overrides.{HOSTS}.python to an interpreter of conda-forge"
+        )
+    expected = f"the job's interpreter can import {name}"
+    return error(name, [host.name], seen, expected, remedy)
+
+
+def _devices(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
+    wanted = len(host.part.host.gpus)
+    if found.get("distributed") is False:
+        yield error(
+            name,
+            [host.name],
+            f"torch {found['version']} was built without torch.distributed",
+            "a build that can train on several hosts",
+            f"there: {_interpreter(host)} -m pip install --force-reinstall torch",
+        )
+    if not wanted or "gpus" not in found or "error" in host.facts.get("gpus", {}):
+        return
+    driver = host.fact("gpus").get("cuda")
+    built = found.get("cuda")
+    if name == "torch" and not built and not found.get("hip"):
+        yield error(
+            name,
+            [host.name],
+            f"torch {found['version']} is built for CPUs alone",
+            f"a build for the {wanted} GPUs that the job uses there",
+            f"there: {_interpreter(host)} -m pip install --force-reinstall torch"
+            " --index-url https://download.pytorch.org/whl/cu124 (or another CUDA version)",
+        )
+    elif built and driver and _major(built) > _major(driver):
+        yield error(
+            name,
+            [host.name],
+            f"{name} is built for CUDA {built}; the driver there knows CUDA up to {driver}",
+            "a driver at least as new as the CUDA that the framework was built for",
+            f"install a newer NVIDIA driver, or a {name} built for CUDA {_major(driver)}",
+        )
+    elif found["gpus"] < wanted:
+        yield error(
+            name,
+            [host.name],
+            f"{name} sees {found['gpus']} of the {wanted} GPUs that the job uses there",
+            "every GPU can be used",
+            "see `nvidia-smi -L`, permissions of /dev/nvidia*, and CUDA_VISIBLE_DEVICES there",
+        )
+    elif not _supported(found):
+        yield error(
+            name,
+            [host.name],
+            f"{name} {found['version']} has no code for GPUs of compute capability"
+            f" {found['capability']} (it has {', '.join(found['architectures'])})",
+            "a build with code for these GPUs",
+            f"there: {_interpreter(host)} -m pip install --upgrade {name}",
+        )
+
+
+def _supported(found: Facts) -> bool:
+    """Binaries run on the same major architecture from their minor version on; PTX on all newer."""
+    if not found.get("capability") or not found.get("architectures"):
+        return True
+    major, minor = map(int, found["capability"].split("."))
+    for name in found["architectures"]:
+        kind, _, digits = name.partition("_")
+        digits = re.sub(r"\D", "", digits)
+        if kind not in ("sm", "compute") or len(digits) < 2:
+            return True  # ROCm's names, gfx942, tell nothing here
+        built = int(digits[:-1]), int(digits[-1])
+        if kind == "sm" and built[0] == major and built[1] <= minor:
+            return True
+        if kind == "compute" and built <= (major, minor):
+            return True
+    return False
+
+
+def _packages(evidence: Evidence) -> Iterator[Finding]:
+    job = evidence.plan.job
+    tables = {
+        host.name: {
+            name: version for name, version in found.items() if name not in (job.framework, "pip")
+        }
+        for host in evidence.hosts
+        if (found := host.fact("interpreter").get("packages")) and "error" not in found
+    }
+    if len(tables) < 2:
+        return
+    for host, names in differing(tables).items():
+        there = [f"{name} {tables[host].get(name, 'missing')}" for name in sorted(names)]
+        more = f" and {len(there) - _FEW} more" if len(there) > _FEW else ""
+        yield warning(
+            "packages",
+            [host],
+            f"not as on most hosts: {', '.join(there[:_FEW])}{more}",
+            "the same versions everywhere",
+            "install one requirements file on all hosts, or set cluster.python to an environment"
+            " on a shared file system",
+        )
+
+
+def _install(host: HostFacts, name: str, version: str) -> str:
+    """The command that installs a framework; builds that PyPI does not have, from PyTorch's own
+    index."""
+    command = f"{_interpreter(host)} -m pip install '{name}=={version}'"
+    if not version:
+        command = f"{_interpreter(host)} -m pip install {name}"
+    build = version.partition("+")[2]
+    if name == "torch" and re.fullmatch(r"(cu|rocm|cpu|xpu)[0-9.]*", build):
+        command += f" --index-url https://download.pytorch.org/whl/{build}"
+    return command
+
+
+def _interpreter(host: HostFacts) -> str:
+    part = host.part
+    return part.processes[0].argv[0] if part.processes else part.host.python
+
+
+def _major(version: str) -> int:
+    return int(version.split(".")[0])

@@ -1,0 +1,125 @@
+"""Space, inodes and permissions where the job writes; shared memory; shared file systems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dtrain.check.evidence import Evidence, Facts, HostFacts
+from dtrain.check.finding import Finding, error, warning
+from dtrain.check.sizes import GIB, MIB, in_words
+from dtrain.check.skew import folded
+
+LEAST_FREE = 16 * MIB
+"""A launch refuses to begin with less."""
+FEW_INODES = 1000
+SHM = "/dev/shm"  # noqa: S108 - not a file, but what is judged
+DOCKER_SHM = 64 * MIB
+"""What containers get unless told otherwise: NCCL and data loaders fail with it."""
+SHARED = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "9p", "glusterfs", "wekafs",
+          "virtiofs", "fuse.sshfs", "fuse.juicefs", "afs", "panfs", "orangefs")  # fmt: skip
+
+
+def judge(evidence: Evidence) -> Iterator[Finding]:
+    for host in evidence.hosts:
+        for name, found in host.fact("storage").items():
+            if name == "shm":
+                yield from _shared_memory(host, found)
+            elif name == "cluster.run_dir":
+                yield from _needed(host, name, found, "set cluster.run_dir to another folder")
+            elif name == "job.workdir" and evidence.plan.job.sync is not None:
+                yield from _needed(host, name, found, "set job.workdir to another folder")
+            else:
+                yield from _wanted(host, name, found)
+    yield from _shared(evidence)
+
+
+def _needed(host: HostFacts, name: str, found: Facts, remedy: str) -> Iterator[Finding]:
+    """A folder that the launch itself writes to."""
+    where = found["nearest"]
+    if found["not_writable"]:
+        yield error(
+            name,
+            [host.name],
+            f"{where} cannot be written to: {found['not_writable']}",
+            f"a launch can make files in {found['path']}",
+            f"{_let_write(host, found)}, or {remedy}",
+        )
+    elif found["free"] < LEAST_FREE or _few_inodes(found):
+        yield error(
+            name, [host.name], _left(found), "room for logs and files", f"free some, or {remedy}"
+        )
+    elif found["free"] < GIB:
+        yield warning(name, [host.name], _left(found), "1 GiB at least", f"free some, or {remedy}")
+
+
+def _let_write(host: HostFacts, found: Facts) -> str:
+    if "read-only" in found["not_writable"]:
+        return f"sudo mount -o remount,rw {found['mount']} there (see why with `dmesg`)"
+    return f"sudo chown {host.fact('machine').get('user', '$USER')} {found['nearest']} there"
+
+
+def _wanted(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
+    """A folder that only the job's own code may want to write to."""
+    if not found["exists"] and name == "job.workdir":
+        return  # said where the script is looked for
+    if found["not_writable"]:
+        yield warning(
+            name,
+            [host.name],
+            f"{found['nearest']} cannot be written to: {found['not_writable']}",
+            "the script can write there (checkpoints, temporary files)",
+            f"{_let_write(host, found)}, or have it write elsewhere",
+        )
+    elif found["free"] < GIB or _few_inodes(found):
+        yield warning(name, [host.name], _left(found), "1 GiB and 1000 inodes free", "free some")
+
+
+def _few_inodes(found: Facts) -> bool:
+    # Some file systems have no fixed number of inodes and say 0.
+    return bool(found["inodes"] > 0 and found["inodes_free"] < FEW_INODES)
+
+
+def _left(found: Facts) -> str:
+    if _few_inodes(found):
+        return f"{found['inodes_free']} inodes are free under {found['nearest']}"
+    return f"{in_words(found['free'])} are free under {found['nearest']}"
+
+
+def _shared_memory(host: HostFacts, found: Facts) -> Iterator[Finding]:
+    total, free = found["total"], found["free"]
+    expected = "1 GiB at least: NCCL, gloo and data loaders share memory through it"
+    container = host.fact("machine").get("container")
+    grow = "sudo mount -o remount,size=8G /dev/shm there"
+    if container:
+        grow = "start the container with --shm-size=8g (or --ipc=host)"
+    if found["mount"] != SHM and not container:
+        return  # /dev itself: no tmpfs of its own, and as large as that
+    if found["not_writable"]:
+        remedy = "sudo chmod 1777 /dev/shm there"
+        seen = f"{SHM} cannot be written to: {found['not_writable']}"
+        yield error(SHM, [host.name], seen, "every user can write to it", remedy)
+    elif total <= DOCKER_SHM:
+        yield error(SHM, [host.name], f"it has {in_words(total)}", expected, grow)
+    elif total < GIB:
+        yield warning(SHM, [host.name], f"it has {in_words(total)}", expected, grow)
+    elif free < DOCKER_SHM:
+        remedy = "remove what ended jobs left there: `ls -l /dev/shm`"
+        seen = f"{in_words(free)} of its {in_words(total)} are free"
+        yield error(SHM, [host.name], seen, expected, remedy)
+
+
+def _shared(evidence: Evidence) -> Iterator[Finding]:
+    """A working folder that is one folder on some hosts, and a folder of its own on others."""
+    found = {host.name: host.fact("storage").get("job.workdir") for host in evidence.hosts}
+    there = {name: one for name, one in found.items() if one and one["exists"]}
+    shared = [name for name, one in there.items() if one["type"].startswith(SHARED)]
+    own = [name for name in there if name not in shared]
+    if len(shared) > 1 and own:
+        yield warning(
+            "job.workdir",
+            own,
+            f"it is a folder of that host alone; {folded(shared)} share"
+            f" {there[shared[0]]['source']}",
+            "shared by all hosts, or by none",
+            f"mount {there[shared[0]]['source']} at {there[shared[0]]['mount']} there",
+        )

@@ -1,0 +1,140 @@
+"""How fast the fabric is: one rank of what `dtrain check --bandwidth` measures.
+
+Sent to hosts as text, and started by `ranks.py` for every rank of the job. All ranks
+
+1. sum buffers of several sizes over all ranks, and over those of each host,
+2. and the first ranks of all hosts send to each other in the rounds of a tournament, so that no
+   host shares its link with another pair.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from importlib import import_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+    Json = dict[str, Any]
+
+SIZES = (64 << 10, 1 << 20, 16 << 20, 64 << 20)
+"""Bytes on each rank."""
+PAIR_SIZES = (1 << 20, 16 << 20)
+LONG = 0.3
+"""Seconds of one measurement, after two rounds to warm up."""
+MOST = 20
+TRIES = 4
+LIMIT = 120.0
+
+
+def measure(options: Json) -> Json:
+    said: Json = {"rank": int(os.environ["RANK"]), "failed": "import"}
+    try:
+        torch, dist = import_module("torch"), import_module("torch.distributed")
+        gpu = torch.cuda.is_available()
+        device = "cpu"
+        if gpu:
+            device = "cuda:" + os.environ["LOCAL_RANK"]
+            torch.cuda.set_device(device)
+        said["failed"] = "group"
+        backend = "nccl" if gpu else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=LIMIT))
+        fabric = Fabric(torch, dist, device)
+        said["backend"] = backend
+        said["all"] = [[size, fabric.all_reduce(size, None)] for size in SIZES]
+        own = None
+        for ranks in options["hosts"]:
+            group = dist.new_group(ranks)
+            if said["rank"] in ranks and len(ranks) > 1:
+                own = group
+        dist.barrier()
+        said["inside"] = [[size, fabric.all_reduce(size, own)] for size in SIZES] if own else []
+        dist.barrier()
+        said["pairs"] = fabric.tournament(options["rounds"])
+        said["failed"] = ""
+    except BaseException as failure:  # noqa: BLE001 - it is what is to be told
+        lines = str(failure).strip().splitlines() or [type(failure).__name__]
+        said["error"] = lines[0][:300]
+    return said
+
+
+class Fabric:
+    def __init__(self, torch: Any, dist: Any, device: str) -> None:
+        self._torch, self._dist, self._device = torch, dist, device
+        self._rank = dist.get_rank()
+
+    def all_reduce(self, size: int, group: Any) -> float:
+        """Seconds of one all-reduce of ``size`` bytes in 32-bit numbers."""
+        buffer = self._numbers(size)
+        return self._seconds(lambda: self._dist.all_reduce(buffer, group=group), group)
+
+    def tournament(self, rounds: list[list[list[int]]]) -> list[list[Any]]:
+        """``[from, to, bytes, seconds]`` of both ways between this rank and each higher one that it
+        met."""
+        found: list[list[Any]] = []
+        for pairs in rounds:
+            self._dist.barrier()
+            for pair in pairs:
+                first, second = pair
+                for size in PAIR_SIZES:
+                    if self._rank == first:
+                        found.append([first, second, size, self._time(second, size, 1)])
+                        found.append([second, first, size, self._time(second, 1, size)])
+                    elif self._rank == second:
+                        self._answer(first, size, 1)
+                        self._answer(first, 1, size)
+        self._dist.barrier()
+        return found
+
+    def _time(self, other: int, there: int, back: int) -> float:
+        """Seconds until ``there`` bytes have been sent and ``back`` have come: the quickest try."""
+        times = []
+        out, into = self._numbers(there), self._numbers(back)
+        for _ in range(TRIES):
+            begun = time.monotonic()
+            self._dist.send(out, other)
+            self._dist.recv(into, other)
+            self._wait()
+            times.append(time.monotonic() - begun)
+        return min(times)
+
+    def _answer(self, other: int, there: int, back: int) -> None:
+        out, into = self._numbers(back), self._numbers(there)
+        for _ in range(TRIES):
+            self._dist.recv(into, other)
+            self._dist.send(out, other)
+
+    def _numbers(self, size: int) -> Any:
+        """``size`` bytes, one number at least."""
+        return self._torch.zeros(max(1, size // 4), device=self._device)
+
+    def _seconds(self, act: Callable[[], Any], group: Any) -> float:
+        """Of ``act``, which all ranks of the group do together: so all must do it as often."""
+        for _ in range(2):
+            act()
+        self._wait()
+        begun = time.monotonic()
+        act()
+        self._wait()
+        once = self._torch.tensor([time.monotonic() - begun], device=self._device)
+        self._dist.all_reduce(once, op=self._dist.ReduceOp.MAX, group=group)
+        count = max(1, min(MOST, int(LONG / max(once.item(), 1e-6))))
+        self._wait()
+        begun = time.monotonic()
+        for _ in range(count):
+            act()
+        self._wait()
+        return (time.monotonic() - begun) / count
+
+    def _wait(self) -> None:
+        if self._device != "cpu":
+            self._torch.cuda.synchronize()
+
+
+print("\ndtrain:" + json.dumps(measure(json.loads(sys.argv[1]))), flush=True)
+os._exit(0)

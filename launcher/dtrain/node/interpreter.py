@@ -1,0 +1,134 @@
+"""What the job's own interpreter says of itself, for `dtrain check`. Sent to hosts as text.
+
+Runs as the job's workers run: with their interpreter, folder and environment, after the setup
+lines. It writes one line of JSON to the descriptor that DTRAIN_SAY names. Python 3.8, and each
+part by itself: a framework that cannot be imported is what somebody wants to know.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+    Json = dict[str, Any]
+
+
+def limits() -> Json:
+    import resource
+
+    names = {"memlock": "MEMLOCK", "nofile": "NOFILE", "nproc": "NPROC"}
+    found: Json = {}
+    for name, constant in names.items():
+        soft = resource.getrlimit(getattr(resource, "RLIMIT_" + constant))[0]
+        found[name] = None if soft == resource.RLIM_INFINITY else soft
+    return found
+
+
+def packages() -> Json:
+    from importlib.metadata import distributions
+
+    found: Json = {}
+    for one in distributions():
+        name = one.metadata["Name"]
+        if name:
+            found.setdefault(name.lower().replace("_", "-"), one.version)
+    return found
+
+
+def installed(name: str) -> Json | None:
+    """The version of a package whose import would take seconds."""
+    from importlib.util import find_spec
+
+    spec = find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    scope: Json = {}
+    try:
+        with open(os.path.join(next(iter(spec.submodule_search_locations)), "version.py")) as file:
+            exec(file.read(), scope)  # what `import torch.version` runs
+    except (OSError, SyntaxError):
+        from importlib.metadata import version
+
+        return {"version": version(name)}
+    names = {"version": "__version__", "cuda": "cuda", "hip": "hip"}
+    return {key: scope.get(name) for key, name in names.items()}
+
+
+def look_at_torch() -> Json:
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        return {"missing": True}
+    torch: Any = import_module("torch")
+
+    found: Json = {"version": str(torch.__version__), "cuda": torch.version.cuda}
+    found["hip"] = getattr(torch.version, "hip", None)
+    found["gpus"] = torch.cuda.device_count()
+    found["distributed"] = torch.distributed.is_available()
+    if found["distributed"]:
+        found["nccl"] = None
+        if torch.distributed.is_nccl_available() and found["cuda"]:
+            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    if found["gpus"] and torch.cuda.is_available():
+        found["architectures"] = torch.cuda.get_arch_list()
+        found["capability"] = "%d.%d" % torch.cuda.get_device_capability(0)
+    return found
+
+
+def look_at_tensorflow() -> Json:
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    if find_spec("tensorflow") is None:
+        return {"missing": True}
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    tf: Any = import_module("tensorflow")
+
+    build = tf.sysconfig.get_build_info()
+    return {
+        "version": tf.__version__,
+        "cuda": build.get("cuda_version"),
+        "cudnn": build.get("cudnn_version"),
+        "gpus": len(tf.config.list_physical_devices("GPU")),
+    }
+
+
+def attempt(probe: Callable[[], Json]) -> Json:
+    try:
+        return probe()
+    except BaseException as failure:  # noqa: BLE001 - it is what is to be told
+        words = str(failure).strip().splitlines() or [""]
+        return {"error": "%s: %s" % (type(failure).__name__, words[0])}
+
+
+def main(options: Json) -> None:
+    found: Json = {
+        "python": "%d.%d.%d" % sys.version_info[:3],
+        "executable": sys.executable,
+        "limits": attempt(limits),
+    }
+    if options.get("packages"):
+        found["packages"] = attempt(packages)
+    framework = options["framework"]
+    if options.get("import"):
+        found["framework"] = attempt(
+            {"torch": look_at_torch, "tensorflow": look_at_tensorflow}[framework]
+        )
+    else:
+        found["framework"] = attempt(lambda: installed(framework) or {"missing": True})
+    if options.get("module"):
+        from importlib.util import find_spec
+
+        sys.path.insert(0, os.getcwd())
+        found["module_found"] = attempt(lambda: {"found": find_spec(options["module"]) is not None})
+    with os.fdopen(int(os.environ["DTRAIN_SAY"]), "w") as say:
+        say.write(json.dumps(found) + "\n")
+
+
+main(json.loads(sys.argv[1]))

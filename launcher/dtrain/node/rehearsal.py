@@ -1,0 +1,166 @@
+"""A process group started for real, and ended again: one rank of `dtrain check --rendezvous`.
+
+Sent to hosts as text, and started by `ranks.py` for every rank of the job. Each rank
+
+1. connects to the store of rank 0,
+2. forms the process group of all ranks and sums a one from each,
+3. where that fails, meets every other host in a group of two, in the rounds of a tournament:
+   who cannot meet whom is what a group of all does not tell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from datetime import timedelta
+from importlib import import_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Sequence
+
+    Json = dict[str, Any]
+    Rounds = list[list[list[int]]]
+
+STORE = 60.0
+"""Seconds that ranks may be apart in their start: importing torch takes long from cold disks."""
+GROUP = 20.0
+"""Seconds for the group of all ranks."""
+PAIR = 6.0
+"""Seconds for a group of two."""
+
+
+def within(limit: float, action: Callable[[], None]) -> None:
+    """Do ``action`` in a thread. Raises what it raises, and TimeoutError after ``limit`` seconds:
+    gloo goes on trying to connect for long after its own timeout."""
+    raised: list[BaseException | None] = []
+
+    def act() -> None:
+        try:
+            action()
+            raised.append(None)
+        except BaseException as failure:  # noqa: BLE001 - raised again by whoever waits
+            raised.append(failure)
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(limit)
+    if not raised:
+        raise TimeoutError("no answer within %g s" % limit)
+    if raised[0] is not None:
+        raise raised[0]
+
+
+def first_line(failure: BaseException) -> str:
+    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(failure).__name__
+
+
+def rehearse(rounds: Rounds) -> Json:
+    """Which step failed, and for whom; ``rounds`` are of pairs of hosts, by their first ranks."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    said: Json = {"rank": rank, "failed": "import"}
+    begun = time.monotonic()
+    present: list[int] = []
+    try:
+        torch, dist = import_module("torch"), import_module("torch.distributed")
+        said["failed"] = "store"
+        store = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            size,
+            rank == 0,
+            timedelta(seconds=STORE),
+            wait_for_workers=False,
+        )
+        said["failed"] = "group"
+        device = "cpu"
+        if torch.cuda.is_available():
+            local = int(os.environ["LOCAL_RANK"])
+            torch.cuda.set_device(local)
+            device = "cuda:%d" % local
+        backend = "gloo" if device == "cpu" else "nccl"
+        present = meet(store, "start", rank, range(size), STORE)
+        said["missing"] = sorted(set(range(size)) - set(present))
+        if said["missing"]:
+            raise RuntimeError("%d of %d ranks never came" % (len(said["missing"]), size))
+
+        def sum_up() -> None:
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("all", store),
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=GROUP),
+            )
+            ones = torch.ones(1, device=device)
+            dist.all_reduce(ones)
+            if ones.item() != size:
+                raise RuntimeError("the sum of %d ones came out as %g" % (size, ones.item()))
+
+        within(GROUP, sum_up)
+        said.update(failed="", backend=backend)
+    except BaseException as failure:  # noqa: BLE001 - it is what is to be told
+        said["error"] = first_line(failure)
+    said["seconds"] = round(time.monotonic() - begun, 3)
+    try:
+        if said["failed"] == "group":
+            present = meet(store, "failed", rank, present, STORE)
+            said["pairs"] = tournament(store, rank, rounds, present)
+        if said["failed"] in ("", "group"):
+            meet(store, "end", rank, present, GROUP)
+    except BaseException as failure:  # noqa: BLE001 - what has been found out counts
+        said.setdefault("error", first_line(failure))
+    return said
+
+
+def meet(store: Any, name: str, rank: int, ranks: Sequence[int], limit: float) -> list[int]:
+    """Wait for all ``ranks``; who has come by the time that rank 0, which is one of them and has
+    the store, stops waiting."""
+    store.set("%s/%d" % (name, rank), "here")
+    if rank == 0:
+        deadline = time.monotonic() + limit
+        came: list[int] = []
+        while len(came) < len(ranks) and time.monotonic() < deadline:
+            came = [one for one in ranks if store.check(["%s/%d" % (name, one)])]
+            time.sleep(0.02)
+        store.set(name, json.dumps(came))
+    store.wait([name], timedelta(seconds=limit + 10))
+    found: list[int] = json.loads(store.get(name))
+    return found
+
+
+def tournament(store: Any, rank: int, rounds: Rounds, present: list[int]) -> list[list[Any]]:
+    """The pairs of hosts, by first rank, of which this one is part and that cannot meet.
+
+    All ranks that are ``present`` wait for each other before each round: who has lost time with
+    somebody out of reach would otherwise be missed by the next one.
+    """
+    torch, dist = import_module("torch"), import_module("torch.distributed")
+    failed: list[list[Any]] = []
+    for number, pairs in enumerate(rounds):
+        meet(store, "round %d" % number, rank, present, 4 * PAIR)
+        for pair in pairs:
+            if rank not in pair or not set(pair) <= set(present):
+                continue
+
+            def sum_up(
+                name: str = "pair/%d-%d" % tuple(pair), place: int = pair.index(rank)
+            ) -> None:
+                prefix = dist.PrefixStore(name, store)
+                group = dist.ProcessGroupGloo(prefix, place, 2, timedelta(seconds=PAIR))
+                group.allreduce([torch.ones(1)]).wait()
+
+            try:
+                within(PAIR, sum_up)
+            except BaseException as failure:  # noqa: BLE001 - it is what is to be told
+                failed.append([*pair, first_line(failure)])
+    return failed
+
+
+print("\ndtrain:" + json.dumps(rehearse(json.loads(sys.argv[1])["rounds"])), flush=True)
+# A process group that has failed may hang when it is taken down.
+os._exit(0)

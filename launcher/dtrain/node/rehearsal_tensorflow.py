@@ -1,0 +1,88 @@
+"""A TensorFlow server, asked by all others: one task of `dtrain check --rendezvous`.
+
+Sent to hosts as text, and started by `ranks.py` for every task of the job. It serves at its port
+of TF_CONFIG, and waits for every other task's server to answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from importlib import import_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Json = dict[str, Any]
+
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+"""An empty HTTP/2 frame of type 4."""
+ALL = 60.0
+"""Seconds that servers may be apart in their start: importing TensorFlow takes long."""
+STAY = 5.0
+"""Seconds that a server stays up once it has reached all others: then all of them are up, and
+each needs only a moment to ask it."""
+
+
+def greets(place: str) -> bool:
+    """Whether a gRPC server is there: it answers HTTP/2's opening words with its settings.
+
+    TensorFlow's own clients wait for a server without a limit, and hold on to the interpreter.
+    """
+    host, _, port = place.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), 2.0) as sock:
+            sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS)
+            return sock.recv(9)[3:4] == SETTINGS[3:4]
+    except OSError:
+        return False
+
+
+def rehearse() -> Json:
+    """Which servers did not answer this task."""
+    config = json.loads(os.environ["TF_CONFIG"])
+    own = [config["task"]["type"], int(config["task"]["index"])]
+    said: Json = {"task": own, "failed": "import", "silent": []}
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    try:
+        tf: Any = import_module("tensorflow")
+        said["failed"] = "server"
+        places = config["cluster"]
+        at = places[own[0]][own[1]]
+        server = tf.distribute.Server({"alone": [at]}, "alone", 0, start=True)
+        said["failed"] = ""
+    except BaseException as failure:  # noqa: BLE001 - it is what is to be told
+        lines = str(failure).strip().splitlines() or [type(failure).__name__]
+        said["error"] = lines[0][:300]
+        return said
+    answered: set[tuple[str, int]] = set()
+
+    def ask(kind: str, index: int, place: str) -> None:
+        while not greets(place):
+            time.sleep(0.1)
+        answered.add((kind, index))
+
+    peers = [
+        (kind, index, place)
+        for kind, where in places.items()
+        for index, place in enumerate(where)
+        if [kind, index] != own
+    ]
+    for peer in peers:
+        threading.Thread(target=ask, args=peer, daemon=True).start()
+    deadline = time.monotonic() + ALL
+    while len(answered) < len(peers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    said["silent"] = [[kind, index] for kind, index, _ in peers if (kind, index) not in answered]
+    if not said["silent"]:
+        time.sleep(STAY)
+    del server
+    return said
+
+
+print("\ndtrain:" + json.dumps(rehearse()), flush=True)
+os._exit(0)  # a server cannot be ended otherwise

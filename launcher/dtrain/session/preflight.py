@@ -1,0 +1,446 @@
+"""Asking all hosts at once what they are like, for `dtrain check` and before a launch.
+
+Each host gets one SSH connection, on which `dtrain/node/facts.py` answers. There are two rounds:
+in the first all hosts gather facts and begin to listen, in the second each dials all others. Both
+take as long as the slowest host; what the launching machine does for each host is the same for
+8 hosts and for 64.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dtrain.check import Evidence, Finding, HostFacts, judge
+from dtrain.check.evidence import Facts
+from dtrain.check.tournament import rounds
+from dtrain.diagnostics import ConnectError, NodeError, PrepareError
+from dtrain.launchplan import HostPlan, LaunchPlan, Process
+from dtrain.node.boot import TOO_OLD, boot_command
+from dtrain.transport.contract import Connection, RemoteProcess, Transport
+
+ATTEMPTED = "looking at the host"
+PREAMBLE = b"\x00dtrain-facts-1\n"
+MAX_NOISE = 1 << 16
+CLOCK_READINGS = 5
+DIAL_SECONDS = 4.0
+"""How long a connection between two hosts may take; SYN is sent again after 1 and 3 seconds."""
+INTERPRETER_SECONDS = 180.0
+"""How long setup and the import of a framework may take, cold caches and file servers included."""
+QUICK_SECONDS = 10.0
+CONNECT_SECONDS = 75.0
+"""How long a connection may take with all attempts, see `dtrain.transport.retry`."""
+DIALING_SECONDS = 120.0
+MARGIN = 15.0
+END_SECONDS = 2.0
+REHEARSAL_SECONDS = 240.0
+BANDWIDTH_SECONDS = 600.0
+
+QUICK = ("machine", "script", "names", "network", "storage", "interpreter")
+ALL = (*QUICK, "memory", "leftovers", "infiniband", "gpus")
+
+_Item = TypeVar("_Item", HostPlan, HostFacts)
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How closely to look."""
+
+    probes: tuple[str, ...]
+    thorough: bool
+    """Whether to run the setup lines, import the framework, and compare packages and code."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds until a host that has not answered counts as lost."""
+        return CONNECT_SECONDS + (INTERPRETER_SECONDS if self.thorough else QUICK_SECONDS) + MARGIN
+
+
+THOROUGH = Depth(ALL, thorough=True)
+CHEAP = Depth(QUICK, thorough=False)
+
+
+class Conversation:
+    """The facts program on one host. Used by one thread at a time."""
+
+    def __init__(self, part: HostPlan, connection: Connection) -> None:
+        self.part = part
+        self._connection = connection
+        self._process: RemoteProcess
+        self._unread = b""
+
+    def begin(self) -> None:
+        """Start the program with the job's interpreter or, where that does not run, with
+        ``python3``: what ails the job's own is a fact like others. Raises NodeError."""
+        pythons = list(dict.fromkeys([_interpreter(self.part), "python3"]))
+        for python in pythons:
+            try:
+                self._start(python)
+                return
+            except PrepareError:
+                if python == pythons[-1]:
+                    raise
+
+    def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to one order. Raises NodeError."""
+        self._process.write(json.dumps(order).encode() + b"\n")
+        answer: dict[str, Any] = json.loads(self._until(b"\n"))
+        return answer
+
+    def clock(self) -> tuple[float, float]:
+        """Seconds by which the host's clock is ahead of ours, and of the round trip."""
+        best = (0.0, float("inf"))
+        for _ in range(CLOCK_READINGS):
+            sent, begun = time.time(), time.monotonic()
+            theirs = self.ask({"op": "clock"})["time"]
+            took = time.monotonic() - begun
+            if took < best[1]:
+                best = (theirs - sent - took / 2, took)
+        return best
+
+    def end(self) -> None:
+        """Tell the program to end; `close` waits until it has."""
+        self._process.close_stdin()
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        # The ports that it listened on are free once it is gone, and not before.
+        with suppress(NodeError, TimeoutError):
+            self._process.close_stdin()
+            self._process.wait(END_SECONDS)
+        self._process.close()
+
+    def _start(self, python: str) -> None:
+        process = self._connection.start(boot_command(python, "check"))
+        self._process, self._unread = process, b""
+        source = resources.files("dtrain.node").joinpath("facts.py").read_bytes()
+        process.write(b"%d\n%b" % (len(source), source))
+        try:
+            self._until(PREAMBLE)
+        except _EndedError:
+            status = process.wait()
+            said = (process.stderr() or self._unread).decode("utf-8", "replace").strip()
+            last = said.splitlines()[-1] if said else f"it ended with status {status}"
+            process.close()
+            hint = "log in there and look at its memory and its Python"
+            if status in (126, 127, TOO_OLD):
+                hint = "set cluster.python to a Python 3.8 or newer of that host"
+            raise PrepareError(
+                self.part.host.name, ATTEMPTED, f"{python} cannot run there ({last})", hint=hint
+            ) from None
+
+    def _until(self, mark: bytes) -> bytes:
+        """What comes before ``mark``. Raises _EndedError when the program ends first."""
+        parts, at = [self._unread], self._unread.find(mark)
+        while at < 0:
+            data = self._process.read()
+            if not data:
+                self._unread = b"".join(parts)[-MAX_NOISE:]
+                raise _EndedError(self.part.host.name, ATTEMPTED, "the connection was closed")
+            # The mark may be cut in two.
+            tail = parts[-1][-len(mark) :]
+            parts.append(data)
+            if mark in tail + data:
+                whole = b"".join(parts)
+                parts, at = [whole], whole.find(mark)
+        whole = parts[0]
+        self._unread = whole[at + len(mark) :]
+        return whole[:at]
+
+
+class _EndedError(ConnectError):
+    """The program on the host has ended."""
+
+
+class Preflight:
+    """One look at all hosts of a plan. `close` ends what is under way, from any thread."""
+
+    def __init__(
+        self, plan: LaunchPlan, reach: Callable[[HostPlan], Connection], *, base: Path
+    ) -> None:
+        """``reach`` gives a host's connection, or raises NodeError; relative paths of this
+        machine start at ``base``."""
+        self._plan = plan
+        self._reach = reach
+        self._base = base
+        self._token = secrets.token_hex(8)
+        self._lock = threading.Lock()
+        self.conversations: dict[str, Conversation] = {}
+        """Of the hosts that answered, until `close`."""
+
+    def look(self, depth: Depth) -> Evidence:
+        """Everything that is to be known, gathered."""
+        answers = everywhere(
+            lambda part: self._gather(part, depth), self._plan.hosts, depth.patience
+        )
+        failures = tuple(answer for answer in answers if isinstance(answer, NodeError))
+        found = [answer for answer in answers if not isinstance(answer, NodeError)]
+        hosts = [host for host, _ in found]
+        ports = {host.name: port for host, port in found}
+        dialed = everywhere(lambda host: self._dial(host, hosts, ports), hosts, DIALING_SECONDS)
+        failures += tuple(answer for answer in dialed if isinstance(answer, NodeError))
+        return Evidence(
+            plan=self._plan,
+            hosts=tuple(answer for answer in dialed if not isinstance(answer, NodeError)),
+            failures=failures,
+            script_in_source=self._script_in_source(),
+        )
+
+    def rehearse(self, evidence: Evidence) -> Evidence:
+        """Start a real process group (for TensorFlow, its servers) on all hosts, with the job's
+        own interpreter, and end it again. Only where all hosts have answered."""
+        tensorflow = self._plan.job.framework == "tensorflow"
+        program = "rehearsal_tensorflow.py" if tensorflow else "rehearsal.py"
+        said, failures = self._on_all_ranks(evidence, program, REHEARSAL_SECONDS)
+        return replace(evidence, rehearsal=said, failures=(*evidence.failures, *failures))
+
+    def measure(self, evidence: Evidence) -> Evidence:
+        """Measure the bandwidth inside and between all hosts with torch.distributed. Only where
+        all hosts have answered."""
+        said, failures = self._on_all_ranks(evidence, "bandwidth.py", BANDWIDTH_SECONDS)
+        return replace(evidence, bandwidth=said, failures=(*evidence.failures, *failures))
+
+    def _on_all_ranks(
+        self, evidence: Evidence, program: str, limit: float
+    ) -> tuple[dict[str, tuple[Facts, ...]], tuple[NodeError, ...]]:
+        """What each rank of each host said, and hosts that were lost."""
+        if len(evidence.hosts) < len(self._plan.hosts):
+            return {}, ()
+        ranks = [[process.index for process in part.processes] for part in self._plan.hosts]
+        own = {
+            "rounds": list(rounds([each[0] for each in ranks if each])),
+            "hosts": ranks,
+        }
+        answers = everywhere(
+            lambda host: self._ranks(host, _program(program), own, limit),
+            evidence.hosts,
+            limit + MARGIN,
+        )
+        said: dict[str, tuple[Facts, ...]] = {}
+        failures: list[NodeError] = []
+        for host, answer in zip(evidence.hosts, answers, strict=True):
+            if isinstance(answer, NodeError):
+                failures.append(answer)
+            else:
+                said[host.name] = answer
+        return said, tuple(failures)
+
+    def _ranks(
+        self, host: HostFacts, source: str, own: Mapping[str, Any], limit: float
+    ) -> tuple[Facts, ...]:
+        """Run a program as every rank of a host. Raises NodeError."""
+        part = host.part
+        environment = dict(part.environment)
+        # As the agent does, see `HostPlan.route_to`.
+        if part.route_to is not None and host.interface is not None:
+            environment.setdefault("GLOO_SOCKET_IFNAME", host.interface)
+        processes = part.processes
+        options = {
+            "source": source,
+            "options": own,
+            "ranks": [dict(process.environment) for process in processes],
+        }
+        answer = self.conversations[host.name].ask(
+            {
+                "op": "run",
+                "workdir": self._workdir(part),
+                "setup": list(self._plan.job.setup),
+                "environment": environment,
+                "argv": [_interpreter(part), "-c", _program("ranks.py"), json.dumps(options)],
+                "limit": limit,
+            }
+        )
+        said = [json.loads(line) for line in answer.get("said", ())]
+        words = (answer.get("output") or answer.get("error") or "").strip().splitlines()
+        lost = {"failed": "start", "error": words[-1] if words else f"no answer within {limit:g} s"}
+        said += [lost] * (len(processes) - len(said))
+        return tuple(
+            {**_identity(process), **each} for process, each in zip(processes, said, strict=False)
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            conversations = list(self.conversations.values())
+            self.conversations.clear()
+        for conversation in conversations:
+            with suppress(NodeError):
+                conversation.end()
+        for conversation in conversations:
+            conversation.close()
+
+    def _gather(self, part: HostPlan, depth: Depth) -> tuple[HostFacts, int | None]:
+        conversation = Conversation(part, self._reach(part))
+        conversation.begin()
+        with self._lock:
+            self.conversations[part.host.name] = conversation
+        offset, took = conversation.clock()
+        answer = conversation.ask(self._request(part, depth))
+        host = HostFacts(
+            part,
+            answer["facts"],
+            latency=took,
+            clock_offset=offset,
+            clock_error=took / 2,
+        )
+        return host, answer["listening"].get("port")
+
+    def _request(self, part: HostPlan, depth: Depth) -> dict[str, Any]:
+        job, thorough = self._plan.job, depth.thorough
+        own = part.processes[0].environment if part.processes else {}
+        workdir = self._workdir(part)
+        probes = [probe for probe in depth.probes if probe != "gpus" or part.host.gpus]
+        return {
+            "op": "gather",
+            "host": part.host.name,
+            "token": self._token,
+            "probes": probes,
+            "ports": list(part.ports),
+            "addresses": {other.host.name: other.host.address for other in self._plan.hosts},
+            "folders": {
+                "cluster.run_dir": self._plan.run_dir,
+                "job.workdir": workdir,
+                "shm": "/dev/shm",  # noqa: S108 - not a file, but what is looked at
+                "/tmp": "/tmp",  # noqa: S108
+            },
+            "workdir": workdir,
+            "script": job.script,
+            "code": thorough and job.sync is None and job.workdir is not None,
+            "setup": list(job.setup) if thorough else [],
+            "environment": {**part.environment, **own},
+            "python": _interpreter(part),
+            "interpreter": {
+                "source": _program("interpreter.py"),
+                "limit": INTERPRETER_SECONDS if thorough else QUICK_SECONDS,
+                "options": {
+                    "framework": job.framework,
+                    "import": thorough,
+                    "packages": thorough,
+                    "module": job.module if job.sync is None else None,
+                },
+            },
+        }
+
+    def _dial(
+        self, host: HostFacts, hosts: Sequence[HostFacts], ports: Mapping[str, int | None]
+    ) -> HostFacts:
+        """``host`` with what came of dialing the others, beginning at its right-hand neighbor:
+        no host is dialed by all others at once."""
+        place = next(index for index, other in enumerate(hosts) if other is host)
+        targets = [
+            target
+            for peer in [*hosts[place + 1 :], *hosts[:place]]
+            for target in _targets(host, peer, ports[peer.name])
+        ]
+        order = {"op": "dial", "targets": targets, "token": self._token, "limit": DIAL_SECONDS}
+        answer = self.conversations[host.name].ask(order)
+        return replace(host, dialed=tuple(answer["dialed"]))
+
+    def _workdir(self, part: HostPlan) -> str:
+        if part.host.transport == "local" and not part.workdir.startswith("~"):
+            return str(self._base / part.workdir)
+        return part.workdir
+
+    def _script_in_source(self) -> bool | None:
+        job = self._plan.job
+        if job.sync is None or job.script is None or job.script.startswith("/"):
+            return None if job.sync is None or job.script else True
+        return (self._base / Path(job.sync.source).expanduser() / job.script).is_file()
+
+
+def _targets(host: HostFacts, peer: HostFacts, port: int | None) -> list[list[Any]]:
+    """Everything that ``host`` is to dial at ``peer``: its address, its chosen interface, and the
+    ports that the job will use."""
+    address = peer.part.host.address
+    targets: list[list[Any]] = []
+    if port is not None:
+        targets.append([peer.name, "address", address, port, None])
+        theirs = peer.interface_address
+        if peer.chosen_interface is not None and theirs is not None and theirs != address:
+            ours = host.interface_address if host.chosen_interface is not None else None
+            same_family = ours is not None and (":" in ours) == (":" in theirs)
+            targets.append([peer.name, "interface", theirs, port, ours if same_family else None])
+    for number, found in peer.fact("ports").items():
+        if found["free"]:
+            targets.append([peer.name, "port", address, int(number), None])
+    return targets
+
+
+def everywhere(
+    work: Callable[[_Item], _Result], items: Sequence[_Item], limit: float
+) -> list[_Result | NodeError]:
+    """``work`` done on all hosts at once, each in a thread of its own; the results in their order.
+
+    A NodeError is that host's result, also when it has none after ``limit`` seconds; anything
+    else that is raised ends it all.
+    """
+    done: queue.SimpleQueue[tuple[int, _Result | BaseException]] = queue.SimpleQueue()
+
+    def act(index: int, item: _Item) -> None:
+        try:
+            done.put((index, work(item)))
+        except BaseException as failure:  # noqa: BLE001 - raised again by whoever waits
+            done.put((index, failure))
+
+    for index, item in enumerate(items):
+        threading.Thread(target=act, args=(index, item), daemon=True).start()
+    results: dict[int, _Result | NodeError] = {}
+    deadline = time.monotonic() + limit
+    while len(results) < len(items) and time.monotonic() < deadline:
+        try:
+            # Bounded, so that Ctrl-C is noticed.
+            index, result = done.get(timeout=0.2)
+        except queue.Empty:
+            continue
+        if isinstance(result, BaseException) and not isinstance(result, NodeError):
+            raise result
+        results[index] = result
+    late = f"no answer within {limit:.0f} s"
+    hint = "log in there: it may be out of memory, or a file system or a driver may hang"
+    return [
+        results[index]
+        if index in results
+        else ConnectError(item.host.name, ATTEMPTED, late, hint=hint)
+        for index, item in enumerate(items)
+    ]
+
+
+def _program(name: str) -> str:
+    return resources.files("dtrain.node").joinpath(name).read_text()
+
+
+def _interpreter(part: HostPlan) -> str:
+    return part.processes[0].argv[0] if part.processes else part.host.python
+
+
+def _identity(process: Process) -> dict[str, Any]:
+    """What a rank or task is called in what it says."""
+    return {"rank": process.index, "task": [process.role, process.index], "silent": []}
+
+
+def over(transport: Transport) -> Callable[[HostPlan], Connection]:
+    """Connections made anew."""
+    return lambda part: transport.connect(part.host)
+
+
+def quick(
+    plan: LaunchPlan, reach: Callable[[HostPlan], Connection], *, base: Path
+) -> tuple[Finding, ...]:
+    """What can be told of a launch within a second: reachability, names, script, versions,
+    interfaces, ports, room. ``reach`` may lend connections that are there already; they stay
+    open. To be called before anything is prepared on the hosts, because the ports are tried; they
+    are free again when this returns."""
+    preflight = Preflight(plan, reach, base=base)
+    try:
+        return judge(preflight.look(CHEAP))
+    finally:
+        preflight.close()

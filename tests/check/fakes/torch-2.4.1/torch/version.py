@@ -1,0 +1,3 @@
+__version__ = "2.4.1+cpu"
+cuda = None
+hip = None

@@ -1,0 +1,143 @@
+"""The program that gathers facts: it never hangs, never raises, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.launchplan import build
+from dtrain.session.preflight import Conversation
+from dtrain.spec.load import parse
+from dtrain.transport.local import LocalTransport
+
+Ask = Callable[..., dict[str, Any]]
+FILE = "cluster: {hosts: [here], gpus: 0, transport: local}\njob: {framework: torch, script: a.py}"
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Iterator[Ask]:
+    """Gather some facts of this machine with the real program."""
+    connection = LocalTransport().connect(build(parse(FILE, "cluster.yaml")).hosts[0].host)
+    conversation = Conversation(
+        build(parse(FILE, "cluster.yaml"), local_python=sys.executable).hosts[0], connection
+    )
+    conversation.begin()
+
+    def gather(*probes: str, **request: Any) -> dict[str, Any]:
+        order = {
+            "op": "gather",
+            "host": "here",
+            "token": "t",
+            "probes": probes,
+            "ports": [],
+            "addresses": {"here": "127.0.0.1"},
+            "folders": {},
+            "workdir": str(tmp_path),
+            "environment": {},
+            "setup": [],
+            "python": sys.executable,
+            "interpreter": {
+                "source": resources.files("dtrain.node").joinpath("interpreter.py").read_text(),
+                "limit": 30.0,
+                "options": {"framework": "torch"},
+            },
+            **request,
+        }
+        facts: dict[str, Any] = conversation.ask(order)["facts"]
+        return facts
+
+    yield gather
+    conversation.close()
+    connection.close()
+
+
+def interpreter(limit: float, source: str = "") -> dict[str, Any]:
+    return {"source": source, "limit": limit, "options": {"framework": "torch"}}
+
+
+def test_a_setup_line_that_never_ends(ask: Ask) -> None:
+    begun = time.monotonic()
+    found = ask("interpreter", setup=["true", "sleep 1000"], interpreter=interpreter(1.0))
+    assert time.monotonic() - begun < 20
+    assert found["interpreter"]["status"] is None
+    assert found["interpreter"]["failed_setup"] == 2
+
+
+def test_a_process_left_in_the_background_holds_nobody_up(ask: Ask) -> None:
+    begun = time.monotonic()
+    found = ask("interpreter", setup=["sleep 1000 &"])
+    assert time.monotonic() - begun < 25
+    assert found["interpreter"]["python"]
+
+
+def test_an_interpreter_that_writes_nonsense(ask: Ask) -> None:
+    source = "import os; os.write(int(os.environ['DTRAIN_SAY']), b'\\xff{not json\\n')"
+    found = ask("interpreter", interpreter=interpreter(20.0, source))
+    assert "python" not in found["interpreter"]
+    assert found["interpreter"]["status"] == 0
+
+
+def test_what_setup_changes_counts_and_what_the_file_says_goes_before(
+    ask: Ask, tmp_path: Path
+) -> None:
+    say = (
+        "import json, os; text = json.dumps({'python': '3', 'seen': [os.getcwd(), "
+        "os.environ.get('FROM_SETUP'), os.environ.get('BOTH')]});"
+        "os.write(int(os.environ['DTRAIN_SAY']), text.encode() + b'\\n')"
+    )
+    found = ask(
+        "interpreter",
+        setup=["export FROM_SETUP='a b' BOTH=setup", "mkdir sub", "cd sub"],
+        environment={"BOTH": "it's the file's\n"},
+        interpreter=interpreter(20.0, say),
+    )
+    assert found["interpreter"]["seen"][1:] == ["a b", "it's the file's\n"]
+    assert found["interpreter"]["seen"][0] == str(tmp_path / "sub")
+
+
+def test_what_setup_prints_stays_where_it_is(ask: Ask) -> None:
+    found = ask("interpreter", setup=["echo hush"])
+    assert found["interpreter"]["python"]
+    assert "hush" not in json.dumps(found)
+
+
+def test_a_probe_that_fails_is_a_fact(ask: Ask) -> None:
+    found = ask("storage", "names", "machine", folders={"a": "x" * 5000}, addresses=None)
+    assert found["machine"]["python"]
+    assert "error" in found["names"]
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_a_taken_port_and_who_has_it(ask: Ask, family: socket.AddressFamily) -> None:
+    with socket.socket(family) as taken:
+        taken.bind(("127.0.0.1" if family == socket.AF_INET else "::1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = ask(ports=[port])["ports"][str(port)]
+    assert not found["free"]
+    assert "python" in found["holder"] or "pytest" in found["holder"]
+
+
+def test_names_that_are_no_names(ask: Ask) -> None:
+    odd = {"a": "no.such.host.invalid", "b": "x" * 300, "c": "", "here": "127.0.0.1"}
+    found = ask("names", addresses=odd)["names"]["hosts"]
+    assert "error" in found["a"]
+    assert "error" in found["b"]
+    assert found["here"]["addresses"] == ["127.0.0.1"]
+
+
+def test_the_oldest_python_that_has_to_do(tmp_path: Path) -> None:
+    """The files that hosts run keep to Python 3.8's grammar."""
+    import ast
+
+    for name in ("facts", "interpreter", "ranks", "rehearsal", "rehearsal_tensorflow", "bandwidth"):
+        source = resources.files("dtrain.node").joinpath(f"{name}.py").read_text()
+        ast.parse(source, feature_version=(3, 8))

@@ -1,0 +1,101 @@
+"""`dtrain init` writes a file that can be launched, and overwrites nothing by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster import Cluster
+from dtrain.spec.load import read
+from dtrain_cli import first_file
+from support.cluster import Launcher
+from support.machines import recorded_evidence
+
+Hosts = Callable[..., Cluster]
+FLAGS = ("--hosts", "gpu[01-02]", "--framework", "torch", "--script", "train.py")
+"""Everything that would be asked for otherwise."""
+
+
+def test_from_flags_alone(launcher: Launcher) -> None:
+    done = launcher.command("init", "first.yaml", *FLAGS, "--no-probe").wait()
+    assert done.code == 0, done
+    spec = read(launcher.folder / "first.yaml")
+    assert [host.name for host in spec.cluster.hosts] == ["gpu01", "gpu02"]
+    assert spec.job.script == "train.py"
+    assert "CHANGE" in done.stdout
+    dry = launcher.command("launch", "first.yaml", "--dry-run").wait()
+    assert dry.code == 0, dry
+
+
+def test_a_file_that_exists_is_kept(launcher: Launcher) -> None:
+    file = launcher.folder / "cluster.yaml"
+    file.write_text("mine\n")
+    done = launcher.command("init", *FLAGS).wait()
+    assert done.code == 2
+    assert "--force" in done.stderr
+    assert file.read_text() == "mine\n"
+    assert launcher.command("init", *FLAGS, "--force").wait().code == 0
+    assert read(file).job.script == "train.py"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("--framework", "torch", "--script", "a.py"), "--hosts is missing"),
+        (("--hosts", "gpu[1-", "--framework", "torch", "--script", "a.py"), "--hosts gpu[1-"),
+        (("--hosts", "a", "--framework", "jax", "--script", "a.py"), "known are torch and"),
+        (("--hosts", "a", "--framework", "torch", "--script", ""), "--script is missing"),
+    ],
+)
+def test_answers_that_make_no_file(launcher: Launcher, argv: tuple[str, ...], said: str) -> None:
+    done = launcher.command("init", *argv).wait()
+    assert done.code == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (launcher.folder / "cluster.yaml").exists()
+
+
+def test_what_the_hosts_are_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evidence = recorded_evidence("dgx-a100", tmp_path, monkeypatch)
+    answers = first_file.Answers(("gpu01", "gpu02"), "torch", "it's #1.py", "ml")
+    text = first_file.text(answers, evidence)
+    found = yaml.safe_load(text)
+    assert found["cluster"] == {
+        "hosts": "gpu[01-02]",
+        "gpus": 8,
+        "gpu": "a100-80gb",
+        "network": {"interface": "eno1", "gbps": 1600},
+        "ssh": {"user": "ml"},
+    }
+    assert found["job"]["script"] == "it's #1.py"
+    assert "CHANGE" not in text
+
+
+@pytest.mark.netns
+def test_a_look_over_ssh(hosts: Hosts, launcher: Launcher) -> None:
+    cluster = hosts(3)
+    table = cluster["node1"].folder / "etc" / "hosts"
+    table.write_text(table.read_text().replace(f"{cluster['node3'].address} node3\n", ""))
+    config = launcher.folder / ".ssh" / "config"
+    config.parent.mkdir(mode=0o700)
+    config.write_text(
+        f"Host node*\n  User root\n  IdentityFile {cluster.identity}\n"
+        f"  UserKnownHostsFile {cluster.known_hosts}\n"
+        + "".join(f"Host {host.name}\n  HostName {host.address}\n" for host in cluster.hosts)
+    )
+    cluster["node2"].run("pkill", "sshd")
+    flags = ("--hosts", "node[1-3]", "--framework", "torch", "--script", "train.py", "--probe")
+    done = launcher.command("init", *flags, env={"HOME": str(launcher.folder)}).wait()
+    assert done.code == 0, done
+    assert "not reached: node2" in done.stdout
+    spec = read(launcher.folder / "cluster.yaml")
+    assert [host.interface for host in spec.cluster.hosts] == ["eth0"] * 3
+    # node1 does not know the name of node3.
+    assert [host.address for host in spec.cluster.hosts] == [
+        "node1",
+        "node2",
+        cluster["node3"].address,
+    ]

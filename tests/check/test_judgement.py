@@ -1,0 +1,126 @@
+"""Judgements that no recorded machine shows: ties, folding, groups, clocks, logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.check import Evidence, Finding, HostFacts, judge
+from dtrain.check.finding import HOSTS, error, fold, warning
+from dtrain.check.reach import groups
+from dtrain.check.skew import outliers
+from dtrain.diagnostics import ConnectError
+from dtrain.launchplan import build
+from dtrain.spec.load import parse
+from dtrain_cli.views.findings import as_text
+from dtrain_cli.views.paper import Paper
+
+FILE = """
+cluster:
+  hosts: ["gpu[01-{count:02}]"]
+  gpus: {gpus}
+job: {{framework: torch, script: train.py}}
+"""
+
+
+def cluster(count: int, gpus: int = 0, **facts: dict[str, Any]) -> list[HostFacts]:
+    plan = build(parse(FILE.format(count=count, gpus=gpus), "cluster.yaml"))
+    return [HostFacts(part, dict(facts)) for part in plan.hosts]
+
+
+def findings(hosts: list[HostFacts], gpus: int = 0) -> tuple[Finding, ...]:
+    plan = build(parse(FILE.format(count=len(hosts), gpus=gpus), "cluster.yaml"))
+    return judge(Evidence(plan, tuple(hosts)))
+
+
+def at(host: HostFacts, offset: float, error: float = 0.001) -> HostFacts:
+    return HostFacts(host.part, host.facts, clock_offset=offset, clock_error=error)
+
+
+def test_hosts_of_which_nothing_is_known_raise_no_alarm() -> None:
+    assert findings(cluster(3)) == ()
+
+
+def test_folding_keeps_each_finding_once_and_the_worst_first() -> None:
+    found = [
+        warning("mtu", ["b"], "MTU 1400", "1500", f"set {HOSTS}"),
+        error("port", ["c"], "taken", "free", "stop it"),
+        warning("mtu", ["a"], "MTU 1400", "1500", f"set {HOSTS}"),
+    ]
+    folded = fold(found, ["a", "b", "c"])
+    assert [(one.subject, one.hosts, one.remedy) for one in folded] == [
+        ("port", ("c",), "stop it"),
+        ("mtu", ("a", "b"), "set a,b"),
+    ]
+
+
+def test_a_minority_is_named_and_a_tie_names_all() -> None:
+    (minority,) = outliers({"a": "1", "b": "2", "c": "1"})
+    assert (minority.hosts, minority.seen, minority.usual) == (("b",), "2; 1 on a,c", "1")
+    (tie,) = outliers({"a": "1", "b": "2"})
+    assert (tie.hosts, tie.seen) == (("a", "b"), "1 on a; 2 on b")
+    assert list(outliers({"a": "1", "b": "1"})) == []
+    assert list(outliers({})) == []
+
+
+@pytest.mark.parametrize(
+    ("failed", "expected"),
+    [
+        ([("a", "b")], ["a and b"]),
+        ([("a", "b"), ("b", "a")], ["a and b"]),
+        ([(x, "c") for x in "abd"], ["c and any other host"]),
+        ([(x, y) for x in "ab" for y in "cd"], ["a,b and c,d"]),
+        ([(x, y) for x in "abcd" for y in "abcd" if x != y], ["a,b,c,d and any other host"]),
+        ([], []),
+    ],
+)
+def test_pairs_are_told_as_groups(failed: list[tuple[str, str]], expected: list[str]) -> None:
+    assert [str(group) for group in groups("abcd", failed)] == expected
+
+
+def test_a_clock_is_compared_with_most_others() -> None:
+    ahead = [at(host, 500.0) for host in cluster(3)]
+    # All agree, and only the launching machine differs: no host is wrong.
+    assert findings(ahead) == ()
+    first, second, third = cluster(3)
+    (found,) = findings([at(first, 0.0), at(second, 3.0), at(third, 0.1)])
+    assert (found.subject, found.hosts) == ("clock", ("gpu02",))
+    assert found.severity.value == "warning"
+    (found,) = findings([at(first, 0.0), at(second, -4000.0), at(third, 0.1)])
+    assert found.severity.value == "error"
+    assert "67 min behind" in found.seen
+    # What a slow connection cannot tell is not held against a host.
+    assert findings([at(first, 0.0), at(second, 3.0, error=2.0), at(third, 0.1)]) == ()
+
+
+def test_xids_in_the_log() -> None:
+    gpus = {"tool": "nvidia-smi", "gpus": [], "xids": {"0000:07:00 79": 1, "0000:07:00 31": 4}}
+    hosts = cluster(1, gpus=1)
+    hosts = [HostFacts(host.part, {"gpus": gpus}) for host in hosts]
+    said = [found.seen for found in findings(hosts, gpus=1)]
+    assert any("Xid 79 (the GPU has fallen off the bus)" in text for text in said)
+    assert not any("Xid 31" in text for text in said)
+
+
+def test_a_probe_that_failed_is_said() -> None:
+    (found,) = findings(cluster(2, storage={"error": "no answer within 20 s"}))
+    assert (found.subject, found.hosts) == ("storage", ("gpu01", "gpu02"))
+    assert "no answer within 20 s" in found.seen
+
+
+def test_what_hosts_say_does_nothing_to_a_terminal() -> None:
+    plan = build(parse(FILE.format(count=1, gpus=0), "cluster.yaml"))
+    evil = ConnectError("gpu01", "connecting", "\x1b]0;title\x07\x1b[2Jno\nroute", hint="\x9b31m")
+    evidence = Evidence(plan, (), (evil,))
+    text = as_text(evidence, judge(evidence), 1.0, Paper(100, color=False, unicode=True))
+    assert text.replace("\n", " ").isprintable()
+    assert "no route" in text
+
+
+def test_nothing_is_wrong_with_an_example() -> None:
+    """The shipped cluster files build plans that can be judged."""
+    for path in sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")):
+        plan = build(parse(path.read_bytes(), str(path)))
+        assert judge(Evidence(plan, tuple(HostFacts(part, {}) for part in plan.hosts))) == ()

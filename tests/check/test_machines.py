@@ -1,0 +1,24 @@
+"""What is said about recorded machines of many kinds: golden files beside the recordings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dtrain.check import judge
+from dtrain_cli.views.findings import as_text
+from dtrain_cli.views.paper import Paper
+from support.machines import KINDS, MACHINES, recorded_evidence
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_findings(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, update_golden: bool
+) -> None:
+    evidence = recorded_evidence(kind, tmp_path, monkeypatch)
+    text = as_text(evidence, judge(evidence), 1.0, Paper(100, color=False, unicode=True))
+    golden = MACHINES / kind / "findings.txt"
+    if update_golden:
+        golden.write_text(text)
+    assert text == golden.read_text()

@@ -1,0 +1,111 @@
+"""Real process groups, TensorFlow servers and measurements across hosts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cluster import Cluster
+from dtrain.check.tournament import rounds
+from dtrain.parallelism import calibration
+from dtrain.parallelism.efficiency import Efficiency
+from dtrain.parallelism.hardware import gpu
+from support.cluster import Launcher, job
+
+Hosts = Callable[..., Cluster]
+TORCH: dict[str, Any] = {"framework": "torch", "script": job("echo_env.py")}
+TENSORFLOW = {**TORCH, "framework": "tensorflow"}
+
+
+@pytest.mark.parametrize("count", range(10))
+def test_everybody_meets_everybody_once(count: int) -> None:
+    found = list(rounds(range(count)))
+    pairs = [pair for each in found for pair in each]
+    assert sorted(pairs) == [(a, b) for a in range(count) for b in range(a + 1, count)]
+    assert len(found) <= count + count % 2
+    for each in found:
+        players = [player for pair in each for player in pair]
+        assert len(players) == len(set(players))
+
+
+def documents(
+    launcher: Launcher, cluster: Cluster, job_: Any, *options: str, **section: Any
+) -> Any:
+    file = launcher.file(cluster, job_, **section)
+    done = launcher.command("check", str(file), "--json", *options).wait(170)
+    assert "Traceback" not in done.stderr
+    assert launcher.left(cluster) == {}
+    return json.loads(done.stdout)
+
+
+@pytest.mark.netns
+@pytest.mark.torch
+def test_a_process_group_forms(hosts: Hosts, launcher: Launcher) -> None:
+    static = {**TORCH, "rendezvous": {"backend": "static"}}
+    found = documents(launcher, hosts(2), static, "--rendezvous", slots=2)
+    assert found["findings"] == []
+
+
+@pytest.mark.netns
+@pytest.mark.torch
+def test_the_pair_that_cannot_meet_is_named(hosts: Hosts, launcher: Launcher) -> None:
+    cluster = hosts(4)
+    cluster.block("node2", "node4")
+    found = documents(launcher, cluster, TORCH, "--rendezvous")
+    assert [(each["subject"], each["hosts"]) for each in found["findings"]] == [
+        ("network", ["node2", "node4"]),
+        ("rendezvous", ["node2", "node4"]),
+    ]
+
+
+@pytest.mark.netns
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("blocked", [False, True])
+def test_tensorflow_servers(hosts: Hosts, launcher: Launcher, blocked: bool) -> None:
+    cluster = hosts(3)
+    if blocked:
+        cluster.block("node1", "node3")
+    found = documents(launcher, cluster, TENSORFLOW, "--rendezvous")
+    named = [each["hosts"] for each in found["findings"] if each["subject"] == "rendezvous"]
+    assert named == ([["node1", "node3"]] if blocked else [])
+
+
+@pytest.mark.netns
+@pytest.mark.torch
+def test_a_slow_host_is_named_and_the_planner_reads_the_file(
+    hosts: Hosts, launcher: Launcher
+) -> None:
+    cluster = hosts(3)
+    limit = "qdisc add dev eth0 root tbf rate 100mbit burst 256kb latency 50ms"
+    cluster["node3"].run("tc", *limit.split())
+    found = documents(launcher, cluster, TORCH, "--bandwidth", "--output", "fabric.json")
+    (slow,) = found["findings"]
+    assert (slow["subject"], slow["severity"], slow["hosts"]) == ("bandwidth", "warning", ["node3"])
+    links = {tuple(link["hosts"]): link for link in found["bandwidth"]["links"]}
+    assert len(links) == 6
+    # 100 Mbit/s are 12.5 MB/s; the first 256 KB pass at once.
+    for other in ("node1", "node2"):
+        assert 5e6 < links["node3", other]["bytes_per_second"] < 14e6
+    assert {pair for pair, link in links.items() if link["slow"]} >= {
+        ("node3", "node1"),
+        ("node3", "node2"),
+    }
+    assert not links["node1", "node2"]["slow"]
+    text = (launcher.folder / "fabric.json").read_text()
+    a100 = gpu("a100-80gb")
+    made = calibration.read(text, "fabric.json", Efficiency(), a100, 100.0)
+    assert made.network < Efficiency().network
+
+
+def test_bandwidth_is_for_torch(launcher: Launcher) -> None:
+    file = launcher.folder / "cluster.yaml"
+    file.write_text("cluster: {hosts: [a], gpus: 0}\njob: {framework: tensorflow, script: a.py}\n")
+    done = launcher.command("check", str(file), "--bandwidth").wait()
+    assert done.code == 2
+    assert "framework: torch" in done.stderr
+    done = launcher.command("check", str(file), "--output", "a.json").wait()
+    assert done.code == 2
+    assert "add --bandwidth" in done.stderr

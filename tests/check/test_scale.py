@@ -1,0 +1,95 @@
+"""What a check costs: one connection for each host, however many there are."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster
+from dtrain.launchplan import build
+from dtrain.session.preflight import Preflight, everywhere, over, quick
+from dtrain.spec.load import read
+from dtrain.transport.select import Transports
+from support.cluster import Launcher, job
+
+pytestmark = pytest.mark.netns
+Hosts = Callable[..., Cluster]
+FAKE = str(Path(__file__).parent / "fakes" / "torch-2.13.0")
+JOB = {"framework": "torch", "script": job("echo_env.py"), "env": {"PYTHONPATH": FAKE}}
+
+
+def logins(cluster: Cluster) -> list[int]:
+    """How often somebody has logged in on each host."""
+    return [
+        (host.folder / "sshd.log").read_text().count("Accepted publickey") for host in cluster.hosts
+    ]
+
+
+def test_64_hosts_on_one_connection_each(hosts: Hosts, launcher: Launcher) -> None:
+    cluster = hosts(64)
+    done = launcher.command("check", str(launcher.file(cluster, JOB))).wait(150)
+    assert done.code == 0, done
+    assert "64 hosts checked" in done.stdout
+    assert "nothing that would make the job fail" in done.stdout
+    assert logins(cluster) == [1] * 64
+    assert launcher.left(cluster) == {}
+
+
+def test_the_quick_part_of_a_launch(hosts: Hosts, launcher: Launcher) -> None:
+    """It uses the launch's own connections, leaves them open, and finds what it can."""
+    cluster = hosts(8)
+    file = launcher.file(cluster, JOB)
+    plan = build(read(file))
+    transport = Transports(file.parent)
+    try:
+        reached = everywhere(lambda part: transport.connect(part.host), plan.hosts, 60.0)
+        connections = dict(zip((part.host.name for part in plan.hosts), reached, strict=True))
+        lend = lambda part: connections[part.host.name]  # noqa: E731
+        begun = time.monotonic()
+        assert quick(plan, lend, base=file.parent) == ()  # type: ignore[arg-type]
+        took = time.monotonic() - begun
+        # The ports that were tried are free again for the launch.
+        port = "import socket; socket.create_server(('', 29500)).close()"
+        cluster["node1"].run(sys.executable, "-c", port)
+        cluster["node5"].run("hostname", "node4")
+        (found,) = quick(plan, lend, base=file.parent)  # type: ignore[arg-type]
+        assert found.hosts == ("node4", "node5")
+    finally:
+        transport.close()
+    assert logins(cluster) == [1] * 8
+    # Eight hosts share this machine's processors, which real ones do not: far less than a second
+    # of each host's own time, and no waiting.
+    assert took < 5.0
+
+
+def test_what_a_check_started_ends_with_it(hosts: Hosts, launcher: Launcher) -> None:
+    """Also when the launching machine goes away in the middle of a setup line."""
+    cluster = hosts(2)
+    file = launcher.file(cluster, {**JOB, "setup": ["echo begun > ~/begun", "sleep 1000"]})
+    check = launcher.command("check", str(file))
+    waiting = [host.home / "begun" for host in cluster.hosts]
+    deadline = time.monotonic() + 60
+    while not all(path.exists() for path in waiting) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert all(path.exists() for path in waiting)
+    check.process.kill()
+    assert launcher.left(cluster, within=20) == {}
+
+
+def test_a_check_of_hosts_that_are_this_machine(launcher: Launcher) -> None:
+    script = launcher.folder / "train.py"
+    script.write_text("")
+    file = launcher.folder / "local.yaml"
+    file.write_text(
+        "cluster: {hosts: [here, there], gpus: 0, transport: local}\n"
+        f"job: {{framework: torch, script: train.py, env: {{PYTHONPATH: '{FAKE}'}}}}\n"
+    )
+    done = launcher.command("check", str(file)).wait()
+    assert done.code == 0, done
+    plan = build(read(file), local_python="python3")
+    preflight = Preflight(plan, over(Transports(file.parent)), base=file.parent)
+    preflight.close()  # closing what was never begun is allowed
