@@ -18,7 +18,8 @@ def test_ranks_decide_together(tmp_path: Path) -> None:
     for rank, report in enumerate(reports):
         data = report["data"]
         assert f"from 64 to 65 samples, and {64 + rank} on rank {rank}" in data["length"]
-        assert "64 samples each, but not the same first and last" in data["content"]
+        for name in ("content", "content, read by a worker"):
+            assert "64 samples each, but not the same first and last" in data[name]
         assert data["random"] == ""
         for layout in ("ddp", "pipeline"):
             assert report[layout] == {"taken": [False, True], "scales": [0.5, 0.5], "kept": True}

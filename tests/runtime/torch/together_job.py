@@ -35,12 +35,13 @@ def different_data(run: parallel.Run) -> dict[str, str]:
     changed = Rows()
     changed.rows[-1] += run.rank
     cases = {"length": Rows(64 + run.rank), "content": changed, "random": Random(run.rank)}
-    return {name: refusal(run, dataset) for name, dataset in cases.items()}
+    found = {name: refusal(run, dataset) for name, dataset in cases.items()}
+    return {**found, "content, read by a worker": refusal(run, changed, workers=1)}
 
 
-def refusal(run: parallel.Run, dataset: Rows) -> str:
+def refusal(run: parallel.Run, dataset: Rows, workers: int = 0) -> str:
     try:
-        run.batches(dataset)
+        run.batches(dataset, workers=workers)
     except ValueError as error:
         return str(error)
     return ""

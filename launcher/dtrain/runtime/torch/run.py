@@ -93,8 +93,10 @@ class Run:
         micro-batch. ``blocks`` names the list of blocks where it is not the only one; ``column``
         and ``row`` name Linear modules that open and close a layer, for tensor parallelism.
 
-        Raises ValueError, on every rank and before any of them communicates, for a model that the
-        layout cannot split.
+        Under tensor parallelism each kind of block is tried with random weights first, in float32
+        and on the residual stream alone: the shares of it have to add up to the whole.
+
+        Raises ValueError, on every rank, for a model that the layout cannot split.
         """
         place = Place(self.strategy, self.layout, self.precision, self.mesh, self.device)
         made = parallelize(
@@ -113,7 +115,7 @@ class Run:
         All ranks call it, and read the first and the last sample to compare them. Raises ValueError
         where they differ, or do not fill a global batch.
         """
-        refuse_different_data(dataset)
+        refuse_different_data(dataset, workers)
         return Batches(
             dataset,
             self.global_batch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import random
 from typing import Any
@@ -10,16 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
 
 from dtrain.runtime.torch.batches import Dataset
 
 
-def refuse_different_data(dataset: Dataset) -> None:
+def refuse_different_data(dataset: Dataset, workers: int) -> None:
     """Raise ValueError, on every rank, where datasets differ in length, or in the first or last
     sample. Samples that are made at random are compared by the dataset's length alone."""
     length = len(dataset)
     ends = [0, length - 1] if length else []
-    digests = [_digest(dataset, ends) for _ in range(2)]
+    digests = [_digest(dataset, ends, workers) for _ in range(2)]
     mine = [length, digests[0], int(digests[0] == digests[1])]
     least = torch.tensor(mine, dtype=torch.long, device="cpu")
     most = least.clone()
@@ -38,23 +40,32 @@ def refuse_different_data(dataset: Dataset) -> None:
         )
 
 
-def _digest(dataset: Dataset, indices: list[int]) -> int:
+def _digest(dataset: Dataset, indices: list[int], workers: int) -> int:
     """Of 62 bits. Augmentation draws the same random numbers on every rank."""
     digest = hashlib.sha256()
     state = random.getstate()
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         random.seed(0)
-        for index in indices:
-            for leaf in tree_leaves(dataset[index]):
+        # In a worker where the training has some: a file that a dataset opens when it is first read
+        # must not be open yet when they are forked.
+        loader: DataLoader[Any] = DataLoader(
+            dataset,  # type: ignore[arg-type]
+            batch_size=None,
+            sampler=indices,
+            num_workers=min(workers, 1),
+            generator=torch.Generator("cpu").manual_seed(0),
+        )
+        for sample in loader:
+            for leaf in tree_leaves(sample):
                 digest.update(_bytes(leaf))
     random.setstate(state)
     return int.from_bytes(digest.digest()[:8], "big") >> 2
 
 
 def _bytes(leaf: Any) -> bytes:
-    if isinstance(leaf, Tensor) or hasattr(leaf, "__array__"):
-        tensor = torch.as_tensor(leaf).detach().cpu().contiguous().flatten()
-        # Not by way of numpy, which a node need not have.
-        return bytes(tensor.view(torch.uint8).tolist())
-    return repr(leaf).encode()
+    if not isinstance(leaf, Tensor):
+        return repr(leaf).encode()
+    # Not by way of numpy, which a node need not have.
+    tensor = leaf.detach().cpu().contiguous()
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.numel() else b""
