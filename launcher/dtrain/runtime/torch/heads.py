@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,15 +33,14 @@ def refuse_what_shares_change(
     """
     trial = _with_random_weights(name, block, materialize)
     linears = {path: m for path, m in trial.named_modules() if isinstance(m, nn.Linear)}
-    columns = [path for path in linears if path.rpartition(".")[2] in column]
-    rows = [path for path in linears if path.rpartition(".")[2] in row]
+    columns = [linear for path, linear in linears.items() if path.rpartition(".")[2] in column]
+    rows = {path: m for path, m in linears.items() if path.rpartition(".")[2] in row}
     if not columns:
         return
-    first = linears[columns[0]]
-    device = first.weight.device
+    device = columns[0].weight.device
     same = torch.Generator(device).manual_seed(0)
-    stream = torch.randn(1, _SEQUENCE, first.in_features, device=device, generator=same)
-    whole = _Record(linears, rows)
+    stream = torch.randn(1, _SEQUENCE, columns[0].in_features, device=device, generator=same)
+    whole = _Record(rows)
     try:
         output = whole.run(trial, stream)
     except Exception as error:
@@ -50,19 +49,14 @@ def refuse_what_shares_change(
             f" ({_said(error)}): let it make for itself what else it needs, such as masks and"
             " rotary angles, or use a layout with tensor 1"
         ) from error
-    weights = {path: linears[path].weight.detach() for path in (*columns, *rows)}
-    biases = {path: linears[path].bias for path in columns if linears[path].bias is not None}
-    # Added once, not once for each share.
-    sums = [_bias(linears[path], wanted) for path, wanted in whole.given]
+    # A row's bias is added once, not once for each share.
+    sums = [_bias(rows[path], wanted) for path, wanted in whole.given]
+    shares = [_shares(linear, ranks, 0) for linear in columns]
+    shares += [_shares(linear, ranks, 1) for linear in rows.values()]
     for rank in range(ranks):
-        for path in columns:
-            linears[path].weight = _share(weights[path], ranks, rank, 0)
-            if path in biases:
-                linears[path].bias = _share(biases[path].detach(), ranks, rank, 0)
-        for path in rows:
-            linears[path].weight = _share(weights[path], ranks, rank, 1)
-            linears[path].register_parameter("bias", None)
-        share = _Record(linears, rows, iter(whole.given))
+        for linear, held in zip((*columns, *rows.values()), shares, strict=True):
+            linear.weight, linear.bias = held[rank]
+        share = _Record(rows, iter(whole.given))
         try:
             shared_output = share.run(trial, stream)
         except Exception as error:
@@ -70,8 +64,8 @@ def refuse_what_shares_change(
                 f"{name} fails with a share of its heads on each of {ranks} tensor ranks"
                 f" ({_said(error)}): {HINT}"
             ) from error
-        same_layers = [p for p, _ in share.given] == [p for p, _ in whole.given]
-        if not same_layers or not _equal(shared_output, output):
+        same_calls = [path for path, _ in share.given] == [path for path, _ in whole.given]
+        if not same_calls or not _equal(shared_output, output):
             raise ValueError(
                 f"with tensor {ranks}, {name} would compute something else on a share of its"
                 f" heads: {HINT}"
@@ -92,12 +86,11 @@ class _Record:
 
     def __init__(
         self,
-        linears: dict[str, nn.Linear],
-        rows: Collection[str],
+        rows: Mapping[str, nn.Linear],
         instead: Iterator[tuple[str, Tensor]] | None = None,
     ) -> None:
         self.given: list[tuple[str, Tensor]] = []
-        self._layers = {path: linears[path] for path in rows}
+        self._layers = rows
         self._instead = instead
 
     def run(self, block: nn.Module, stream: Tensor) -> Tensor:
@@ -143,8 +136,19 @@ def _with_random_weights(name: str, block: nn.Module, materialize: Materializer)
     return trial
 
 
-def _share(tensor: Tensor, ranks: int, rank: int, dimension: int) -> nn.Parameter:
-    return nn.Parameter(tensor.chunk(ranks, dimension)[rank], requires_grad=False)
+def _shares(linear: nn.Linear, ranks: int, dimension: int) -> list[tuple[Any, Any]]:
+    """Weight and bias of each rank; a row-split layer's bias is no rank's own."""
+    weights = linear.weight.detach().chunk(ranks, dimension)
+    biases: Sequence[Tensor | None] = [None] * ranks
+    if linear.bias is not None and dimension == 0:
+        biases = linear.bias.detach().chunk(ranks)
+    return [
+        (
+            nn.Parameter(weight, requires_grad=False),
+            None if bias is None else nn.Parameter(bias, requires_grad=False),
+        )
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
 
 
 def _bias(linear: nn.Linear, output: Tensor) -> Tensor:
