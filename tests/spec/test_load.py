@@ -293,3 +293,22 @@ def test_a_path_that_cannot_be(tmp_path: Path) -> None:
 def test_an_endless_file_is_refused() -> None:
     with pytest.raises(SpecError, match="larger than 1024 KiB"):
         read(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "training"),
+    [
+        ("strategy: ddp, layout: {grad_accumulation: 4}", Training(16)),
+        (
+            "strategy: ddp, layout: {grad_accumulation: 4}, training: {precision: bf16}",
+            Training(16, "bf16"),
+        ),
+        ("strategy: ddp, layout: {micro_batch: 4}", None),
+        ("strategy: pipeline", None),
+    ],
+)
+def test_accumulation_that_is_given_fixes_the_global_batch(
+    keys: str, training: Training | None
+) -> None:
+    """What a pipeline's default accumulation makes of it is the script's to change."""
+    assert job(f"framework: torch, {keys}").job.training == training

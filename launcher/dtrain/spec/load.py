@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 
 from dtrain.diagnostics import UsageError
-from dtrain.runtime.layout import Training
+from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.advice import advise
 from dtrain.spec.checks import check
 from dtrain.spec.clusterfile import CLUSTER_FILE, HOMES
@@ -100,6 +100,15 @@ def _cluster(cluster: Section) -> Cluster:
     )
 
 
+def _training(job: Section, layout: Layout | None) -> Training | None:
+    """What the file says about the training; how often it accumulates gradients says how large a
+    batch is, and a script's own choice is not to take its place."""
+    training = Training(**job.section("training").values) if "training" in job else None
+    if layout is None or "grad_accumulation" not in job.section("layout"):
+        return training
+    return replace(training or Training(), global_batch=layout.global_batch)
+
+
 def _job(job: Section, resolved: Resolved) -> Job:
     sync, rendezvous = job.section("sync"), job.section("rendezvous")
     return Job(
@@ -110,7 +119,7 @@ def _job(job: Section, resolved: Resolved) -> Job:
         sync=Sync(**{"source": ".", **sync.values}) if "sync" in job else None,
         roles=resolved.roles,
         rendezvous=Rendezvous(**rendezvous.values, fixed="port" in rendezvous),
-        training=Training(**job.section("training").values) if "training" in job else None,
+        training=_training(job, resolved.layout),
         restart=Restart(**job.section("restart").values),
         watchdog=Watchdog(**job.section("watchdog").values),
         **job.given(

@@ -58,9 +58,27 @@ class NormedAttention(Attention):
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
+class Positioned(GPT):
+    """With learned positions, as in GPT-2."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.positions = nn.Embedding(CONTEXT, config.width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        at = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.embedding(tokens) + self.positions(at)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
 def meta_model(kind: str = "plain") -> nn.Module:
-    """``plain``, ``tied`` (embedding and output layer), or ``normed`` (see NormedAttention)."""
+    """``plain``, ``tied`` (embedding and output layer), ``normed`` (see NormedAttention) or
+    ``positioned``."""
     with torch.device("meta"):
+        if kind == "positioned":
+            return Positioned(CONFIG)
         model = GPT(CONFIG)
         if kind == "tied":
             model.head.weight = model.embedding.weight

@@ -45,6 +45,41 @@ class AllHeads(nn.Module):
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
+class ByHand(AllHeads):
+    """The same, without the function that would show how large the heads are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.q_proj(x).view(*x.shape[:2], *self.split).transpose(1, 2)
+        weights = (heads @ heads.mT / heads.shape[-1] ** 0.5).softmax(-1)
+        return self.o_proj((weights @ heads).transpose(1, 2).flatten(2))
+
+
+class Masked(AllHeads):
+    """Asserts what nobody gives it: a mask."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        assert mask is not None, "no mask"
+        return super().forward(x)
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(32, 2)
+        self.experts = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+
+
+class Positions(nn.Module):
+    """Adds nothing, but has a buffer that is built with its values, which meta tensors lose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ids", torch.arange(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
 class Uninitialized(nn.RMSNorm):
     def reset_parameters(self) -> None:
         """Nothing."""
@@ -114,6 +149,9 @@ CASES: dict[str, tuple[Layout, Callable[[parallel.Run], nn.Module], int]] = {
     ),
     "all heads": (TENSOR, lambda _: model(attention(lambda: AllHeads((4, 8)))), 16),
     "halved heads": (TENSOR, lambda _: model(attention(lambda: AllHeads((4, -1)))), 16),
+    "by hand": (TENSOR, lambda _: model(attention(lambda: ByHand((4, -1)))), 16),
+    "more than the stream": (TENSOR, lambda _: model(attention(lambda: Masked((-1, 8)))), 16),
+    "experts": (TENSOR, lambda _: model(lambda gpt: setattr(gpt.blocks[0], "mlp", Experts())), 16),
     "sequence": (TENSOR, lambda _: meta_model(), 15),
     "batch": (Layout(data=2, micro_batch=2), lambda _: meta_model(), 16),
     "tied": (PIPELINE, lambda _: model(tied), 16),
@@ -127,6 +165,16 @@ CASES: dict[str, tuple[Layout, Callable[[parallel.Run], nn.Module], int]] = {
     "not initialized": (
         SHARDED,
         lambda _: model(lambda gpt: setattr(gpt, "norm", Uninitialized(32))),
+        16,
+    ),
+    "not initialized on one stage": (
+        PIPELINE,
+        lambda _: model(lambda gpt: setattr(gpt, "norm", Uninitialized(32))),
+        16,
+    ),
+    "integer buffer": (
+        Layout(data=2),
+        lambda _: model(lambda gpt: setattr(gpt, "positions", Positions())),
         16,
     ),
     "different weights": (SHARDED, different, 16),

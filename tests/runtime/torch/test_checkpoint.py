@@ -8,7 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
 
+from dtrain.runtime.torch.checkpoint import _place_for
 from runtime.torch.ranks import HERE, ROOT, finish, run, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -39,6 +42,27 @@ def test_a_kill_in_the_middle_of_a_save_keeps_the_one_before(tmp_path: Path) -> 
     assert found["start"] == 1
     assert found["weights"] < 1e-4
     assert names(saved) == ["step-00000001", "step-00000002"]
+
+
+@pytest.mark.parametrize(
+    ("key", "group", "device"),
+    [
+        ("step", {}, "cpu"),
+        ("step", {"fused": True}, "meta"),
+        ("step", {"capturable": True}, "meta"),
+        ("row_variance", {}, "meta"),
+        ("exp_avg", {}, "meta"),
+    ],
+)
+def test_where_an_optimizer_keeps_its_tensors(
+    key: str, group: dict[str, bool], device: str
+) -> None:
+    sizes = {"step": [], "row_variance": [4, 1], "exp_avg": [4, 3]}
+    entry = TensorStorageMetadata(
+        TensorProperties(torch.float32), torch.Size(sizes[key]), chunks=[]
+    )
+    parameter = torch.empty(4, 3, device="meta")
+    assert _place_for(key, entry, parameter, group).device.type == device
 
 
 def until(rank: subprocess.Popen[str], text: str) -> None:

@@ -46,6 +46,7 @@ TWO = {
     "tied, tensor": {"strategy": "tensor", "kind": "tied"},
     "normed, tensor": {"strategy": "tensor", "kind": "normed"},
     "normed, tensor alone": {"layout": {"tensor": 2}, "kind": "normed"},
+    "positioned, tensor": {"strategy": "tensor", "kind": "positioned"},
     "bf16, ddp": {"strategy": "ddp", "precision": "bf16"},
     "bf16, fsdp": {"strategy": "fsdp", "precision": "bf16"},
     "fp16, ddp": {"strategy": "ddp", "precision": "fp16"},

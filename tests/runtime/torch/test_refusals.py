@@ -18,7 +18,10 @@ REASONS = {
     "heads": "tensor 2 does not divide the 1 heads of blocks.0.attention.k_proj",
     "vocabulary": "tensor 2 does not divide out_features 63 of head",
     "all heads": "let the model split them as view(batch, sequence, -1, head_dim)",
-    "halved heads": "blocks.0 would attend with heads of 4 features instead of 8",
+    "halved heads": "what the ranks put into attention.o_proj does not add up to what one process",
+    "by hand": "what the ranks put into attention.o_proj does not add up to what one process does",
+    "more than the stream": "giving it the residual stream alone (AssertionError: no mask)",
+    "experts": "cannot tell how blocks.0 uses its list 'mlp.experts'",
     "sequence": "sequence_parallel cannot split sequences of 15 over tensor 2",
     "batch": "part of a global batch of 8 is 4 samples, not 3",
     "tied": "head.weight is tied to embedding.weight, and a pipeline puts them on different",
@@ -26,6 +29,8 @@ REASONS = {
     "too many stages": "2 blocks cannot fill 4 pipeline stages",
     "no blocks": 'name the list: parallelize(model, ..., blocks="layers")',
     "not initialized": "nothing gives norm.weight its first values: define",
+    "not initialized on one stage": "nothing gives norm.weight its first values: define",
+    "integer buffer": "nothing gives positions.ids its first values: define",
     "different weights": "different weights: call torch.manual_seed with one seed on all of them",
 }
 

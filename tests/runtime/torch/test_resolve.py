@@ -14,14 +14,17 @@ pytestmark = pytest.mark.torch
 
 def test_a_strategy_alone_makes_a_layout() -> None:
     world, batch = World(8, 4), Training(global_batch=16)
-    assert resolve("ddp", None, batch, world) == Layout(data=8, grad_accumulation=2)
+    assert resolve("ddp", None, batch, world) == Layout(data=8, micro_batch=2)
     assert resolve("none", None, Training(), world) == Layout(data=8)
     assert resolve("fsdp", None, batch, world).sharding == "full"
     hsdp = resolve("hsdp", None, batch, world)
     assert (hsdp.sharding, hsdp.shard, hsdp.data) == ("hybrid", 4, 8)
     tensor = resolve("tensor", None, batch, world)
-    assert (tensor.tensor, tensor.sequence_parallel, tensor.grad_accumulation) == (8, True, 16)
+    assert (tensor.tensor, tensor.sequence_parallel, tensor.micro_batch) == (8, True, 16)
     assert resolve("pipeline", None, batch, world).grad_accumulation == 16
+    pipeline = resolve("pipeline", None, Training(global_batch=64), world)
+    assert (pipeline.micro_batch, pipeline.grad_accumulation) == (4, 16)
+    assert resolve("pipeline", None, Training(global_batch=24), world).grad_accumulation == 24
     assert resolve("data_parallel", None, batch, World(1, 1, devices=4)).data == 4
     for strategy in ("fsdp", "hsdp", "tensor", "pipeline"):
         assert resolve(strategy, None, Training(), World(1, 1)).world_size == 1

@@ -98,9 +98,28 @@ def test_what_stages_would_repeat_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.lm_head(self.dropout(self.model(x)))
 
+    class Unpacked(Nested):
+        def forward(self, x: Tensor) -> Tensor:
+            _batch, _sequence = x.shape
+            return super().forward(x)
+
     for fine in (Nested(), Dropped()):
         refuse_what_cannot_be_staged(fine, dissect(fine), {})
     scaled = Nested()
     scaled.model = Scaled(6)
     with pytest.raises(ValueError, match=re.escape("Nested.forward() computes between its")):
         refuse_what_cannot_be_staged(scaled, dissect(scaled), {})
+    with pytest.raises(ValueError, match=r"needs the tokens: .* fails \(ValueError: too many"):
+        refuse_what_cannot_be_staged(Unpacked(), dissect(Unpacked()), {})
+
+
+def test_stages_of_one_rank_have_hooks_and_buffers_of_their_own() -> None:
+    model = Nested()
+    model.model.register_buffer("table", torch.zeros(2))
+    anatomy = dissect(model)
+    one, other = (take_stage(model, parts, anatomy) for parts in parts_of_stages(anatomy, 2))
+    one.register_forward_hook(lambda *_: None)
+    one.model.table = torch.ones(2)
+    assert not other._forward_hooks
+    assert not model._forward_hooks
+    assert not other.model.table.any()

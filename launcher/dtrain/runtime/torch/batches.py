@@ -83,8 +83,8 @@ class Batches:
 
     def indices(self) -> Iterator[list[int]]:
         """The numbers of this rank's samples, for each batch that is left in the epoch."""
-        generator = torch.Generator().manual_seed(self._seed + self.epoch)
-        order = torch.randperm(len(self._dataset), generator=generator)
+        generator = torch.Generator("cpu").manual_seed(self._seed + self.epoch)
+        order = torch.randperm(len(self._dataset), generator=generator, device="cpu")
         left = order[self._position["samples"] :]
         for start in range(0, len(left) - self._global_batch + 1, self._global_batch):
             batch = left[start : start + self._global_batch]

@@ -110,10 +110,11 @@ def restore(
     weights = state.weights()
     tensors: dict[str, Any] = dict(weights)
     moments: dict[str, dict[str, Any]] = {}
+    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     for (name, kept), parameter in zip(state.moments(), model.parameters(), strict=True):
         prefix = f"{name}."
         moments[name] = {
-            key[len(prefix) :]: _place_for(entry, parameter)
+            key[len(prefix) :]: _place_for(key[len(prefix) :], entry, parameter, groups[parameter])
             for key, entry in saved.items()
             if key.startswith(prefix) and "." not in key[len(prefix) :]
         }
@@ -146,16 +147,20 @@ def _complete(folder: Path) -> list[Path]:
     return [steps[step] for step in sorted(steps)]
 
 
-def _place_for(entry: Any, parameter: Tensor) -> Tensor:
+def _place_for(key: str, entry: Any, parameter: Tensor, group: dict[str, Any]) -> Tensor:
     """Memory to load an optimizer's tensor into: split like its parameter, if it has its size."""
-    if entry.size == parameter.shape:
+    counted_on_cpu = key == "step" and not (group.get("fused") or group.get("capturable"))
+    if entry.size == parameter.shape and key != "step":
         return torch.empty_like(parameter, dtype=entry.properties.dtype, requires_grad=False)
-    return torch.empty(entry.size, dtype=entry.properties.dtype)
+    # As torch's own load_state_dict places them: an optimizer counts on the CPU, unless it is told
+    # to run on the GPU as a whole.
+    device = torch.device("cpu") if counted_on_cpu else parameter.device
+    return torch.empty(entry.size, dtype=entry.properties.dtype, device=device)
 
 
 def _refuse_separate_folders(partial: Path) -> None:
     """Parts on the disks of several hosts would make no checkpoint."""
-    seen = torch.tensor(int((partial / _SCALARS).is_file()))
+    seen = torch.tensor(int((partial / _SCALARS).is_file()), device="cpu")
     dist.all_reduce(seen, dist.ReduceOp.MIN)
     if not seen:
         raise RuntimeError(
@@ -166,4 +171,4 @@ def _refuse_separate_folders(partial: Path) -> None:
 
 def _wait() -> None:
     # On the CPU: a barrier of NCCL's would take a GPU to wait for a disk.
-    dist.all_reduce(torch.zeros(1))
+    dist.all_reduce(torch.zeros(1, device="cpu"))

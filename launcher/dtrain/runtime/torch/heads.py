@@ -1,82 +1,166 @@
-"""Whether a block's attention still computes the same with only a share of its heads."""
+"""Whether a block still computes the same where each rank holds only a share of it."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name everyone gives it
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+
+from dtrain.runtime.torch.weights import Materializer
 
 HINT = "let the model split them as view(batch, sequence, -1, head_dim)"
+_SEQUENCE = 8
 
 
-class _HeadSizes(TorchFunctionMode):
-    """Notes the size of the heads that attend."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: list[int] = []
-
-    def __torch_function__(
-        self,
-        function: Any,
-        _types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if function is F.scaled_dot_product_attention:
-            query: Tensor = args[0] if args else (kwargs or {})["query"]
-            self.sizes.append(query.shape[-1])
-        return function(*args, **(kwargs or {}))
-
-
-def refuse_counted_heads(
-    name: str, block: nn.Module, ranks: int, column: Collection[str], row: Collection[str]
+def refuse_what_shares_change(
+    name: str,
+    block: nn.Module,
+    ranks: int,
+    column: Collection[str],
+    row: Collection[str],
+    materialize: Materializer,
 ) -> None:
-    """Raise ValueError if ``block``, with each of ``ranks`` holding its share of the Linear
-    modules named in ``column`` and ``row``, fails or attends with heads of another size.
+    """Raise ValueError unless the shares of ``block`` that ``ranks`` ranks hold, of the Linear
+    modules named in ``column`` and ``row``, add up to it.
 
-    A model that splits its features into a fixed number of heads would do the latter, and train
-    wrongly without a word. Tried on meta tensors, where the block takes the stream alone.
+    A model that splits its features into a fixed number of heads would train another model without
+    a word, however it writes its attention. So the block is run with random weights: whole, and
+    then share by share, where each row-split layer hands on what it gave in the whole block. What
+    the shares give there has to add up to that. ``materialize`` fills buffers that are on meta.
     """
-    trial = copy.deepcopy(block).to("meta")
+    trial = _with_random_weights(name, block, materialize)
     linears = {path: m for path, m in trial.named_modules() if isinstance(m, nn.Linear)}
-    columns = [path for path in linears if path.rpartition(".")[2] in column]
+    columns = [linear for path, linear in linears.items() if path.rpartition(".")[2] in column]
+    rows = {path: m for path, m in linears.items() if path.rpartition(".")[2] in row}
     if not columns:
         return
-    stream = torch.zeros(1, 8 * ranks, linears[columns[0]].in_features, device="meta")
+    device = columns[0].weight.device
+    same = torch.Generator(device).manual_seed(0)
+    stream = torch.randn(1, _SEQUENCE, columns[0].in_features, device=device, generator=same)
+    whole = _Record(rows)
     try:
-        whole = _head_sizes(trial, stream)
-    except (RuntimeError, TypeError, ValueError):
-        # It needs more than the stream: what fails will say so at the first step.
-        return
-    for path, linear in linears.items():
-        kind = path.rpartition(".")[2]
-        inputs = linear.in_features // (ranks if kind in row else 1)
-        outputs = linear.out_features // (ranks if kind in column else 1)
-        bias = linear.bias is not None
-        share = nn.Linear(inputs, outputs, bias, device="meta", dtype=linear.weight.dtype)
-        trial.set_submodule(path, share)
-    try:
-        split = _head_sizes(trial, stream)
-    except (RuntimeError, ValueError) as error:
+        output = whole.run(trial, stream)
+    except Exception as error:
         raise ValueError(
-            f"{name} fails with a share of its heads on each of {ranks} tensor ranks ({error}):"
-            f" {HINT}"
+            f"{name} cannot be tried for tensor parallelism, by giving it the residual stream alone"
+            f" ({_said(error)}): let it make for itself what else it needs, such as masks and"
+            " rotary angles, or use a layout with tensor 1"
         ) from error
-    if split != whole:
-        raise ValueError(
-            f"with tensor {ranks}, {name} would attend with heads of {split[0]} features instead"
-            f" of {whole[0]}: {HINT}"
+    # A row's bias is added once, not once for each share.
+    sums = [_bias(rows[path], wanted) for path, wanted in whole.given]
+    shares = [_shares(linear, ranks, 0) for linear in columns]
+    shares += [_shares(linear, ranks, 1) for linear in rows.values()]
+    for rank in range(ranks):
+        for linear, held in zip((*columns, *rows.values()), shares, strict=True):
+            linear.weight, linear.bias = held[rank]
+        share = _Record(rows, iter(whole.given))
+        try:
+            shared_output = share.run(trial, stream)
+        except Exception as error:
+            raise ValueError(
+                f"{name} fails with a share of its heads on each of {ranks} tensor ranks"
+                f" ({_said(error)}): {HINT}"
+            ) from error
+        same_calls = [path for path, _ in share.given] == [path for path, _ in whole.given]
+        if not same_calls or not _equal(shared_output, output):
+            raise ValueError(
+                f"with tensor {ranks}, {name} would compute something else on a share of its"
+                f" heads: {HINT}"
+            )
+        sums = [total + part for total, (_, part) in zip(sums, share.given, strict=True)]
+    for total, (path, wanted) in zip(sums, whole.given, strict=True):
+        if not _equal(total, wanted):
+            raise ValueError(
+                f"with tensor {ranks}, {name} would train another model: what the ranks put into"
+                f" {path} does not add up to what one process does: with heads of a fixed number,"
+                f" {HINT}"
+            )
+
+
+class _Record:
+    """Runs a block and notes what its row-split layers give, in the order of their calls; given
+    the record of another run, they hand on what is noted there instead."""
+
+    def __init__(
+        self,
+        rows: Mapping[str, nn.Linear],
+        instead: Iterator[tuple[str, Tensor]] | None = None,
+    ) -> None:
+        self.given: list[tuple[str, Tensor]] = []
+        self._layers = rows
+        self._instead = instead
+
+    def run(self, block: nn.Module, stream: Tensor) -> Tensor:
+        handles = [
+            layer.register_forward_hook(
+                lambda _layer, _inputs, output, path=path: self._note(path, output)
+            )
+            for path, layer in self._layers.items()
+        ]
+        try:
+            with torch.no_grad():
+                output: Any = block(stream.clone())
+        finally:
+            for handle in handles:
+                handle.remove()
+        output = output[0] if isinstance(output, tuple) else output
+        if not output.isfinite().all():
+            raise ValueError("with random weights, its output is not finite")
+        checked: Tensor = output
+        return checked
+
+    def _note(self, path: str, output: Tensor) -> Tensor:
+        self.given.append((path, output))
+        return output if self._instead is None else next(self._instead, (path, output))[1]
+
+
+def _with_random_weights(name: str, block: nn.Module, materialize: Materializer) -> nn.Module:
+    """A copy of ``block`` in float32, of which no weight was copied to make it."""
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(torch.empty(p.shape, device=materialize.device), requires_grad=False)
+        for p in block.parameters()
+    }
+    trial = copy.deepcopy(block, memo).eval()
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        materialize(name, trial.float())
+        for module in trial.modules():
+            for parameter in module.parameters(recurse=False):
+                # Queries and keys of unit variance, so that attention prefers some positions.
+                linear = isinstance(module, nn.Linear) and parameter.dim() == 2
+                mean, std = (0.0, parameter.shape[-1] ** -0.5) if linear else (1.0, 0.1)
+                parameter.normal_(mean, std)
+    return trial
+
+
+def _shares(linear: nn.Linear, ranks: int, dimension: int) -> list[tuple[Any, Any]]:
+    """Weight and bias of each rank; a row-split layer's bias is no rank's own."""
+    weights = linear.weight.detach().chunk(ranks, dimension)
+    biases: Sequence[Tensor | None] = [None] * ranks
+    if linear.bias is not None and dimension == 0:
+        biases = linear.bias.detach().chunk(ranks)
+    return [
+        (
+            nn.Parameter(weight, requires_grad=False),
+            None if bias is None else nn.Parameter(bias, requires_grad=False),
         )
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
 
 
-def _head_sizes(block: nn.Module, stream: Tensor) -> list[int]:
-    noted = _HeadSizes()
-    with noted, torch.no_grad():
-        block(stream.to(next(block.parameters()).dtype))
-    return noted.sizes
+def _bias(linear: nn.Linear, output: Tensor) -> Tensor:
+    return torch.zeros_like(output) if linear.bias is None else linear.bias.expand_as(output)
+
+
+def _equal(found: Tensor, wanted: Tensor) -> bool:
+    # Rounding of float32 sums, TF32 included; another model is off by far more.
+    return found.shape == wanted.shape and bool(
+        (found - wanted).abs().max() <= 1e-2 * wanted.abs().max()
+    )
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

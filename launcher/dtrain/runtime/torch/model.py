@@ -35,6 +35,8 @@ class ParallelModel:
         self._passes = passes
         self._layout = layout
         self._mesh = mesh
+        self._clipped: Tensor | None = None
+        """The norm of the gradients that `clip_gradients` has found in this step."""
 
     def parameters(self) -> list[nn.Parameter]:
         """What this rank optimizes."""
@@ -53,6 +55,7 @@ class ParallelModel:
         batch, the same on every rank, without waiting for a GPU.
         """
         self._check(inputs)
+        self._clipped = None
         for parameter in self.parameters():
             parameter.grad = None
         loss = self._passes.gradients(inputs, targets)
@@ -75,7 +78,9 @@ class ParallelModel:
         gradient is not."""
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
         here = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
-        norms = torch.stack(torch._foreach_norm(here))
+        # Of a rank whose parameters are all frozen the list is empty, and the others still wait.
+        device = "cpu" if self._layout.offload else self._mesh.device_type
+        norms = torch.stack(torch._foreach_norm(here)) if here else torch.zeros(0, device=device)
         # Each stage is on this many ranks; those that hold the same piece must count it once.
         holders = dist.get_world_size() // self._layout.pipeline
         copies = torch.tensor([holders / _pieces(g) for g in gradients], device=norms.device)
@@ -85,14 +90,17 @@ class ParallelModel:
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Scale the gradients down to a norm of at most ``max_norm``; returns what it was."""
-        norm = self.gradient_norm()
+        norm = self._clipped = self.gradient_norm()
         nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
         return norm
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Let ``optimizer`` take its step. With fp16, a step whose gradients overflowed is left
         out on all ranks, and False returned."""
-        finite = not self.loss_scale.enabled or bool(self.gradient_norm().isfinite())
+        finite = True
+        if self.loss_scale.enabled:
+            norm = self.gradient_norm() if self._clipped is None else self._clipped
+            finite = bool(norm.isfinite())
         if finite:
             optimizer.step()
         self.loss_scale.update(finite)

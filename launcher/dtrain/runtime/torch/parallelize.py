@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dtrain.runtime.layout import Layout
 from dtrain.runtime.torch import pipeline
+from dtrain.runtime.torch.agreement import agreed
 from dtrain.runtime.torch.anatomy import Anatomy, dissect
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.passes import Loss, MicroBatches, Passes, Pipelined, in_float32
@@ -52,31 +53,53 @@ def parallelize(
     """See `Run.parallelize`."""
     layout = place.layout
     refuse_different_weights(model)
+    with agreed():
+        parts = _placed(model, place, init, seed, blocks, frozenset(column), frozenset(row))
     scale = LossScale(place.precision == "fp16")
     loss = in_float32(loss)
+    if layout.pipeline == 1:
+        module = model if by_fsdp(layout) else _copied(model, place)
+        passes: Passes = MicroBatches(module, layout, loss, scale)
+    else:
+        called = {
+            number: stage if by_fsdp(layout) else autocast(stage, place.device, place.precision)
+            for number, stage in parts.items()
+        }
+        group = place.mesh["pipeline"].get_group()
+        passes = Pipelined(called, layout, group, place.device, loss, scale)
+    return ParallelModel(list(parts.values()), passes, layout, place.mesh, scale)
+
+
+def _placed(
+    model: nn.Module,
+    place: Place,
+    init: Initializer | None,
+    seed: int,
+    blocks: str | None,
+    column: frozenset[str],
+    row: frozenset[str],
+) -> dict[int, nn.Module]:
+    """The stages that this rank holds, by their numbers; the whole model, without a pipeline."""
+    layout = place.layout
     if layout.pipeline > 1 or layout.tensor > 1 or layout.recompute != "none" or by_fsdp(layout):
         anatomy = dissect(model, blocks)
     else:
         # Copied whole, so that any model will do.
         anatomy = Anatomy((), (), tuple(name for name, _ in model.named_children()))
-    names = frozenset(column), frozenset(row)
-    placer = _Placer(
-        anatomy,
-        tied(model),
-        place,
-        Materializer(place.device, seed, init),
-        TensorSplit(
-            place.mesh["tensor"],
-            layout.sequence_parallel,
-            (COLUMN - names[1]) | names[0],
-            (ROW - names[0]) | names[1],
-        ),
+    split = TensorSplit(
+        place.mesh["tensor"],
+        layout.sequence_parallel,
+        (COLUMN - row) | column,
+        (ROW - column) | row,
     )
+    if layout.tensor > 1:
+        # For all blocks, whichever this rank holds; its tries share no tensor with the model.
+        whole = {name: model.get_submodule(name) for name in anatomy.blocks}
+        split.refuse(whole, Materializer(place.device, seed, init))
+    placer = _Placer(anatomy, tied(model), place, Materializer(place.device, seed, init), split)
     if layout.pipeline == 1:
         placer(model)
-        module = model if by_fsdp(layout) else _copied(model, place)
-        passes: Passes = MicroBatches(module, layout, loss, scale)
-        return ParallelModel([model], passes, layout, place.mesh, scale)
+        return {0: model}
 
     pipeline.refuse_what_cannot_be_staged(model, anatomy, placer.ties)
     numbers = pipeline.stages_of_rank(layout, place.mesh["pipeline"].get_local_rank())
@@ -84,22 +107,16 @@ def parallelize(
     stages = {number: pipeline.take_stage(model, held[number], anatomy) for number in numbers}
     for stage in stages.values():
         placer(stage)
-        if not by_fsdp(layout):
-            autocast(stage, place.device, place.precision)
-    group = place.mesh["pipeline"].get_group()
-    passes = Pipelined(stages, layout, group, place.device, loss, scale)
-    return ParallelModel(list(stages.values()), passes, layout, place.mesh, scale)
+    return stages
 
 
 def _copied(model: nn.Module, place: Place) -> nn.Module:
     """The module to call instead of ``model``, for what FSDP does not keep."""
-    module = model
+    module = autocast(model, place.device, place.precision)
     if place.strategy == "data_parallel":
-        module = nn.DataParallel(model)
-    elif place.layout.data > 1:
-        module = copies(model, place.device)
-    autocast(module, place.device, place.precision)
-    return module
+        # It wraps nothing but GPUs, and takes all that it sees, asked for or not.
+        return nn.DataParallel(module) if place.device.type == "cuda" else module
+    return copies(module, place.device) if place.layout.data > 1 else module
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +137,7 @@ class _Placer:
         for name, block in self._present(part, self.anatomy.blocks).items():
             self.materialize(name, block)
             if layout.tensor > 1:
-                self.split.block(name, block)
+                self.split.block(block)
             recompute(block, layout.recompute)
             if sharder is not None:
                 sharder(block)

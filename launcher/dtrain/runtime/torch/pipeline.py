@@ -94,16 +94,23 @@ def refuse_what_cannot_be_staged(model: nn.Module, anatomy: Anatomy, ties: dict[
     received = torch.zeros(1, 8, 8, device="meta" if _on_meta(model) else "cpu")
     try:
         given_on = take_stage(model, (), anatomy)(received)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except Exception as error:  # noqa: BLE001 - it is the user's code, and may raise anything
         given_on = error
     # A stage with nothing in it must hand on what it receives; what changes it on the way is in
     # no module, and would be done again in every stage.
+    if isinstance(given_on, Exception):
+        raise ValueError(
+            f"{type(model).__name__}.forward() computes between its modules, or needs the tokens:"
+            " each pipeline stage runs it, all but the first on (batch, sequence, hidden), and that"
+            f" fails ({type(given_on).__name__}: {given_on}): move positions, scales and what reads"
+            " the tokens' shape into the blocks or into the module of the embedding"
+        ) from given_on
     if given_on is not received:
         raise ValueError(
             f"{type(model).__name__}.forward() computes between its modules, which every pipeline"
             " stage would do again: move positions, scales and residual additions into the blocks"
             " or into the module of the embedding"
-        ) from (given_on if isinstance(given_on, Exception) else None)
+        )
 
 
 def _on_meta(model: nn.Module) -> bool:
@@ -118,6 +125,10 @@ def take_stage(model: nn.Module, parts: Collection[str], anatomy: Anatomy) -> nn
         if name in all_parts:
             return module if name in parts or _is_table(module) else PassThrough()
         taken = copy.copy(module)
+        # Else a hook or a buffer of one stage would be one of the rank's other stages, too.
+        for key in vars(nn.Module()):
+            if isinstance(registered := getattr(module, key, None), dict):
+                setattr(taken, key, registered.copy())
         taken._modules = {
             key: child if child is None else take(child, f"{name}.{key}" if name else key)
             for key, child in module._modules.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import nn
@@ -10,11 +10,25 @@ from torch import nn
 COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast(module: nn.Module, device: torch.device, precision: str) -> None:
-    """Let ``module`` compute in ``precision``, for what FSDP does not cast."""
-    if precision != "fp32":
-        cast = torch.autocast(device.type, COMPUTE[precision])
-        module.forward = cast(module.forward)
+class _Autocast(nn.Module):
+    """A module that enters autocast itself: DataParallel calls its copies in threads of their own,
+    where it would compute in autocast's default type, and would not see a patched ``forward``."""
+
+    def __init__(self, module: nn.Module, device_type: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.module = module
+        self._cast = device_type, dtype
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(*self._cast):
+            return self.module(*args, **kwargs)
+
+
+def autocast(module: nn.Module, device: torch.device, precision: str) -> nn.Module:
+    """What computes ``module`` in ``precision``, for what FSDP does not cast."""
+    if precision == "fp32":
+        return module
+    return _Autocast(module, device.type, COMPUTE[precision])
 
 
 class LossScaleState(TypedDict):

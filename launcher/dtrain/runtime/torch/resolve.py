@@ -49,7 +49,7 @@ def resolve(
         )
     _one_of("precision", training.precision or "fp32", PRECISIONS)
     fixed = layout is not None and layout.grad_accumulation != 1 and not own_batch
-    layout = layout or _by_name(strategy, world)
+    layout = layout or _batched(_by_name(strategy, world), training)
     if layout.sharding == "hybrid" and layout.shard is None:
         layout = replace(layout, shard=_shard_within_a_host(layout, world))
     layout = _accumulating(layout, training, fixed=fixed)
@@ -86,6 +86,16 @@ def _by_name(strategy: str, world: World) -> Layout:
         "tensor": Layout(tensor=world.size, sequence_parallel=world.size > 1),
         "pipeline": Layout(pipeline=world.size, grad_accumulation=2 * world.size),
     }[strategy]
+
+
+def _batched(layout: Layout, training: Training) -> Layout:
+    """Micro-batches as a launch makes them: as few and as large as they can be, and for a pipeline
+    as many as `_by_name` says."""
+    share, rest = divmod(training.global_batch or layout.global_batch, layout.data)
+    if rest:
+        return layout
+    steps = layout.grad_accumulation if share % layout.grad_accumulation == 0 else share
+    return replace(layout, micro_batch=share // steps, grad_accumulation=steps)
 
 
 def _shard_within_a_host(layout: Layout, world: World) -> int:

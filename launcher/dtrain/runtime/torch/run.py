@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
@@ -26,6 +27,7 @@ from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.parallelize import Place, parallelize
 from dtrain.runtime.torch.passes import Loss
 from dtrain.runtime.torch.resolve import World, over, resolve
+from dtrain.runtime.torch.same_data import refuse_different_data
 from dtrain.runtime.torch.sharding import mesh_sizes
 from dtrain.runtime.torch.weights import Initializer
 
@@ -91,8 +93,10 @@ class Run:
         micro-batch. ``blocks`` names the list of blocks where it is not the only one; ``column``
         and ``row`` name Linear modules that open and close a layer, for tensor parallelism.
 
-        Raises ValueError, on every rank and before any of them communicates, for a model that the
-        layout cannot split.
+        Under tensor parallelism each kind of block is tried with random weights first, in float32
+        and on the residual stream alone: the shares of it have to add up to the whole.
+
+        Raises ValueError, on every rank, for a model that the layout cannot split.
         """
         place = Place(self.strategy, self.layout, self.precision, self.mesh, self.device)
         made = parallelize(
@@ -106,7 +110,12 @@ class Run:
     def batches(
         self, dataset: Dataset, *, seed: int = 0, epochs: int | None = None, workers: int = 0
     ) -> Batches:
-        """Global batches of ``dataset``, of which this rank gets its share; see `Batches`."""
+        """Global batches of ``dataset``, of which this rank gets its share; see `Batches`.
+
+        All ranks call it, and read the first and the last sample to compare them. Raises ValueError
+        where they differ, or do not fill a global batch.
+        """
+        refuse_different_data(dataset, workers)
         return Batches(
             dataset,
             self.global_batch,
@@ -126,7 +135,7 @@ class Run:
             catch_sigterm()
             self._catches = True
         # On the CPU, so that it does not wait for a GPU's step.
-        asked = torch.tensor(int(stop_requested()))
+        asked = torch.tensor(int(stop_requested()), device="cpu")
         dist.all_reduce(asked, dist.ReduceOp.MAX)
         return bool(asked)
 
@@ -146,11 +155,14 @@ class Run:
 
     def __exit__(
         self,
-        _kind: type[BaseException] | None,
+        kind: type[BaseException] | None,
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        self.close()
+        # Destroying NCCL's group waits for what is under way, in which other ranks may take no part
+        # any more: the error would never be shown (pytorch/torchtitan issue 1342).
+        if kind is None or self.device.type != "cuda":
+            self.close()
 
 
 def init(
@@ -177,6 +189,7 @@ def init(
         int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         max(1, torch.cuda.device_count()) if where.type == "cuda" else 1,
     )
+    # A launch also says the global batch where the file says only how often to accumulate.
     own_batch = job.layout is not None and job.training.global_batch is None
     resolved = resolve(name, job.layout or layout, chosen, world, own_batch=own_batch)
     owns = not dist.is_initialized()
@@ -190,15 +203,28 @@ def _device(name: str | None) -> torch.device:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     gpus = torch.cuda.device_count() if name in (None, "cuda") else 0
     if gpus:
-        if local_rank >= gpus:
+        # Where each rank is shown one GPU (srun --gpus-per-task=1), it is that rank's own.
+        index = local_rank if gpus > 1 else 0
+        if index >= gpus:
             raise ValueError(
                 f"local rank {local_rank} has no GPU of its own: this host shows {gpus}; start one"
                 ' process for each, or init(device="cpu")'
             )
-        torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank)
-    if name == "cuda":
-        raise ValueError("init(device='cuda'), but this process sees no GPU")
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if name == "cuda" or (name is None and re.match(r"\d|GPU-|MIG-", named)):
+        asked = "init(device='cuda')" if name else f"CUDA_VISIBLE_DEVICES is {named!r}"
+        how = (
+            f"torch {torch.__version__} is built without CUDA; install a build with it"
+            if torch.version.cuda is None and torch.version.hip is None
+            else "see whether nvidia-smi lists them, and whether its driver is new enough for torch"
+            f" {torch.__version__}"
+        )
+        raise ValueError(
+            f"{asked}, but this process sees no GPU: {how}; or train on the CPU, by"
+            ' init(device="cpu")'
+        )
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))

@@ -8,6 +8,7 @@ output layer by columns. Which Linear is which is told by its name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from dtrain.runtime.torch.heads import refuse_counted_heads
+from dtrain.runtime.torch.heads import refuse_what_shares_change
+from dtrain.runtime.torch.weights import Materializer
 
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "wq", "wk", "wv", "query", "key", "value"}
 _MLP = {"gate_proj", "up_proj", "w1", "w3", "fc1", "gate", "up"}
@@ -56,13 +58,27 @@ class TensorSplit:
 
     @property
     def _stream(self) -> Placement:
-        return Shard(1) if self.sequence else Replicate()
+        # From the end: learned positions come as (sequence, hidden).
+        return Shard(-2) if self.sequence else Replicate()
 
-    def block(self, name: str, block: nn.Module) -> None:
-        """Split a block. Raises ValueError for a part of it that has no place, or whose size the
-        ranks do not divide."""
-        self._check_block(name, block)
-        refuse_counted_heads(name, block, self.mesh.size(), self.column, self.row)
+    def refuse(self, blocks: Mapping[str, nn.Module], materialize: Materializer) -> None:
+        """Raise ValueError for a part of a block that has no place, whose size the ranks do not
+        divide, or that computes something else with a share; ``materialize`` fills meta buffers.
+
+        For the whole model, on every rank, so that those of other stages do not wait for one that
+        has failed.
+        """
+        for name, block in blocks.items():
+            self._check_block(name, block)
+        # Blocks that are alike are tried once: of a large one, even that takes seconds.
+        alike = {str(block): name for name, block in reversed([*blocks.items()])}
+        for name in alike.values():
+            refuse_what_shares_change(
+                name, blocks[name], self.mesh.size(), self.column, self.row, materialize
+            )
+
+    def block(self, block: nn.Module) -> None:
+        """Split a block that `refuse` has let pass."""
         opened: set[str] = set()
         for inner, module in _owners(block):
             path, _, kind = inner.rpartition(".")
@@ -109,6 +125,12 @@ class TensorSplit:
                 raise ValueError(_no_place(full, inner, module))
 
     def _check_block(self, name: str, block: nn.Module) -> None:
+        for inner, module in block.named_modules():
+            if inner and isinstance(module, nn.ModuleList):
+                raise ValueError(
+                    f"tensor parallelism cannot tell how {name} uses its list {inner!r}, such as a"
+                    " router's experts; use a layout with tensor 1"
+                )
         for inner, module in _owners(block):
             full = f"{name}.{inner}" if inner else name
             path, _, kind = inner.rpartition(".")

@@ -21,7 +21,7 @@ class Materializer:
     """
 
     def __init__(self, device: torch.device, seed: int, initializer: Initializer | None) -> None:
-        self._device = device
+        self.device = device
         self._seed = seed
         self._initializer = initializer
         self._shared: dict[int, nn.Parameter] = {}
@@ -36,10 +36,10 @@ class Materializer:
         """
         for inner, child in module.named_modules():
             self._one(".".join(filter(None, (name, inner))), child)
-        module.to(self._device)
+        module.to(self.device)
 
     def holders(self, model: nn.Module, parts: Iterable[str]) -> None:
-        """Materialize what the modules that hold ``parts`` own themselves: buffers."""
+        """Materialize what the modules that hold ``parts`` own themselves, and move it."""
         paths = {""}
         for part in parts:
             steps = part.split(".")
@@ -47,9 +47,11 @@ class Materializer:
         for path in sorted(paths):
             holder = model.get_submodule(path)
             self._one(path, holder)
+            for parameter in holder.parameters(recurse=False):
+                parameter.data = parameter.data.to(self.device)
             for key, buffer in holder._buffers.items():
                 if buffer is not None:
-                    holder._buffers[key] = buffer.to(self._device)
+                    holder._buffers[key] = buffer.to(self.device)
 
     def _one(self, name: str, module: nn.Module) -> None:
         new = [key for key, tensor in _own(module) if tensor.is_meta and not self._known(tensor)]
@@ -58,10 +60,11 @@ class Materializer:
                 module._parameters[key] = self._materialized(parameter)
         for key, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
-                module._buffers[key] = _undefined(buffer, self._device)
+                module._buffers[key] = _undefined(buffer, self.device)
         if not new:
             return
-        on = [self._device] if self._device.type == "cuda" else []
+        untouched = {key: (tensor, tensor._version) for key, tensor in _own(module) if key in new}
+        on = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(on), torch.no_grad():
             torch.manual_seed(_seed_of(self._seed, name))
             if callable(reset := getattr(module, "reset_parameters", None)):
@@ -69,7 +72,7 @@ class Materializer:
             if self._initializer is not None:
                 self._initializer(name, module)
         for key, tensor in _own(module):
-            if key in new and tensor.is_floating_point() and not tensor.isfinite().all():
+            if key in new and _is_undefined(tensor, *untouched[key]):
                 raise ValueError(
                     f"nothing gives {name}.{key} its first values: define reset_parameters() in"
                     f" {type(module).__name__}, or set it in the `init` given to parallelize()"
@@ -80,7 +83,7 @@ class Materializer:
 
     def _materialized(self, parameter: nn.Parameter) -> nn.Parameter:
         if not self._known(parameter):
-            made = nn.Parameter(_undefined(parameter, self._device), parameter.requires_grad)
+            made = nn.Parameter(_undefined(parameter, self.device), parameter.requires_grad)
             self._shared[id(parameter)] = made
             # An id means something only while its object lives.
             self._keep.append(parameter)
@@ -132,6 +135,13 @@ def _undefined(like: Tensor, device: torch.device) -> Tensor:
     """Memory that shows whether anything has been written into it."""
     made = torch.empty_like(like, device=device, requires_grad=False)
     return made.fill_(torch.nan) if made.is_floating_point() else made.zero_()
+
+
+def _is_undefined(tensor: Tensor, made: Tensor, version: int) -> bool:
+    if tensor.is_floating_point():
+        return bool(tensor.isnan().any())
+    # Integers and masks have no value that says so: they have to have been written to.
+    return tensor is made and tensor._version == version
 
 
 def _seed_of(seed: int, name: str) -> int:

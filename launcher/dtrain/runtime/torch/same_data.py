@@ -1,0 +1,71 @@
+"""Whether all ranks hold the same data: they take every R-th sample of what has to be one list."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import random
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
+
+from dtrain.runtime.torch.batches import Dataset
+
+
+def refuse_different_data(dataset: Dataset, workers: int) -> None:
+    """Raise ValueError, on every rank, where datasets differ in length, or in the first or last
+    sample. Samples that are made at random are compared by the dataset's length alone."""
+    length = len(dataset)
+    ends = [0, length - 1] if length else []
+    digests = [_digest(dataset, ends, workers) for _ in range(2)]
+    mine = [length, digests[0], int(digests[0] == digests[1])]
+    least = torch.tensor(mine, dtype=torch.long, device="cpu")
+    most = least.clone()
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    hint = "give every host the same files, in the same order"
+    if least[0] != most[0]:
+        raise ValueError(
+            f"the ranks hold different data: from {int(least[0])} to {int(most[0])} samples, and"
+            f" {length} on rank {dist.get_rank()}; {hint}"
+        )
+    if least[2] and least[1] != most[1]:
+        raise ValueError(
+            f"the ranks hold different data: {length} samples each, but not the same first and"
+            f" last; {hint}"
+        )
+
+
+def _digest(dataset: Dataset, indices: list[int], workers: int) -> int:
+    """Of 62 bits. Augmentation draws the same random numbers on every rank."""
+    digest = hashlib.sha256()
+    state = random.getstate()
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        random.seed(0)
+        # In a worker where the training has some: a file that a dataset opens when it is first read
+        # must not be open yet when they are forked.
+        loader: DataLoader[Any] = DataLoader(
+            dataset,  # type: ignore[arg-type]
+            batch_size=None,
+            sampler=indices,
+            num_workers=min(workers, 1),
+            generator=torch.Generator("cpu").manual_seed(0),
+        )
+        for sample in loader:
+            for leaf in tree_leaves(sample):
+                digest.update(_bytes(leaf))
+    random.setstate(state)
+    return int.from_bytes(digest.digest()[:8], "big") >> 2
+
+
+def _bytes(leaf: Any) -> bytes:
+    if not isinstance(leaf, Tensor):
+        return repr(leaf).encode()
+    # Not by way of numpy, which a node need not have.
+    tensor = leaf.detach().cpu().contiguous()
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.numel() else b""

@@ -1,0 +1,72 @@
+"""The device of a rank, from what its environment and torch say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dtrain.runtime.torch.run import Run, _device
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local_rank", "index"),
+    [(4, 0, 0), (4, 3, 3), (1, 0, 0), (1, 3, 0)],
+    ids=["first", "last", "alone", "one shown to each rank"],
+)
+def test_each_rank_has_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, local_rank: int, index: int
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    assert _device(None) == torch.device("cuda", index)
+    assert chosen == [index]
+
+
+def test_a_rank_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ValueError, match="local rank 2 has no GPU of its own: this host shows 2"):
+        _device(None)
+
+
+@pytest.mark.parametrize("named", ["0,1", "GPU-8f2c", "MIG-41d0"])
+def test_gpus_that_torch_does_not_see_are_not_replaced_by_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    with pytest.raises(ValueError, match=rf"{named}', but .* is built without CUDA; install"):
+        _device(None)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    with pytest.raises(ValueError, match="see whether nvidia-smi lists them"):
+        _device(None)
+    assert _device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("named", ["", "-1", "NoDevFiles"])
+def test_no_gpu_means_the_cpu(monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert _device(None) == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("kind", "closes"), [("cpu", True), ("cuda", False)])
+def test_an_error_does_not_wait_for_other_gpus(
+    monkeypatch: pytest.MonkeyPatch, kind: str, closes: bool
+) -> None:
+    closed: list[bool] = []
+    monkeypatch.setattr(Run, "close", lambda _: closed.append(True))
+    run = object.__new__(Run)
+    run.device = torch.device(kind)
+    with pytest.raises(KeyError), run:
+        raise KeyError
+    assert bool(closed) == closes
+    with run:
+        closed.clear()
+    assert closed
