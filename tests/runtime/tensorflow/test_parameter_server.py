@@ -48,6 +48,11 @@ def test_a_stopped_job_saves_before_its_servers_leave_and_goes_on(start) -> None
     assert accuracy(tasks["chief-0"].succeeds()) > 0.6
 
 
+def test_a_worker_with_two_gpus_divides_each_batch_between_them(start) -> None:
+    tasks = start("parameter_server", [CHECKS / "two_gpus.py"], chief=1, worker=1, ps=1)
+    assert "all divided" in tasks["chief-0"].succeeds()
+
+
 def test_large_variables_are_partitioned(start) -> None:
     tasks = start("parameter_server", [CHECKS / "partitions.py"], chief=1, worker=1, ps=2)
     assert (
