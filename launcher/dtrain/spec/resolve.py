@@ -167,7 +167,7 @@ def _check_tpu(cluster: Section, hosts: Sequence[Host]) -> None:
     if any(host.workers > 1 for host in hosts):
         raise MisfitError(
             "strategy",
-            "the strategy tpu has one process on each host, which drives all its TPU chips",
+            "the strategy tpu has one process, which drives all TPU chips",
             "set 'gpus: 0' in cluster, and remove slots",
         )
     if len(hosts) == 1:
