@@ -35,13 +35,13 @@ def dataset(
     worker everything, for a source that already differs between them.
 
     Under parameter servers a step is one worker's, so ``global_batch`` is what one worker takes,
-    its replicas are its GPUs, and every worker draws an order of its own. There `fit` takes
-    batches of one GPU.
+    and every worker draws an order of its own. `Coordinator` divides it among the worker's GPUs;
+    ``fit`` does not, and takes batches for one GPU.
 
     Raises ValueError for a training batch that the replicas cannot divide equally: their mean
     gradients would then not be the batch's.
     """
-    if repeat and global_batch % run.replicas:
+    if repeat and not run.asynchronous and global_batch % run.replicas:
         nearest = max(1, round(global_batch / run.replicas)) * run.replicas
         raise ValueError(
             f"a global batch of {global_batch} cannot be divided equally among {run.replicas}"
