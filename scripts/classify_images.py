@@ -29,7 +29,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 import numpy as np
 import tensorflow as tf
 
-from dtrain.runtime import learning_rate, progress
+from dtrain.runtime import current_job, learning_rate, progress
 from dtrain.runtime import tensorflow as distributed
 
 keras = distributed.keras()
@@ -125,15 +125,15 @@ class Training:
         self.losses: dict[int, float] = {}
         shape = data.images.shape[1:]
         layers = make_layers(shape, arguments.seed)
-        rate = learning_rate.scaled(arguments.lr, arguments.batch, BASE_BATCH)
+        self.rate = learning_rate.scaled(arguments.lr, arguments.batch, BASE_BATCH)
         if run.name == "model_parallel":
             self.model = distributed.placed(layers, shape, run)
-            self.optimizer = self.make_optimizer(rate)
+            self.optimizer = self.make_optimizer()
         else:
             with run.strategy.scope():
                 self.model = keras.Sequential(layers)
                 self.model.build((None, *shape))
-                self.optimizer = self.make_optimizer(rate)
+                self.optimizer = self.make_optimizer()
         self.checkpoints = None
         self.done = 0
         if arguments.checkpoint:
@@ -141,18 +141,23 @@ class Training:
                 arguments.checkpoint, run, model=self.model, optimizer=self.optimizer
             )
 
-    def make_optimizer(self, rate: float) -> Any:
-        optimizer = distributed.with_loss_scaling(keras.optimizers.SGD(rate, momentum=0.9))
+    def make_optimizer(self) -> Any:
+        optimizer = distributed.with_loss_scaling(keras.optimizers.SGD(self.rate, momentum=0.9))
         # Its variables must be there before a checkpoint can be read into them.
         optimizer.build(self.model.trainable_variables)
         return optimizer
 
-    def batches(self) -> tf.data.Dataset:
+    def warm_up(self, done: int) -> None:
+        """Set the learning rate for the step after ``done`` steps."""
+        warmup = self.arguments.warmup
+        self.optimizer.learning_rate = learning_rate.warmed_up(self.rate, done, warmup)
+
+    def batches(self, batch: int | None = None) -> tf.data.Dataset:
         """Global batches to train on, from the first that was not trained on yet."""
         samples = distributed.dataset(
             (self.data.images, self.data.labels),
             self.run,
-            self.arguments.batch,
+            batch or self.arguments.batch,
             shuffle=len(self.data.labels),
             seed=self.arguments.seed,
             skip=self.done,
@@ -160,8 +165,9 @@ class Training:
         return samples.map(lambda images, labels: (scaled(images), labels))
 
     def report(self, step: int, loss: float) -> None:
-        """Tell people about a step."""
+        """Tell people about a step, and go on to the next."""
         self.losses[step] = loss
+        self.warm_up(step)
         if self.run.is_chief and (step % self.arguments.every == 0 or step == 1):
             print(f"step {step}/{self.arguments.steps} loss {loss:.4f}", flush=True)
 
@@ -186,30 +192,34 @@ def train_by_fit(training: Training) -> None:
     with run.strategy.scope():
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     training.model.compile(training.optimizer, loss)
-    # Parameter servers report at the end of an epoch only, so there an epoch is a short one.
-    steps = arguments.steps - training.done
-    per_epoch = min(arguments.every, steps) if run.asynchronous else steps
     data: Any = training.batches()
     if run.asynchronous:
         # Each worker has to make its own.
-        data = keras.utils.experimental.DatasetCreator(lambda _context: training.batches())
-    training.model.fit(
-        data,
-        epochs=steps // per_epoch,
-        steps_per_epoch=per_epoch,
-        shuffle=False,  # the dataset is shuffled
-        verbose=0,
-        callbacks=distributed.callbacks(
-            run,
-            total=arguments.steps,
-            done=training.done,
-            steps_per_epoch=per_epoch,
-            checkpoints=training.checkpoints,
-            save_every=arguments.save_every,
-            logdir=arguments.logdir,
-            on_step=training.report,
-        ),
+        data = keras.utils.experimental.DatasetCreator(
+            lambda each: training.batches(each.get_per_replica_batch_size(arguments.batch))
+        )
+    callbacks = distributed.callbacks(
+        run,
+        total=arguments.steps,
+        done=training.done,
+        checkpoints=training.checkpoints,
+        save_every=arguments.save_every,
+        logdir=arguments.logdir,
+        on_step=training.report,
     )
+    steps = arguments.steps - training.done
+    for first, last, length in distributed.epochs(run, steps, arguments.every):
+        training.model.fit(
+            data,
+            initial_epoch=first,
+            epochs=last,
+            steps_per_epoch=length,
+            shuffle=False,  # the dataset is shuffled
+            verbose=0,
+            callbacks=callbacks,
+        )
+        if training.model.stop_training:
+            break
 
 
 def train_by_hand(training: Training) -> None:
@@ -278,6 +288,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=BASE_BATCH, help="images in a global batch")
     parser.add_argument("--lr", type=float, default=0.05, help=f"for a batch of {BASE_BATCH}")
+    parser.add_argument("--warmup", type=int, default=20, help="steps to reach --lr in")
     parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=20, help="steps between two reports")
@@ -286,7 +297,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--logdir", type=Path, help="events for TensorBoard")
     parser.add_argument("--losses", type=Path, help="where to leave each step's loss, as JSON")
     parser.add_argument("--cpus", type=int, default=1, help="divide the CPU, to try many devices")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    # What the cluster file says goes first.
+    arguments.batch = current_job().training.global_batch or arguments.batch
+    return arguments
 
 
 def main() -> None:
@@ -307,6 +321,7 @@ def main() -> None:
     if training.checkpoints:
         training.done = training.checkpoints.restore()
     if training.done < arguments.steps:
+        training.warm_up(training.done)
         (train_by_fit if arguments.loop == "fit" else train_by_hand)(training)
     if run.is_chief:
         if arguments.losses:

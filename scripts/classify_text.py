@@ -29,6 +29,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 import numpy as np
 import tensorflow as tf
 
+from dtrain.runtime import current_job
 from dtrain.runtime import tensorflow as distributed
 
 keras = distributed.keras()
@@ -144,11 +145,12 @@ def train(
     if done >= arguments.steps:
         return losses
 
-    def batches(_context: Any = None) -> tf.data.Dataset:
+    def batches(each: Any = None) -> tf.data.Dataset:
+        batch = arguments.batch
         return distributed.dataset(
             (data.texts, data.labels),
             run,
-            arguments.batch,
+            each.get_per_replica_batch_size(batch) if each else batch,
             shuffle=len(data.labels),
             seed=arguments.seed,
             skip=done,
@@ -159,27 +161,28 @@ def train(
         if run.is_chief and (step % arguments.every == 0 or step == 1):
             print(f"step {step}/{arguments.steps} loss {loss:.4f}", flush=True)
 
-    # Parameter servers report at the end of an epoch only, so there an epoch is a short one.
-    steps = arguments.steps - done
-    per_epoch = min(arguments.every, steps) if run.asynchronous else steps
-    model.fit(
-        # Under parameter servers each worker makes its own.
-        keras.utils.experimental.DatasetCreator(batches) if run.asynchronous else batches(),
-        epochs=steps // per_epoch,
-        steps_per_epoch=per_epoch,
-        shuffle=False,  # the dataset is shuffled
-        verbose=0,
-        callbacks=distributed.callbacks(
-            run,
-            total=arguments.steps,
-            done=done,
-            steps_per_epoch=per_epoch,
-            checkpoints=checkpoints,
-            save_every=arguments.save_every,
-            logdir=arguments.logdir,
-            on_step=report,
-        ),
+    callbacks = distributed.callbacks(
+        run,
+        total=arguments.steps,
+        done=done,
+        checkpoints=checkpoints,
+        save_every=arguments.save_every,
+        logdir=arguments.logdir,
+        on_step=report,
     )
+    for first, last, length in distributed.epochs(run, arguments.steps - done, arguments.every):
+        model.fit(
+            # Under parameter servers each worker makes its own.
+            keras.utils.experimental.DatasetCreator(batches) if run.asynchronous else batches(),
+            initial_epoch=first,
+            epochs=last,
+            steps_per_epoch=length,
+            shuffle=False,  # the dataset is shuffled
+            verbose=0,
+            callbacks=callbacks,
+        )
+        if model.stop_training:
+            break
     return losses
 
 
@@ -220,7 +223,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--logdir", type=Path, help="events for TensorBoard")
     parser.add_argument("--losses", type=Path, help="where to leave each step's loss, as JSON")
     parser.add_argument("--cpus", type=int, default=1, help="divide the CPU, to try many devices")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    # What the cluster file says goes first.
+    arguments.batch = current_job().training.global_batch or arguments.batch
+    return arguments
 
 
 def main() -> None:

@@ -160,7 +160,7 @@ def _tensorflow(spec: ClusterFile, port: int, local_python: str) -> Iterator[Hos
             f" listen on port {most}",
             hint="choose a lower port",
         )
-    shared, own, listens = _tensorflow_identity(spec, tasks, port)
+    shared, own, listens = _tensorflow_identity(spec, tasks)
     for node_rank, host in enumerate(hosts):
         mine = [task for task, (_, _, on) in zip(tasks, placed, strict=True) if on == node_rank]
         gpus = _gpus_by_task(mine, job.roles, host)
@@ -187,33 +187,34 @@ def _tensorflow(spec: ClusterFile, port: int, local_python: str) -> Iterator[Hos
 
 
 def _tensorflow_identity(
-    spec: ClusterFile, tasks: list[tf_config.Task], port: int
+    spec: ClusterFile, tasks: list[tf_config.Task]
 ) -> tuple[dict[str, str], Callable[[tf_config.Task], dict[str, str]], bool]:
     """How tasks find each other: what a host's processes share, what each has of its own, and
     whether they listen."""
     strategy = spec.job.strategy
     if strategy == "tpu":
-        if spec.cluster.tpu is None:
-            return {}, lambda _task: {}, False
         addresses = [host.address for host in spec.cluster.hosts]
-        shared = tpu.slice_environment(spec.cluster.tpu, addresses, port)
-        return (
-            tf_config.direct_connections(tasks) | shared,
-            lambda task: tpu.worker_environment(task.index),
-            True,
-        )
+        if len(addresses) == 1:
+            return {}, lambda _task: {}, False
+        shared = tf_config.direct_connections(addresses) | tpu.coordinator_environment(addresses)
+        return shared, lambda _task: {}, False
     if strategy is not None and STRATEGIES["tensorflow"][strategy].single_host:
         return {}, lambda _task: {}, False
     return (
-        tf_config.direct_connections(tasks),
+        tf_config.direct_connections([task.address for task in tasks]),
         lambda task: {"TF_CONFIG": tf_config.tf_config(tasks, task)},
         True,
     )
 
 
 def _tensorflow_tasks(spec: ClusterFile) -> list[tuple[str, int, int]]:
-    """``(role, index, host)`` of every task; without ``job.roles``, workers on every host."""
+    """``(role, index, host)`` of every task; without ``job.roles``, workers on every host.
+
+    A TPU slice has one, on the first: its other hosts' runtime services need no script.
+    """
     hosts = spec.cluster.hosts
+    if spec.job.strategy == "tpu":
+        return [("worker", 0, 0)]
     if spec.job.roles:
         return place_tasks(spec.job.roles, [len(host.gpus) for host in hosts])
     on = [n for n, host in enumerate(hosts) for _ in range(1 if host.gpus else host.slots)]

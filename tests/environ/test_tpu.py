@@ -57,20 +57,17 @@ def test_the_usual_topology_is_one(hosts: int) -> None:
     assert chips == (2, 2, 1)
 
 
-def test_hosts_know_their_place_and_no_tf_config() -> None:
-    for index, host in enumerate(build(parse(SLICE, "c.yaml")).hosts):
-        (process,) = host.processes
-        environment = {**host.environment, **process.environment}
-        assert environment["TPU_WORKER_ID"] == environment["CLOUD_TPU_TASK_ID"] == str(index)
-        assert "TF_CONFIG" not in environment
-        addresses = environment["TPU_PROCESS_ADDRESSES"].split(",")
-        assert addresses[index] == f"{host.host.address}:{environment['TPU_PROCESS_PORT']}"
-        assert host.ports == (int(environment["TPU_PROCESS_PORT"]),)
+def test_the_first_host_alone_runs_the_script() -> None:
+    first, *others = build(parse(SLICE, "c.yaml")).hosts
+    assert [len(host.processes) for host in (first, *others)] == [1, 0, 0, 0]
+    environment = {**first.environment, **first.processes[0].environment}
+    assert environment["TPU_LOAD_LIBRARY"] == "0", "it would take the chips from the service"
+    assert "TF_CONFIG" not in environment
 
 
 @pytest.mark.tensorflow
 def test_tensorflow_resolves_the_slice() -> None:
-    host = build(parse(SLICE, "c.yaml")).hosts[2]
+    host = build(parse(SLICE, "c.yaml")).hosts[0]
     done = subprocess.run(
         [sys.executable, "-c", RESOLVE],
         env={**os.environ, **host.environment, **host.processes[0].environment},

@@ -24,6 +24,7 @@ job: {{framework: {framework}, strategy: "{strategy}", script: t.py{more}}}
 """
 NEEDS = {
     "3d": ", layout: {tensor: 2}",
+    "hsdp": ", layout: {shard: 2}",
     "parameter_server": ", roles: {chief: 1, worker: 1, ps: 1}",
 }
 

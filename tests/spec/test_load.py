@@ -181,12 +181,12 @@ def test_sections_may_be_empty() -> None:
 
 def test_tensorflow_roles() -> None:
     spec = job(
-        "framework: tensorflow, roles: {evaluator: 1, ps: 2, worker: 3, chief: 1},"
+        "framework: tensorflow, roles: {evaluator: 1, ps: 2, worker: 4, chief: 1},"
         " strategy: parameter_server"
     )
     assert list(spec.job.roles.items()) == [
         ("chief", 1),
-        ("worker", 3),
+        ("worker", 4),
         ("ps", 2),
         ("evaluator", 1),
     ]

@@ -33,9 +33,9 @@ def tf_config(tasks: Sequence[Task], task: Task) -> str:
     return json.dumps({"cluster": cluster, "task": {"type": task.role, "index": task.index}})
 
 
-def direct_connections(tasks: Sequence[Task]) -> dict[str, str]:
-    """Have gRPC reach every task directly.
+def direct_connections(addresses: Sequence[str]) -> dict[str, str]:
+    """Have gRPC reach every task at ``addresses`` directly.
 
     A proxy in a host's environment would swallow the cluster's own traffic and hang it silently.
     """
-    return {"no_grpc_proxy": ",".join(dict.fromkeys(task.address for task in tasks))}
+    return {"no_grpc_proxy": ",".join(dict.fromkeys(addresses))}

@@ -1,7 +1,7 @@
-"""TPU: the environment of a slice of several hosts, one process on each.
+"""TPU: a slice of several hosts, on which TensorFlow trains from a single process.
 
-Cloud TPU's own machines read the same facts from their metadata server. A launch says them
-itself, so that every host of a slice agrees on the order of its hosts with the cluster file.
+That process, the coordinator, runs on the first host. On every host the TPU machine's own runtime
+service does the work; Cloud TPU's images for slices ("-pod") start it with the machine.
 """
 
 from __future__ import annotations
@@ -41,27 +41,13 @@ def usual(hosts: int) -> str:
     return f"{2 * rows}x{2 * hosts // rows}"
 
 
-def slice_environment(topology: str, addresses: Sequence[str], port: int) -> dict[str, str]:
-    """What all hosts of a slice share.
+def coordinator_environment(addresses: Sequence[str]) -> dict[str, str]:
+    """For the process that trains on the slice whose hosts have these ``addresses``.
 
-    libtpu connects its processes at ``port`` of each address. TensorFlow's TPUClusterResolver
-    takes the name of the TPU for a list of the hosts' runtime services where it is one, and then
-    asks no Cloud API. It reads no ``TF_CONFIG``, so there is none.
+    TensorFlow's TPUClusterResolver takes the name of the TPU for a list of the hosts' runtime
+    services where it is one, and then asks no Cloud API. It reads no ``TF_CONFIG``, so there is
+    none. The chips belong to those services: a coordinator that loaded libtpu would want its
+    host's for itself.
     """
-    hosts, chips = bounds(topology, len(addresses))
     services = ",".join(f"grpc://{address}:{RUNTIME_PORT}" for address in addresses)
-    return {
-        "TPU_WORKER_HOSTNAMES": ",".join(addresses),
-        "TPU_PROCESS_ADDRESSES": ",".join(f"{address}:{port}" for address in addresses),
-        "TPU_PROCESS_PORT": str(port),
-        "TPU_PROCESS_BOUNDS": ",".join(map(str, hosts)),
-        "TPU_CHIPS_PER_PROCESS_BOUNDS": ",".join(map(str, chips)),
-        # Take these, and ask no metadata server, which other clouds do not have.
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_NAME": services,
-    }
-
-
-def worker_environment(index: int) -> dict[str, str]:
-    """What tells one host of a slice from the others: its number, to libtpu and to TensorFlow."""
-    return {"TPU_WORKER_ID": str(index), "CLOUD_TPU_TASK_ID": str(index)}
+    return {"TPU_NAME": services, "TPU_LOAD_LIBRARY": "0"}

@@ -33,13 +33,18 @@ def choose_torch(layout: Given | None, hosts: Sequence[Host]) -> Choice:
     )
 
 
-def choose_tensorflow(roles: Mapping[str, int], hosts: Sequence[Host]) -> Choice:
-    """Raises MisfitError where only a person can choose."""
+def choose_tensorflow(
+    roles: Mapping[str, int], hosts: Sequence[Host], tpu: str | None = None
+) -> Choice:
+    """``tpu`` is the topology in ``cluster.tpu``. Raises MisfitError where only a person can
+    choose."""
     gpus = [len(host.gpus) for host in hosts]
     if roles.get("ps"):
         return Choice("parameter_server", "job.roles has parameter servers")
     if roles:
         return Choice("multi_worker_mirrored", "job.roles has workers and no parameter servers")
+    if tpu is not None:
+        return Choice("tpu", f"the hosts make up a TPU slice of {tpu} (cluster.tpu)")
     if len(hosts) == 1:
         return _choose_for_one(hosts[0])
     if len(set(gpus)) == 1:
@@ -89,10 +94,12 @@ def without_gpus(hosts: Sequence[Host]) -> str:
 
 def usual_roles(hosts: Sequence[Host]) -> dict[str, int]:
     """Parameter-server roles for these hosts: a worker on each host with GPUs, and servers on
-    the others; where all hosts are alike, a worker on each and a server for every two."""
-    with_gpus = sum(bool(host.gpus) for host in hosts)
-    workers = with_gpus or len(hosts)
-    servers = len(hosts) - workers or max(1, workers // 2)
+    the others; where all hosts are alike, a worker on each and a server for every two. Where
+    hosts differ in their GPUs, each GPU has a worker: workers need as many as each other."""
+    gpus = [len(host.gpus) for host in hosts if host.gpus]
+    training = len(gpus) or len(hosts)
+    workers = sum(gpus) if len(set(gpus)) > 1 else training
+    servers = len(hosts) - training or max(1, training // 2)
     return {"chief": 1, "worker": workers, "ps": min(servers, workers)}
 
 

@@ -174,7 +174,7 @@ CLUSTER = Record(
         "tpu": Field(
             Text(_topology, f"^{_TOPOLOGY}$"),
             "Topology of the TPU slice that the hosts make up, as its chips along each axis, e.g. "
-            "4x4; for strategy tpu.",
+            "4x4; for strategy tpu, whose script runs on the first host.",
         ),
         "network": Field(
             Record(

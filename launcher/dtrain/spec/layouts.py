@@ -82,6 +82,13 @@ def sized(strategy: str, given: Given, workers: Sequence[int]) -> Layout:
         follows = {"data": world, "sharding": _SHARDING[strategy]}
     elif strategy == "hsdp":
         shard = given.get("shard") or _on_each_host(workers, "shards within a host", "shard")
+        if shard == 1 and "shard" not in given:
+            raise MisfitError(
+                "strategy",
+                "the strategy hsdp shards over the workers of a host, but hosts have one each, "
+                "which leaves nothing to shard",
+                "use 'strategy: fsdp' to shard over all hosts, or set job.layout.shard",
+            )
         follows = {"data": world, "sharding": "hybrid", "shard": shard}
     elif strategy == "tensor":
         follows = _tensor(given, workers)

@@ -124,7 +124,7 @@ def _tensorflow(cluster: Section, job: Section, hosts: Sequence[Host]) -> Resolv
     given = job.section("roles")
     roles: Mapping[str, int] = {role: given.get(role) for role in LAUNCH_ROLES if given.get(role)}
     if name == "auto":
-        choice = choose_tensorflow(roles, hosts)
+        choice = choose_tensorflow(roles, hosts, cluster.get("tpu"))
         name, reason, roles = choice.strategy, choice.reason, choice.roles or roles
     if name == "parameter_server" and not roles.get("ps"):
         raise MisfitError(
@@ -132,26 +132,34 @@ def _tensorflow(cluster: Section, job: Section, hosts: Sequence[Host]) -> Resolv
             "the strategy parameter_server needs parameter servers",
             f"add them to job, e.g. '{written(usual_roles(hosts))}'",
         )
-    if name == "multi_worker_mirrored":
-        _check_replicas(roles, hosts)
+    if name in ("multi_worker_mirrored", "parameter_server"):
+        _check_replicas(name, roles, hosts)
     if name == "tpu":
         _check_tpu(cluster, hosts)
     layout = Layout(**job.section("layout").values) if "layout" in job else None
     return Resolved(name, reason, roles, layout)
 
 
-def _check_replicas(roles: Mapping[str, int], hosts: Sequence[Host]) -> None:
-    """Raise MisfitError where workers differ in their GPUs: their collectives would not match."""
+def _check_replicas(strategy: str, roles: Mapping[str, int], hosts: Sequence[Host]) -> None:
+    """Raise MisfitError where workers differ in their GPUs: their collectives would not match.
+
+    Parameter servers have no collectives, but one program for all workers that have GPUs, and
+    those that have none run it on their CPUs.
+    """
     gpus = [len(host.gpus) for host in hosts]
     if any(gpus) and not all(gpus) and not roles:
         raise mixed(hosts, "the strategy multi_worker_mirrored needs equal workers")
     found = set(gpus_of_trainers(roles, gpus) if roles else gpus)
+    one_on_each = {"worker": sum(gpus)}
+    if strategy == "parameter_server":
+        found -= {0}
+        one_on_each = {"chief": 1, **one_on_each, "ps": roles["ps"]}
     if len(found) > 1:
         raise MisfitError(
             "strategy",
-            "the strategy multi_worker_mirrored needs as many GPUs in each worker, but here "
+            f"the strategy {strategy} needs as many GPUs in each worker, but here "
             f"workers would have {either(map(str, sorted(found)), 'and')}",
-            f"use '{written({'worker': sum(gpus)})}' for one worker on each GPU",
+            f"use '{written(one_on_each)}' for one worker on each GPU",
         )
 
 
@@ -159,7 +167,7 @@ def _check_tpu(cluster: Section, hosts: Sequence[Host]) -> None:
     if any(host.workers > 1 for host in hosts):
         raise MisfitError(
             "strategy",
-            "the strategy tpu has one process on each host, which drives all its TPU chips",
+            "the strategy tpu has one process, which drives all TPU chips",
             "set 'gpus: 0' in cluster, and remove slots",
         )
     if len(hosts) == 1:

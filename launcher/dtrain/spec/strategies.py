@@ -61,7 +61,7 @@ _TENSORFLOW = {
     ),
     "multi_worker_mirrored": Strategy("host", "copies the model to every GPU of every host"),
     "parameter_server": Strategy("role", "keeps variables on parameter servers (job.roles)"),
-    "tpu": Strategy("host", "trains on the TPU chips of every host"),
+    "tpu": Strategy("host", "trains on a TPU slice from its first host (not tried on TPUs)"),
     "model_parallel": Strategy("host", "shards the model over devices"),
 }
 

@@ -15,6 +15,12 @@ def test_devices_precision_and_loss_scaling(start, legacy: str) -> None:
 
 
 @pytest.mark.parametrize("legacy", ["0", "1"], ids=["keras-3", "tf-keras"])
+def test_fit_tells_the_loss_of_each_step(start, legacy: str) -> None:
+    task = start("none", [CHECKS / "losses.py"], {"TF_USE_LEGACY_KERAS": legacy})["-0"]
+    assert "all told" in task.succeeds()
+
+
+@pytest.mark.parametrize("legacy", ["0", "1"], ids=["keras-3", "tf-keras"])
 def test_layers_compute_where_they_are_placed(start, legacy: str) -> None:
     environment = {"TF_USE_LEGACY_KERAS": legacy}
     task = start("model_parallel", [CHECKS / "placement.py"], environment)["-0"]

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from runtime.tensorflow.conftest import CHECKS, SCRIPTS
+from runtime.tensorflow.conftest import CHECKS, SCRIPTS, losses
 
 pytestmark = pytest.mark.tensorflow
 
@@ -46,6 +46,27 @@ def test_a_stopped_job_saves_before_its_servers_leave_and_goes_on(start) -> None
     first = tasks["chief-0"].wait_for("step ")
     assert int(re.findall(r"\d+", first)[0]) > 20, "it began again from the start"
     assert accuracy(tasks["chief-0"].succeeds()) > 0.6
+
+
+def test_fit_takes_every_step_and_the_loss_of_a_server_is_told(start, tmp_path) -> None:
+    """25 steps are no multiple of the 20 after which Keras calls back."""
+    command = [SCRIPTS / "classify_images.py", "--every", "20", "--losses", "losses.json"]
+    roles = {"chief": 1, "worker": 1, "ps": 1}
+    tasks = start("parameter_server", [*command, "--steps", "25"], **roles)
+    assert "held-out accuracy" in tasks["chief-0"].succeeds()
+    assert [*losses(tmp_path / "chief-0" / "losses.json")] == [20, 25]
+
+    command += ["--loop", "custom", "--steps", "100000"]
+    tasks = start("parameter_server", command, **roles)
+    tasks["chief-0"].wait_for("step 20/")
+    tasks["ps-0"].signal(signal.SIGKILL)
+    assert tasks["chief-0"].wait() == 1
+    assert "a parameter server is lost" in tasks["chief-0"].output
+
+
+def test_a_worker_with_two_gpus_divides_each_batch_between_them(start) -> None:
+    tasks = start("parameter_server", [CHECKS / "two_gpus.py"], chief=1, worker=1, ps=1)
+    assert "all divided" in tasks["chief-0"].succeeds()
 
 
 def test_large_variables_are_partitioned(start) -> None:

@@ -12,7 +12,7 @@ strategy does (`keras`).
 """
 
 from dtrain.runtime.stopping import stop_requested
-from dtrain.runtime.tensorflow.callbacks import callbacks
+from dtrain.runtime.tensorflow.callbacks import callbacks, epochs
 from dtrain.runtime.tensorflow.checkpoints import Checkpoints
 from dtrain.runtime.tensorflow.cluster import Cluster, current_cluster
 from dtrain.runtime.tensorflow.collectives import meet, stop_together, take_from_chief
@@ -40,6 +40,7 @@ __all__ = [
     "current_cluster",
     "dataset",
     "device_mesh",
+    "epochs",
     "init",
     "keras",
     "meet",

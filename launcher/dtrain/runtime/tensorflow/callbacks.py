@@ -18,7 +18,6 @@ def callbacks(
     *,
     total: int | None = None,
     done: int = 0,
-    steps_per_epoch: int = 1,
     checkpoints: Checkpoints | None = None,
     save_every: int = 100,
     logdir: str | Path | None = None,
@@ -28,15 +27,26 @@ def callbacks(
     and TensorBoard's events from the chief.
 
     ``done`` steps were done before, by the run that this one resumes. ``on_step`` is called with
-    each step and its loss. Under parameter servers
-    Keras calls back after epochs only, so there each epoch counts as ``steps_per_epoch`` steps,
-    and saving and stopping wait for its end.
+    each step and its loss; ``fit`` itself then has the loss of an epoch's last step, not the mean.
+    Under parameter servers Keras calls back after epochs only, so there saving and stopping wait
+    for an epoch's end (`epochs`). The same callbacks serve several calls of ``fit``.
     """
     kind = _AfterEpoch if run.asynchronous else _AfterStep
-    after: list[Any] = [kind(run, total, done, steps_per_epoch, checkpoints, save_every, on_step)]
+    after: list[Any] = [kind(run, total, done, checkpoints, save_every, on_step)]
     if logdir is not None and run.is_chief:
         after.append(keras().callbacks.TensorBoard(str(logdir)))
     return after
+
+
+def epochs(run: Run, steps: int, every: int) -> list[tuple[int, int, int]]:
+    """``initial_epoch``, ``epochs`` and ``steps_per_epoch`` of the calls of ``fit`` that together
+    take ``steps`` steps: under parameter servers in epochs of ``every`` steps and one of the rest,
+    elsewhere in a single one."""
+    if not run.asynchronous:
+        return [(0, 1, steps)]
+    whole, rest = divmod(steps, every)
+    calls = [(0, whole, every), (whole, whole + 1, rest)]
+    return [(first, last, length) for first, last, length in calls if first < last and length]
 
 
 class _Training(keras().callbacks.Callback):  # type: ignore[misc]
@@ -47,7 +57,6 @@ class _Training(keras().callbacks.Callback):  # type: ignore[misc]
         run: Run,
         total: int | None,
         done: int,
-        steps_per_epoch: int,
         checkpoints: Checkpoints | None,
         save_every: int,
         on_step: Callable[[int, float], None] | None,
@@ -56,7 +65,6 @@ class _Training(keras().callbacks.Callback):  # type: ignore[misc]
         self._run = run
         self._total = total
         self._done = self._saved = done
-        self._steps_per_epoch = steps_per_epoch
         self._checkpoints = checkpoints
         self._save_every = save_every
         self._on_step = on_step
@@ -90,18 +98,16 @@ class _Training(keras().callbacks.Callback):  # type: ignore[misc]
 
 
 class _AfterStep(_Training):
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._mean, self._steps = 0.0, 0
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        # Keras tells the mean since the epoch began, in which a late step's loss is lost.
+        for metric in self.model.metrics:
+            if metric.name == "loss":
+                metric.reset_state()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        # Keras tells the mean since the epoch began; this step's loss follows from two of them.
-        mean = float(logs["loss"])
-        self._steps += 1
-        loss = mean * self._steps - self._mean * (self._steps - 1)
-        self._mean = mean
-        self._advance(1, loss)
+        self._advance(1, float(logs["loss"]))
 
 
 class _AfterEpoch(_Training):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._advance(self._steps_per_epoch, float(logs["loss"]))
+        self._advance(self.params["steps"], float(logs["loss"]))

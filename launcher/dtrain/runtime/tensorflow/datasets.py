@@ -35,7 +35,8 @@ def dataset(
     worker everything, for a source that already differs between them.
 
     Under parameter servers a step is one worker's, so ``global_batch`` is what one worker takes,
-    and every worker draws an order of its own.
+    and every worker draws an order of its own. `Coordinator` divides it among the worker's GPUs;
+    ``fit`` does not, and takes batches for one GPU.
 
     Raises ValueError for a training batch that the replicas cannot divide equally: their mean
     gradients would then not be the batch's.

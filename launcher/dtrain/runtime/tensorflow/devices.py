@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -26,12 +27,15 @@ def configure_devices(
     ``memory_growth`` takes a GPU's memory as it is needed instead of all at once, ``memory_limit``
     (MiB on each GPU) at once but no more. ``logical_cpus`` divides the CPU into so many devices,
     to try on any machine what needs several. ``precision`` is a Keras policy (``mixed_bfloat16``,
-    ``mixed_float16``, ``float32``) or ``bf16``, ``fp16``, ``fp32``; without it, that of
-    ``job.training``. ``seed`` goes to Python, NumPy and TensorFlow.
+    ``mixed_float16``, ``float32``) or ``bf16``, ``fp16``, ``fp32``; that of
+    ``job.training`` goes before it. ``seed`` goes to Python, NumPy and TensorFlow.
 
-    Raises RuntimeError when TensorFlow has started already, ValueError for a GPU that is not
-    there or an unknown precision.
+    Raises RuntimeError when TensorFlow has started already, or sees no GPU where
+    CUDA_VISIBLE_DEVICES names some and no ``gpus`` or ``logical_cpus`` ask for less; ValueError
+    for a GPU that is not there or an unknown precision.
     """
+    if gpus is None and logical_cpus == 1:
+        _expect_gpus(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     try:
         _configure_gpus(gpus, memory_growth, memory_limit)
         if logical_cpus > 1:
@@ -41,10 +45,22 @@ def configure_devices(
             f"TensorFlow has started already ({error}): call configure_devices() before any"
             " operation and before init()"
         ) from None
-    if policy := keras_policy(precision or current_job().training.precision):
+    if policy := keras_policy(current_job().training.precision or precision):
         keras().mixed_precision.set_global_policy(policy)
     if seed is not None:
         keras().utils.set_random_seed(seed)
+
+
+def _expect_gpus(visible: str) -> None:
+    """TensorFlow itself would go on with the CPU, and say so in a line among many."""
+    if visible not in ("", "-1") and not tf.config.list_physical_devices("GPU"):
+        built = "" if tf.test.is_built_with_gpu_support() else ", built without GPU support,"
+        raise RuntimeError(
+            f"TensorFlow {tf.__version__}{built} sees no GPU, but CUDA_VISIBLE_DEVICES is"
+            f" {visible}: look whether `nvidia-smi` works here and whether CUDA's libraries are"
+            " installed (`pip install 'tensorflow[and-cuda]'`), or set 'gpus: 0' in the cluster"
+            " file (CUDA_VISIBLE_DEVICES= by hand) to train on the CPU"
+        )
 
 
 def _configure_gpus(gpus: Sequence[int] | None, growth: bool, limit: int | None) -> None:

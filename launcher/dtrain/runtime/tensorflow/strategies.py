@@ -84,8 +84,8 @@ def local_devices(cluster: Cluster) -> list[str]:
     mine = f"/job:{cluster.role}/replica:0/task:{cluster.index}/"
     for kind in ("GPU", "CPU"):
         names = [device.name for device in tf.config.list_logical_devices(kind)]
-        # In a cluster TensorFlow lists the peers' devices too.
-        own = [name for name in names if not cluster.tasks or name.startswith(mine)]
+        # With peers TensorFlow lists their devices too, and only then do names say whose they are.
+        own = [name for name in names if not cluster.peers or name.startswith(mine)]
         if own:
             return [name[name.index("/device:") :] for name in own]
     raise RuntimeError("TensorFlow sees no device: look at CUDA_VISIBLE_DEVICES")

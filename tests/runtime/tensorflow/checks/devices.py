@@ -1,5 +1,7 @@
 """Devices, precision, seeds and loss scaling, with the Keras that the environment asks for."""
 
+import os
+
 import tensorflow as tf
 
 from dtrain.runtime import tensorflow as distributed
@@ -20,7 +22,13 @@ def refused(kind: type[Exception], text: str, **options) -> None:
 refused(ValueError, "there is no GPU 3", gpus=[3])
 refused(ValueError, "no precision 'fp8'", precision="fp8")
 
-configure_devices(logical_cpus=3, memory_limit=1024, precision="bf16", seed=7)
+os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+refused(RuntimeError, "sees no GPU, but CUDA_VISIBLE_DEVICES is 0,1: look at")
+
+# The cluster file's precision goes before the script's.
+os.environ["DTRAIN_TRAINING"] = '{"precision": "bf16"}'
+configure_devices(logical_cpus=3, memory_limit=1024, precision="fp32", seed=7)
+del os.environ["DTRAIN_TRAINING"]
 assert len(tf.config.list_logical_devices("CPU")) == 3
 assert keras.mixed_precision.global_policy().name == "mixed_bfloat16"
 first = tf.random.normal([4])

@@ -68,6 +68,8 @@ run = distributed.init()
 assert run.name == "none", "the environment's own name of a strategy was not heeded"
 run = distributed.init("multi_worker_mirrored")
 assert (run.replicas, run.is_chief) == (1, True)
+# Alone in its cluster, it finds its devices for the strategies of one host all the same.
+assert distributed.init("mirrored").replicas == 2
 fit_fails("fails on its first batch under multi_worker_mirrored", run)
 
 del os.environ["TF_CONFIG"]

@@ -1,0 +1,20 @@
+"""A step's own loss is told by fit, also after one that was far larger."""
+
+import numpy as np
+import tensorflow as tf
+
+from dtrain.runtime import tensorflow as distributed
+
+keras = distributed.keras()
+run = distributed.init()
+model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="ones")])
+model.build((None, 1))
+model.compile(keras.optimizers.SGD(0.0), "mse")
+values = np.array([[1e5], [1.0], [2.0], [3.0]], np.float32)
+data = tf.data.Dataset.from_tensor_slices((values, 0 * values)).batch(1)
+
+told = []
+callbacks = distributed.callbacks(run, total=4, on_step=lambda step, loss: told.append(loss))
+model.fit(data, steps_per_epoch=4, verbose=0, callbacks=callbacks)
+assert np.allclose(told, [1e10, 1, 4, 9]), told
+print("all told")
