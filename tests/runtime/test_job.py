@@ -27,7 +27,9 @@ def test_a_script_reads_what_the_cluster_file_said() -> None:
     layout = Layout(
         tensor=2, pipeline=2, data=2, sharding="full", micro_batch=3, grad_accumulation=4
     )
-    assert job == Job("3d", layout, Training(precision="bf16", seq_len=512), launched=True)
+    # The file says how often gradients are accumulated, and so it says the global batch too.
+    training = Training(global_batch=24, precision="bf16", seq_len=512)
+    assert job == Job("3d", layout, training, launched=True)
     assert (layout.world_size, layout.global_batch) == (8, 24)
 
 
