@@ -7,6 +7,7 @@ the terminal for a session of its own, and whoever waits for it may go.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -43,7 +44,8 @@ class Detachment:
             os.dup2(source, target)
         os.close(log)
         os.close(null)
-        os.write(self._write, run.encode())
+        with contextlib.suppress(BrokenPipeError):  # nobody waits any more
+            os.write(self._write, run.encode())
         os.close(self._write)
 
     def wait(self) -> str | ExitCode:

@@ -206,3 +206,26 @@ def test_ctrl_c_with_one_host_out_of_reach_ends_twice(hosts: Hosts, launcher: La
     (run,) = [path.name for path in (launcher.home / "runs").iterdir()]
     assert launcher.command("stop", run).wait().code == 0
     assert launcher.left(cluster) == {}
+
+
+def test_what_is_left_on_a_lost_host_stays_on_record_until_it_is_ended(
+    hosts: Hosts, launcher: Launcher
+) -> None:
+    cluster = hosts(2)
+    training = Training(cluster, launcher, 2, node_timeout="4s")
+    launch = launcher.start(training.file)
+    training.until_step(1, 5)
+    cluster.cut("node2")
+    done = launch.wait()
+    assert done.code == 3, str(done)
+    assert "`dtrain stop" in done.stderr
+    (run,) = [path.name for path in (launcher.home / "runs").iterdir()]
+    in_vain = launcher.command("stop", run).wait()
+    assert in_vain.code == 3, str(in_vain)
+    assert "cannot be reached" in in_vain.stderr
+    assert cluster["node2"].processes()
+    cluster.heal()
+    stopped = launcher.command("stop", run).wait()
+    assert stopped.code == 0, str(stopped)
+    assert launcher.left(cluster) == {}
+    assert launcher.command("stop", run).wait().code == 2  # over already

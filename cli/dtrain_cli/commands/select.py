@@ -36,7 +36,7 @@ def hosts(text: str | None, spec: ClusterFile) -> frozenset[str] | None:
         wanted = hostlist.unfold(text)
     except hostlist.HostListError as error:
         raise UsageError(f"--host {text}: {error}") from None
-    known = [host.name for host in spec.cluster.hosts]
+    known = [host.name for host in (*spec.cluster.hosts, *spec.cluster.spares)]
     if unknown := [name for name in wanted if name not in known]:
         raise UsageError(
             f"--host {text}: no host {hostlist.fold(unknown)} in this cluster",

@@ -218,7 +218,10 @@ def spy(pid: int) -> str:
     import subprocess  # which takes long to import, and is needed once in a run's life at most
 
     environment = environment_of(pid)
-    python = os.readlink(b"/proc/%d/exe" % pid)
+    try:
+        python = os.readlink(b"/proc/%d/exe" % pid)
+    except OSError:  # it has ended meanwhile
+        return ""
     places = [os.path.dirname(python), *environment.get(b"PATH", b"").split(b":")]
     virtual = environment.get(b"VIRTUAL_ENV")
     if virtual:

@@ -281,15 +281,21 @@ class Attempt:
             if self._state.hosts[link.host] is HostState.LOST:
                 continue
             while not link.drained(DRAIN_POLL):
-                try:
-                    post = self._posts.get_nowait()
-                except queue.Empty:
-                    continue
-                if isinstance(post.event, machine.Interrupted):
+                if self._hear_the_rest():
                     self._run.notice("the rest of the logs stays on the hosts")
                     return
+        self._hear_the_rest()
+
+    def _hear_the_rest(self) -> bool:
+        """Take in problems that are told after the end; whether somebody will wait no longer."""
+        impatient = self._left
+        with contextlib.suppress(queue.Empty):
+            while True:
+                post = self._posts.get_nowait()
+                impatient |= isinstance(post.event, machine.Interrupted)
                 if post.problem is not None:
                     self.problems.append(post.problem)
+        return impatient
 
     @property
     def has_failed(self) -> bool:
@@ -313,11 +319,14 @@ class Attempt:
             seconds=max(0.0, time.monotonic() - self._watched_from) if self._ran else 0.0,
         )
 
-    def stragglers(self) -> list[Link]:
-        """Hosts that may still run some of it. Each is told to end it as soon as it is back."""
-        lost = [host for host, now in self._state.hosts.items() if now is HostState.LOST]
-        parts = {part.host.name: part for part in self._run.plan.hosts}
-        return [self.straggler(parts[host]) for host in lost if not self._links[host].clean]
+    def stray(self) -> list[HostPlan]:
+        """Hosts that may still run some of it."""
+        lost = {host for host, now in self._state.hosts.items() if now is HostState.LOST}
+        return [
+            part
+            for part in self._run.plan.hosts
+            if part.host.name in lost and not self._links[part.host.name].clean
+        ]
 
     def straggler(self, part: HostPlan) -> Link:
         """A new link to a host, that does nothing but try to end what it has of this attempt.

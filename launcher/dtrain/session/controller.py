@@ -168,10 +168,11 @@ class Session:
 
     def _see_through(self, life: _Life, report: Report, attempt: Attempt) -> Report:
         """Start the job again where it has failed and that was asked for; how it ends at last."""
-        history = _past(life.folder)
+        # This attempt's own end may have been journaled by whoever was in charge before.
+        history = _past(life.folder)[: life.record.attempt - 1]
         try:
             while not self._left:
-                self._linger(life, attempt)
+                self._note_strays(life, attempt)
                 if self.interrupted or not attempt.has_failed:
                     break
                 history.append(attempt.ending())
@@ -180,6 +181,7 @@ class Session:
                     if decision.why:
                         self._tell(life, f"not started again: {decision.why}")
                     break
+                self._stragglers += [attempt.straggler(part) for part in attempt.stray()]
                 life.journal.write(
                     time.time(), "failed", attempt=history[-1].as_json(), **asdict(report)
                 )
@@ -214,13 +216,10 @@ class Session:
                 return restart.GiveUp(error.message)
         return decision
 
-    def _linger(self, life: _Life, attempt: Attempt) -> None:
-        """Keep after the hosts that may still run some of an attempt, until the run is over."""
-        for link in attempt.stragglers():
-            self._stragglers.append(link)
-            life.record = replace(
-                life.record, stray=(*life.record.stray, (link.host, life.record.attempt))
-            )
+    def _note_strays(self, life: _Life, attempt: Attempt) -> None:
+        """Keep on record which hosts may still run some of an attempt."""
+        new = [(part.host.name, life.record.attempt) for part in attempt.stray()]
+        life.record = replace(life.record, stray=(*life.record.stray, *new))
 
     def clean(self, record: Record, folder: RunFolder) -> bool:
         """End what a run that is over may have left on hosts that could not be reached then.
@@ -254,8 +253,8 @@ class Session:
 
     def _strays_left(self, life: _Life) -> None:
         """Keep in the record who has not been cleaned."""
-        left = {link.host for link in self._stragglers if not link.over}
-        stray = tuple((host, number) for host, number in life.record.stray if host in left)
+        over = {link.stray for link in self._stragglers if link.over}
+        stray = tuple(each for each in life.record.stray if each not in over)
         life.record = replace(life.record, stray=stray)
         with contextlib.suppress(OSError):
             life.record.save(life.folder.path)
@@ -336,12 +335,16 @@ class Session:
         seconds = time.time() - life.begun
         if not self._left:
             self._strays_left(life)
-            if names := dict.fromkeys(host for host, _ in life.record.stray):
-                text = f"{hostlist.fold(names)}: something of this run may still be running there"
-                hint = f"`dtrain stop {life.record.run}` ends it, once it can be reached"
+            if life.record.stray:
+                # What was lost in the last attempt has been told.
+                earlier = [
+                    host for host, number in life.record.stray if number < life.record.attempt
+                ]
+                text = f"{hostlist.fold(dict.fromkeys(earlier))}: an earlier attempt may still run"
+                hint = f"`dtrain stop {life.record.run}` ends what is left, once it can be reached"
                 report = replace(
                     report,
-                    problems=(*report.problems, text),
+                    problems=(*report.problems, *([text] if earlier else [])),
                     hint="\n".join(filter(None, [report.hint, hint])),
                 )
         report = replace(report, seconds=max(0.0, seconds), logs=str(life.folder.path))

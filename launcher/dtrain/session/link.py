@@ -207,6 +207,11 @@ class Link:
         self.attach({})
 
     @property
+    def stray(self) -> tuple[str, int]:
+        """The host, and the attempt of which it may still run something."""
+        return self.host, self._run.attempt
+
+    @property
     def over(self) -> bool:
         """Whether the host has told how it ended."""
         return self._stage is Stage.OVER
@@ -723,7 +728,8 @@ class Link:
     def _over(self, event: machine.Event, problem: DtrainError | None = None) -> None:
         """Tell how the host ended, once."""
         with self._lock:
-            if self._stage is Stage.OVER:
+            # A link that only lingers and is let go of has heard of no end.
+            if self._stage is Stage.OVER or (self._lingering and self._closed):
                 return
             self._stage = Stage.OVER
         if isinstance(event, machine.Ended):
