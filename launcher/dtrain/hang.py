@@ -65,7 +65,9 @@ def _frames(lines: Iterable[str], pattern: re.Pattern[str]) -> list[Frame]:
     for line in lines:
         found = pattern.match(line)
         if found:
-            frames.append(Frame(found["file"], int(found["line"]), found["function"]))
+            # py-spy says `Event.wait` where Python says `wait`; hosts may have one or the other.
+            function = found["function"].rpartition(".")[2]
+            frames.append(Frame(found["file"], int(found["line"]), function))
         elif frames:
             break
     return frames

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
 from support.launching import Scene
 
 HANG = """
@@ -22,15 +29,29 @@ if os.environ["DTRAIN_ATTEMPT"] == "1":
 """
 
 
-def test_the_rank_that_the_others_wait_for_is_named(scene: Scene) -> None:
-    file = scene.cluster_file(scene.script(HANG), watchdog={"silence": "1s"}, restart={"max": 3})
+@pytest.mark.parametrize("told_by", ["py-spy", "python itself"])
+def test_the_rank_that_the_others_wait_for_is_named(scene: Scene, told_by: str) -> None:
+    environment = scene.folder / "environment"
+    venv.create(environment, symlinks=True)
+    if told_by == "py-spy":
+        spy = shutil.which("py-spy", path=str(Path(sys.executable).parent))
+        assert spy is not None
+        (environment / "bin/py-spy").symlink_to(spy)
+    file = scene.cluster_file(
+        scene.script(HANG),
+        watchdog={"silence": "1s"},
+        restart={"max": 3},
+        python=str(environment / "bin/python"),
+        env={"PATH": "/usr/bin:/bin", "VIRTUAL_ENV": ""},
+    )
     done = scene.run(file)
     assert done.code == 1, str(done)
     assert "error: no output and no progress from any worker for 1 s" in done.stderr
     script = scene.folder / "script.py"
     waiting = f"called by all_reduce ({script}:6)"
-    assert f"ranks 0, 1, 3 on node[0-1]: in Event.wait, {waiting}" in done.stderr
-    assert f"rank 2 on node1: in Event.wait, called by load_batch ({script}:9)" in done.stderr
+    assert f"ranks 0, 1, 3 on node[0-1]: in wait, {waiting}" in done.stderr
+    assert f"rank 2 on node1: in wait, called by load_batch ({script}:9)" in done.stderr
+    assert ("Fatal Python error: Aborted" in done.stdout + done.stderr) == (told_by != "py-spy")
     assert scene.leftovers() == []
 
 

@@ -24,11 +24,28 @@ Thread 4250 (idle): "Thread-1"
     wait (threading.py:320)
 """
 
+WAITS = """\
+Thread 4242 (idle): "MainThread"
+    Event.wait (threading.py:629)
+    <module> (/home/ml/train.py:60)
+"""
+WAITS_TOO = """\
+Fatal Python error: Aborted
+
+Current thread 0x00007f9c2b435b80 (most recent call first):
+  File "threading.py", line 629 in wait
+  File "/home/ml/train.py", line 60 in <module>
+"""
+
 
 def test_py_spy() -> None:
     frames = stack(SPY)
     assert frames[0] == Frame("torch/distributed/distributed_c10d.py", 3000, "all_reduce")
     assert len(frames) == 4
+
+
+def test_both_say_the_same_of_the_same_place() -> None:
+    assert stack(WAITS) == stack(WAITS_TOO) != []
 
 
 def test_what_python_writes_on_a_signal(tmp_path: Path) -> None:

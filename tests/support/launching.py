@@ -135,9 +135,16 @@ class Scene:
         self._launches: list[Launch] = []
 
     def cluster_file(
-        self, script: str | Path, *, hosts: int = 2, slots: int = 2, name: str = "job", **job: Any
+        self,
+        script: str | Path,
+        *,
+        hosts: int = 2,
+        slots: int = 2,
+        name: str = "job",
+        python: str = "",
+        **job: Any,
     ) -> Path:
-        """``hosts`` hosts of ``slots`` workers on this machine."""
+        """``hosts`` hosts of ``slots`` workers on this machine; ``python``, where not this one."""
         env = {self.mark: "1"} | job.pop("env", {})
         document = {
             "name": name,
@@ -147,6 +154,7 @@ class Scene:
                 "gpus": 0,
                 "slots": slots,
                 "run_dir": str(self.nodes),
+                **({"python": python} if python else {}),
                 "overrides": {f"node[0-{hosts - 1}]": {"address": "127.0.0.1"}},
             },
             "job": {"framework": "torch", "script": str(script), "env": env} | job,

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,8 @@ class Hanging(SshServer):
     words = b"SSH-2.0-hanging\r\n"
 
     def greet(self, stream: socket.socket, number: int) -> bool:
-        stream.sendall(self.words)
+        with suppress(OSError):  # the client may be gone already
+            stream.sendall(self.words)
         self.stopping.wait()
         return False
 

@@ -222,7 +222,10 @@ def spy(pid: int) -> str:
         python = os.readlink(b"/proc/%d/exe" % pid)
     except OSError:  # it has ended meanwhile
         return ""
-    places = [os.path.dirname(python), *environment.get(b"PATH", b"").split(b":")]
+    # What it was called as: in a virtual environment, a link to the python that it was made from.
+    called = (read_file("/proc/%d/cmdline" % pid) or b"").partition(b"\0")[0]
+    paths = environment.get(b"PATH", b"").split(b":")
+    places = [os.path.dirname(called), os.path.dirname(python), *paths]
     virtual = environment.get(b"VIRTUAL_ENV")
     if virtual:
         places.insert(0, virtual + b"/bin")
