@@ -4,7 +4,7 @@
     scripts/fit_planner.py [--runs FILE ...] [--architecture NAME]             the constants
     scripts/fit_planner.py [--runs FILE ...] [--architecture NAME] --held-out  their error
 
-The constants of ``dtrain.parallelism.efficiency`` that ``FREE`` names are fitted, for each
+The constants of ``dtrain.parallelism.cluster.efficiency`` that ``FREE`` names are fitted, for each
 architecture on its own, to the step times of the runs on its GPUs. The others (``hop``,
 ``gemm_half``, ``exposed_tensor`` ...) stay as that module has them: some are measurements, some
 were chosen by hand with all of these runs in view.
@@ -35,7 +35,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.efficiency import FAMILIES, Efficiency, of_family
+from dtrain.parallelism.cluster.efficiency import FAMILIES, Efficiency, of_family
 from published_runs import Run, read
 from validate_planner import RUNS
 

@@ -37,12 +37,12 @@ from pathlib import Path
 from typing import Literal
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.candidate import Candidate
-from dtrain.parallelism.efficiency import Efficiency
-from dtrain.parallelism.hardware import Cluster, Gpu, Precision, hardware
+from dtrain.parallelism.cluster.efficiency import Efficiency
+from dtrain.parallelism.cluster.hardware import Cluster, Gpu, Precision, hardware
+from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.cost.speed import Speed, speed
 from dtrain.parallelism.layout import Layout, Recompute, Schedule, Sharding
-from dtrain.parallelism.shape import Shape
-from dtrain.parallelism.speed import Speed, speed
+from dtrain.parallelism.model.shape import Shape
 from published_shapes import Row, UnusableError, count, number, shape_of
 
 Counter = Literal["allocated", "reserved", "total"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.models import model
-from dtrain.parallelism.shape import Shape
+from dtrain.parallelism.model.models import model
+from dtrain.parallelism.model.shape import Shape
 
 Row = Mapping[str, str]
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.efficiency import of_family
+from dtrain.parallelism.cluster.efficiency import of_family
 from published_runs import Run, read
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "parallelism" / "data"

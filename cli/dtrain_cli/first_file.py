@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dtrain import hostlist
 from dtrain.check import Evidence, HostFacts
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.hardware import hardware
+from dtrain.parallelism.cluster.hardware import hardware
 
 _BARE = re.compile(r"[A-Za-z_./~][A-Za-z0-9_./~-]*")
 _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "~"}

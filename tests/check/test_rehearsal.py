@@ -10,9 +10,9 @@ import pytest
 
 from cluster import Cluster
 from dtrain.check.tournament import rounds
-from dtrain.parallelism import calibration
-from dtrain.parallelism.efficiency import Efficiency
-from dtrain.parallelism.hardware import gpu
+from dtrain.parallelism.cluster import calibration
+from dtrain.parallelism.cluster.efficiency import Efficiency
+from dtrain.parallelism.cluster.hardware import gpu
 from support.cluster import Launcher, job
 
 Hosts = Callable[..., Cluster]

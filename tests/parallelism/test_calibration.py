@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism import calibration
-from dtrain.parallelism.collectives import Group
-from dtrain.parallelism.efficiency import AMPERE
-from dtrain.parallelism.hardware import Cluster, gpu
-from dtrain.parallelism.layer import Kernels, Product
+from dtrain.parallelism.cluster import calibration
+from dtrain.parallelism.cluster.efficiency import AMPERE
+from dtrain.parallelism.cluster.hardware import Cluster, gpu
+from dtrain.parallelism.cost.collectives import Group
+from dtrain.parallelism.cost.layer import Kernels, Product
 from dtrain.parallelism.layout import Layout
-from dtrain.parallelism.models import model
+from dtrain.parallelism.model.models import model
 
 GPU = gpu("a100-80gb")
 CLUSTER = Cluster(GPU, 64, 8, 200.0)

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dtrain.parallelism.activations import layer_activations
-from dtrain.parallelism.candidate import Candidate
-from dtrain.parallelism.efficiency import of_family
-from dtrain.parallelism.hardware import Cluster, gpu
+from dtrain.parallelism.cluster.efficiency import of_family
+from dtrain.parallelism.cluster.hardware import Cluster, gpu
+from dtrain.parallelism.cost.activations import layer_activations
+from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.cost.memory import memory
+from dtrain.parallelism.cost.stages import parameters_of_stage, stage_layers
+from dtrain.parallelism.cost.step_time import step_time
 from dtrain.parallelism.layout import Layout
-from dtrain.parallelism.memory import memory
-from dtrain.parallelism.models import model
-from dtrain.parallelism.shape import Shape
-from dtrain.parallelism.stages import parameters_of_stage, stage_layers
-from dtrain.parallelism.step_time import step_time
+from dtrain.parallelism.model.models import model
+from dtrain.parallelism.model.shape import Shape
 
 MODELS = ("gpt-3-175b", "llama-3-70b", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "gpt2")
 POWERS = st.sampled_from([1, 2, 4, 8])

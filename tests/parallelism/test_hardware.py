@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.hardware import gpu, gpus, hardware
+from dtrain.parallelism.cluster.hardware import gpu, gpus, hardware
 from dtrain.parallelism.names import key
 
 MINE = {

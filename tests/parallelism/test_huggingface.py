@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.huggingface import shape_from_config
-from dtrain.parallelism.models import model
+from dtrain.parallelism.model.huggingface import shape_from_config
+from dtrain.parallelism.model.models import model
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.models import model, models
+from dtrain.parallelism.model.models import model, models
 from dtrain.parallelism.names import key
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.speed import flop_per_token
+from dtrain.parallelism.cost.speed import flop_per_token
 from published_runs import Run, gpu_of, network_gbps, origin, read, rows, run_of
 from published_shapes import UnusableError
 from validate_planner import RUNS, outcome_of

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from dtrain.parallelism.hardware import Cluster, gpu
+from dtrain.parallelism.cluster.hardware import Cluster, gpu
+from dtrain.parallelism.cost.memory import memory
 from dtrain.parallelism.layout import Layout
-from dtrain.parallelism.memory import memory
-from dtrain.parallelism.shape import Shape
+from dtrain.parallelism.model.shape import Shape
 
 RECORD = json.loads(Path(__file__).with_name("oracle_cases.json").read_text())["entries"]
 # The planner gathers each layer again for the backward pass, as FSDP does unless told not to.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.sizes import parse_count, shape_for_size, shape_from_sizes
+from dtrain.parallelism.model.sizes import parse_count, shape_for_size, shape_from_sizes
 
 
 @pytest.mark.parametrize(

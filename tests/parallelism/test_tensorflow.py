@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtrain.parallelism.hardware import hardware
-from dtrain.parallelism.keras_memory import Part, Way, on_gpu, saved
-from dtrain.parallelism.shape import Shape
-from dtrain.parallelism.sizes import shape_for_size
+from dtrain.parallelism.cluster.hardware import hardware
+from dtrain.parallelism.cost.keras_memory import Part, Way, on_gpu, saved
+from dtrain.parallelism.model.shape import Shape
+from dtrain.parallelism.model.sizes import shape_for_size
 from dtrain.parallelism.tensorflow import answer, split
 from dtrain.spec.strategies import STRATEGIES
 

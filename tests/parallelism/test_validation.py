@@ -14,7 +14,7 @@ import pytest
 
 import fit_planner
 import validate_planner
-from dtrain.parallelism.efficiency import FAMILIES
+from dtrain.parallelism.cluster.efficiency import FAMILIES
 from published_runs import Run, read, rows
 from validate_planner import RUNS
 

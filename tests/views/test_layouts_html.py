@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from dtrain.parallelism import explain
-from dtrain.parallelism.efficiency import of_family
-from dtrain.parallelism.hardware import hardware
+from dtrain.parallelism.answer import explain
+from dtrain.parallelism.cluster.efficiency import of_family
+from dtrain.parallelism.cluster.hardware import hardware
+from dtrain.parallelism.model.sizes import shape_for_size
 from dtrain.parallelism.question import Question
-from dtrain.parallelism.sizes import shape_for_size
 from dtrain_cli.views.layouts_html import page
 from support.browser import Browser
 

@@ -8,15 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism.cluster.hardware import (
+    PRECISIONS,
+    Cluster,
+    Gpu,
+    Hardware,
+    Precision,
+    hardware,
+)
 from dtrain.parallelism.constraints import option
-from dtrain.parallelism.hardware import PRECISIONS, Cluster, Gpu, Hardware, Precision, hardware
 from dtrain.parallelism.layout import Layout
+from dtrain.parallelism.model.shape import Shape
+from dtrain.parallelism.model.sizes import parse_count, shape_for_size, shape_from_sizes
 from dtrain.parallelism.question import Answer, Question, usual_batch
-from dtrain.parallelism.shape import Shape
-from dtrain.parallelism.sizes import parse_count, shape_for_size, shape_from_sizes
 
 if TYPE_CHECKING:
-    from dtrain.parallelism.efficiency import Efficiency
+    from dtrain.parallelism.cluster.efficiency import Efficiency
     from dtrain.spec.model import ClusterFile
 
 _T = TypeVar("_T")
@@ -95,7 +102,7 @@ def plan(options: Options) -> str:
         write_text(options.html, page(answer, table, count=options.top, notes=notes))
         written.append(f"{options.html}: a page with charts")
     if options.json:
-        from dtrain.parallelism.document import document
+        from dtrain.parallelism.answer.document import document
 
         return _as_json(document(answer, table, options.top, [*notes, *written]))
     from dtrain_cli.sheet import stdout_paper
@@ -139,7 +146,7 @@ def _tensorflow(question: Question, options: Options, notes: list[str]) -> str:
         precision=question.precision,
     )
     if options.json:
-        from dtrain.parallelism.document import SCHEMA, cluster, model
+        from dtrain.parallelism.answer.document import SCHEMA, cluster, model
 
         head = {"schema": SCHEMA, "model": model(question), "cluster": cluster(question)}
         return _as_json({**head, **found.to_document()})
@@ -205,11 +212,11 @@ def _shape(options: Options, spec: ClusterFile | None) -> Shape:
     if options.vocab is not None and options.vocab < 1:
         raise UsageError(f"--vocab {options.vocab} is not a vocabulary", hint="such as 128256")
     if options.model_config is not None:
-        from dtrain.parallelism.huggingface import shape_from_config
+        from dtrain.parallelism.model.huggingface import shape_from_config
 
         shape = _parsed(options.model_config, shape_from_config)
     else:
-        from dtrain.parallelism.models import model
+        from dtrain.parallelism.model.models import model
 
         shape = model(options.model or "")
     return replace(shape, seq_len=seq_len or shape.seq_len, vocab=options.vocab or shape.vocab)
@@ -308,12 +315,12 @@ def _table(path: Path | None) -> Hardware:
 
 
 def _efficiency(options: Options, cluster: Cluster) -> Efficiency:
-    from dtrain.parallelism.efficiency import of_family
+    from dtrain.parallelism.cluster.efficiency import of_family
 
     made = of_family(cluster.gpu.family)
     if options.calibrate is None:
         return made
-    from dtrain.parallelism.calibration import read
+    from dtrain.parallelism.cluster.calibration import read
 
     return _parsed(
         options.calibrate,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dtrain.framing import clean
-from dtrain.parallelism import explain
-from dtrain.parallelism.candidate import Candidate
-from dtrain.parallelism.hardware import Hardware
+from dtrain.parallelism.answer import explain
+from dtrain.parallelism.cluster.hardware import Hardware
+from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer, Question
 from dtrain_cli.views import names
 from dtrain_cli.views.paper import BOLD, DIM, GREEN, RED, Paper, entry, paragraph

@@ -15,9 +15,9 @@ from html import escape
 from pathlib import Path
 
 from dtrain.framing import clean
-from dtrain.parallelism import explain
-from dtrain.parallelism.candidate import Candidate
-from dtrain.parallelism.hardware import Hardware
+from dtrain.parallelism.answer import explain
+from dtrain.parallelism.cluster.hardware import Hardware
+from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer
 from dtrain_cli.views import names
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dtrain.parallelism import explain
+from dtrain.parallelism.answer import explain
 from dtrain.parallelism.question import Question
 from dtrain.parallelism.tensorflow import TensorFlowPlan
 from dtrain_cli.views.layouts import question as asked

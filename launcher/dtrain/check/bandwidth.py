@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SLOW = 0.5
 """A link that carries less than this share of the usual is slow."""
 CALIBRATION = 1
-"""Schema of `dtrain.parallelism.calibration`."""
+"""Schema of `dtrain.parallelism.cluster.calibration`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.hardware import Cluster
+from dtrain.parallelism.cluster.hardware import Cluster
 from dtrain.parallelism.layout import Layout, Recompute, Sharding
-from dtrain.parallelism.shape import Shape
+from dtrain.parallelism.model.shape import Shape
 
 SIZES = ("tensor", "pipeline", "context", "data")
 """Their product is the number of GPUs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dtrain.parallelism.hardware import Precision
+from dtrain.parallelism.cluster.hardware import Precision
 
 Sharding = Literal["none", "optimizer", "gradients", "full", "hybrid"]
 Schedule = Literal["1f1b", "zb-1p", "zb-2p", "zb-v"]

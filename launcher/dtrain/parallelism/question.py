@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from dtrain.parallelism import constraints
-from dtrain.parallelism.candidate import Candidate
-from dtrain.parallelism.efficiency import Efficiency
-from dtrain.parallelism.hardware import Cluster, Precision
+from dtrain.parallelism.cluster.efficiency import Efficiency
+from dtrain.parallelism.cluster.hardware import Cluster, Precision
+from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.layout import Layout
+from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.search import Plan, search
-from dtrain.parallelism.shape import Shape
 
 USUAL_BATCH = 4e6
 """Tokens in one step where nobody says: what models of tens of billions of parameters use."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from dtrain.parallelism.candidate import Candidate
+from dtrain.parallelism.cluster.efficiency import Efficiency
+from dtrain.parallelism.cluster.hardware import Cluster, Precision
 from dtrain.parallelism.constraints import sound
-from dtrain.parallelism.efficiency import Efficiency
-from dtrain.parallelism.hardware import Cluster, Precision
+from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.layout import Layout
-from dtrain.parallelism.shape import Shape
+from dtrain.parallelism.model.shape import Shape
 
 LARGEST_MICRO_BATCH = 16
 LARGEST_CONTEXT = 32

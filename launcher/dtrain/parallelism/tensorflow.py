@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from dtrain.parallelism.candidate import HEADROOM, Candidate
-from dtrain.parallelism.efficiency import of_family
-from dtrain.parallelism.explain import brief, gib, seconds
-from dtrain.parallelism.hardware import Cluster, Precision
-from dtrain.parallelism.keras_memory import KerasMemory, Part, Way, on_gpu
+from dtrain.parallelism.answer.explain import brief, gib, seconds
+from dtrain.parallelism.cluster.efficiency import of_family
+from dtrain.parallelism.cluster.hardware import Cluster, Precision
+from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
+from dtrain.parallelism.cost.keras_memory import KerasMemory, Part, Way, on_gpu
+from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.search import search
-from dtrain.parallelism.shape import Shape
 
 _GIB = 2.0**30
 

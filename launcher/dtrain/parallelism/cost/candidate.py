@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from dtrain.parallelism.efficiency import Efficiency
-from dtrain.parallelism.hardware import Cluster
+from dtrain.parallelism.cluster.efficiency import Efficiency
+from dtrain.parallelism.cluster.hardware import Cluster
+from dtrain.parallelism.cost.memory import Memory, memory
+from dtrain.parallelism.cost.speed import Speed, speed
+from dtrain.parallelism.cost.step_time import StepTime, step_time
 from dtrain.parallelism.layout import Layout
-from dtrain.parallelism.memory import Memory, memory
-from dtrain.parallelism.shape import Shape
-from dtrain.parallelism.speed import Speed, speed
-from dtrain.parallelism.step_time import StepTime, step_time
+from dtrain.parallelism.model.shape import Shape
 
 HEADROOM = 0.04
 """Share of a GPU's memory that a layout must leave: estimates err, and a run must not."""

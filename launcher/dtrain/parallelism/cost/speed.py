@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dtrain.parallelism.hardware import Cluster
+from dtrain.parallelism.cluster.hardware import Cluster
 from dtrain.parallelism.layout import Layout
-from dtrain.parallelism.shape import Shape
+from dtrain.parallelism.model.shape import Shape
 
 
 @dataclass(frozen=True, slots=True)

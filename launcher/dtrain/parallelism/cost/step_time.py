@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dtrain.parallelism.collectives import Group
-from dtrain.parallelism.efficiency import Efficiency
-from dtrain.parallelism.hardware import Cluster
-from dtrain.parallelism.layer import BYTES, Kernels
+from dtrain.parallelism.cluster.efficiency import Efficiency
+from dtrain.parallelism.cluster.hardware import Cluster
+from dtrain.parallelism.cost.collectives import Group
+from dtrain.parallelism.cost.layer import BYTES, Kernels
+from dtrain.parallelism.cost.stages import parameters_of_stage, stage_layers
 from dtrain.parallelism.layout import Layout
-from dtrain.parallelism.shape import Shape
-from dtrain.parallelism.stages import parameters_of_stage, stage_layers
+from dtrain.parallelism.model.shape import Shape
 
 LAUNCHES = 100
 """Kernels of one micro-batch outside of the layers, about."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dtrain.parallelism.activations import layer_activations
-from dtrain.parallelism.hardware import Cluster
-from dtrain.parallelism.layer import BYTES
+from dtrain.parallelism.cluster.hardware import Cluster
+from dtrain.parallelism.cost.activations import layer_activations
+from dtrain.parallelism.cost.layer import BYTES
+from dtrain.parallelism.cost.sharded_memory import highest_phase
+from dtrain.parallelism.cost.stages import parameters_of_stage, stage_layers
 from dtrain.parallelism.layout import Layout
-from dtrain.parallelism.shape import Shape
-from dtrain.parallelism.sharded_memory import highest_phase
-from dtrain.parallelism.stages import parameters_of_stage, stage_layers
+from dtrain.parallelism.model.shape import Shape
 
 CONTEXT = 0.7
 """GiB of CUDA's context and loaded kernels (0.5 to 0.9; PyTorch 2, CUDA 12)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from dtrain.parallelism.layout import Layout
-from dtrain.parallelism.shape import Shape
+from dtrain.parallelism.model.shape import Shape
 
 
 def stage_layers(shape: Shape, stages: int) -> tuple[int, ...]:

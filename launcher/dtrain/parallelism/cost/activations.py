@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dtrain.parallelism.layer import BYTES
+from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.layout import Layout
-from dtrain.parallelism.shape import Shape
+from dtrain.parallelism.model.shape import Shape
 
 
 def layer_activations(shape: Shape, layout: Layout) -> float:

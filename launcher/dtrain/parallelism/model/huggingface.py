@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.shape import Shape
+from dtrain.parallelism.model.shape import Shape
 
 LONGEST_USUAL = 8192
 """Tokens of a training sequence at most, unless said otherwise: the context that a model accepts

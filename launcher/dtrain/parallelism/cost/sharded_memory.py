@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from dtrain.parallelism.activations import layer_activations
+from dtrain.parallelism.cost.activations import layer_activations
 from dtrain.parallelism.layout import Layout
-from dtrain.parallelism.shape import Shape
+from dtrain.parallelism.model.shape import Shape
 
 
 @dataclass(frozen=True, slots=True)

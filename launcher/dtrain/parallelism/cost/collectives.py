@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dtrain.parallelism.efficiency import Efficiency
-from dtrain.parallelism.hardware import Cluster
+from dtrain.parallelism.cluster.efficiency import Efficiency
+from dtrain.parallelism.cluster.hardware import Cluster
 
 
 @dataclass(frozen=True, slots=True)

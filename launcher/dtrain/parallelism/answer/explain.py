@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from dtrain.parallelism.candidate import HEADROOM, Candidate
+from dtrain.parallelism.cluster.hardware import Cluster, Gpu, Hardware
 from dtrain.parallelism.constraints import option
-from dtrain.parallelism.hardware import Cluster, Gpu, Hardware
+from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
 from dtrain.parallelism.layout import Layout
+from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.question import Answer, Question
-from dtrain.parallelism.shape import Shape
 
 MEMORY_PARTS = {
     "parameters": "parameters",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.shape import Shape
+from dtrain.parallelism.model.shape import Shape
 
 _UNITS = {"": 0, "k": 3, "m": 6, "b": 9, "g": 9, "bn": 9, "t": 12}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dtrain.parallelism.efficiency import Efficiency
-from dtrain.parallelism.hardware import Cluster, Precision
+from dtrain.parallelism.cluster.efficiency import Efficiency
+from dtrain.parallelism.cluster.hardware import Cluster, Precision
 from dtrain.parallelism.layout import Layout
-from dtrain.parallelism.shape import Shape
+from dtrain.parallelism.model.shape import Shape
 
 BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4}
 """Of one activation. With fp8 only the inputs of matrix products shrink, as copies."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.names import find, index
-from dtrain.parallelism.shape import Shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.efficiency import Efficiency
-from dtrain.parallelism.hardware import Gpu
+from dtrain.parallelism.cluster.efficiency import Efficiency
+from dtrain.parallelism.cluster.hardware import Gpu
 
 SCHEMA = 1
 _RING = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}

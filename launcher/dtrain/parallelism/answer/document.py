@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from dtrain.parallelism import explain
-from dtrain.parallelism.candidate import Candidate
-from dtrain.parallelism.hardware import Hardware
+from dtrain.parallelism.answer import explain
+from dtrain.parallelism.cluster.hardware import Hardware
+from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer, Question
 
 SCHEMA = 1

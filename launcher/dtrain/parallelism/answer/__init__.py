@@ -1,0 +1,1 @@
+"""What a plan says: in sentences for people, as JSON for programs."""

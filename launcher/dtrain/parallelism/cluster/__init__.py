@@ -1,0 +1,1 @@
+"""GPUs and wires, and how much of their figures training reaches."""

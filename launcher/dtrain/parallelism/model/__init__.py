@@ -1,0 +1,1 @@
+"""The shape of a model, from a name, a size, or a file."""
