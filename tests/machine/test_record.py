@@ -39,9 +39,9 @@ def test_a_spare_first_and_then_fewer(tmp_path: Path) -> None:
     assert third.spec().cluster.spares == ()
     assert fourth.plan().world_size == 4
     (first, _) = fourth.plan().hosts
-    environment = first.processes[0].environment
+    environment = {**first.environment, **first.processes[0].environment}
     assert (environment["MASTER_ADDR"], environment["WORLD_SIZE"]) == ("c", "4")
-    assert '"data": 4' in first.environment["DTRAIN_LAYOUT"]
+    assert '"data": 4' in environment["DTRAIN_LAYOUT"]
     fourth.save(tmp_path)
     loaded = Record.load(tmp_path)
     assert loaded == fourth

@@ -1,0 +1,26 @@
+"""scripts/train_gpt.py, whose first attempt waits once WAIT_AT steps are done, before they are
+saved: as ranks do whose peer is gone.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dtrain.runtime import progress
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+import train_gpt
+
+
+def progress_or_wait(step: int, **more: Any) -> None:
+    progress(step, **more)
+    if os.environ["DTRAIN_ATTEMPT"] == "1" and step == int(os.environ["WAIT_AT"]):
+        print("waits", flush=True)
+        while True:
+            time.sleep(1)
+
+
+train_gpt.progress = progress_or_wait
+train_gpt.main()
