@@ -1,4 +1,4 @@
-"""A small real training, by scripts/train_gpt.py, and what it does in one process alone."""
+"""The training scripts of scripts/, and what they do in one process alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 GPT = ["--width", "64", "--heads", "4", "--kv-heads", "4", "--context", "32"]
 GPT += ["--every", "1", "--lr", "0.01", "--warmup", "1"]
+"""A small model for train_gpt.py that learns in a few steps."""
 
 
 def corpus(folder: Path) -> Path:
@@ -20,17 +21,14 @@ def corpus(folder: Path) -> Path:
 
 
 def losses(file: Path) -> list[float]:
-    """What a training wrote by ``--losses``, in the order of its steps."""
+    """What a script wrote by ``--losses``, in the order of its steps."""
     by_step = {int(step): loss for step, loss in json.loads(file.read_text()).items()}
     return [by_step[step] for step in sorted(by_step)]
 
 
-def alone(text: Path, folder: Path, *, steps: int, batch: int) -> list[float]:
+def alone(script: str, folder: Path, options: list[str]) -> list[float]:
     """The losses of one process that no launcher started."""
     file = folder / "losses.json"
-    options = ["--data", text, "--steps", steps, "--batch", batch, "--losses", file, *GPT]
-    command = [sys.executable, SCRIPTS / "train_gpt.py", *options]
-    subprocess.run(list(map(str, command)), check=True, capture_output=True, timeout=120)
-    found = losses(file)
-    assert len(found) == steps and found[-1] < found[0] - 0.3
-    return found
+    command = [sys.executable, str(SCRIPTS / script), *options, "--losses", str(file)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return losses(file)

@@ -1,7 +1,10 @@
-"""scripts/train_gpt.py, whose first attempt waits once WAIT_AT steps are done, before they are
+"""A training script, whose first attempt waits once WAIT_AT steps are done, before they are
 saved: as ranks do whose peer is gone.
+
+    waiting.py MODULE OPTIONS    MODULE is a script of scripts/: train_gpt, say
 """
 
+import importlib
 import os
 import sys
 import time
@@ -9,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.runtime import progress
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-import train_gpt
 
 
 def progress_or_wait(step: int, **more: Any) -> None:
@@ -22,5 +22,7 @@ def progress_or_wait(step: int, **more: Any) -> None:
             time.sleep(1)
 
 
-train_gpt.progress = progress_or_wait
-train_gpt.main()
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+training: Any = importlib.import_module(sys.argv.pop(1))
+training.progress = progress_or_wait
+training.main()
