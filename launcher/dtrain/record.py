@@ -78,10 +78,10 @@ class Record:
         return self.run if self.attempt == 1 else f"{self.run}.{self.attempt}"
 
     def spec(self) -> ClusterFile:
-        """The file, with spares in the places of the hosts that they replace, and without the
-        hosts that an elastic job has been left without.
+        """The file, with spares in the places of the hosts that they replace, and without those
+        that an elastic job goes on without.
 
-        Raises MisfitError where too few hosts are left for it.
+        Raises MisfitError where too few hosts are left for its layout.
         """
         spec = self.request.spec()
         cluster = spec.cluster
@@ -100,7 +100,7 @@ class Record:
         return host
 
     def again(self, decision: Again) -> Record:
-        """Of the next attempt."""
+        """What is kept of the next attempt."""
         number = self.attempt + 1
         return replace(
             self,

@@ -77,7 +77,7 @@ def decide(
 ) -> Again | GiveUp:
     """What to do after the last of ``history``, all attempts so far.
 
-    ``hosts`` are as many as the job has not been left without yet, spares in use included.
+    ``hosts`` is how many are left: those of the cluster file, less the ones dropped so far.
     """
     last = history[-1]
     if policy.max == 0 or last.final:

@@ -5,8 +5,8 @@ pipeline, context and expert parallelism, and the groups of hybrid sharding), so
 to hold more of it. The global batch stays the same where the data ranks that are left can share
 it, by accumulating more gradients: the loss goes on as it was.
 
-Of TensorFlow's roles, as many workers go as the lost hosts had; the others move to the hosts that
-are left.
+Of TensorFlow's roles, as many workers go as the lost hosts had; a chief, parameter servers and an
+evaluator move to the hosts that are left.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def differences(before: ClusterFile, after: ClusterFile) -> Iterator[str]:
 
 
 def check_elastic(spec: ClusterFile, given: Section, problems: Problems) -> None:
-    """Report a job that can go on without none of its hosts; ``given`` is ``job.elastic``."""
+    """Report a job that needs every one of its hosts; ``given`` is ``job.elastic``."""
     hosts, elastic = spec.cluster.hosts, spec.job.elastic
     if elastic is None or elastic.min_hosts >= len(hosts):
         return
@@ -101,8 +101,8 @@ def _torch(job: Job, layout: Layout, world: int) -> Job:
 
 
 def _shared(layout: Layout, data: int) -> Layout:
-    """The layout with the same global batch over ``data`` ranks, in micro-batches that are no
-    larger; where it does not divide, the nearest that is whole micro-batches for each rank."""
+    """The layout over ``data`` ranks, with the same global batch in micro-batches that are no
+    larger; where it does not divide, with the nearest that is whole micro-batches of each rank."""
     # An interleaved schedule goes round its stages with as many micro-batches.
     rounds = layout.pipeline if layout.virtual_pipeline > 1 else 1
     share, rest = divmod(layout.global_batch, data)
