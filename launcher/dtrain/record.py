@@ -13,6 +13,8 @@ from pathlib import Path
 
 from dtrain.diagnostics import UsageError
 from dtrain.launchplan import LaunchPlan, build
+from dtrain.restart import Again
+from dtrain.spec.elastic import without
 from dtrain.spec.load import parse
 from dtrain.spec.model import ClusterFile
 
@@ -65,6 +67,8 @@ class Record:
     attempt: int = 1
     replaced: Mapping[str, str] = field(default_factory=dict)
     """Hosts of the file that are not used any more, each with the spare that has its rank."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Hosts that the job goes on without, each with the first attempt that did."""
     stray: tuple[tuple[str, int], ...] = ()
     """Hosts that may still run some of an attempt, each with the attempt's number."""
 
@@ -74,20 +78,36 @@ class Record:
         return self.run if self.attempt == 1 else f"{self.run}.{self.attempt}"
 
     def spec(self) -> ClusterFile:
-        """The file, with spares in the places of the hosts that they replace."""
+        """The file, with spares in the places of the hosts that they replace, and without those
+        that an elastic job goes on without.
+
+        Raises MisfitError where too few hosts are left for its layout.
+        """
         spec = self.request.spec()
         cluster = spec.cluster
         spares = {host.name: host for host in cluster.spares}
         hosts = tuple(spares.get(self._now(host.name), host) for host in cluster.hosts)
         used = {host.name for host in hosts} | set(self.replaced)
         left = tuple(host for host in cluster.spares if host.name not in used)
-        return replace(spec, cluster=replace(cluster, hosts=hosts, spares=left))
+        spec = replace(spec, cluster=replace(cluster, hosts=hosts, spares=left))
+        gone = [host for host, since in self.dropped.items() if since <= self.attempt]
+        return without(spec, gone) if gone else spec
 
     def _now(self, host: str) -> str:
         """Who has the rank of a host of the file: a spare may have been replaced in its turn."""
         while host in self.replaced:
             host = self.replaced[host]
         return host
+
+    def again(self, decision: Again) -> Record:
+        """What is kept of the next attempt."""
+        number = self.attempt + 1
+        return replace(
+            self,
+            attempt=number,
+            replaced={**self.replaced, **decision.replaced},
+            dropped={**self.dropped, **dict.fromkeys(decision.dropped, number)},
+        )
 
     def plan(self) -> LaunchPlan:
         """Raises UsageError when there are not as many ports as tasks."""

@@ -1,9 +1,9 @@
 """Whether a job that has failed is started again, and where. Pure.
 
 A host that cannot be reached or whose fault it was is not used again: a spare takes its place and
-its rank. The same host failing first twice running counts as its fault, too. A job that fails at
-one and the same step again and again would go on failing, so that is where it ends, whatever
-``job.restart.max`` says.
+its rank. Where no spare is left, an elastic job goes on without it. The same host failing first
+twice running counts as its fault, too. A job that fails at one and the same step again and again
+would go on failing, so that is where it ends, whatever ``job.restart.max`` says.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dtrain.spec.model import Restart
+from dtrain.hostlist import fold
+from dtrain.spec.elastic import differences
+from dtrain.spec.model import ClusterFile, Elastic, Restart
 
 SAME_STEP = 3
 """Attempts in a row that end at one step before the job is given up."""
@@ -55,6 +57,8 @@ class Again:
     """Seconds from now."""
     replaced: Mapping[str, str] = field(default_factory=dict)
     """Hosts that are not used again, each with the spare that takes its rank."""
+    dropped: tuple[str, ...] = ()
+    """Hosts that are not used again, and that the job goes on without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,18 @@ class GiveUp:
     """A sentence, or nothing where nobody asked for restarts."""
 
 
-def decide(policy: Restart, history: Sequence[Attempt], spares: Sequence[str]) -> Again | GiveUp:
-    """What to do after the last of ``history``, all attempts so far."""
+def decide(
+    policy: Restart,
+    history: Sequence[Attempt],
+    spares: Sequence[str],
+    *,
+    hosts: int,
+    elastic: Elastic | None = None,
+) -> Again | GiveUp:
+    """What to do after the last of ``history``, all attempts so far.
+
+    ``hosts`` is how many are left: those of the cluster file, less the ones dropped so far.
+    """
     last = history[-1]
     if policy.max == 0 or last.final:
         return GiveUp("")
@@ -79,10 +93,42 @@ def decide(policy: Restart, history: Sequence[Attempt], spares: Sequence[str]) -
     repeated = len(history) > 1 and history[-2].culprit == last.culprit is not None
     if repeated and last.culprit not in last.lost:
         bad.append(str(last.culprit))
-    if not last.ran and len(bad) > len(spares):
+    rest = bad[len(spares) :]
+    dropped: list[str] = []
+    if elastic is not None:
+        left = hosts - len(last.lost.intersection(rest))
+        if left < elastic.min_hosts:
+            are = "host is" if left == 1 else "hosts are"
+            return GiveUp(f"{left} {are} left, and job.elastic.min_hosts is {elastic.min_hosts}")
+        # One that is only at fault is used again where there are no more than these.
+        dropped = rest[: hosts - elastic.min_hosts]
+    elif not last.ran and rest:
         return GiveUp("no spare is left to take the place of a host that cannot be reached")
     delay = min(MOST_DELAY, FIRST_DELAY * 2.0 ** (len(history) - 1))
-    return Again(delay, dict(zip(bad, spares, strict=False)))
+    return Again(delay, dict(zip(bad, spares, strict=False)), tuple(dropped))
+
+
+def next_attempt(
+    decision: Again, number: int, before: ClusterFile, after: ClusterFile, listed: int
+) -> str:
+    """What a person is told of attempt ``number``; the cluster file lists so many hosts."""
+    was, now = ([host.name for host in spec.cluster.hosts] for spec in (before, after))
+    gone = {*decision.dropped, *decision.replaced}
+    idle = [host for host in was if host not in now and host not in gone]
+    again = [host for host in now if host not in was and host not in decision.replaced.values()]
+    text = f"attempt {number} starts in {decision.delay:g} s"
+    if decision.dropped:
+        sizes = ", ".join([f"{len(now)} of {listed} hosts", *differences(before, after)])
+        text += f" without {fold(decision.dropped)}: {sizes}"
+    moves = [f"{spare} takes the place of {host}" for host, spare in decision.replaced.items()]
+    return "; ".join(
+        [
+            text,
+            *([f"{fold(idle)} idle, which the layout has no use for"] if idle else []),
+            *([f"{fold(again)} in use again"] if again else []),
+            *([", ".join(moves)] if moves else []),
+        ]
+    )
 
 
 def _stuck(history: Sequence[Attempt]) -> bool:

@@ -6,9 +6,7 @@ gradients, shards, schedules and collectives are right, and not only free of cra
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,40 +15,24 @@ import pytest
 
 from cluster import Cluster
 from support.cluster import Launcher
+from support.recipes import GPT, SCRIPTS, alone, corpus, losses
 
 pytestmark = pytest.mark.netns
 Hosts = Callable[..., Cluster]
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
-GPT = ["--width", "64", "--heads", "4", "--kv-heads", "4", "--context", "32"]
-GPT += ["--every", "1", "--lr", "0.01", "--warmup", "1"]
 STEPS = 5
 BATCH = 16
 
 
-def losses(file: Path) -> list[float]:
-    return [
-        loss
-        for _, loss in sorted((int(s), loss) for s, loss in json.loads(file.read_text()).items())
-    ]
-
-
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small corpus: one module of the standard library."""
-    file = tmp_path_factory.mktemp("corpus") / "text.py"
-    file.write_text(Path(json.__file__).with_name("decoder.py").read_text() * 4)
-    return file
+    return corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")
-def alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of one process that no launcher started."""
-    file = tmp_path_factory.mktemp("alone") / "losses.json"
-    options = ["--data", text, "--steps", STEPS, "--batch", BATCH, "--losses", file, *GPT]
-    command = [sys.executable, SCRIPTS / "train_gpt.py", *options]
-    subprocess.run(list(map(str, command)), check=True, capture_output=True, timeout=120)
-    found = losses(file)
+def gpt_alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    options = [*GPT, "--data", str(text), "--steps", str(STEPS), "--batch", str(BATCH)]
+    found = alone("train_gpt.py", tmp_path_factory.mktemp("alone"), options)
     assert len(found) == STEPS and found[-1] < found[0] - 0.3
     return found
 
@@ -103,14 +85,14 @@ def torch_job(hosts: Hosts, launcher: Launcher, text: Path) -> TorchJob:
     ],
 )
 def test_torch(
-    torch_job: TorchJob, alone: list[float], strategy: str, layout: dict[str, Any] | None
+    torch_job: TorchJob, gpt_alone: list[float], strategy: str, layout: dict[str, Any] | None
 ) -> None:
     job = {} if layout is None else {"layout": layout}
-    assert torch_job.run(strategy, **job) == pytest.approx(alone, rel=1e-4)
+    assert torch_job.run(strategy, **job) == pytest.approx(gpt_alone, rel=1e-4)
 
 
 @pytest.mark.torch
-def test_the_shape_of_the_100b_layout(torch_job: TorchJob, alone: list[float]) -> None:
+def test_the_shape_of_the_100b_layout(torch_job: TorchJob, gpt_alone: list[float]) -> None:
     layout = {
         "tensor": 2,
         "pipeline": 2,
@@ -119,27 +101,27 @@ def test_the_shape_of_the_100b_layout(torch_job: TorchJob, alone: list[float]) -
         "micro_batch": 2,
         "sequence_parallel": True,
     }
-    assert torch_job.run("3d", slots=4, layout=layout) == pytest.approx(alone, rel=1e-4)
+    assert torch_job.run("3d", slots=4, layout=layout) == pytest.approx(gpt_alone, rel=1e-4)
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("strategy", ["data_parallel", "none"])
-def test_torch_on_one_host(torch_job: TorchJob, alone: list[float], strategy: str) -> None:
-    assert torch_job.run(strategy, count=1, slots=1) == pytest.approx(alone, rel=1e-4)
+def test_torch_on_one_host(torch_job: TorchJob, gpt_alone: list[float], strategy: str) -> None:
+    assert torch_job.run(strategy, count=1, slots=1) == pytest.approx(gpt_alone, rel=1e-4)
 
 
 @pytest.mark.torch
-def test_a_run_goes_on_in_another_layout(torch_job: TorchJob, alone: list[float]) -> None:
+def test_a_run_goes_on_in_another_layout(torch_job: TorchJob, gpt_alone: list[float]) -> None:
     """Saved by four ranks that share everything out, taken up by two that split the layers."""
     saved = ["--checkpoint", str(torch_job._launcher.folder / "saved"), "--save-every", "1"]
     # The learning rate falls over all steps, so each part is told of them all.
     first = torch_job.run("fsdp", steps=STEPS, args=saved)
-    assert first == pytest.approx(alone, rel=1e-4)
+    assert first == pytest.approx(gpt_alone, rel=1e-4)
     # What came after the third step is lost, as in a crash.
     for folder in sorted((torch_job._launcher.folder / "saved").iterdir())[-1:]:
         subprocess.run(["rm", "-r", str(folder)], check=True)
     then = torch_job.run("tensor", slots=1, args=saved)
-    assert then == pytest.approx(alone[-len(then) :], rel=1e-4)
+    assert then == pytest.approx(gpt_alone[-len(then) :], rel=1e-4)
     assert 0 < len(then) < STEPS
 
 
@@ -148,10 +130,7 @@ IMAGES = ["--loop", "custom", "--steps", "30", "--every", "10"]
 
 @pytest.fixture(scope="module")
 def images_alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    file = tmp_path_factory.mktemp("alone") / "losses.json"
-    command = [sys.executable, SCRIPTS / "classify_images.py", *IMAGES, "--losses", file]
-    subprocess.run(list(map(str, command)), check=True, capture_output=True, timeout=120)
-    found = losses(file)
+    found = alone("classify_images.py", tmp_path_factory.mktemp("alone"), IMAGES)
     assert len(found) == 30 and found[-1] < found[0] - 0.1
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from collections.abc import Callable
@@ -20,14 +21,18 @@ Hosts = Callable[..., Cluster]
 class Training:
     """A job of one rank on each of the first hosts; the others are spares."""
 
-    def __init__(self, cluster: Cluster, launcher: Launcher, count: int, **restart: object) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        launcher: Launcher,
+        count: int,
+        min_hosts: int | None = None,
+        **restart: object,
+    ) -> None:
         self.cluster, self.launcher = cluster, launcher
         self.folder = launcher.folder / "shared"
         self.folder.mkdir()
-        ssh = launcher.folder / ".ssh"
-        ssh.mkdir()
-        # A host that is silent for two seconds counts as cut off.
-        (ssh / "config").write_text("Host *\n  ServerAliveInterval 1\n  ServerAliveCountMax 2\n")
+        launcher.notice_silence()
         names = [host.name for host in cluster.hosts]
         self.file = launcher.file(
             cluster,
@@ -36,6 +41,7 @@ class Training:
                 "script": job("resume.py"),
                 "args": [str(self.folder)],
                 "restart": restart,
+                **({} if min_hosts is None else {"elastic": {"min_hosts": min_hosts}}),
             },
             hosts=names[:count],
             spares=names[count:],
@@ -136,6 +142,52 @@ def test_an_unreachable_spare_is_passed_over(hosts: Hosts, launcher: Launcher) -
     training.stop()
     done = launch.wait()
     assert done.code == 0, str(done)
+    assert launcher.left(cluster) == {}
+
+
+def test_an_elastic_job_goes_on_without_a_host_even_when_it_comes_back(
+    hosts: Hosts, launcher: Launcher
+) -> None:
+    cluster = hosts(3)
+    training = Training(cluster, launcher, 3, min_hosts=2, max=3, node_timeout="2s")
+    run = launcher.run(training.file, "--detach").stdout.strip()
+    training.until_step(2, 5)
+    cluster.cut("node2")
+    journal = launcher.home / "runs" / run / "journal.jsonl"
+    until(lambda: '"attempt": 2, "hosts": ["node1", "node3"]' in journal.read_text(), "it")
+    cluster.heal()
+    until(lambda: not cluster["node2"].processes(), "the end of what node2 still ran")
+    # Its rank is node3's now, which goes on from where node2 was.
+    reached = training.step(1)
+    training.until_step(1, reached + 5)
+    (listed,) = json.loads(launcher.command("ps", "--json").wait().stdout)["runs"]
+    assert (listed["state"], listed["workers"]) == ("running", 2)
+    attached = launcher.command("attach", run)
+    attached.until("run test")
+    # A worker that fails ends the attempt on the hosts that are left, and starts the next there.
+    cluster["node3"].run("pkill", "-KILL", "-f", "resume.py")
+    attached.until("attempt 3 on node3")
+    training.stop()
+    done = attached.wait()
+    assert done.code == 0, str(done)
+    said = launcher.command("logs", "--rank", "1", run).wait().stdout
+    places = re.findall(r"attempt (\d) on (\w+)", said)
+    assert places == [("1", "node2"), ("2", "node3"), ("3", "node3")]
+    assert launcher.left(cluster) == {}
+
+
+def test_an_elastic_job_ends_where_too_few_hosts_are_left(hosts: Hosts, launcher: Launcher) -> None:
+    cluster = hosts(3)
+    training = Training(cluster, launcher, 3, min_hosts=2, max=9, node_timeout="2s")
+    launch = launcher.start(training.file)
+    training.until_step(2, 5)
+    cluster.power_off("node1")
+    launch.until("without node1: 2 of 3 hosts")
+    launch.until("attempt 2 on node3")
+    cluster.power_off("node3")
+    launch.until("not started again: 1 host is left, and job.elastic.min_hosts is 2")
+    done = launch.wait()
+    assert done.code == 3, str(done)
     assert launcher.left(cluster) == {}
 
 

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
-from dtrain.restart import Again, Attempt, GiveUp, decide
-from dtrain.spec.model import Restart
+from dtrain import restart
+from dtrain.restart import Again, Attempt, GiveUp, next_attempt
+from dtrain.spec.elastic import without
+from dtrain.spec.load import parse
+from dtrain.spec.model import Elastic, Restart
 
 
 def failed(step: int | None = None, culprit: str | None = "a", *lost: str) -> Attempt:
     return Attempt(ran=True, step=step, culprit=culprit, lost=frozenset(lost))
+
+
+def decide(
+    policy: Restart,
+    history: Sequence[Attempt],
+    spares: Sequence[str] = (),
+    *,
+    hosts: int = 4,
+    min_hosts: int | None = None,
+) -> Again | GiveUp:
+    elastic = None if min_hosts is None else Elastic(min_hosts)
+    return restart.decide(policy, history, spares, hosts=hosts, elastic=elastic)
 
 
 def test_nobody_asked_for_restarts() -> None:
@@ -96,3 +112,61 @@ def test_a_host_that_cannot_be_reached_at_the_start() -> None:
     decision = decide(Restart(3), [dead], [])
     assert isinstance(decision, GiveUp)
     assert "no spare" in decision.why
+
+
+def test_an_elastic_job_goes_on_without_a_lost_host() -> None:
+    policy = Restart(3)
+    assert decide(policy, [failed(5, None, "b")], min_hosts=3) == Again(1.0, {}, ("b",))
+    # A spare is better.
+    lost_two = [failed(5, None, "b", "c")]
+    assert decide(policy, lost_two, ["s"], min_hosts=3) == Again(1.0, {"b": "s"}, ("c",))
+    dead = Attempt(ran=False, step=None, culprit=None, lost=frozenset({"b"}))
+    assert decide(policy, [dead], min_hosts=3) == Again(1.0, {}, ("b",))
+
+
+def test_an_elastic_job_gives_up_below_its_fewest_hosts() -> None:
+    lost_two = [failed(5, None, "b", "c")]
+    assert decide(Restart(3), lost_two, min_hosts=3) == GiveUp(
+        "2 hosts are left, and job.elastic.min_hosts is 3"
+    )
+    assert decide(Restart(3), lost_two, hosts=3, min_hosts=2) == GiveUp(
+        "1 host is left, and job.elastic.min_hosts is 2"
+    )
+
+
+def test_an_elastic_job_drops_a_host_that_fails_first_twice_running_if_it_can() -> None:
+    twice = [failed(1, "b"), failed(2, "b")]
+    assert decide(Restart(5), twice[:1], min_hosts=3) == Again(1.0)
+    assert decide(Restart(5), twice, min_hosts=3) == Again(2.0, {}, ("b",))
+    assert decide(Restart(5), twice, min_hosts=4) == Again(2.0)
+    # The lost one goes first.
+    both = [failed(1, "b"), failed(2, "b", "c")]
+    assert decide(Restart(5), both, min_hosts=3) == Again(2.0, {}, ("c",))
+
+
+def test_what_is_told_of_the_next_attempt() -> None:
+    spec = parse(
+        """
+cluster: {hosts: "gpu[01-04]", spares: [s], gpus: 2}
+job:
+  framework: torch
+  script: train.py
+  layout: {tensor: 2, pipeline: 2, data: 2}
+  training: {global_batch: 16}
+  restart: {max: 3}
+  elastic: {min_hosts: 2}
+""",
+        "cluster.yaml",
+    )
+    one_less = without(spec, {"gpu03"})
+    assert next_attempt(Again(1.0, {}, ("gpu03",)), 2, spec, one_less, 4) == (
+        "attempt 2 starts in 1 s without gpu03: 2 of 4 hosts, data 1 instead of 2; "
+        "gpu04 idle, which the layout has no use for"
+    )
+    two_less = without(spec, {"gpu01", "gpu03"})
+    assert next_attempt(Again(2.0, {}, ("gpu01",)), 3, one_less, two_less, 4) == (
+        "attempt 3 starts in 2 s without gpu01: 2 of 4 hosts; gpu04 in use again"
+    )
+    assert next_attempt(Again(1.0, {"gpu02": "s"}), 2, spec, spec, 4) == (
+        "attempt 2 starts in 1 s; s takes the place of gpu02"
+    )

@@ -10,6 +10,7 @@ from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.load import parse, read
 from dtrain.spec.model import (
     ClusterFile,
+    Elastic,
     Host,
     Rendezvous,
     Restart,
@@ -103,6 +104,7 @@ def test_every_key_arrives() -> None:
     )
     assert work.training == Training(512, "bf16", 2048)
     assert work.restart == Restart(3, 120.0)
+    assert work.elastic == Elastic(4)
     assert work.watchdog == Watchdog(600.0, "restart")
     assert (work.grace, work.on_disconnect, work.lease) == (60.0, "keep", 5400.0)
 

@@ -63,6 +63,14 @@ class Launcher:
         path.write_text(yaml.safe_dump(text, sort_keys=False))
         return path
 
+    def notice_silence(self) -> None:
+        """From now on a host that is silent for two seconds counts as cut off, and one that does
+        not answer is waited for no longer than five."""
+        ssh = self.folder / ".ssh"
+        ssh.mkdir()
+        options = ["ServerAliveInterval 1", "ServerAliveCountMax 2", "ConnectTimeout 5"]
+        (ssh / "config").write_text("\n  ".join(["Host *", *options]) + "\n")
+
     def start(
         self, file: Path | str, *args: str, env: Mapping[str, str] | None = None, **options: Any
     ) -> Launch:

@@ -50,11 +50,14 @@ class Live(Plain):
 
     def again(self, attempt: int, plan: LaunchPlan) -> None:
         super().again(attempt, plan)
-        self._header.hosts = {host.host.name: "" for host in plan.hosts}
+        self._expect(plan)
 
     def _head(self, run: str, plan: LaunchPlan) -> None:
         self._began = time.monotonic()
         self._header.run = run
+        self._expect(plan)
+
+    def _expect(self, plan: LaunchPlan) -> None:
         self._header.workers = plan.world_size
         self._header.hosts = {host.host.name: "" for host in plan.hosts}
 

@@ -27,6 +27,7 @@ from dtrain.record import Record, Request
 from dtrain.session.attempt import Attempt
 from dtrain.session.link import Link, Post, Run
 from dtrain.session.observer import Observer
+from dtrain.spec.layouts import MisfitError
 from dtrain.spec.model import ClusterFile
 from dtrain.sync import Tree, scan
 from dtrain.transport.contract import Transport
@@ -187,7 +188,7 @@ class Session:
                 )
                 for problem in report.problems:
                     self._tell(life, problem)
-                self._tell(life, _what_next(report, decision, life.record.attempt + 1))
+                self._tell(life, f"{report.reason}; {self._next_attempt(life, decision)}")
                 if self._is_roused(decision.delay):
                     report = replace(report, exit_code=ExitCode.INTERRUPTED, reason=self._why)
                     break
@@ -203,10 +204,19 @@ class Session:
     def _decide(
         self, life: _Life, history: list[restart.Attempt]
     ) -> restart.Again | restart.GiveUp:
-        spares = [host.name for host in life.record.spec().cluster.spares]
-        decision = restart.decide(self._spec.job.restart, history, spares)
+        decision = restart.decide(
+            self._spec.job.restart,
+            history,
+            [host.name for host in life.record.spec().cluster.spares],
+            hosts=len(self._spec.cluster.hosts) - len(life.record.dropped),
+            elastic=self._spec.job.elastic,
+        )
         if isinstance(decision, restart.GiveUp):
             return decision
+        try:
+            life.record.again(decision).spec()
+        except MisfitError as misfit:
+            return restart.GiveUp(misfit.message)
         if life.secrets is None:
             return restart.GiveUp("this environment does not have all of job.secrets")
         if life.tree is None and self._spec.job.sync is not None:
@@ -215,6 +225,11 @@ class Session:
             except DtrainError as error:
                 return restart.GiveUp(error.message)
         return decision
+
+    def _next_attempt(self, life: _Life, decision: restart.Again) -> str:
+        then = life.record.again(decision)
+        listed = len(self._spec.cluster.hosts)
+        return restart.next_attempt(decision, then.attempt, life.record.spec(), then.spec(), listed)
 
     def _note_strays(self, life: _Life, attempt: Attempt) -> None:
         """Keep on record which hosts may still run some of an attempt."""
@@ -274,13 +289,14 @@ class Session:
 
     def _move_on(self, life: _Life, decision: restart.Again) -> None:
         """To the next attempt."""
-        number = life.record.attempt + 1
-        replaced = {**life.record.replaced, **decision.replaced}
-        life.record = replace(life.record, attempt=number, replaced=replaced)
+        life.record = life.record.again(decision)
+        number = life.record.attempt
         life.folder = replace(life.folder, attempt=number)
         plan = _save(life)
         hosts = [part.host.name for part in plan.hosts]
-        life.journal.write(time.time(), "attempt", attempt=number, hosts=hosts)
+        life.journal.write(
+            time.time(), "attempt", attempt=number, hosts=hosts, dropped=decision.dropped
+        )
         self._observer.again(number, plan)
 
     def _start(self, life: _Life) -> tuple[Report, Attempt]:
@@ -386,12 +402,6 @@ def _was_stopped(folder: RunFolder) -> str:
         elif event["event"] == "stopping":
             why = event["why"]
     return why
-
-
-def _what_next(report: Report, decision: restart.Again, attempt: int) -> str:
-    moves = [f"{spare} takes the place of {host}" for host, spare in decision.replaced.items()]
-    where = f"; {', '.join(moves)}" if moves else ""
-    return f"{report.reason}; attempt {attempt} starts in {decision.delay:g} s{where}"
 
 
 def _save(life: _Life) -> LaunchPlan:

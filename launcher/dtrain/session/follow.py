@@ -74,7 +74,8 @@ class Follower:
             case "progress":
                 self._observer.progress("", Progress.read(event["process"], event["said"]))
             case "attempt":
-                self._record = Record.load(self._folder.path)
+                # It may be of a later attempt by now.
+                self._record = replace(Record.load(self._folder.path), attempt=event["attempt"])
                 self._plan = self._record.plan()
                 self._folder = replace(self._folder, attempt=event["attempt"])
                 self._observer.again(event["attempt"], self._plan)

@@ -55,6 +55,7 @@ def check(document: Section, problems: Problems) -> None:
         _check_strategy(cluster, job, problems)
         _check_roles(job, problems)
         _check_rendezvous(job, problems)
+        _check_elastic(cluster, job, problems)
 
 
 def _check_hosts(cluster: Section, problems: Problems) -> None:
@@ -277,6 +278,27 @@ def _check_rendezvous(job: Section, problems: Problems) -> None:
             f"the strategy {job.get('strategy')} runs in one process, without torchrun",
             rendezvous.place("backend"),
             "remove backend, or use 'strategy: ddp'",
+        )
+
+
+def _check_elastic(cluster: Section, job: Section, problems: Problems) -> None:
+    if "elastic" not in job:
+        return
+    restart = job.section("restart")
+    if job.sound("restart") and restart.sound("max") and not restart.get("max"):
+        problems.add(
+            "elastic has no effect without restart: a job goes on with fewer hosts by starting "
+            "again",
+            job.key_place("elastic"),
+            "add 'restart: {max: 3}' to job, or remove elastic",
+        )
+    elastic, hosts = job.section("elastic"), cluster.get("hosts", ())
+    if hosts and elastic.get("min_hosts", 0) > len(hosts):
+        problems.add(
+            f"min_hosts is {elastic.get('min_hosts')}, but there "
+            f"{'is one host' if len(hosts) == 1 else f'are {len(hosts)} hosts'}",
+            elastic.place("min_hosts"),
+            "set it to how few of the hosts are still worth training on",
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from dtrain.hostlist import MAX_HOSTS
 from dtrain.spec.hosts import HostList, Overrides, host_name_fault
 from dtrain.spec.model import LAUNCH_ROLES
 from dtrain.spec.schema import (
@@ -405,6 +406,19 @@ JOB = Record(
                 }
             ),
             "What to do when a worker or a host fails.",
+        ),
+        "elastic": Field(
+            Record(
+                {
+                    "min_hosts": Field(
+                        Integer(1, MAX_HOSTS),
+                        "With how few hosts the job still goes on.",
+                        required=True,
+                    ),
+                }
+            ),
+            "Start the job again without a host that was lost, where no spare is left: tensor, "
+            "pipeline, context and expert stay, and data shrinks (TensorFlow: the workers).",
         ),
         "watchdog": Field(
             Record(

@@ -12,8 +12,18 @@ from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.advice import advise
 from dtrain.spec.checks import check
 from dtrain.spec.clusterfile import CLUSTER_FILE, HOMES
+from dtrain.spec.elastic import check_elastic
 from dtrain.spec.machines import machines
-from dtrain.spec.model import Cluster, ClusterFile, Job, Rendezvous, Restart, Sync, Watchdog
+from dtrain.spec.model import (
+    Cluster,
+    ClusterFile,
+    Elastic,
+    Job,
+    Rendezvous,
+    Restart,
+    Sync,
+    Watchdog,
+)
 from dtrain.spec.resolve import Resolved, resolve
 from dtrain.spec.schema import Section
 from dtrain.spec.source import MAX_SIZE, compose
@@ -65,12 +75,15 @@ def parse(source: str | bytes, file: str, *, without: Collection[str] = ()) -> C
     machinery = _cluster(cluster)
     warnings = problems.fresh()
     advise(resolved, cluster, job, machinery.hosts, warnings)
-    return ClusterFile(
+    spec = ClusterFile(
         document.get("name") or _default_name(file),
         machinery,
         _job(job, resolved),
         warnings.found,
     )
+    check_elastic(spec, job.section("elastic"), problems)
+    problems.raise_if_any()
+    return spec
 
 
 def _without(document: Section, keys: Collection[str]) -> Section:
@@ -121,6 +134,7 @@ def _job(job: Section, resolved: Resolved) -> Job:
         rendezvous=Rendezvous(**rendezvous.values, fixed="port" in rendezvous),
         training=_training(job, resolved.layout),
         restart=Restart(**job.section("restart").values),
+        elastic=Elastic(**job.section("elastic").values) if "elastic" in job else None,
         watchdog=Watchdog(**job.section("watchdog").values),
         **job.given(
             "framework",

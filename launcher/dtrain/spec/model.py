@@ -102,6 +102,13 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True)
+class Elastic:
+    """Going on with fewer hosts where no spare is left to replace one."""
+
+    min_hosts: int
+
+
+@dataclass(frozen=True, slots=True)
 class Watchdog:
     """What happens to a job that has fallen silent."""
 
@@ -135,6 +142,7 @@ class Job:
     """Complete: what the file leaves out is filled in from the strategy and the hosts."""
     training: Training | None = None
     restart: Restart = Restart()
+    elastic: Elastic | None = None
     watchdog: Watchdog = Watchdog()
     grace: float = 10.0
     """Seconds between TERM and KILL when a job is asked to stop."""

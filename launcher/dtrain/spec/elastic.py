@@ -1,0 +1,169 @@
+"""A job without some of its hosts (``job.elastic``): what shrinks, and what stays.
+
+The ranks that see different data become fewer. How a model is split stays as it is (tensor,
+pipeline, context and expert parallelism, and the groups of hybrid sharding), so that no rank has
+to hold more of it. The global batch stays the same where the data ranks that are left can share
+it, by accumulating more gradients: the loss goes on as it was.
+
+Of TensorFlow's roles, as many workers go as the lost hosts had; a chief, parameter servers and an
+evaluator move to the hosts that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from math import gcd, lcm
+
+from dtrain.environ.placement import gpus_of_trainers, place_tasks, trains
+from dtrain.runtime.layout import Layout, Training
+from dtrain.spec.layouts import MisfitError
+from dtrain.spec.model import ClusterFile, Host, Job
+from dtrain.spec.problems import Problems
+from dtrain.spec.schema import Section
+
+
+def without(spec: ClusterFile, lost: Collection[str]) -> ClusterFile:
+    """The job on the hosts that are left, or on the first of them where its layout can use no more.
+
+    Raises MisfitError where it can use fewer than ``job.elastic.min_hosts``.
+    """
+    left = [host for host in spec.cluster.hosts if host.name not in lost]
+    if spec.job.framework == "tensorflow":
+        job = _tensorflow(spec, lost, left)
+    elif spec.job.layout is not None:
+        least = spec.job.elastic.min_hosts if spec.job.elastic is not None else 1
+        left = left[: _usable(spec.job.layout, left, least)]
+        job = _torch(spec.job, spec.job.layout, sum(host.workers for host in left))
+    else:
+        job = spec.job
+    return replace(spec, cluster=replace(spec.cluster, hosts=tuple(left)), job=job)
+
+
+def differences(before: ClusterFile, after: ClusterFile) -> Iterator[str]:
+    """How a job has shrunk, as phrases: "data 6 instead of 8"."""
+    was, now = _sizes(before.job), _sizes(after.job)
+    for name, size in now.items():
+        if size != was[name]:
+            yield f"{name} {size} instead of {was[name]}"
+
+
+def check_elastic(spec: ClusterFile, given: Section, problems: Problems) -> None:
+    """Report a job that needs every one of its hosts; ``given`` is ``job.elastic``."""
+    hosts, elastic = spec.cluster.hosts, spec.job.elastic
+    if elastic is None or elastic.min_hosts >= len(hosts):
+        return
+    misfits = []
+    for name in {host.workers: host.name for host in hosts}.values():
+        try:
+            without(spec, {name})
+        except MisfitError as misfit:
+            misfits.append(misfit)
+        else:
+            return
+    problems.add(
+        f"there is no host that the job can go on without: {misfits[0].message}",
+        given.place("min_hosts"),
+        misfits[0].hint,
+    )
+
+
+def _usable(layout: Layout, hosts: Sequence[Host], least: int) -> int:
+    """How many of ``hosts``, from the first on, the layout can use."""
+    split = layout.tensor * layout.pipeline * layout.context
+    shard = layout.shard if layout.sharding == "hybrid" and layout.shard else 1
+    # Experts are spread over context and data ranks together.
+    unit = split * lcm(shard, layout.expert // gcd(layout.expert, layout.context))
+    worlds = [*accumulate(host.workers for host in hosts)]
+    usable = [count for count, world in enumerate(worlds, 1) if world % unit == 0]
+    if usable and usable[-1] >= least:
+        return usable[-1]
+    sizes = {name: getattr(layout, name) for name in ("tensor", "pipeline", "context", "expert")}
+    sizes["shard"] = shard
+    product = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+    raise MisfitError(
+        "layout",
+        f"the layout ({product}) is for a multiple of {unit} workers; the {len(hosts)} hosts left "
+        f"have {worlds[-1]}, and job.elastic.min_hosts is {least}",
+        f"set min_hosts to {usable[-1]} or less"
+        if usable
+        else "list cluster.spares, which take the place of lost hosts, and remove elastic",
+    )
+
+
+def _torch(job: Job, layout: Layout, world: int) -> Job:
+    data = world // (layout.tensor * layout.pipeline * layout.context)
+    layout = _shared(layout, data)
+    if layout.sharding != "none" and data * layout.context == 1:
+        layout = replace(layout, sharding="none", shard=None)
+    return replace(job, layout=layout, training=_with_batch(job.training, layout.global_batch))
+
+
+def _shared(layout: Layout, data: int) -> Layout:
+    """The layout over ``data`` ranks, with the same global batch in micro-batches that are no
+    larger; where it does not divide, with the nearest that is whole micro-batches of each rank."""
+    # An interleaved schedule goes round its stages with as many micro-batches.
+    rounds = layout.pipeline if layout.virtual_pipeline > 1 else 1
+    share, rest = divmod(layout.global_batch, data)
+    for size in range(layout.micro_batch, 0, -1) if not rest else ():
+        if share % (size * rounds) == 0:
+            return replace(layout, data=data, micro_batch=size, grad_accumulation=share // size)
+    nearest = max(1, round(layout.global_batch / (data * layout.micro_batch * rounds)))
+    return replace(layout, data=data, grad_accumulation=nearest * rounds)
+
+
+def _with_batch(training: Training | None, batch: int) -> Training | None:
+    """A file that does not say the global batch leaves it to the script."""
+    if training is None or training.global_batch is None:
+        return training
+    return replace(training, global_batch=batch)
+
+
+def _tensorflow(spec: ClusterFile, lost: Collection[str], left: Sequence[Host]) -> Job:
+    job = spec.job
+    if job.strategy == "tpu":
+        raise MisfitError(
+            "strategy",
+            "a TPU slice does not work without one of its hosts",
+            "remove elastic",
+        )
+    roles = _roles(job.roles, spec.cluster.hosts, lost)
+    batch = job.training.global_batch if job.training is not None else None
+    if job.strategy == "multi_worker_mirrored" and batch is not None:
+        replicas = _replicas(roles, left)
+        if batch % replicas and batch % _replicas(job.roles, spec.cluster.hosts) == 0:
+            batch = max(1, round(batch / replicas)) * replicas
+        return replace(job, roles=roles, training=_with_batch(job.training, batch))
+    return replace(job, roles=roles)
+
+
+def _roles(
+    roles: Mapping[str, int], hosts: Sequence[Host], lost: Collection[str]
+) -> Mapping[str, int]:
+    """The roles without the tasks that trained on the hosts that are lost."""
+    if not roles:
+        return roles
+    placed = place_tasks(roles, [len(host.gpus) for host in hosts])
+    gone = sum(trains(role, roles) and hosts[on].name in lost for role, _, on in placed)
+    # Parameter servers and their chief only serve workers.
+    least = 0 if roles.get("chief") and not roles.get("ps") else 1
+    workers = max(least, roles.get("worker", 0) - gone)
+    return {role: count for role, count in {**roles, "worker": workers}.items() if count}
+
+
+def _replicas(roles: Mapping[str, int], hosts: Sequence[Host]) -> int:
+    if not roles:
+        return sum(host.workers for host in hosts)
+    return sum(max(1, gpus) for gpus in gpus_of_trainers(roles, [len(host.gpus) for host in hosts]))
+
+
+def _sizes(job: Job) -> dict[str, object]:
+    layout, training = job.layout or Layout(), job.training or Training()
+    return {
+        "data": layout.data,
+        "sharding": layout.sharding,
+        "micro_batch": layout.micro_batch,
+        "workers": job.roles.get("worker", 0),
+        "global batch": training.global_batch,
+    }

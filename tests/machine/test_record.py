@@ -1,0 +1,48 @@
+"""What each attempt of a run is, rebuilt from its record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from dtrain.record import Record, Request
+from dtrain.restart import Again
+
+FILE = """
+cluster: {hosts: [a, b, c, d], spares: [s], gpus: 2}
+job:
+  framework: torch
+  strategy: fsdp
+  script: train.py
+  training: {global_batch: 24}
+  restart: {max: 9}
+  elastic: {min_hosts: 2}
+"""
+
+
+def hosts(record: Record) -> list[str]:
+    return [part.host.name for part in record.plan().hosts]
+
+
+def test_a_spare_first_and_then_fewer(tmp_path: Path) -> None:
+    record = Record("run", Request("cluster.yaml", "/", FILE), 29500, "python3", 0.0)
+    second = record.again(Again(1.0, {"b": "s"}))
+    third = second.again(Again(1.0, {}, ("s",)))
+    fourth = third.again(Again(1.0, {}, ("a",)))
+    assert [hosts(one) for one in (record, second, third, fourth)] == [
+        ["a", "b", "c", "d"],
+        ["a", "s", "c", "d"],
+        ["a", "c", "d"],
+        ["c", "d"],
+    ]
+    assert third.dropped == {"s": 3}
+    assert third.spec().cluster.spares == ()
+    assert fourth.plan().world_size == 4
+    (first, _) = fourth.plan().hosts
+    environment = {**first.environment, **first.processes[0].environment}
+    assert (environment["MASTER_ADDR"], environment["WORLD_SIZE"]) == ("c", "4")
+    assert '"data": 4' in environment["DTRAIN_LAYOUT"]
+    fourth.save(tmp_path)
+    loaded = Record.load(tmp_path)
+    assert loaded == fourth
+    assert hosts(replace(loaded, attempt=3)) == ["a", "c", "d"]

@@ -1,0 +1,34 @@
+"""The training scripts of scripts/, and what they do in one process alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+GPT = ["--width", "64", "--heads", "4", "--kv-heads", "4", "--context", "32"]
+GPT += ["--every", "1", "--lr", "0.01", "--warmup", "1"]
+"""A small model for train_gpt.py that learns in a few steps."""
+
+
+def corpus(folder: Path) -> Path:
+    """A small text: one module of the standard library."""
+    file = folder / "text.py"
+    file.write_text(Path(json.__file__).with_name("decoder.py").read_text() * 4)
+    return file
+
+
+def losses(file: Path) -> list[float]:
+    """What a script wrote by ``--losses``, in the order of its steps."""
+    by_step = {int(step): loss for step, loss in json.loads(file.read_text()).items()}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def alone(script: str, folder: Path, options: list[str]) -> list[float]:
+    """The losses of one process that no launcher started."""
+    file = folder / "losses.json"
+    command = [sys.executable, str(SCRIPTS / script), *options, "--losses", str(file)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return losses(file)
