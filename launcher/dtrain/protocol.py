@@ -26,8 +26,9 @@ Commands, by ``op``; the first one says what this relay is for:
     abort    forget a launch; once it has started, the same as ``kill``
     stop     grace: TERM, ``grace`` seconds, KILL. A later stop may only shorten the wait
     kill     KILL at once
-    stacks   abort: tell where every worker is. Where py-spy cannot, and ``abort`` is true, workers
-             get SIGABRT, on which Python writes its stack to stderr, if PYTHONFAULTHANDLER is set
+    stacks   abort: tell where every worker is, and every rank of a torchrun. Where py-spy cannot,
+             and ``abort`` is true, they get SIGABRT, on which Python writes its stack to stderr, if
+             PYTHONFAULTHANDLER is set
     ping     somebody is still there; every command says so too
 
 Messages, by ``type``:
@@ -52,7 +53,8 @@ An event is an object with ``event`` and ``time``:
     exited    role, index, rank, pid, code, signal, stopping, error {message, traceback, time},
               out_of_memory; for torchrun also ranks [{rank, local_rank, exitcode, signal,
               message, traceback, time}] of those that failed
-    stack     role, index, rank, text: what py-spy says of a worker
+    stack     role, index, rank, text: what py-spy says of a worker, or of a rank of a torchrun
+    told      everything that answers ``stacks`` has been told
     stopping  reason
     ended     survivors [{pid, name}], and error if the supervisor itself failed
 """

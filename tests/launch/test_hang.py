@@ -55,6 +55,23 @@ def test_the_rank_that_the_others_wait_for_is_named(scene: Scene, told_by: str) 
     assert scene.leftovers() == []
 
 
+@pytest.mark.torch
+def test_the_ranks_of_torchrun_are_told_apart(scene: Scene) -> None:
+    file = scene.cluster_file(
+        scene.script(HANG),
+        # torchrun says nothing while it starts.
+        watchdog={"silence": "20s"},
+        rendezvous={"backend": "static"},
+    )
+    done = scene.run(file)
+    assert done.code == 1, str(done)
+    waiting = f"called by all_reduce ({scene.folder / 'script.py'}:6)"
+    assert f"ranks 0, 1, 3 on node[0-1]: in wait, {waiting}\n" in done.stderr
+    assert "rank 2 on node1: in wait, called by load_batch" in done.stderr
+    assert "torchrun0" not in done.stderr
+    assert scene.leftovers() == []
+
+
 def test_a_hang_may_be_a_reason_to_start_again(scene: Scene) -> None:
     file = scene.cluster_file(
         scene.script(HANG), watchdog={"silence": "1s", "then": "restart"}, restart={"max": 1}

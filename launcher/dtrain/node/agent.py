@@ -92,6 +92,10 @@ PATIENCE = 10.0
 """Seconds of KILL before what is left counts as a survivor."""
 MAX_ERROR_FILE = 1 << 20
 MAX_TRACEBACK = 16 << 10
+SPY_LIMIT = 10.0
+"""Seconds for py-spy to look at all workers."""
+ABORT_LIMIT = 5.0
+"""Seconds in which Python should have written its stack after SIGABRT."""
 
 CONTROL_FD, REQUEST_FD = 7, 8
 """Where the supervisor finds its relay, and its code and request; setup never sees them."""
@@ -213,15 +217,14 @@ def reap(take: Callable[[int, int], None]) -> bool:
         take(pid, status)
 
 
-def spy(pid: int) -> str:
-    """A process's Python stack, by the py-spy of its own environment; empty without one."""
-    import subprocess  # which takes long to import, and is needed once in a run's life at most
-
+def spy_command(pid: int) -> list[bytes]:
+    """How to have a process's Python stack shown: by the py-spy of its own environment. Empty
+    without one."""
     environment = environment_of(pid)
     try:
         python = os.readlink(b"/proc/%d/exe" % pid)
     except OSError:  # it has ended meanwhile
-        return ""
+        return []
     # What it was called as: in a virtual environment, a link to the python that it was made from.
     called = (read_file("/proc/%d/cmdline" % pid) or b"").partition(b"\0")[0]
     paths = environment.get(b"PATH", b"").split(b":")
@@ -232,13 +235,34 @@ def spy(pid: int) -> str:
     for place in places:
         program = os.path.join(place, b"py-spy")
         if place and os.access(program, os.X_OK):
-            command = [program, b"dump", b"--full-filenames", b"--pid", b"%d" % pid]
-            try:
-                done = subprocess.run(command, capture_output=True, timeout=10, check=True)
-            except (OSError, subprocess.SubprocessError):
-                return ""  # not allowed to look, mostly
-            return shown(done.stdout[:MAX_TRACEBACK])
-    return ""
+            return [program, b"dump", b"--full-filenames", b"--pid", b"%d" % pid]
+    return []
+
+
+def spy(pids: list[int]) -> dict[int, str]:
+    """The Python stacks of those processes that py-spy is there for, and may look at."""
+    import subprocess  # which takes long to import, and is needed once in a run's life at most
+
+    spies = {}
+    for pid in pids:
+        command = spy_command(pid)
+        with contextlib.suppress(OSError):
+            if command:
+                spies[pid] = subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                )
+    deadline = time.monotonic() + SPY_LIMIT
+    found = {}
+    for pid, process in spies.items():
+        try:
+            said = process.communicate(timeout=max(0.0, deadline - time.monotonic()))[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said = process.communicate()[0]
+        # Its status says nothing: the supervisor may have reaped it.
+        if said:
+            found[pid] = shown(said[:MAX_TRACEBACK])
+    return found
 
 
 def environment_of(pid: int, having: bytes = b"") -> dict[bytes, bytes]:
@@ -329,6 +353,16 @@ def send(proc: Proc, signum: int) -> None:
                 os.kill(proc.pid, signum)
     if pidfd >= 0:
         os.close(pidfd)
+
+
+def await_ends(procs: list[Proc], limit: float) -> None:
+    """Wait until all of them have ended, or so many seconds."""
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        now = [(proc, look(proc.pid)) for proc in procs]
+        if not any(one is not None and one.alive and one.start == proc.start for proc, one in now):
+            break
+        time.sleep(0.02)
 
 
 class Sweep:
@@ -668,6 +702,7 @@ class Events:
     def __init__(self, path: bytes) -> None:
         self._fd = create(path)
         self._end = 0
+        self._lock = threading.Lock()
         try:
             os.posix_fallocate(self._fd, 0, RESERVED)
         except OSError as error:
@@ -677,10 +712,11 @@ class Events:
 
     def append(self, kind: str, **body: Any) -> None:
         event = {"event": kind, "time": time.time(), **body}
-        if not self._write(encode(event) + b"\n"):
-            # The disk is full and the reserve used up: what happened matters more than details.
-            event.update({name: None for name in ("error", "ranks") if name in event})
-            self._write(encode(event) + b"\n")
+        with self._lock:
+            if not self._write(encode(event) + b"\n"):
+                # The disk is full and the reserve used up: what happened matters more than details.
+                event.update({name: None for name in ("error", "ranks") if name in event})
+                self._write(encode(event) + b"\n")
 
     def _write(self, line: bytes) -> bool:
         done = 0
@@ -806,6 +842,10 @@ class Ranks:
             logs = place[len(os.path.dirname(self._logs)) + 1 :]
             found.append({"local_rank": local, "rank": rank, "pid": pid, "logs": shown(logs)})
         return found, 0.01
+
+    def living(self, tag: Tag) -> dict[int, int]:
+        """Process id by rank."""
+        return {rank: pid for pid, rank in self._living(tag).values()}
 
     def _places(self) -> list[bytes]:
         """The ranks' folders."""
@@ -1035,6 +1075,10 @@ class Worker:
     def name(self) -> bytes:
         return b"%s-%d" % (raw(self.role), self.index)
 
+    def names(self) -> Json:
+        """What it is called in events."""
+        return {"role": self.role, "index": self.index, "rank": self.rank}
+
 
 class Supervisor:
     """Owns the workers of one run on this host, from `prepared` to `ended`."""
@@ -1219,13 +1263,7 @@ class Supervisor:
             self._groups.add(worker.pid)
             for fd in outputs:
                 os.close(fd)
-            self._events.append(
-                "started",
-                role=worker.role,
-                index=worker.index,
-                rank=worker.rank,
-                pid=worker.pid,
-            )
+            self._events.append("started", **worker.names(), pid=worker.pid)
         self._plan.clear()
 
     def _tick(self) -> float | None:
@@ -1278,22 +1316,34 @@ class Supervisor:
             self._events.append("rank", role=worker.role, index=worker.index, **rank)
         return pause
 
-    def _tell_stacks(self, abort: bool) -> None:
-        """Say where every worker is, as py-spy sees it. Where that is not possible and it may be
-        ended, Python itself writes it to the worker's stderr: its fault handler, on SIGABRT."""
-        for worker in list(self._workers.values()):
-            pids = [worker.pid]
-            if worker.ranks is not None:
-                pids = [proc.pid for proc in processes().values() if proc.ppid == worker.pid]
-            for pid in pids:
-                text = spy(pid)
-                if text:
-                    self._events.append(
-                        "stack", role=worker.role, index=worker.index, rank=worker.rank, text=text
-                    )
-                elif abort:
-                    with contextlib.suppress(OSError):
-                        os.kill(pid, signal.SIGABRT)
+    def _ask_where(self, abort: bool) -> None:
+        """Find out where every worker is, and every rank of a torchrun; go on meanwhile."""
+        asked: list[tuple[Json, Proc]] = []
+        for worker in self._workers.values():
+            ranks = worker.ranks.living(self._tag) if worker.ranks is not None else {}
+            pids = [
+                (pid, {"role": "worker", "index": rank, "rank": rank})
+                for rank, pid in ranks.items()
+            ]
+            # A torchrun without ranks waits for other torchruns.
+            pids = pids or [(worker.pid, worker.names())]
+            found = [(who, look(pid)) for pid, who in pids]
+            asked += [(who, proc) for who, proc in found if proc is not None]
+        threading.Thread(target=self._tell_where, args=(asked, abort), daemon=True).start()
+
+    def _tell_where(self, asked: list[tuple[Json, Proc]], abort: bool) -> None:
+        """Where workers are, as py-spy sees it. Where that is not possible and they may be ended,
+        Python itself writes it to their stderr: its fault handler, on SIGABRT."""
+        stacks = spy([proc.pid for _, proc in asked])
+        for who, proc in asked:
+            if proc.pid in stacks:
+                self._events.append("stack", **who, text=stacks[proc.pid])
+        if abort:
+            aborted = [proc for _, proc in asked if proc.pid not in stacks]
+            for proc in aborted:
+                send(proc, signal.SIGABRT)
+            await_ends(aborted, ABORT_LIMIT)
+        self._events.append("told")
 
     def _stop(self, reason: str, grace: float) -> None:
         if not self._stopping:
@@ -1337,9 +1387,7 @@ class Supervisor:
             error = error_report(os.path.join(self._folder, worker.name + b".error.json"))
         kills = oom_kills()
         body: Json = {
-            "role": worker.role,
-            "index": worker.index,
-            "rank": worker.rank,
+            **worker.names(),
             "pid": worker.pid,
             "code": code,
             "signal": signame,
@@ -1418,7 +1466,7 @@ class Supervisor:
             grace = float(command.get("grace", self._grace))
             self._stop(str(command.get("reason") or "asked by the launcher"), grace)
         elif op == "stacks":
-            self._tell_stacks(bool(command.get("abort")))
+            self._ask_where(bool(command.get("abort")))
         elif op in ("kill", "abort"):
             self._stop(str(command.get("reason") or "asked by the launcher"), 0.0)
 

@@ -39,8 +39,8 @@ SIGNAL_POLL = 0.2
 BETWEEN_NOTES = 10.0
 """Seconds from one note of how much output has come to the next."""
 DRAIN_POLL = 0.2
-TO_TELL = 5.0
-"""Seconds that workers have to tell where they are."""
+TO_TELL = 20.0
+"""Seconds that hosts have at most to tell where their workers are."""
 PATIENCE = 30.0
 """Seconds until somebody is told which hosts keep the launch waiting."""
 
@@ -157,7 +157,7 @@ class Attempt:
     def _has_hung(self) -> bool:
         """Whether the job has been silent for so long that it is to end.
 
-        First every worker is asked where it is, and has a few seconds to say so.
+        First every host is asked where its workers are, and has a few seconds to find out.
         """
         watchdog = self._run.plan.job.watchdog
         if watchdog.silence is None or self._state.phase is not Phase.RUNNING:
@@ -176,7 +176,8 @@ class Attempt:
                 for link in self._links.values():
                     link.tell_stacks(abort=watchdog.then != "report")
             return False
-        if now < self._asked_at + TO_TELL:
+        told = all(link.told or link.over for link in self._links.values())
+        if not told and now < self._asked_at + TO_TELL:
             return False
         if watchdog.then == "report":
             for line in self._where():
@@ -187,12 +188,17 @@ class Attempt:
 
     def _where(self) -> list[str]:
         """Who waits where, a line for each place."""
+        streams = [
+            stream for stream in self._run.folder.sizes(self._run.plan) if stream.fd == "stderr"
+        ]
+        with_ranks = {stream.host for stream in streams if stream.rank is not None}
         places = {}
-        for stream in self._run.folder.sizes(self._run.plan):
-            if stream.fd == "stderr":
-                told = self._links[stream.host].stacks.get(stream.label)
-                said = told or tail(stream.path, STDERR_TAIL).decode(errors="replace")
-                places[stream.label, stream.host] = place(stack(said))
+        for stream in streams:
+            told = self._links[stream.host].stacks.get(stream.label)
+            if not told and stream.role == "torchrun" and stream.host in with_ranks:
+                continue  # It only looks after its ranks.
+            said = told or tail(stream.path, STDERR_TAIL).decode(errors="replace")
+            places[stream.label, stream.host] = place(stack(said))
         if not any(where.script or where.call for where in places.values()):
             return ["no worker told where it is; py-spy on the hosts can tell of any"]
         labels = {f"{label} {host}": where for (label, host), where in places.items()}

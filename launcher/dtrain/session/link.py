@@ -112,6 +112,8 @@ class Link:
         """When a worker last wrote or told something (`time.monotonic`)."""
         self.stacks: dict[str, str] = {}
         """What py-spy said of workers, by rank, or role and index."""
+        self.told = False
+        """Whether the host has told all that it can of where its workers are."""
         self.step: int | None = None
         """The last step of progress that a worker of this host told of."""
         self._run = run
@@ -179,6 +181,7 @@ class Link:
 
     def tell_stacks(self, *, abort: bool) -> None:
         """Ask where the host's workers are; ``abort`` allows to end them for it."""
+        self.told = False
         self._orders.put({"op": "stacks", "abort": abort})
 
     def kill(self) -> None:
@@ -651,6 +654,8 @@ class Link:
                 rank = event["rank"]
                 who = str(rank) if rank is not None else f"{event['role']}{event['index']}"
                 self.stacks[who] = str(event["text"])
+            case "told":
+                self.told = True
             case "ended":
                 survivors = event["survivors"]
                 problem = self._undying(survivors) if survivors else None
