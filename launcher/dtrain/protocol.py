@@ -22,6 +22,7 @@ Commands, by ``op``; the first one says what this relay is for:
              told: gloo's own choice is what the host's name leads to, often 127.0.1.1
     attach   protocol, run, host, run_dir, offsets: follow a run that was launched before, each
              stream (``events`` and progress files too) from the offset given, or from its beginning
+    look     protocol, run, host, run_dir: tell how a run that was launched before stands, and end
     start    start the processes of a launch that is prepared
     abort    forget a launch; once it has started, the same as ``kill``
     stop     grace: TERM, ``grace`` seconds, KILL. A later stop may only shorten the wait
@@ -38,6 +39,10 @@ Messages, by ``type``:
     refused   what (python, setup, workdir, script, port, disk, permission or agent), reason, hint:
               it cannot, and nothing is left of the attempt. The last message
     attached  folder, running
+    status    state (missing, preparing, ready, running, ended or gone), since (or null), why,
+              processes [{role, index, rank, pid, started, ended, code, signal}]: the answer to
+              ``look``. A run that is gone has not ended as it should: the machine was restarted, or
+              the supervisor killed. The last message
     stream    id, name, role, index, rank, fd: the next output file. Its DATA follows
     event     offset, event: one line of the run's events; ``offset`` is where the next begins
     progress  name, offset, said: one line that a worker wrote through `dtrain.runtime` into the

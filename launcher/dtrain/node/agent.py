@@ -97,6 +97,8 @@ SPY_LIMIT = 10.0
 ABORT_LIMIT = 5.0
 """Seconds in which Python should have written its stack after SIGABRT."""
 
+RESTARTED = "the machine was restarted, or this is another machine"
+
 CONTROL_FD, REQUEST_FD = 7, 8
 """Where the supervisor finds its relay, and its code and request; setup never sees them."""
 STAGE = (
@@ -751,6 +753,16 @@ def read_events(path: bytes, offset: int) -> list[tuple[Json, int]]:
     return found
 
 
+def all_events(path: bytes) -> list[Json]:
+    """Those that are there by now."""
+    events: list[Json] = []
+    found = read_events(path, 0)
+    while found:
+        events += [event for event, _ in found]
+        found = read_events(path, found[-1][1])
+    return events
+
+
 def last_line(path: bytes) -> int:
     """Where the last line of a file begins, if it is not too long."""
     try:
@@ -930,6 +942,21 @@ def call(name: bytes) -> socket.socket | None:
         sock.close()
         return None
     return sock
+
+
+def call_supervisor(record: Json) -> socket.socket | None:
+    """A connection to the supervisor that left this ``record``, if it is there and takes it."""
+    sock = call(raw(record["socket"]))
+    if sock is not None and peer_of(sock) != (record["pid"], os.geteuid()):
+        sock.close()
+        return None
+    return sock
+
+
+def lives(record: Json) -> bool:
+    """Whether the supervisor that left this ``record`` is still a process of this machine."""
+    proc = look(record["pid"])
+    return proc is not None and proc.alive and proc.start == record["start"]
 
 
 SIOCGIFADDR = 0x8915
@@ -1581,6 +1608,8 @@ class Relay:
             self._tag = Tag(command["run"], command["host"], self._folder)
             if command.get("op") == "attach":
                 self._attach(command)
+            elif command.get("op") == "look":
+                self._look()
             else:
                 self._launch(command)
         except RefusedError as refusal:
@@ -1795,26 +1824,62 @@ class Relay:
             raise RefusedError("agent", "run %s is not prepared yet" % command["run"])
         record = json.loads(data)
         self._tag = Tag(command["run"], command["host"], raw(record["folder"]))
-        sock = call(raw(record["socket"]))
-        if sock is not None and peer_of(sock) != (record["pid"], os.geteuid()):
-            sock.close()
-            sock = None
+        sock = call_supervisor(record)
         if sock is None and not self._has_ended():
             if record["machine"] != machine_id():
-                self._end = "the machine was restarted, or this is another machine"
-            else:
-                proc = look(record["pid"])
-                if proc is not None and proc.alive and proc.start == record["start"]:
-                    reason = "the supervisor (process %d) does not answer" % proc.pid
-                    raise RefusedError("agent", reason)
+                self._end = RESTARTED
+            elif lives(record):
+                reason = "the supervisor (process %d) does not answer" % record["pid"]
+                raise RefusedError("agent", reason)
         self._supervisor = sock
         self._tell("attached", folder=shown(self._folder), running=sock is not None)
         threading.Thread(target=self._listen, daemon=True).start()
         self._follow()
 
     def _has_ended(self) -> bool:
-        events = read_events(os.path.join(self._folder, b"events"), 0)
-        return any(event["event"] == "ended" for event, _ in events)
+        events = all_events(os.path.join(self._folder, b"events"))
+        return any(event["event"] == "ended" for event in events)
+
+    # Looking
+
+    def _look(self) -> None:
+        """Tell how the run stands here, and do nothing about it."""
+        events = all_events(os.path.join(self._folder, b"events"))
+        started = [event for event in events if event["event"] == "started"]
+        exited = {
+            (event["role"], event["index"]): event for event in events if event["event"] == "exited"
+        }
+        processes = []
+        for event in started:
+            end = exited.get((event["role"], event["index"]), {})
+            names = {name: event[name] for name in ("role", "index", "rank", "pid")}
+            fate = {"ended": end.get("time"), "code": end.get("code"), "signal": end.get("signal")}
+            processes.append({**names, "started": event["time"], **fate})
+        ended = [event["time"] for event in events if event["event"] == "ended"]
+        if ended:
+            state, since, why = "ended", ended[0], ""
+        else:
+            state, why = self._standing(bool(started))
+            since = started[0]["time"] if started and state == "running" else None
+        self._tell("status", state=state, since=since, why=why, processes=processes)
+
+    def _standing(self, started: bool) -> tuple[str, str]:
+        """The state of a run that has told of no end, and why it is in that state."""
+        if not os.path.isdir(self._folder):
+            return "missing", "%s does not exist" % shown(self._folder)
+        data = read_file(os.path.join(self._folder, b"supervisor"))
+        if not data:
+            return "preparing", ""
+        record = json.loads(data)
+        sock = call_supervisor(record)
+        if sock is not None:
+            sock.close()
+            return "running" if started else "ready", ""
+        if record["machine"] != machine_id():
+            return "gone", RESTARTED
+        if lives(record):
+            return "running", "its supervisor (process %d) does not answer" % record["pid"]
+        return "gone", "something ended its supervisor"
 
     # Following
 

@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,10 @@ from dtrain.diagnostics import (
 from dtrain.journal import Journal
 from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.logs.store import LogWriter, RunFolder, StorageError, Stream
-from dtrain.node.boot import TOO_OLD, boot_command
+from dtrain.node.boot import TOO_OLD
 from dtrain.node.runtime_archive import runtime_archive
 from dtrain.progress import Progress, speaker
+from dtrain.session import agent
 from dtrain.session.forward import Forward
 from dtrain.session.observer import Observer
 from dtrain.spec.model import Job
@@ -332,18 +332,13 @@ class Link:
     def _start_agent(self, connection: Connection, command: dict[str, Any]) -> RemoteProcess:
         """An agent with its first command. Only then may the writer have it: what this relay is
         for has to be said before anything else."""
-        process = connection.start(boot_command(self._python, self._run.name))
-        source = resources.files("dtrain.node").joinpath("agent.py").read_bytes()
-        process.write(b"%d\n%b%b" % (len(source), source, protocol.encode_command(command)))
+        process = agent.start(connection, self._python, self._run.name, command)
         self._process = process
         return process
 
     @property
     def _python(self) -> str:
-        """The interpreter that runs the agent: the workers', unless setup has yet to find it."""
-        part = self._part
-        python = part.processes[0].argv[0] if part.processes else part.host.python
-        return "python3" if self._run.plan.job.setup and "/" not in python else python
+        return agent.interpreter(self._run.plan, self._part)
 
     def _request(self, workdir: str) -> dict[str, Any]:
         run, part = self._run, self._part
