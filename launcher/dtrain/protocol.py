@@ -56,8 +56,11 @@ An event is an object with ``event`` and ``time``:
     rank      role, index, local_rank, rank, pid (null if it was too quick), logs: torchrun has
               started a rank. Its streams are ``rank-<rank>.out`` and ``.err``
     exited    role, index, rank, pid, code, signal, stopping, error {message, traceback, time},
-              out_of_memory; for torchrun also ranks [{rank, local_rank, exitcode, signal,
+              out_of_memory; for torchrun also ranks [{rank, local_rank, pid, exitcode, signal,
               message, traceback, time}] of those that failed
+    kernel    lines, gpus: what the kernel's log has said of trouble since the start or the last
+              such event, where it may be read, and the PCI addresses of the host's NVIDIA GPUs, in
+              order. Told before a process's bad end, and before the end of a run that is stopped
     stack     role, index, rank, text: what py-spy says of a worker, or of a rank of a torchrun
     told      everything that answers ``stacks`` has been told
     stopping  reason

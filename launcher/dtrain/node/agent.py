@@ -94,6 +94,13 @@ MAX_ERROR_FILE = 1 << 20
 MAX_TRACEBACK = 16 << 10
 SPY_LIMIT = 10.0
 """Seconds for py-spy to look at all workers."""
+TROUBLE = re.compile(
+    rb"NVRM: Xid|[Kk]ill(?:ed)? process \d|I/O error|EXT4-fs error|XFS \(.*(?:orruption|hutting)"
+)
+"""Lines of the kernel's log that the launcher may want; `failures/kernel.yaml` knows them."""
+MAX_RECORDS, MAX_LINES, MAX_LINE = 1 << 16, 50, 500
+JOURNAL_LIMIT = 2.0
+"""Seconds for journalctl to answer."""
 ABORT_LIMIT = 5.0
 """Seconds in which Python should have written its stack after SIGABRT."""
 
@@ -590,6 +597,59 @@ def oom_kills() -> int:
     return 0
 
 
+class KernelLog:
+    """What the kernel says of trouble from now on, where this user may read it."""
+
+    def __init__(self, path: str = "/dev/kmsg") -> None:
+        self._since = time.time()
+        self._told = 0
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._fd, 0, os.SEEK_END)
+        except OSError:
+            self._fd = -1
+
+    def read(self) -> list[str]:
+        """The lines that matter and are new since the last call."""
+        lines = self._records() if self._fd >= 0 else self._journal()
+        found = [line for line in lines if TROUBLE.search(line)]
+        return [shown(line[:MAX_LINE]) for line in found[:MAX_LINES]]
+
+    def _records(self) -> list[bytes]:
+        found = []
+        for _ in range(MAX_RECORDS):
+            try:
+                data = os.read(self._fd, 8192)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:  # records were overwritten before they were read
+                continue
+            except OSError:
+                break
+            if not data:
+                break
+            # "priority,number,time,flags;message", and lines with details that begin with a space
+            found += [
+                line.partition(b";")[2] for line in data.splitlines() if not line.startswith(b" ")
+            ]
+        return found
+
+    def _journal(self) -> list[bytes]:
+        """By systemd, which lets administrators read what the kernel itself keeps from them."""
+        import subprocess
+
+        command = ["journalctl", "-k", "-q", "-o", "cat", "--no-pager", "--since"]
+        try:
+            done = subprocess.run(
+                [*command, "@%d" % self._since], capture_output=True, timeout=JOURNAL_LIMIT
+            )
+        except (OSError, subprocess.SubprocessError):
+            return []
+        lines = done.stdout.splitlines()
+        told, self._told = self._told, len(lines)
+        return lines[told:]
+
+
 # The run's folder
 
 
@@ -829,6 +889,7 @@ class Ranks:
         self._node_rank = NODE_RANK.search(b" ".join(argv))
         self._first_seen: dict[bytes, float] = {}
         self._known: dict[bytes, int] = {}  # folder -> rank
+        self._pids: dict[int, int | None] = {}  # rank -> process id
 
     def scan(self, tag: Tag, last: bool = False) -> tuple[list[Json], float]:
         """The ranks not seen before, and seconds until it is worth looking again.
@@ -851,6 +912,7 @@ class Ranks:
                     continue
                 rank = self._guess(place, local, len(places))
             self._known[place] = rank
+            self._pids[rank] = pid
             logs = place[len(os.path.dirname(self._logs)) + 1 :]
             found.append({"local_rank": local, "rank": rank, "pid": pid, "logs": shown(logs)})
         return found, 0.01
@@ -899,6 +961,7 @@ class Ranks:
             report = error_report(os.path.join(place, b"error.json"), SHORT_TRACEBACK)
             if report or rank in codes:
                 body: Json = {"rank": rank, "local_rank": int(os.path.basename(place))}
+                body["pid"] = self._pids[rank]
                 code = codes.get(rank)
                 body["exitcode"], body["signal"] = code, None
                 if code is not None and code < 0:
@@ -1274,6 +1337,7 @@ class Supervisor:
 
     def _start(self) -> None:
         self._started = True
+        self._kernel_log = KernelLog()
         self._oom_kills = oom_kills()
         for worker, argv, environment, outputs in self._plan:
             worker.pid, failure = spawn(
@@ -1372,9 +1436,17 @@ class Supervisor:
             await_ends(aborted, ABORT_LIMIT)
         self._events.append("told")
 
+    def _tell_kernel_log(self) -> None:
+        lines = self._kernel_log.read()
+        if lines:
+            # In the order in which nvidia-smi numbers them.
+            gpus = sorted(map(shown, listed(b"/proc/driver/nvidia/gpus")))
+            self._events.append("kernel", lines=lines, gpus=gpus)
+
     def _stop(self, reason: str, grace: float) -> None:
         if not self._stopping:
             self._stopping = True
+            self._tell_kernel_log()
             self._events.append("stopping", reason=reason)
         if self._sweep is None:
             self._begin_sweep(grace)
@@ -1410,6 +1482,8 @@ class Supervisor:
         else:
             code = os.WEXITSTATUS(status)
         bad = code != 0
+        if bad and not self._stopping:
+            self._tell_kernel_log()
         if bad and error is None:
             error = error_report(os.path.join(self._folder, worker.name + b".error.json"))
         kills = oom_kills()

@@ -25,6 +25,7 @@ from dtrain.diagnostics import (
     NodeError,
     PortBusyError,
 )
+from dtrain.failures.kernel import KernelMessage, concerning
 from dtrain.hang import compare, place, stack
 from dtrain.journal import Journal
 from dtrain.launchplan import HostPlan, LaunchPlan
@@ -311,10 +312,11 @@ class Attempt:
 
     def ending(self) -> restart.Attempt:
         """How it ended, for whoever decides whether there is another attempt."""
-        failures = in_order_of_blame(self._failures)
+        failures = self._in_order_of_blame()
         unreachable = {p.host for p in self.problems if isinstance(p, ConnectError)}
         lost = {host for host, now in self._state.hosts.items() if now is HostState.LOST}
         faulty = {failure.host for failure in failures[:1] if failure.host_at_fault}
+        faulty.update(host for host, _ in self._broken_hosts())
         steps = [link.step for link in self._links.values() if link.step is not None]
         return restart.Attempt(
             ran=self._ran,
@@ -352,7 +354,7 @@ class Attempt:
         if self._left:
             return Report(ExitCode.INTERRUPTED, "left")
         outcome = self._state.outcome or Outcome.DONE
-        failures = in_order_of_blame(self._explained(failure) for failure in self._failures)
+        failures = self._in_order_of_blame()
         if outcome is Outcome.DONE:
             # Services that were stopped at the end have not failed.
             failures = ()
@@ -367,6 +369,11 @@ class Attempt:
             )
         hints = [hint for _, hint in told if hint]
         hints += [failure.hint for failure in failures[:1] if failure.hint]
+        if outcome in (Outcome.WORKER_FAILED, Outcome.HOST_FAILED):
+            for host, message in self._broken_hosts():
+                if not failures or failures[0].kernel != message:
+                    problems.append(f"{host}: {message.what}")
+                    hints.append(message.remedy)
         if self._hang and outcome is Outcome.WORKER_FAILED:
             problems += self._where()
         exit_code = _EXIT_CODES[outcome]
@@ -401,8 +408,27 @@ class Attempt:
                 return "a host failed" if self._ran else "not started: a host is not ready"
 
     def _first_failure(self) -> str:
-        failures = in_order_of_blame(self._failures)
+        failures = self._in_order_of_blame()
         return f"{failures[0].who} {failures[0].how}" if failures else "a worker was ended"
+
+    def _broken_hosts(self) -> list[tuple[str, KernelMessage]]:
+        """Hosts whose kernel says that something is broken, each with the first that it said."""
+        found: dict[str, KernelMessage] = {}
+        for host, link in self._links.items():
+            for message in link.kernel:
+                if message.host and not message.weak:
+                    found.setdefault(host, message)
+        return list(found.items())
+
+    def _in_order_of_blame(self) -> tuple[Failure, ...]:
+        """The failures with all that is known of them by now, the first cause first."""
+        return in_order_of_blame(
+            replace(
+                failure,
+                kernel=concerning(self._links[failure.host].kernel, failure.pid, failure.words),
+            )
+            for failure in map(self._explained, self._failures)
+        )
 
     def _explained(self, failure: Failure) -> Failure:
         """With the end of what the process wrote to stderr, where it left no error file."""

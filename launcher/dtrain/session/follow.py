@@ -8,6 +8,7 @@ from typing import Any
 
 from dtrain.cause import Failure, Report
 from dtrain.diagnostics import ExitCode
+from dtrain.failures.kernel import KernelMessage
 from dtrain.journal import JournalReader
 from dtrain.logs.store import RunFolder, Stream
 from dtrain.progress import Progress
@@ -87,12 +88,17 @@ def read_report(event: dict[str, Any]) -> Report:
     return Report(
         exit_code=ExitCode(event["exit_code"]),
         reason=event["reason"],
-        failures=tuple(Failure(**failure) for failure in event["failures"]),
+        failures=tuple(_read_failure(failure) for failure in event["failures"]),
         problems=tuple(event["problems"]),
         hint=event["hint"],
         seconds=event["seconds"],
         logs=event["logs"],
     )
+
+
+def _read_failure(body: dict[str, Any]) -> Failure:
+    kernel = body.pop("kernel", None)
+    return Failure(**body, kernel=KernelMessage(**kernel) if kernel is not None else None)
 
 
 def ending(folder: RunFolder) -> Report | None:

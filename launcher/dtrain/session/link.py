@@ -31,6 +31,7 @@ from dtrain.diagnostics import (
     PortBusyError,
     PrepareError,
 )
+from dtrain.failures.kernel import KernelMessage, understand
 from dtrain.journal import Journal
 from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.logs.store import LogWriter, RunFolder, StorageError, Stream
@@ -114,6 +115,8 @@ class Link:
         """What py-spy said of workers, by rank, or role and index."""
         self.told = False
         """Whether the host has told all that it can of where its workers are."""
+        self.kernel: list[KernelMessage] = []
+        """What the host's kernel has said of trouble since the start."""
         self.step: int | None = None
         """The last step of progress that a worker of this host told of."""
         self._run = run
@@ -651,6 +654,9 @@ class Link:
                 self.stacks[who] = str(event["text"])
             case "told":
                 self.told = True
+            case "kernel":
+                lines, addresses = list(map(str, event["lines"])), list(map(str, event["gpus"]))
+                self.kernel += understand(lines, addresses, self._part.host.gpus)
             case "ended":
                 survivors = event["survivors"]
                 problem = self._undying(survivors) if survivors else None
@@ -691,6 +697,7 @@ class Link:
                     signal=rank.get("signal"),
                     message=rank.get("message") or "",
                     traceback=rank.get("traceback") or "",
+                    pid=rank.get("pid"),
                     out_of_memory=bool(event.get("out_of_memory")),
                 )
                 for rank in ranks
