@@ -102,6 +102,11 @@ class Failure:
         return Explanation(told.id, told.what, told.remedy, echo=False, host=told.host)
 
     @property
+    def is_echo(self) -> bool:
+        """Whether another process's failure is behind it."""
+        return self.explanation is not None and self.explanation.echo
+
+    @property
     def host_at_fault(self) -> bool:
         """Whether the host is to blame, so that another one would do better."""
         return self.explanation is not None and self.explanation.host
@@ -186,5 +191,4 @@ def alike(problems: Sequence[DtrainError], hosts: Sequence[Host]) -> list[tuple[
 def _kind(failure: Failure) -> int:
     if failure.ended_by in _ASKED_TO_END:
         return 1
-    explanation = failure.explanation
-    return 2 if explanation is not None and explanation.echo else 0
+    return 2 if failure.is_echo else 0

@@ -15,11 +15,13 @@ is noise, kept to explain a failed start.
 Commands, by ``op``; the first one says what this relay is for:
 
     launch   protocol, run, host, run_dir, workdir, script, python, setup, environment, secrets,
-             runtime, processes, ports, grace, on_disconnect, lease, route_to: check everything,
-             start nothing. ``runtime`` is a zip archive in base64, for workers' PYTHONPATH.
+             runtime, processes, ports, grace, on_disconnect, lease, route_to, flight_recorder:
+             check everything, start nothing. ``runtime`` is a zip archive in base64, for workers'
+             PYTHONPATH.
              Where a process has no GLOO_SOCKET_IFNAME, it gets the interface by which this host
              reaches ``route_to``, the address or name of another host (or null), if that can be
-             told: gloo's own choice is what the host's name leads to, often 127.0.1.1
+             told: gloo's own choice is what the host's name leads to, often 127.0.1.1. With
+             ``flight_recorder``, torch's flight recorder writes where the supervisor finds it
     attach   protocol, run, host, run_dir, offsets: follow a run that was launched before, each
              stream (``events`` and progress files too) from the offset given, or from its beginning
     look     protocol, run, host, run_dir: tell how a run that was launched before stands, and end
@@ -29,7 +31,8 @@ Commands, by ``op``; the first one says what this relay is for:
     kill     KILL at once
     stacks   abort: tell where every worker is, and every rank of a torchrun. Where py-spy cannot,
              and ``abort`` is true, they get SIGABRT, on which Python writes its stack to stderr, if
-             PYTHONFAULTHANDLER is set
+             PYTHONFAULTHANDLER is set. Where NCCL's process group listens, its flight recorder is
+             asked, too
     ping     somebody is still there; every command says so too
 
 Messages, by ``type``:
@@ -62,6 +65,9 @@ An event is an object with ``event`` and ``time``:
               such event, where it may be read, and the PCI addresses of the host's NVIDIA GPUs, in
               order. Told before a process's bad end, and before the end of a run that is stopped
     stack     role, index, rank, text: what py-spy says of a worker, or of a rank of a torchrun
+    collectives  rank, groups [{id, name, ranks, calls}]: what torch's flight recorder has written
+              for a rank: the last calls in each process group. A call has seq, p2p, op, sizes,
+              types, done, frames [{name, filename, line}] (of the last one alone)
     told      everything that answers ``stacks`` has been told
     stopping  reason
     ended     survivors [{pid, name}], and error if the supervisor itself failed

@@ -101,6 +101,13 @@ TROUBLE = re.compile(
 MAX_RECORDS, MAX_LINES, MAX_LINE = 1 << 16, 50, 500
 JOURNAL_LIMIT = 2.0
 """Seconds for journalctl to answer."""
+DUMP_LIMIT = 6.0
+"""Seconds in which torch should have written what its flight recorder holds: it looks once a second
+whether it is asked."""
+MAX_DUMP = 64 << 20
+LATEST = 8
+"""Calls of each process group that are told."""
+MAX_GROUPS, MAX_FRAMES = 64, 40
 ABORT_LIMIT = 5.0
 """Seconds in which Python should have written its stack after SIGABRT."""
 
@@ -871,6 +878,128 @@ def tail_of(path: bytes, lines: int) -> str:
     return "\n".join(shown(line) for line in data.splitlines()[-lines:])
 
 
+# What torch's flight recorder holds: the calls of collectives that a rank has made of late. NCCL's
+# process group writes it to a file of each rank when it times out, or when it is asked through a
+# pipe. The format is a pickle (torch/csrc/distributed/c10d/FlightRecorder.hpp).
+
+FILES = (b"TORCH_FR_DUMP_TEMP_FILE", b"TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""What the files' names begin with: variables of torch 2.13, and of older ones."""
+PIPES = b"TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+SIZES = (b"TORCH_FR_BUFFER_SIZE", b"TORCH_NCCL_TRACE_BUFFER_SIZE")
+
+
+def unpickled(data: bytes) -> Any:
+    """The plain data in a pickle. Nothing that it says is called: whatever names a function or
+    class is refused."""
+    import io
+    import pickle  # seldom needed, and takes long to import
+
+    class Plain(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            raise pickle.UnpicklingError("%s.%s is no plain data" % (module, name))
+
+    return Plain(io.BytesIO(data)).load()
+
+
+class FlightRecorders:
+    """Those of all ranks of this host, whose processes have this ``environment``."""
+
+    def __init__(self, environment: dict[bytes, bytes], workdir: bytes) -> None:
+        prefix = next((environment[name] for name in FILES if environment.get(name)), b"")
+        self._files = os.path.join(workdir, prefix) if prefix else b""
+        pipes = environment.get(PIPES)
+        self._pipes = os.path.join(workdir, pipes) if pipes else b""
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, rank: int | None) -> bool:
+        """Have a rank write its dump. False where nobody is there to do so."""
+        if rank is None or not self._pipes:
+            return False
+        try:
+            fd = os.open(b"%s%d.pipe" % (self._pipes, rank), os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            return False
+        with contextlib.suppress(OSError):  # it has been asked before, and not looked yet
+            os.write(fd, b"1")
+        os.close(fd)
+        return True
+
+    def fresh(self) -> list[tuple[int, list[Json]]]:
+        """The ranks that have written a dump since the last call, and what is in it."""
+        found = []
+        folder, name = os.path.split(self._files)
+        with self._lock:
+            for file in listed(folder) if self._files else []:
+                rank = file[len(name) :]
+                if file.startswith(name) and rank.isdigit():
+                    path = os.path.join(folder, file)
+                    groups = self._read(int(rank), path)
+                    if groups is not None:
+                        found.append((int(rank), groups))
+        return found
+
+    def _read(self, rank: int, path: bytes) -> list[Json] | None:
+        try:
+            status = os.stat(path)
+        except OSError:
+            return None
+        mark = status.st_mtime_ns, status.st_size
+        if self._seen.get(rank) == mark or status.st_size > MAX_DUMP:
+            return None
+        try:
+            groups = groups_of(unpickled(read_file(path, MAX_DUMP) or b""))
+        except Exception:  # noqa: BLE001 - half written, or not what we know
+            return None
+        self._seen[rank] = mark
+        return groups
+
+
+def record_flights(environment: dict[bytes, bytes], folder: bytes) -> None:
+    """Have torch keep and write what its flight recorder holds, but for what is chosen already."""
+    if not any(name in environment for name in SIZES):
+        # torch 2.13 warns of the older name.
+        environment[SIZES[0]] = b"2000"
+    if not any(name in environment for name in FILES):
+        for name in FILES:
+            environment[name] = os.path.join(folder, b"nccl-trace-")
+    environment.setdefault(b"TORCH_NCCL_DUMP_ON_TIMEOUT", b"1")
+    trial = os.path.join(folder, b"nccl-trial.pipe")
+    with contextlib.suppress(OSError):  # torch would end the process where there can be no pipes
+        os.mkfifo(trial)
+        os.unlink(trial)
+        environment.setdefault(PIPES, os.path.join(folder, b"nccl-ask-"))
+
+
+def groups_of(dump: Json) -> list[Json]:
+    """The last calls in each process group, from a flight recorder's dump."""
+    groups: dict[str, Json] = {}
+    for entry in dump["entries"]:
+        name, description = entry["process_group"]
+        ranks = dump["pg_config"].get(name, {}).get("ranks", "[]")
+        group = groups.setdefault(
+            name, {"id": name, "name": description, "ranks": json.loads(ranks), "calls": []}
+        )
+        state, op = entry["state"], entry["profiling_name"]
+        group["calls"].append(
+            {
+                "seq": entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"],
+                "p2p": entry["is_p2p"],
+                "op": op,
+                "sizes": entry["input_sizes"],
+                "types": entry["input_dtypes"],
+                # gloo does not tell the state; NCCL also retires what has timed out.
+                "done": state == "completed" or (entry["retired"] and op.startswith("gloo:")),
+                "frames": entry.get("frames", ())[:MAX_FRAMES],
+            }
+        )
+    for group in groups.values():
+        del group["calls"][:-LATEST]
+        for call in group["calls"][:-1]:
+            call["frames"] = ()
+    return list(groups.values())[:MAX_GROUPS]
+
+
 # Ranks that torchrun starts. Its agent gives each a folder:
 #     PET_LOG_DIR/<run>_<random>/attempt_0/<local rank>/{stdout.log,stderr.log,error.json}
 # dtrain runs torchrun without restarts of its own, so there is one attempt.
@@ -1184,6 +1313,7 @@ class Supervisor:
         self._sockets: list[socket.socket] = []  # held for the run's life
         self._plan: list[tuple[Worker, list[bytes], dict[bytes, bytes], tuple[int, int]]] = []
         self._workers: dict[int, Worker] = {}
+        self._flights: FlightRecorders | None = None
         self._groups: set[int] = set()
         self._sweep: Sweep | None = None
         self._stopping = False
@@ -1258,6 +1388,9 @@ class Supervisor:
         base.update(self._tag.environment)
         archive = os.path.join(self._folder, b"runtime.zip")
         base[b"PYTHONPATH"] = b":".join(filter(None, [archive, base.get(b"PYTHONPATH")]))
+        if request.get("flight_recorder"):
+            record_flights(base, self._folder)
+            self._flights = FlightRecorders(base, self._workdir)
 
         python = self._find_python(request.get("python"), base)
         script = request.get("script")
@@ -1412,29 +1545,42 @@ class Supervisor:
         asked: list[tuple[Json, Proc]] = []
         for worker in self._workers.values():
             ranks = worker.ranks.living(self._tag) if worker.ranks is not None else {}
-            pids = [
+            who = [
                 (pid, {"role": "worker", "index": rank, "rank": rank})
                 for rank, pid in ranks.items()
             ]
             # A torchrun without ranks waits for other torchruns.
-            pids = pids or [(worker.pid, worker.names())]
-            found = [(who, look(pid)) for pid, who in pids]
-            asked += [(who, proc) for who, proc in found if proc is not None]
+            found = [(names, look(pid)) for pid, names in who or [(worker.pid, worker.names())]]
+            asked += [(names, proc) for names, proc in found if proc is not None]
         threading.Thread(target=self._tell_where, args=(asked, abort), daemon=True).start()
 
     def _tell_where(self, asked: list[tuple[Json, Proc]], abort: bool) -> None:
-        """Where workers are, as py-spy sees it. Where that is not possible and they may be ended,
-        Python itself writes it to their stderr: its fault handler, on SIGABRT."""
+        """Where workers are, as py-spy and torch's flight recorder see it. Where py-spy does not
+        and they may be ended, Python itself writes it to their stderr: its fault handler, on
+        SIGABRT."""
+        ranks = {names["rank"] for names, _ in asked}
+        recorded = {rank for rank in ranks if self._flights and self._flights.ask(rank)}
         stacks = spy([proc.pid for _, proc in asked])
-        for who, proc in asked:
+        for names, proc in asked:
             if proc.pid in stacks:
-                self._events.append("stack", **who, text=stacks[proc.pid])
+                self._events.append("stack", **names, text=stacks[proc.pid])
+        deadline = time.monotonic() + DUMP_LIMIT
+        while recorded and time.monotonic() < deadline:
+            recorded -= self._tell_collectives()
+            time.sleep(0.05)
         if abort:
             aborted = [proc for _, proc in asked if proc.pid not in stacks]
             for proc in aborted:
                 send(proc, signal.SIGABRT)
             await_ends(aborted, ABORT_LIMIT)
         self._events.append("told")
+
+    def _tell_collectives(self) -> set[int]:
+        """Tell of the calls of ranks whose flight recorders have written them by now: which."""
+        fresh = self._flights.fresh() if self._flights is not None else []
+        for rank, groups in fresh:
+            self._events.append("collectives", rank=rank, groups=groups)
+        return {rank for rank, _ in fresh}
 
     def _tell_kernel_log(self) -> None:
         lines = self._kernel_log.read()
@@ -1447,6 +1593,7 @@ class Supervisor:
         if not self._stopping:
             self._stopping = True
             self._tell_kernel_log()
+            self._tell_collectives()
             self._events.append("stopping", reason=reason)
         if self._sweep is None:
             self._begin_sweep(grace)
@@ -1484,6 +1631,7 @@ class Supervisor:
         bad = code != 0
         if bad and not self._stopping:
             self._tell_kernel_log()
+            self._tell_collectives()
         if bad and error is None:
             error = error_report(os.path.join(self._folder, worker.name + b".error.json"))
         kills = oom_kills()

@@ -26,7 +26,8 @@ from dtrain.diagnostics import (
     PortBusyError,
 )
 from dtrain.failures.kernel import KernelMessage, concerning
-from dtrain.hang import compare, place, stack
+from dtrain.hang import collectives
+from dtrain.hang.stacks import compare, place, stack
 from dtrain.journal import Journal
 from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.logs.store import StorageError, tail
@@ -201,9 +202,21 @@ class Attempt:
             said = told or tail(stream.path, STDERR_TAIL).decode(errors="replace")
             places[stream.label, stream.host] = place(stack(said))
         if not any(where.script or where.call for where in places.values()):
-            return ["no worker told where it is; py-spy on the hosts can tell of any"]
+            unknown = "no worker told where it is; py-spy on the hosts can tell of any"
+            return self._out_of_step() or [unknown]
         labels = {f"{label} {host}": where for (label, host), where in places.items()}
-        return [f"{_people(those)}: in {where}" for where, those in compare(labels)]
+        stacks = [f"{_people(those)}: in {where}" for where, those in compare(labels)]
+        return stacks + self._out_of_step()
+
+    def _out_of_step(self) -> list[str]:
+        """Which collectives not all ranks have joined, as torch's flight recorders tell."""
+        return collectives.compare(
+            {
+                rank: groups
+                for link in self._links.values()
+                for rank, groups in link.collectives.copy().items()
+            }
+        )
 
     def _note_sizes(self) -> None:
         """Journal how far all streams are, now and then: output itself bears no time."""
@@ -376,6 +389,8 @@ class Attempt:
                     hints.append(message.remedy)
         if self._hang and outcome is Outcome.WORKER_FAILED:
             problems += self._where()
+        elif failures and failures[0].is_echo:
+            problems += self._out_of_step()
         exit_code = _EXIT_CODES[outcome]
         if outcome is Outcome.DONE and problems:
             exit_code = ExitCode.NODE_FAILED

@@ -32,6 +32,8 @@ from dtrain.diagnostics import (
     PrepareError,
 )
 from dtrain.failures.kernel import KernelMessage, understand
+from dtrain.hang import collectives
+from dtrain.hang.collectives import Group
 from dtrain.journal import Journal
 from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.logs.store import LogWriter, RunFolder, StorageError, Stream
@@ -113,6 +115,8 @@ class Link:
         """When a worker last wrote or told something (`time.monotonic`)."""
         self.stacks: dict[str, str] = {}
         """What py-spy said of workers, by rank, or role and index."""
+        self.collectives: dict[int, list[Group]] = {}
+        """What the flight recorders of ranks hold."""
         self.told = False
         """Whether the host has told all that it can of where its workers are."""
         self.kernel: list[KernelMessage] = []
@@ -372,6 +376,7 @@ class Link:
             ],
             "ports": list(part.ports),
             "route_to": part.route_to,
+            "flight_recorder": job.framework == "torch" and job.watchdog.silence is not None,
             "grace": job.grace,
             "on_disconnect": job.on_disconnect,
             "lease": job.lease,
@@ -654,6 +659,8 @@ class Link:
                 self.stacks[who] = str(event["text"])
             case "told":
                 self.told = True
+            case "collectives":
+                self.collectives[int(event["rank"])] = collectives.read(event["groups"])
             case "kernel":
                 lines, addresses = list(map(str, event["lines"])), list(map(str, event["gpus"]))
                 self.kernel += understand(lines, addresses, self._part.host.gpus)
