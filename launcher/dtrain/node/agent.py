@@ -2164,7 +2164,11 @@ class Relay:
             path = os.path.join(self._folder, file)
             if name not in self._offsets and self._attached:
                 # Whoever takes up a run wants to know where it is, not where it has been.
-                self._offsets[name] = last_line(path)
+                self._offsets[name] = start = last_line(path)
+                for said, end in read_events(path, 0):
+                    page = isinstance(said, dict) and said.get("event") == "tensorboard"
+                    if page and end <= start:
+                        self._tell("progress", name=name, offset=start, said=said)
             for said, end in read_events(path, self._offsets.get(name, 0)):
                 found = True
                 self._offsets[name] = end

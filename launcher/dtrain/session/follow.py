@@ -45,13 +45,19 @@ class Follower:
     def skip(self) -> None:
         """Show only what comes from now on, and how things stand."""
         states: dict[str, dict[str, Any]] = {}
+        pages: dict[str, dict[str, Any]] = {}
         for event in self._journal.read():
             match event["event"]:
                 case "host":
                     states[event["host"]] = event
+                case "tensorboard":
+                    pages[event["host"]] = event
+                case "attached":
+                    pages.clear()
                 case "attempt":
                     states.clear()
-        for event in states.values():
+                    pages.clear()
+        for event in (*states.values(), *pages.values()):
             self._tell(event)
         for stream, size in self._folder.sizes(self._plan).items():
             self._sizes[stream] = size
@@ -70,7 +76,7 @@ class Follower:
         match event["event"]:
             case "host":
                 self._observer.host_state(event["host"], event["state"], event["detail"])
-            case "notice":
+            case "notice" | "tensorboard":
                 self._observer.notice(event["text"])
             case "progress":
                 self._observer.progress("", Progress.read(event["process"], event["said"]))

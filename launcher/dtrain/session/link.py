@@ -620,7 +620,9 @@ class Link:
                 self._run.notice(f"cannot show {self.host}'s TensorBoard here: {error}")
                 return
             port = self._tensorboard.port
-        self._run.notice(f"TensorBoard of {self.host}: http://127.0.0.1:{port}/")
+        text = f"TensorBoard of {self.host}: http://127.0.0.1:{port}/"
+        self._run.observer.notice(text)
+        self._run.journal.write(time.time(), "tensorboard", host=self.host, text=text)
 
     def _refusal(self, body: dict[str, Any]) -> PrepareError:
         kind = PortBusyError if body["what"] == "port" else PrepareError
