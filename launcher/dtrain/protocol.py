@@ -66,8 +66,9 @@ An event is an object with ``event`` and ``time``:
               order. Told before a process's bad end, and before the end of a run that is stopped
     stack     role, index, rank, text: what py-spy says of a worker, or of a rank of a torchrun
     collectives  rank, groups [{id, name, ranks, calls}]: what torch's flight recorder has written
-              for a rank: the last calls in each process group. A call has seq, p2p, op, sizes,
-              types, done, frames [{name, filename, line}] (of the last one alone)
+              for a rank: the last collectives in each process group, but no messages from rank to
+              rank. A call has seq, op, tensors [[type, sizes]], done, and frames [[function, file,
+              line]], innermost first (of the last one alone)
     told      everything that answers ``stacks`` has been told
     stopping  reason
     ended     survivors [{pid, name}], and error if the supervisor itself failed

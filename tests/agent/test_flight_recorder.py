@@ -51,6 +51,20 @@ def test_each_dump_is_told_once(tmp_path: Path) -> None:
     assert group["calls"][0]["done"]
 
 
+def test_what_is_left_out(tmp_path: Path) -> None:
+    entries = [ENTRY | {"is_p2p": True}, ENTRY | {"input_sizes": [[2]] * 99}]
+    entries[1]["input_dtypes"] = ["Float"] * 99
+    entries += [ENTRY | {"collective_seq_id": number} for number in range(8, 20)]
+    path = tmp_path / "nccl-trace-0"
+    path.write_bytes(pickle.dumps({**dump(), "entries": entries}))
+    ((_, (group,)),) = recorders(tmp_path).fresh()
+    assert [call["seq"] for call in group["calls"]] == [*range(12, 20)]
+    assert [len(call["frames"]) for call in group["calls"]] == [0] * 7 + [1]
+    path.write_bytes(pickle.dumps({**dump(), "entries": entries[:2]}))
+    ((_, (group,)),) = recorders(tmp_path).fresh()
+    assert [len(call["tensors"]) for call in group["calls"]] == [8]
+
+
 def test_nothing_that_a_dump_says_is_done(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[Any, ...]:
@@ -59,6 +73,8 @@ def test_nothing_that_a_dump_says_is_done(tmp_path: Path) -> None:
     (tmp_path / "nccl-trace-0").write_bytes(pickle.dumps(dump(profiling_name=Evil())))
     (tmp_path / "nccl-trace-1").write_bytes(pickle.dumps([dump()]))
     (tmp_path / "nccl-trace-2").write_bytes(b"no pickle")
+    (tmp_path / "nccl-trace-3").write_bytes(pickle.dumps(dump(input_sizes=[[b"x"]])))
+    (tmp_path / "nccl-trace-4").write_bytes(pickle.dumps(dump(frames=3)))
     assert recorders(tmp_path).fresh() == []
     assert not (tmp_path / "done").exists()
 

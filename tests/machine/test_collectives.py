@@ -8,18 +8,18 @@ import pytest
 
 from dtrain.hang.collectives import Group, compare, read
 
-MINE = {"name": "step", "filename": "/home/ml/train.py", "line": 40}
-TORCHS = {
-    "name": "all_reduce",
-    "filename": "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py",
-    "line": 3245,
-}
+MINE = ("step", "/home/ml/train.py", 40)
+TORCHS = (
+    "all_reduce",
+    "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py",
+    3245,
+)
 
 
 def call(
     seq: int, op: str = "nccl:all_reduce", *, done: bool = True, **what: Any
 ) -> dict[str, Any]:
-    base = {"p2p": False, "sizes": [[4, 3]], "types": ["Float"], "frames": []}
+    base = {"tensors": [["Float", [4, 3]]], "frames": []}
     return {"seq": seq, "op": op, "done": done, **base, **what}
 
 
@@ -63,10 +63,10 @@ def test_ranks_that_call_different_collectives() -> None:
 
 
 def test_ranks_that_pass_different_sizes() -> None:
-    big, small = group(call(14, sizes=[[8]], done=False)), group(call(14, done=False))
+    big, small = group(call(14, tensors=[["Float", [8]]], done=False)), group(call(14, done=False))
     (line,) = compare({0: big, 1: small})
     assert "all_reduce of Float[8] on rank 0; all_reduce of Float[4, 3] on rank 1" in line
-    uneven = [group(call(3, "nccl:all_to_all", sizes=[[size]])) for size in (2, 4)]
+    uneven = [group(call(3, "nccl:all_to_all", tensors=[["Float", [size]]])) for size in (2, 4)]
     assert compare(dict(enumerate(uneven))) == []
 
 
@@ -86,11 +86,6 @@ def test_nothing_is_said_of_groups_in_which_nobody_waits() -> None:
     assert [line.split(" (")[0] for line in compare(told)] == [
         "rank 1 has not joined collective 7 of process group tp"
     ]
-
-
-def test_messages_from_rank_to_rank_are_no_collectives() -> None:
-    sends = group(call(3, "nccl:send 0->1", done=False, p2p=True))
-    assert compare({0: sends, 1: group(call(1))}) == []
 
 
 @pytest.mark.parametrize("wrong", [{}, {"calls": [{}]}, {"calls": 3}, {"ranks": ["x"]}])

@@ -7,9 +7,7 @@ from dataclasses import replace
 from dtrain.diagnostics import UsageError
 from dtrain.logs.store import RunFolder
 from dtrain.record import Record
-from dtrain.session.inquiry import ask
 from dtrain.session.status import RunStatus, status, statuses
-from dtrain.transport.select import Transports
 from dtrain_cli.views import runs as view
 
 
@@ -33,6 +31,10 @@ def ps(run: str | None, *, json: bool, everything: bool) -> str:
 
 def _asked(run: RunStatus, record: Record) -> RunStatus:
     """With what its hosts say: nobody else hears of them."""
+    # A list of runs has no use for threads and transports.
+    from dtrain.session.inquiry import ask
+    from dtrain.transport.select import Transports
+
     transport = Transports(record.request.base)
     try:
         return replace(run, hosts=ask(record, run.hosts, transport))

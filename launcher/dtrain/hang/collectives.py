@@ -49,29 +49,25 @@ class Group:
 def read(groups: Sequence[Mapping[str, Any]]) -> list[Group]:
     """One rank's process groups from an agent's ``collectives`` event.
 
-    Raises KeyError, TypeError or ValueError for what is none. Messages from rank to rank (send and
-    recv) are left out: their numbers count for a pair of ranks.
+    Raises KeyError, TypeError or ValueError for what is none.
     """
     return [
         Group(
             id=str(group["id"]),
             name=str(group["name"]),
             ranks=tuple(int(rank) for rank in group["ranks"]),
-            calls=tuple(_call(call) for call in group["calls"] if not call["p2p"]),
+            calls=tuple(map(_call, group["calls"])),
         )
         for group in groups
     ]
 
 
 def _call(call: Mapping[str, Any]) -> Call:
-    frames = [
-        Frame(str(one["filename"]), int(one["line"]), str(one["name"])) for one in call["frames"]
-    ]
-    tensors = zip(call["types"], call["sizes"], strict=False)
+    frames = [Frame(str(file), int(line), str(function)) for function, file, line in call["frames"]]
     return Call(
         seq=int(call["seq"]),
         op=str(call["op"]).partition(":")[2] or str(call["op"]),
-        tensors=", ".join(f"{kind}{list(map(int, sizes))}" for kind, sizes in tensors),
+        tensors=", ".join(f"{kind}{list(map(int, sizes))}" for kind, sizes in call["tensors"]),
         done=bool(call["done"]),
         where=place(frames).script,
     )

@@ -101,13 +101,13 @@ TROUBLE = re.compile(
 MAX_RECORDS, MAX_LINES, MAX_LINE = 1 << 16, 50, 500
 JOURNAL_LIMIT = 2.0
 """Seconds for journalctl to answer."""
-DUMP_LIMIT = 6.0
+DUMP_LIMIT = 20.0
 """Seconds in which torch should have written what its flight recorder holds: it looks once a second
-whether it is asked."""
+whether it is asked, and takes long to tell its stacks on a busy machine."""
 MAX_DUMP = 64 << 20
 LATEST = 8
-"""Calls of each process group that are told."""
-MAX_GROUPS, MAX_FRAMES = 64, 40
+"""Collectives of each process group that are told."""
+MAX_GROUPS, MAX_TENSORS, MAX_FRAMES = 64, 8, 40
 ABORT_LIMIT = 5.0
 """Seconds in which Python should have written its stack after SIGABRT."""
 
@@ -610,6 +610,7 @@ class KernelLog:
     def __init__(self, path: str = "/dev/kmsg") -> None:
         self._since = time.time()
         self._told = 0
+        self._journal_answers = True
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._fd, 0, os.SEEK_END)
@@ -618,7 +619,11 @@ class KernelLog:
 
     def read(self) -> list[str]:
         """The lines that matter and are new since the last call."""
-        lines = self._records() if self._fd >= 0 else self._journal()
+        lines: list[bytes] = []
+        if self._fd >= 0:
+            lines = self._records()
+        elif self._journal_answers:
+            lines = self._journal()
         found = [line for line in lines if TROUBLE.search(line)]
         return [shown(line[:MAX_LINE]) for line in found[:MAX_LINES]]
 
@@ -651,6 +656,7 @@ class KernelLog:
                 [*command, "@%d" % self._since], capture_output=True, timeout=JOURNAL_LIMIT
             )
         except (OSError, subprocess.SubprocessError):
+            self._journal_answers = False  # there is none, or it holds up the end of the others
             return []
         lines = done.stdout.splitlines()
         told, self._told = self._told, len(lines)
@@ -972,32 +978,43 @@ def record_flights(environment: dict[bytes, bytes], folder: bytes) -> None:
 
 
 def groups_of(dump: Json) -> list[Json]:
-    """The last calls in each process group, from a flight recorder's dump."""
-    groups: dict[str, Json] = {}
+    """The last collectives in each process group, from a flight recorder's dump.
+
+    Raises some exception for what is no such dump.
+    """
+    entries: dict[str, list[Json]] = {}
     for entry in dump["entries"]:
-        name, description = entry["process_group"]
-        ranks = dump["pg_config"].get(name, {}).get("ranks", "[]")
-        group = groups.setdefault(
-            name, {"id": name, "name": description, "ranks": json.loads(ranks), "calls": []}
-        )
-        state, op = entry["state"], entry["profiling_name"]
-        group["calls"].append(
+        if not entry["is_p2p"]:
+            entries.setdefault(str(entry["process_group"][0]), []).append(entry)
+    groups = []
+    for name, calls in list(entries.items())[:MAX_GROUPS]:
+        ranks = json.loads(dump["pg_config"].get(name, {}).get("ranks", "[]"))
+        groups.append(
             {
-                "seq": entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"],
-                "p2p": entry["is_p2p"],
-                "op": op,
-                "sizes": entry["input_sizes"],
-                "types": entry["input_dtypes"],
-                # gloo does not tell the state; NCCL also retires what has timed out.
-                "done": state == "completed" or (entry["retired"] and op.startswith("gloo:")),
-                "frames": entry.get("frames", ())[:MAX_FRAMES],
+                "id": name,
+                "name": str(calls[-1]["process_group"][1])[:MAX_LINE],
+                "ranks": [int(rank) for rank in ranks],
+                "calls": [call_of(entry, entry is calls[-1]) for entry in calls[-LATEST:]],
             }
         )
-    for group in groups.values():
-        del group["calls"][:-LATEST]
-        for call in group["calls"][:-1]:
-            call["frames"] = ()
-    return list(groups.values())[:MAX_GROUPS]
+    return groups
+
+
+def call_of(entry: Json, last: bool) -> Json:
+    state, op = entry["state"], str(entry["profiling_name"])[:MAX_LINE]
+    tensors = list(zip(entry["input_dtypes"], entry["input_sizes"]))[:MAX_TENSORS]
+    frames = list(entry.get("frames", ()))[:MAX_FRAMES] if last else []
+    return {
+        "seq": int(entry["collective_seq_id"]),
+        "op": op,
+        "tensors": [[str(kind), [int(size) for size in sizes]] for kind, sizes in tensors],
+        # gloo does not tell the state; NCCL also retires what has timed out.
+        "done": state == "completed" or bool(entry["retired"] and op.startswith("gloo:")),
+        "frames": [
+            [str(frame["name"])[:MAX_LINE], str(frame["filename"])[:MAX_LINE], int(frame["line"])]
+            for frame in frames
+        ],
+    }
 
 
 # Ranks that torchrun starts. Its agent gives each a folder:

@@ -41,7 +41,7 @@ SIGNAL_POLL = 0.2
 BETWEEN_NOTES = 10.0
 """Seconds from one note of how much output has come to the next."""
 DRAIN_POLL = 0.2
-TO_TELL = 20.0
+TO_TELL = 40.0
 """Seconds that hosts have at most to tell where their workers are."""
 PATIENCE = 30.0
 """Seconds until somebody is told which hosts keep the launch waiting."""
