@@ -204,6 +204,8 @@ def detached(desk: Desk, command: str) -> None:
             assert "left; the job goes on" in desk.run(f"timeout -s INT 2 {command}").stderr
         elif command == "dtrain ps":
             assert re.search(r"^cluster-\S+ +running ", desk.succeeds(command), re.MULTILINE)
+        elif command == "dtrain ps cluster":
+            assert re.search(r"^gpu01 +running ", desk.succeeds(command), re.MULTILINE)
         elif command.startswith("dtrain logs"):
             while not (shown := desk.succeeds(command)):
                 pass
@@ -244,6 +246,7 @@ COVERED: dict[str, Callable[[Desk, str], None]] = {
     "dtrain launch cluster.yaml --rank 0,4-7 --fold": launch_shown_in_part,
     "dtrain launch cluster.yaml --detach": detached,
     "dtrain ps": detached,
+    "dtrain ps cluster": detached,
     "dtrain logs cluster --rank 0 --since 1h": detached,
     "dtrain attach cluster": detached,
     "dtrain stop cluster": detached,

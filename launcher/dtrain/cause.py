@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from dtrain import hostlist
 from dtrain.diagnostics import DtrainError, ExitCode, NodeError
 from dtrain.failures.catalogue import End, Explanation, explain
+from dtrain.failures.kernel import KernelMessage
 from dtrain.spec.model import Host
 
 _SIGNALLED = 128
@@ -45,6 +46,8 @@ class Failure:
     pid: int | None = None
     out_of_memory: bool = False
     """Whether the kernel killed it for want of memory."""
+    kernel: KernelMessage | None = None
+    """What the host's kernel said about it."""
 
     @property
     def label(self) -> str:
@@ -59,7 +62,9 @@ class Failure:
     @property
     def how(self) -> str:
         """``exited with status 1``, ``was killed by SIGKILL``."""
-        if self.out_of_memory and self.ended_by == "SIGKILL":
+        if self.kernel is not None and self.kernel.out_of_memory:
+            return "was killed by the kernel's out-of-memory killer"
+        if self.ended_by == "SIGKILL" and self.out_of_memory:
             return "was killed: the host ran out of memory"
         if self.signal is not None:
             return f"was killed by {self.signal}"
@@ -88,9 +93,18 @@ class Failure:
     @property
     def explanation(self) -> Explanation | None:
         """What is known of this way to fail."""
-        return explain(
+        known = explain(
             End(self.code, self.ended_by, self.out_of_memory, self.message, self.traceback)
         )
+        told = self.kernel
+        if told is None or (told.weak and known is not None and not known.echo):
+            return known
+        return Explanation(told.id, told.what, told.remedy, echo=False, host=told.host)
+
+    @property
+    def is_echo(self) -> bool:
+        """Whether another process's failure is behind it."""
+        return self.explanation is not None and self.explanation.echo
 
     @property
     def host_at_fault(self) -> bool:
@@ -177,5 +191,4 @@ def alike(problems: Sequence[DtrainError], hosts: Sequence[Host]) -> list[tuple[
 def _kind(failure: Failure) -> int:
     if failure.ended_by in _ASKED_TO_END:
         return 1
-    explanation = failure.explanation
-    return 2 if explanation is not None and explanation.echo else 0
+    return 2 if failure.is_echo else 0

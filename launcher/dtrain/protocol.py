@@ -15,19 +15,24 @@ is noise, kept to explain a failed start.
 Commands, by ``op``; the first one says what this relay is for:
 
     launch   protocol, run, host, run_dir, workdir, script, python, setup, environment, secrets,
-             runtime, processes, ports, grace, on_disconnect, lease, route_to: check everything,
-             start nothing. ``runtime`` is a zip archive in base64, for workers' PYTHONPATH.
+             runtime, processes, ports, grace, on_disconnect, lease, route_to, flight_recorder:
+             check everything, start nothing. ``runtime`` is a zip archive in base64, for workers'
+             PYTHONPATH.
              Where a process has no GLOO_SOCKET_IFNAME, it gets the interface by which this host
              reaches ``route_to``, the address or name of another host (or null), if that can be
-             told: gloo's own choice is what the host's name leads to, often 127.0.1.1
+             told: gloo's own choice is what the host's name leads to, often 127.0.1.1. With
+             ``flight_recorder``, torch's flight recorder writes where the supervisor finds it
     attach   protocol, run, host, run_dir, offsets: follow a run that was launched before, each
              stream (``events`` and progress files too) from the offset given, or from its beginning
+    look     protocol, run, host, run_dir: tell how a run that was launched before stands, and end
     start    start the processes of a launch that is prepared
     abort    forget a launch; once it has started, the same as ``kill``
     stop     grace: TERM, ``grace`` seconds, KILL. A later stop may only shorten the wait
     kill     KILL at once
-    stacks   abort: tell where every worker is. Where py-spy cannot, and ``abort`` is true, workers
-             get SIGABRT, on which Python writes its stack to stderr, if PYTHONFAULTHANDLER is set
+    stacks   abort: tell where every worker is, and every rank of a torchrun. Where py-spy cannot,
+             and ``abort`` is true, they get SIGABRT, on which Python writes its stack to stderr, if
+             PYTHONFAULTHANDLER is set. Where NCCL's process group listens, its flight recorder is
+             asked, too
     ping     somebody is still there; every command says so too
 
 Messages, by ``type``:
@@ -37,6 +42,10 @@ Messages, by ``type``:
     refused   what (python, setup, workdir, script, port, disk, permission or agent), reason, hint:
               it cannot, and nothing is left of the attempt. The last message
     attached  folder, running
+    status    state (missing, preparing, ready, running, ended or gone), since (or null), why,
+              processes [{role, index, rank, pid, started, ended, code, signal}]: the answer to
+              ``look``. A run that is gone has not ended as it should: the machine was restarted, or
+              the supervisor killed. The last message
     stream    id, name, role, index, rank, fd: the next output file. Its DATA follows
     event     offset, event: one line of the run's events; ``offset`` is where the next begins
     progress  name, offset, said: one line that a worker wrote through `dtrain.runtime` into the
@@ -50,9 +59,17 @@ An event is an object with ``event`` and ``time``:
     rank      role, index, local_rank, rank, pid (null if it was too quick), logs: torchrun has
               started a rank. Its streams are ``rank-<rank>.out`` and ``.err``
     exited    role, index, rank, pid, code, signal, stopping, error {message, traceback, time},
-              out_of_memory; for torchrun also ranks [{rank, local_rank, exitcode, signal,
+              out_of_memory; for torchrun also ranks [{rank, local_rank, pid, exitcode, signal,
               message, traceback, time}] of those that failed
-    stack     role, index, rank, text: what py-spy says of a worker
+    kernel    lines, gpus: what the kernel's log has said of trouble since the start or the last
+              such event, where it may be read, and the PCI addresses of the host's NVIDIA GPUs, in
+              order. Told before a process's bad end, and before the end of a run that is stopped
+    stack     role, index, rank, text: what py-spy says of a worker, or of a rank of a torchrun
+    collectives  rank, groups [{id, name, ranks, calls}]: what torch's flight recorder has written
+              for a rank: the last collectives in each process group, but no messages from rank to
+              rank. A call has seq, op, tensors [[type, sizes]], done, and frames [[function, file,
+              line]], innermost first (of the last one alone)
+    told      everything that answers ``stacks`` has been told
     stopping  reason
     ended     survivors [{pid, name}], and error if the supervisor itself failed
 """

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
+import venv
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,3 +80,48 @@ def test_ranks_are_ended_when_torchrun_is_killed(host: Node) -> None:
     agent.wait()
     assert agent.event("ended")["survivors"] == []
     assert host.processes() == {}
+
+
+WAITING = """
+import os, threading
+def load_batch(): print("up", flush=True); threading.Event().wait()
+def all_reduce(): print("up", flush=True); threading.Event().wait()
+load_batch() if os.environ["RANK"] == "1" else all_reduce()
+"""
+
+
+@pytest.mark.parametrize("told_by", ["py-spy", "python itself"])
+def test_each_rank_tells_where_it_is(host: Node, told_by: str, tmp_path: Path) -> None:
+    process = torchrun(host)
+    (host.workdir / "script.py").write_text(WAITING)
+    if told_by != "py-spy":
+        # An environment without py-spy, which takes torch from this one.
+        python = environment_without_spy(tmp_path / "environment")
+        process["argv"][0] = str(python)
+        process["environment"] |= {"PATH": "/usr/bin:/bin", "VIRTUAL_ENV": ""}
+        process["environment"]["PYTHONFAULTHANDLER"] = "1"
+    agent = host.start(process)
+    agent.until(lambda: agent.text("rank-0.out") and agent.text("rank-1.out"))
+    agent.command("stacks", abort=told_by != "py-spy")
+    if told_by == "py-spy":
+        agent.until(lambda: any(event["event"] == "told" for event in agent.events))
+        told = [event for event in agent.events if event["event"] == "stack"]
+        assert {(event["role"], event["index"]) for event in told} == {("worker", 0), ("worker", 1)}
+        stacks = {event["rank"]: event["text"] for event in told}
+        agent.command("kill")
+        agent.wait()
+    else:
+        agent.wait()
+        stacks = {rank: agent.text(f"rank-{rank}.err") for rank in (0, 1)}
+    assert sorted(stacks) == [0, 1]
+    assert "all_reduce" in stacks[0] and "load_batch" not in stacks[0]
+    assert "load_batch" in stacks[1]
+    assert host.processes() == {}
+
+
+def environment_without_spy(folder: Path) -> Path:
+    """The interpreter of a new environment that has this one's packages, but not its programs."""
+    venv.create(folder, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "this.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "bin/python"

@@ -91,6 +91,27 @@ def test_a_network_that_is_cut_and_comes_back(
     assert launcher.left(cluster) == {}
 
 
+def test_hosts_are_asked_how_they_stand(hosts: Hosts, launcher: Launcher) -> None:
+    cluster = hosts(2)
+    training = Training(cluster, launcher, 2)
+    launch = launcher.start(training.file)
+    training.until_step(1, 5)
+    (run,) = [path.name for path in (launcher.home / "runs").iterdir()]
+    launch.kill()
+    cluster["node2"].firewall("reject with icmpx admin-prohibited")
+    shown = launcher.command("ps", run).wait()
+    assert shown.code == 0, str(shown)
+    assert re.search(r"node1 +running +for \d+ s +rank 0 running\n", shown.stdout)
+    assert re.search(r"node2 +unreachable +\S.*\n", shown.stdout)
+    cluster.heal()
+    shown = launcher.command("ps", run).wait()
+    assert re.search(r"node2 +running +for \d+ s +rank 1 running\n", shown.stdout)
+    training.stop()
+    done = launcher.command("attach", run).wait()
+    assert done.code == 0, str(done)
+    assert launcher.left(cluster) == {}
+
+
 def test_a_spare_takes_the_place_of_a_host_that_lost_power(
     hosts: Hosts, launcher: Launcher
 ) -> None:

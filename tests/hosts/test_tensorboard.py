@@ -1,4 +1,4 @@
-"""`dtrain launch --tensorboard` brings the page of a host to this machine."""
+"""`dtrain launch --tensorboard` brings the page of a host to this machine; `attach` does, too."""
 
 from __future__ import annotations
 
@@ -39,6 +39,26 @@ def test_the_page_of_a_host_is_shown_here(
     assert launch.wait().code == 130
     with pytest.raises(urllib.error.URLError):
         get(url)
+    assert launcher.left(cluster) == {}
+
+
+def test_whoever_attaches_sees_it_too(hosts: Callable[..., Cluster], launcher: Launcher) -> None:
+    cluster = hosts(2)
+    file = launcher.file(cluster, {"framework": "torch", "script": job("web_page.py")})
+    launch = launcher.start(file, "--tensorboard")
+    launch.until("TensorBoard of ")
+    (run,) = [path.name for path in (launcher.home / "runs").iterdir()]
+    # First it is that of the process in charge, then, when this one is gone, its successor's own.
+    for _ in range(2):
+        attached = launcher.command("attach", run)
+        attached.until("TensorBoard of ")
+        found = re.search(r"TensorBoard of (\S+): (http://127\.0\.0\.1:\d+/)", attached.stderr)
+        assert found, attached.stderr
+        assert get(found[2]) == f"a page of {found[1]} ".ljust(200_000, ".")
+        attached.send(signal.SIGINT)
+        attached.wait()
+        launch.kill()
+    assert launcher.command("stop", run).wait().code == 0
     assert launcher.left(cluster) == {}
 
 

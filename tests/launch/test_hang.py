@@ -55,6 +55,113 @@ def test_the_rank_that_the_others_wait_for_is_named(scene: Scene, told_by: str) 
     assert scene.leftovers() == []
 
 
+@pytest.mark.torch
+def test_the_ranks_of_torchrun_are_told_apart(scene: Scene) -> None:
+    file = scene.cluster_file(
+        scene.script(HANG),
+        # torchrun says nothing while it starts.
+        watchdog={"silence": "20s"},
+        rendezvous={"backend": "static"},
+    )
+    done = scene.run(file)
+    assert done.code == 1, str(done)
+    waiting = f"called by all_reduce ({scene.folder / 'script.py'}:6)"
+    assert f"ranks 0, 1, 3 on node[0-1]: in wait, {waiting}\n" in done.stderr
+    assert "rank 2 on node1: in wait, called by load_batch" in done.stderr
+    assert "torchrun0" not in done.stderr
+    assert scene.leftovers() == []
+
+
+# Real collectives, and what the flight recorder really holds of them; but the process group is
+# gloo's, which does not listen to the pipe, so that a thread does for it what NCCL's does.
+COLLECTIVES = """
+import os, threading
+ready = threading.Event()
+
+def beat():
+    while not ready.wait(0.2):
+        print("preparing", flush=True)
+
+threading.Thread(target=beat).start()
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+pipe = f"{os.environ['TORCH_NCCL_DEBUG_INFO_PIPE_FILE']}{rank}.pipe"
+os.mkfifo(pipe)
+
+def listen():
+    with open(pipe) as asked:
+        asked.read(1)
+    with open(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}", "wb") as file:
+        file.write(_dump_fr_trace())
+
+threading.Thread(target=listen, daemon=True).start()
+
+def step(size):
+    dist.all_reduce(torch.ones(size))
+
+for number in range(12):
+    step(3)
+ready.set()
+if rank == 2:
+    threading.Event().wait()
+step(7)
+"""
+
+
+@pytest.mark.torch
+def test_the_collective_that_a_rank_has_not_joined_is_named(scene: Scene) -> None:
+    file = scene.cluster_file(scene.script(COLLECTIVES), watchdog={"silence": "4s"})
+    done = scene.run(file)
+    assert done.code == 1, str(done)
+    script = scene.folder / "script.py"
+    assert (
+        "rank 2 has not joined collective 13 of the default process group (all_reduce of Float[7],"
+        f" called by step ({script}:27)); ranks 0-1, 3 have\n"
+    ) in done.stderr
+    assert scene.leftovers() == []
+
+
+# What NCCL leaves when it times out by itself.
+TIMES_OUT = """
+import os, pickle, pathlib, sys, time
+rank = int(os.environ["RANK"])
+entry = {
+    "process_group": ("0", "default_pg"), "p2p_seq_id": 0, "is_p2p": False,
+    "profiling_name": "nccl:all_reduce", "input_sizes": [[4, 3]], "input_dtypes": ["Float"],
+    "retired": False, "frames": [],
+}
+entries = [entry | {"collective_seq_id": 13, "state": "completed"}]
+if rank != 2:
+    entries.append(entry | {"collective_seq_id": 14, "state": "started"})
+config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}}
+file = pathlib.Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}")
+draft = file.with_name(f"draft-{rank}")
+draft.write_bytes(pickle.dumps({"entries": entries, "pg_config": config}))
+draft.rename(file)
+pathlib.Path(sys.argv[1], str(rank)).touch()
+while len(os.listdir(sys.argv[1])) < 4:
+    time.sleep(0.02)
+if rank == 0:
+    raise SystemExit("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=14, ...)")
+time.sleep(600)
+"""
+
+
+def test_a_timeout_of_nccl_is_explained_by_its_flight_recorders(scene: Scene) -> None:
+    ready = scene.folder / "ready"
+    ready.mkdir()
+    file = scene.cluster_file(
+        scene.script(TIMES_OUT), args=[str(ready)], watchdog={"silence": "10m"}
+    )
+    done = scene.run(file)
+    assert done.code == 1, str(done)
+    assert "error: rank 0 on node0 exited with status 1" in done.stderr
+    assert "rank 2 has not joined collective 14 of the default process group" in done.stderr
+
+
 def test_a_hang_may_be_a_reason_to_start_again(scene: Scene) -> None:
     file = scene.cluster_file(
         scene.script(HANG), watchdog={"silence": "1s", "then": "restart"}, restart={"max": 1}

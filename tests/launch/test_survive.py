@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,6 +120,34 @@ def test_a_killed_launcher_loses_nothing(runs: Runs, times: int) -> None:
     assert "all 4 workers finished" in done.stderr
     runs.assert_whole(run)
     assert runs.scene.leftovers() == []
+
+
+def test_hosts_are_asked_how_a_run_stands_that_nobody_is_in_charge_of(runs: Runs) -> None:
+    run = runs.detach()
+    runs.kill_launcher(run)
+    shown = runs.dtrain("ps", run).wait()
+    assert shown.code == 0, str(shown)
+    assert re.search(r"node0 +running +for \d+ s +ranks 0-1 running\n", shown.stdout)
+    assert re.search(r"node1 +running +for \d+ s +ranks 2-3 running\n", shown.stdout)
+
+    (listed,) = json.loads(runs.dtrain("ps", run, "--json").wait().stdout)["runs"]
+    worker = listed["hosts"]["node1"]["processes"][1]
+    assert (worker["label"], worker["ended"]) == ("3", None)
+    os.kill(worker["pid"], signal.SIGKILL)
+
+    def said(pattern: str) -> bool:
+        return re.search(pattern, runs.dtrain("ps", run).wait().stdout) is not None
+
+    until(lambda: said(r"rank 2 running; rank 3 was killed by SIGKILL \d+ s ago\n"), "its death")
+    for supervisor in _supervisors(f"{run} node1"):
+        os.kill(supervisor, signal.SIGKILL)
+    until(lambda: said(r"node1 +gone .*something ended its supervisor\n"), "the supervisor's death")
+    runs.stop_file.touch()
+    ended = r"node0 +ended +for \d+ s +ranks 0-1 exited with status 0 \d+ s ago\n"
+    until(lambda: said(ended), "the end of the job")
+    shutil.rmtree(runs.scene.nodes / "nodes" / run / "node1")
+    assert said(r"node1 +missing +\S+node1 does not exist\n")
+    assert "unattended" in runs.dtrain("ps").wait().stdout
 
 
 def test_a_launch_killed_in_the_foreground_can_be_taken_up(runs: Runs) -> None:
@@ -242,7 +271,8 @@ def test_who_takes_charge_knows_of_later_attempts(scene: Scene) -> None:
     file = scene.cluster_file(script, restart={"max": 1})
     run = scene.command("launch", str(file), "--detach").wait().stdout.strip()
     watcher = scene.command("attach", run)
-    watcher.until("attempt 2\n")
+    watcher.until(f"run {run}: 4 workers")
+    until((scene.home / "runs" / run / "logs-2").exists, "the second attempt")
     os.kill(int((scene.home / "runs" / run / "launcher").read_text()), signal.SIGKILL)
     watcher.until(f"run {run}: 4 workers", count=2)  # it is in charge now
     stopped = scene.command("stop", run).wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtrain.cause import Failure, in_order_of_blame
+from dtrain.failures.kernel import KernelMessage
 
 
 def failure(rank: int, time: float, **what: object) -> Failure:
@@ -90,3 +91,33 @@ def test_words() -> None:
     assert failure(3, 0.0, code=None, signal="SIGSEGV").how == "was killed by SIGSEGV"
     ps = Failure("n0", "ps", 1, None, 0.0, signal="SIGKILL", out_of_memory=True)
     assert f"{ps.who} {ps.how}" == "ps1 on n0 was killed: the host ran out of memory"
+
+
+OFF_THE_BUS = KernelMessage(
+    "xid-79", "NVRM: Xid …", "GPU 3 fell off the bus (Xid 79)", "reboot the host", host=True, gpu=3
+)
+
+
+def test_what_the_kernel_says_of_a_host_explains_what_looks_like_an_echo() -> None:
+    said = "RuntimeError: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(...)"
+    echo = failure(1, 1.0, message=said)
+    lost = failure(2, 1.5, message=said, kernel=OFF_THE_BUS)
+    assert ranks(echo, lost) == [2, 1]
+    assert lost.host_at_fault and not echo.host_at_fault
+    assert lost.hint == "GPU 3 fell off the bus (Xid 79)\nreboot the host"
+
+
+def test_whom_the_kernel_killed() -> None:
+    told = KernelMessage("out-of-memory-killer", "Out of memory: …", "memory was full", "less")
+    killed = failure(3, 0.0, code=None, signal="SIGKILL", kernel=told)
+    assert f"{killed.who} {killed.how}" == (
+        "rank 3 on n3 was killed by the kernel's out-of-memory killer"
+    )
+    assert killed.hint == "memory was full\nless"
+
+
+def test_a_weak_hint_of_the_kernels_comes_after_what_the_process_said() -> None:
+    weak = replace(OFF_THE_BUS, id="xid-31", what="it faulted", host=False, weak=True)
+    said = "RuntimeError: CUDA error: device-side assert triggered"
+    assert "a check inside a CUDA kernel" in failure(0, 0.0, message=said, kernel=weak).hint
+    assert failure(0, 0.0, kernel=weak).hint.startswith("it faulted")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.hang import Frame, Place, compare, place, stack
+from dtrain.hang.stacks import Frame, Place, compare, place, stack
 
 SPY = """\
 Process 4242: python train.py

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dtrain.framing import clean
-from dtrain.session.status import HostStatus, RunStatus, age
+from dtrain.session.status import HostStatus, ProcessStatus, RunStatus, age
 from dtrain_cli.views import names
 from dtrain_cli.views.report import render
 
@@ -58,6 +58,11 @@ def details(run: RunStatus) -> str:
     lines.append("")
     width = max(map(len, run.hosts), default=0)
     lines += [f"{host:<{width}}  {_host(status)}" for host, status in run.hosts.items()]
+    if run.state == "unattended":
+        lines += [
+            "",
+            "nobody is in charge of it: `dtrain attach` takes it up, `dtrain stop` ends it",
+        ]
     text = "".join(f"{clean(line)}\n" for line in lines)
     return text + (f"\n{render(run.report, {}, color=False)}" if run.report else "")
 
@@ -69,9 +74,35 @@ def as_json(runs: Sequence[RunStatus]) -> str:
 
 
 def _host(status: HostStatus) -> str:
-    since = f"for {names.duration(age(status.since))}"
-    state = status.state or "waiting"
-    return f"{state:<12} {since}" + (f"  {status.detail}" if status.detail else "")
+    parts = [f"{status.state or 'waiting':<12}"]
+    if status.since is not None:
+        parts.append(f"for {names.duration(age(status.since))}")
+    if status.processes:
+        parts.append(_processes(status.processes))
+    return "  ".join([*parts, *filter(None, [status.detail])]).rstrip()
+
+
+def _processes(processes: Sequence[ProcessStatus]) -> str:
+    """``ranks 0-2 running; rank 3 exited with status 1 5 min 2 s ago``: those alike together."""
+    alike: dict[str, list[str]] = {}
+    for one in processes:
+        alike.setdefault(_fate(one), []).append(one.label)
+    return "; ".join(f"{_people(labels)} {fate}" for fate, labels in alike.items())
+
+
+def _people(labels: Sequence[str]) -> str:
+    if not all(label.isdecimal() for label in labels):
+        return names.labels(labels)
+    return f"rank{'s' * (len(labels) > 1)} {names.labels(labels)}"
+
+
+def _fate(process: ProcessStatus) -> str:
+    if process.ended is None:
+        return "running"
+    how = f"exited with status {process.code}"
+    if process.signal is not None:
+        how = f"was killed by {process.signal}"
+    return f"{how} {names.duration(age(process.ended))} ago"
 
 
 def _progress(run: RunStatus) -> str:

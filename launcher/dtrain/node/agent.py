@@ -92,6 +92,26 @@ PATIENCE = 10.0
 """Seconds of KILL before what is left counts as a survivor."""
 MAX_ERROR_FILE = 1 << 20
 MAX_TRACEBACK = 16 << 10
+SPY_LIMIT = 10.0
+"""Seconds for py-spy to look at all workers."""
+TROUBLE = re.compile(
+    rb"NVRM: Xid|[Kk]ill(?:ed)? process \d|I/O error|EXT4-fs error|XFS \(.*(?:orruption|hutting)"
+)
+"""Lines of the kernel's log that the launcher may want; `failures/kernel.yaml` knows them."""
+MAX_RECORDS, MAX_LINES, MAX_LINE = 1 << 16, 50, 500
+JOURNAL_LIMIT = 2.0
+"""Seconds for journalctl to answer."""
+DUMP_LIMIT = 20.0
+"""Seconds in which torch should have written what its flight recorder holds: it looks once a second
+whether it is asked, and takes long to tell its stacks on a busy machine."""
+MAX_DUMP = 64 << 20
+LATEST = 8
+"""Collectives of each process group that are told."""
+MAX_GROUPS, MAX_TENSORS, MAX_FRAMES = 64, 8, 40
+ABORT_LIMIT = 5.0
+"""Seconds in which Python should have written its stack after SIGABRT."""
+
+RESTARTED = "the machine was restarted, or this is another machine"
 
 CONTROL_FD, REQUEST_FD = 7, 8
 """Where the supervisor finds its relay, and its code and request; setup never sees them."""
@@ -213,15 +233,14 @@ def reap(take: Callable[[int, int], None]) -> bool:
         take(pid, status)
 
 
-def spy(pid: int) -> str:
-    """A process's Python stack, by the py-spy of its own environment; empty without one."""
-    import subprocess  # which takes long to import, and is needed once in a run's life at most
-
+def spy_command(pid: int) -> list[bytes]:
+    """How to have a process's Python stack shown: by the py-spy of its own environment. Empty
+    without one."""
     environment = environment_of(pid)
     try:
         python = os.readlink(b"/proc/%d/exe" % pid)
     except OSError:  # it has ended meanwhile
-        return ""
+        return []
     # What it was called as: in a virtual environment, a link to the python that it was made from.
     called = (read_file("/proc/%d/cmdline" % pid) or b"").partition(b"\0")[0]
     paths = environment.get(b"PATH", b"").split(b":")
@@ -232,13 +251,34 @@ def spy(pid: int) -> str:
     for place in places:
         program = os.path.join(place, b"py-spy")
         if place and os.access(program, os.X_OK):
-            command = [program, b"dump", b"--full-filenames", b"--pid", b"%d" % pid]
-            try:
-                done = subprocess.run(command, capture_output=True, timeout=10, check=True)
-            except (OSError, subprocess.SubprocessError):
-                return ""  # not allowed to look, mostly
-            return shown(done.stdout[:MAX_TRACEBACK])
-    return ""
+            return [program, b"dump", b"--full-filenames", b"--pid", b"%d" % pid]
+    return []
+
+
+def spy(pids: list[int]) -> dict[int, str]:
+    """The Python stacks of those processes that py-spy is there for, and may look at."""
+    import subprocess  # which takes long to import, and is needed once in a run's life at most
+
+    spies = {}
+    for pid in pids:
+        command = spy_command(pid)
+        with contextlib.suppress(OSError):
+            if command:
+                spies[pid] = subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                )
+    deadline = time.monotonic() + SPY_LIMIT
+    found = {}
+    for pid, process in spies.items():
+        try:
+            said = process.communicate(timeout=max(0.0, deadline - time.monotonic()))[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said = process.communicate()[0]
+        # Its status says nothing: the supervisor may have reaped it.
+        if said:
+            found[pid] = shown(said[:MAX_TRACEBACK])
+    return found
 
 
 def environment_of(pid: int, having: bytes = b"") -> dict[bytes, bytes]:
@@ -329,6 +369,16 @@ def send(proc: Proc, signum: int) -> None:
                 os.kill(proc.pid, signum)
     if pidfd >= 0:
         os.close(pidfd)
+
+
+def await_ends(procs: list[Proc], limit: float) -> None:
+    """Wait until all of them have ended, or so many seconds."""
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        now = [(proc, look(proc.pid)) for proc in procs]
+        if not any(one is not None and one.alive and one.start == proc.start for proc, one in now):
+            break
+        time.sleep(0.02)
 
 
 class Sweep:
@@ -554,6 +604,65 @@ def oom_kills() -> int:
     return 0
 
 
+class KernelLog:
+    """What the kernel says of trouble from now on, where this user may read it."""
+
+    def __init__(self, path: str = "/dev/kmsg") -> None:
+        self._since = time.time()
+        self._told = 0
+        self._journal_answers = True
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._fd, 0, os.SEEK_END)
+        except OSError:
+            self._fd = -1
+
+    def read(self) -> list[str]:
+        """The lines that matter and are new since the last call."""
+        lines: list[bytes] = []
+        if self._fd >= 0:
+            lines = self._records()
+        elif self._journal_answers:
+            lines = self._journal()
+        found = [line for line in lines if TROUBLE.search(line)]
+        return [shown(line[:MAX_LINE]) for line in found[:MAX_LINES]]
+
+    def _records(self) -> list[bytes]:
+        found = []
+        for _ in range(MAX_RECORDS):
+            try:
+                data = os.read(self._fd, 8192)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:  # records were overwritten before they were read
+                continue
+            except OSError:
+                break
+            if not data:
+                break
+            # "priority,number,time,flags;message", and lines with details that begin with a space
+            found += [
+                line.partition(b";")[2] for line in data.splitlines() if not line.startswith(b" ")
+            ]
+        return found
+
+    def _journal(self) -> list[bytes]:
+        """By systemd, which lets administrators read what the kernel itself keeps from them."""
+        import subprocess
+
+        command = ["journalctl", "-k", "-q", "-o", "cat", "--no-pager", "--since"]
+        try:
+            done = subprocess.run(
+                [*command, "@%d" % self._since], capture_output=True, timeout=JOURNAL_LIMIT
+            )
+        except (OSError, subprocess.SubprocessError):
+            self._journal_answers = False  # there is none, or it holds up the end of the others
+            return []
+        lines = done.stdout.splitlines()
+        told, self._told = self._told, len(lines)
+        return lines[told:]
+
+
 # The run's folder
 
 
@@ -668,6 +777,7 @@ class Events:
     def __init__(self, path: bytes) -> None:
         self._fd = create(path)
         self._end = 0
+        self._lock = threading.Lock()
         try:
             os.posix_fallocate(self._fd, 0, RESERVED)
         except OSError as error:
@@ -677,10 +787,11 @@ class Events:
 
     def append(self, kind: str, **body: Any) -> None:
         event = {"event": kind, "time": time.time(), **body}
-        if not self._write(encode(event) + b"\n"):
-            # The disk is full and the reserve used up: what happened matters more than details.
-            event.update({name: None for name in ("error", "ranks") if name in event})
-            self._write(encode(event) + b"\n")
+        with self._lock:
+            if not self._write(encode(event) + b"\n"):
+                # The disk is full and the reserve used up: what happened matters more than details.
+                event.update({name: None for name in ("error", "ranks") if name in event})
+                self._write(encode(event) + b"\n")
 
     def _write(self, line: bytes) -> bool:
         done = 0
@@ -713,6 +824,16 @@ def read_events(path: bytes, offset: int) -> list[tuple[Json, int]]:
         with contextlib.suppress(ValueError):  # the offset lay inside a line
             found.append((json.loads(line), offset))
     return found
+
+
+def all_events(path: bytes) -> list[Json]:
+    """Those that are there by now."""
+    events: list[Json] = []
+    found = read_events(path, 0)
+    while found:
+        events += [event for event, _ in found]
+        found = read_events(path, found[-1][1])
+    return events
 
 
 def last_line(path: bytes) -> int:
@@ -763,6 +884,139 @@ def tail_of(path: bytes, lines: int) -> str:
     return "\n".join(shown(line) for line in data.splitlines()[-lines:])
 
 
+# What torch's flight recorder holds: the calls of collectives that a rank has made of late. NCCL's
+# process group writes it to a file of each rank when it times out, or when it is asked through a
+# pipe. The format is a pickle (torch/csrc/distributed/c10d/FlightRecorder.hpp).
+
+FILES = (b"TORCH_FR_DUMP_TEMP_FILE", b"TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""What the files' names begin with: variables of torch 2.13, and of older ones."""
+PIPES = b"TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+SIZES = (b"TORCH_FR_BUFFER_SIZE", b"TORCH_NCCL_TRACE_BUFFER_SIZE")
+
+
+def unpickled(data: bytes) -> Any:
+    """The plain data in a pickle. Nothing that it says is called: whatever names a function or
+    class is refused."""
+    import io
+    import pickle  # seldom needed, and takes long to import
+
+    class Plain(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            raise pickle.UnpicklingError("%s.%s is no plain data" % (module, name))
+
+    return Plain(io.BytesIO(data)).load()
+
+
+class FlightRecorders:
+    """Those of all ranks of this host, whose processes have this ``environment``."""
+
+    def __init__(self, environment: dict[bytes, bytes], workdir: bytes) -> None:
+        prefix = next((environment[name] for name in FILES if environment.get(name)), b"")
+        self._files = os.path.join(workdir, prefix) if prefix else b""
+        pipes = environment.get(PIPES)
+        self._pipes = os.path.join(workdir, pipes) if pipes else b""
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, rank: int | None) -> bool:
+        """Have a rank write its dump. False where nobody is there to do so."""
+        if rank is None or not self._pipes:
+            return False
+        try:
+            fd = os.open(b"%s%d.pipe" % (self._pipes, rank), os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            return False
+        with contextlib.suppress(OSError):  # it has been asked before, and not looked yet
+            os.write(fd, b"1")
+        os.close(fd)
+        return True
+
+    def fresh(self) -> list[tuple[int, list[Json]]]:
+        """The ranks that have written a dump since the last call, and what is in it."""
+        found = []
+        folder, name = os.path.split(self._files)
+        with self._lock:
+            for file in listed(folder) if self._files else []:
+                rank = file[len(name) :]
+                if file.startswith(name) and rank.isdigit():
+                    path = os.path.join(folder, file)
+                    groups = self._read(int(rank), path)
+                    if groups is not None:
+                        found.append((int(rank), groups))
+        return found
+
+    def _read(self, rank: int, path: bytes) -> list[Json] | None:
+        try:
+            status = os.stat(path)
+        except OSError:
+            return None
+        mark = status.st_mtime_ns, status.st_size
+        if self._seen.get(rank) == mark or status.st_size > MAX_DUMP:
+            return None
+        try:
+            groups = groups_of(unpickled(read_file(path, MAX_DUMP) or b""))
+        except Exception:  # noqa: BLE001 - half written, or not what we know
+            return None
+        self._seen[rank] = mark
+        return groups
+
+
+def record_flights(environment: dict[bytes, bytes], folder: bytes) -> None:
+    """Have torch keep and write what its flight recorder holds, but for what is chosen already."""
+    if not any(name in environment for name in SIZES):
+        # torch 2.13 warns of the older name.
+        environment[SIZES[0]] = b"2000"
+    if not any(name in environment for name in FILES):
+        for name in FILES:
+            environment[name] = os.path.join(folder, b"nccl-trace-")
+    environment.setdefault(b"TORCH_NCCL_DUMP_ON_TIMEOUT", b"1")
+    trial = os.path.join(folder, b"nccl-trial.pipe")
+    with contextlib.suppress(OSError):  # torch would end the process where there can be no pipes
+        os.mkfifo(trial)
+        os.unlink(trial)
+        environment.setdefault(PIPES, os.path.join(folder, b"nccl-ask-"))
+
+
+def groups_of(dump: Json) -> list[Json]:
+    """The last collectives in each process group, from a flight recorder's dump.
+
+    Raises some exception for what is no such dump.
+    """
+    entries: dict[str, list[Json]] = {}
+    for entry in dump["entries"]:
+        if not entry["is_p2p"]:
+            entries.setdefault(str(entry["process_group"][0]), []).append(entry)
+    groups = []
+    for name, calls in list(entries.items())[:MAX_GROUPS]:
+        ranks = json.loads(dump["pg_config"].get(name, {}).get("ranks", "[]"))
+        groups.append(
+            {
+                "id": name,
+                "name": str(calls[-1]["process_group"][1])[:MAX_LINE],
+                "ranks": [int(rank) for rank in ranks],
+                "calls": [call_of(entry, entry is calls[-1]) for entry in calls[-LATEST:]],
+            }
+        )
+    return groups
+
+
+def call_of(entry: Json, last: bool) -> Json:
+    state, op = entry["state"], str(entry["profiling_name"])[:MAX_LINE]
+    tensors = list(zip(entry["input_dtypes"], entry["input_sizes"]))[:MAX_TENSORS]
+    frames = list(entry.get("frames", ()))[:MAX_FRAMES] if last else []
+    return {
+        "seq": int(entry["collective_seq_id"]),
+        "op": op,
+        "tensors": [[str(kind), [int(size) for size in sizes]] for kind, sizes in tensors],
+        # gloo does not tell the state; NCCL also retires what has timed out.
+        "done": state == "completed" or bool(entry["retired"] and op.startswith("gloo:")),
+        "frames": [
+            [str(frame["name"])[:MAX_LINE], str(frame["filename"])[:MAX_LINE], int(frame["line"])]
+            for frame in frames
+        ],
+    }
+
+
 # Ranks that torchrun starts. Its agent gives each a folder:
 #     PET_LOG_DIR/<run>_<random>/attempt_0/<local rank>/{stdout.log,stderr.log,error.json}
 # dtrain runs torchrun without restarts of its own, so there is one attempt.
@@ -781,6 +1035,7 @@ class Ranks:
         self._node_rank = NODE_RANK.search(b" ".join(argv))
         self._first_seen: dict[bytes, float] = {}
         self._known: dict[bytes, int] = {}  # folder -> rank
+        self._pids: dict[int, int | None] = {}  # rank -> process id
 
     def scan(self, tag: Tag, last: bool = False) -> tuple[list[Json], float]:
         """The ranks not seen before, and seconds until it is worth looking again.
@@ -803,9 +1058,14 @@ class Ranks:
                     continue
                 rank = self._guess(place, local, len(places))
             self._known[place] = rank
+            self._pids[rank] = pid
             logs = place[len(os.path.dirname(self._logs)) + 1 :]
             found.append({"local_rank": local, "rank": rank, "pid": pid, "logs": shown(logs)})
         return found, 0.01
+
+    def living(self, tag: Tag) -> dict[int, int]:
+        """Process id by rank."""
+        return {rank: pid for pid, rank in self._living(tag).values()}
 
     def _places(self) -> list[bytes]:
         """The ranks' folders."""
@@ -847,6 +1107,7 @@ class Ranks:
             report = error_report(os.path.join(place, b"error.json"), SHORT_TRACEBACK)
             if report or rank in codes:
                 body: Json = {"rank": rank, "local_rank": int(os.path.basename(place))}
+                body["pid"] = self._pids[rank]
                 code = codes.get(rank)
                 body["exitcode"], body["signal"] = code, None
                 if code is not None and code < 0:
@@ -890,6 +1151,21 @@ def call(name: bytes) -> socket.socket | None:
         sock.close()
         return None
     return sock
+
+
+def call_supervisor(record: Json) -> socket.socket | None:
+    """A connection to the supervisor that left this ``record``, if it is there and takes it."""
+    sock = call(raw(record["socket"]))
+    if sock is not None and peer_of(sock) != (record["pid"], os.geteuid()):
+        sock.close()
+        return None
+    return sock
+
+
+def lives(record: Json) -> bool:
+    """Whether the supervisor that left this ``record`` is still a process of this machine."""
+    proc = look(record["pid"])
+    return proc is not None and proc.alive and proc.start == record["start"]
 
 
 SIOCGIFADDR = 0x8915
@@ -1035,6 +1311,10 @@ class Worker:
     def name(self) -> bytes:
         return b"%s-%d" % (raw(self.role), self.index)
 
+    def names(self) -> Json:
+        """What it is called in events."""
+        return {"role": self.role, "index": self.index, "rank": self.rank}
+
 
 class Supervisor:
     """Owns the workers of one run on this host, from `prepared` to `ended`."""
@@ -1050,6 +1330,7 @@ class Supervisor:
         self._sockets: list[socket.socket] = []  # held for the run's life
         self._plan: list[tuple[Worker, list[bytes], dict[bytes, bytes], tuple[int, int]]] = []
         self._workers: dict[int, Worker] = {}
+        self._flights: FlightRecorders | None = None
         self._groups: set[int] = set()
         self._sweep: Sweep | None = None
         self._stopping = False
@@ -1124,6 +1405,9 @@ class Supervisor:
         base.update(self._tag.environment)
         archive = os.path.join(self._folder, b"runtime.zip")
         base[b"PYTHONPATH"] = b":".join(filter(None, [archive, base.get(b"PYTHONPATH")]))
+        if request.get("flight_recorder"):
+            record_flights(base, self._folder)
+            self._flights = FlightRecorders(base, self._workdir)
 
         python = self._find_python(request.get("python"), base)
         script = request.get("script")
@@ -1203,6 +1487,7 @@ class Supervisor:
 
     def _start(self) -> None:
         self._started = True
+        self._kernel_log = KernelLog()
         self._oom_kills = oom_kills()
         for worker, argv, environment, outputs in self._plan:
             worker.pid, failure = spawn(
@@ -1219,13 +1504,7 @@ class Supervisor:
             self._groups.add(worker.pid)
             for fd in outputs:
                 os.close(fd)
-            self._events.append(
-                "started",
-                role=worker.role,
-                index=worker.index,
-                rank=worker.rank,
-                pid=worker.pid,
-            )
+            self._events.append("started", **worker.names(), pid=worker.pid)
         self._plan.clear()
 
     def _tick(self) -> float | None:
@@ -1278,26 +1557,60 @@ class Supervisor:
             self._events.append("rank", role=worker.role, index=worker.index, **rank)
         return pause
 
-    def _tell_stacks(self, abort: bool) -> None:
-        """Say where every worker is, as py-spy sees it. Where that is not possible and it may be
-        ended, Python itself writes it to the worker's stderr: its fault handler, on SIGABRT."""
-        for worker in list(self._workers.values()):
-            pids = [worker.pid]
-            if worker.ranks is not None:
-                pids = [proc.pid for proc in processes().values() if proc.ppid == worker.pid]
-            for pid in pids:
-                text = spy(pid)
-                if text:
-                    self._events.append(
-                        "stack", role=worker.role, index=worker.index, rank=worker.rank, text=text
-                    )
-                elif abort:
-                    with contextlib.suppress(OSError):
-                        os.kill(pid, signal.SIGABRT)
+    def _ask_where(self, abort: bool) -> None:
+        """Find out where every worker is, and every rank of a torchrun; go on meanwhile."""
+        asked: list[tuple[Json, Proc]] = []
+        for worker in self._workers.values():
+            ranks = worker.ranks.living(self._tag) if worker.ranks is not None else {}
+            who = [
+                (pid, {"role": "worker", "index": rank, "rank": rank})
+                for rank, pid in ranks.items()
+            ]
+            # A torchrun without ranks waits for other torchruns.
+            found = [(names, look(pid)) for pid, names in who or [(worker.pid, worker.names())]]
+            asked += [(names, proc) for names, proc in found if proc is not None]
+        threading.Thread(target=self._tell_where, args=(asked, abort), daemon=True).start()
+
+    def _tell_where(self, asked: list[tuple[Json, Proc]], abort: bool) -> None:
+        """Where workers are, as py-spy and torch's flight recorder see it. Where py-spy does not
+        and they may be ended, Python itself writes it to their stderr: its fault handler, on
+        SIGABRT."""
+        ranks = {names["rank"] for names, _ in asked}
+        recorded = {rank for rank in ranks if self._flights and self._flights.ask(rank)}
+        stacks = spy([proc.pid for _, proc in asked])
+        for names, proc in asked:
+            if proc.pid in stacks:
+                self._events.append("stack", **names, text=stacks[proc.pid])
+        deadline = time.monotonic() + DUMP_LIMIT
+        while recorded and time.monotonic() < deadline:
+            recorded -= self._tell_collectives()
+            time.sleep(0.05)
+        if abort:
+            aborted = [proc for _, proc in asked if proc.pid not in stacks]
+            for proc in aborted:
+                send(proc, signal.SIGABRT)
+            await_ends(aborted, ABORT_LIMIT)
+        self._events.append("told")
+
+    def _tell_collectives(self) -> set[int]:
+        """Tell of the calls of ranks whose flight recorders have written them by now: which."""
+        fresh = self._flights.fresh() if self._flights is not None else []
+        for rank, groups in fresh:
+            self._events.append("collectives", rank=rank, groups=groups)
+        return {rank for rank, _ in fresh}
+
+    def _tell_kernel_log(self) -> None:
+        lines = self._kernel_log.read()
+        if lines:
+            # In the order in which nvidia-smi numbers them.
+            gpus = sorted(map(shown, listed(b"/proc/driver/nvidia/gpus")))
+            self._events.append("kernel", lines=lines, gpus=gpus)
 
     def _stop(self, reason: str, grace: float) -> None:
         if not self._stopping:
             self._stopping = True
+            self._tell_kernel_log()
+            self._tell_collectives()
             self._events.append("stopping", reason=reason)
         if self._sweep is None:
             self._begin_sweep(grace)
@@ -1333,13 +1646,14 @@ class Supervisor:
         else:
             code = os.WEXITSTATUS(status)
         bad = code != 0
+        if bad and not self._stopping:
+            self._tell_kernel_log()
+            self._tell_collectives()
         if bad and error is None:
             error = error_report(os.path.join(self._folder, worker.name + b".error.json"))
         kills = oom_kills()
         body: Json = {
-            "role": worker.role,
-            "index": worker.index,
-            "rank": worker.rank,
+            **worker.names(),
             "pid": worker.pid,
             "code": code,
             "signal": signame,
@@ -1418,7 +1732,7 @@ class Supervisor:
             grace = float(command.get("grace", self._grace))
             self._stop(str(command.get("reason") or "asked by the launcher"), grace)
         elif op == "stacks":
-            self._tell_stacks(bool(command.get("abort")))
+            self._ask_where(bool(command.get("abort")))
         elif op in ("kill", "abort"):
             self._stop(str(command.get("reason") or "asked by the launcher"), 0.0)
 
@@ -1533,6 +1847,8 @@ class Relay:
             self._tag = Tag(command["run"], command["host"], self._folder)
             if command.get("op") == "attach":
                 self._attach(command)
+            elif command.get("op") == "look":
+                self._look()
             else:
                 self._launch(command)
         except RefusedError as refusal:
@@ -1747,26 +2063,62 @@ class Relay:
             raise RefusedError("agent", "run %s is not prepared yet" % command["run"])
         record = json.loads(data)
         self._tag = Tag(command["run"], command["host"], raw(record["folder"]))
-        sock = call(raw(record["socket"]))
-        if sock is not None and peer_of(sock) != (record["pid"], os.geteuid()):
-            sock.close()
-            sock = None
+        sock = call_supervisor(record)
         if sock is None and not self._has_ended():
             if record["machine"] != machine_id():
-                self._end = "the machine was restarted, or this is another machine"
-            else:
-                proc = look(record["pid"])
-                if proc is not None and proc.alive and proc.start == record["start"]:
-                    reason = "the supervisor (process %d) does not answer" % proc.pid
-                    raise RefusedError("agent", reason)
+                self._end = RESTARTED
+            elif lives(record):
+                reason = "the supervisor (process %d) does not answer" % record["pid"]
+                raise RefusedError("agent", reason)
         self._supervisor = sock
         self._tell("attached", folder=shown(self._folder), running=sock is not None)
         threading.Thread(target=self._listen, daemon=True).start()
         self._follow()
 
     def _has_ended(self) -> bool:
-        events = read_events(os.path.join(self._folder, b"events"), 0)
-        return any(event["event"] == "ended" for event, _ in events)
+        events = all_events(os.path.join(self._folder, b"events"))
+        return any(event["event"] == "ended" for event in events)
+
+    # Looking
+
+    def _look(self) -> None:
+        """Tell how the run stands here, and do nothing about it."""
+        events = all_events(os.path.join(self._folder, b"events"))
+        started = [event for event in events if event["event"] == "started"]
+        exited = {
+            (event["role"], event["index"]): event for event in events if event["event"] == "exited"
+        }
+        processes = []
+        for event in started:
+            end = exited.get((event["role"], event["index"]), {})
+            names = {name: event[name] for name in ("role", "index", "rank", "pid")}
+            fate = {"ended": end.get("time"), "code": end.get("code"), "signal": end.get("signal")}
+            processes.append({**names, "started": event["time"], **fate})
+        ended = [event["time"] for event in events if event["event"] == "ended"]
+        if ended:
+            state, since, why = "ended", ended[0], ""
+        else:
+            state, why = self._standing(bool(started))
+            since = started[0]["time"] if started and state == "running" else None
+        self._tell("status", state=state, since=since, why=why, processes=processes)
+
+    def _standing(self, started: bool) -> tuple[str, str]:
+        """The state of a run that has told of no end, and why it is in that state."""
+        if not os.path.isdir(self._folder):
+            return "missing", "%s does not exist" % shown(self._folder)
+        data = read_file(os.path.join(self._folder, b"supervisor"))
+        if not data:
+            return "preparing", ""
+        record = json.loads(data)
+        sock = call_supervisor(record)
+        if sock is not None:
+            sock.close()
+            return "running" if started else "ready", ""
+        if record["machine"] != machine_id():
+            return "gone", RESTARTED
+        if lives(record):
+            return "running", "its supervisor (process %d) does not answer" % record["pid"]
+        return "gone", "something ended its supervisor"
 
     # Following
 
@@ -1829,7 +2181,11 @@ class Relay:
             path = os.path.join(self._folder, file)
             if name not in self._offsets and self._attached:
                 # Whoever takes up a run wants to know where it is, not where it has been.
-                self._offsets[name] = last_line(path)
+                self._offsets[name] = start = last_line(path)
+                for said, end in read_events(path, 0):
+                    page = isinstance(said, dict) and said.get("event") == "tensorboard"
+                    if page and end <= start:
+                        self._tell("progress", name=name, offset=start, said=said)
             for said, end in read_events(path, self._offsets.get(name, 0)):
                 found = True
                 self._offsets[name] = end

@@ -25,7 +25,9 @@ from dtrain.diagnostics import (
     NodeError,
     PortBusyError,
 )
-from dtrain.hang import compare, place, stack
+from dtrain.failures.kernel import KernelMessage, concerning
+from dtrain.hang import collectives
+from dtrain.hang.stacks import compare, place, stack
 from dtrain.journal import Journal
 from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.logs.store import StorageError, tail
@@ -39,8 +41,8 @@ SIGNAL_POLL = 0.2
 BETWEEN_NOTES = 10.0
 """Seconds from one note of how much output has come to the next."""
 DRAIN_POLL = 0.2
-TO_TELL = 5.0
-"""Seconds that workers have to tell where they are."""
+TO_TELL = 40.0
+"""Seconds that hosts have at most to tell where their workers are."""
 PATIENCE = 30.0
 """Seconds until somebody is told which hosts keep the launch waiting."""
 
@@ -157,7 +159,7 @@ class Attempt:
     def _has_hung(self) -> bool:
         """Whether the job has been silent for so long that it is to end.
 
-        First every worker is asked where it is, and has a few seconds to say so.
+        First every host is asked where its workers are, and has a few seconds to find out.
         """
         watchdog = self._run.plan.job.watchdog
         if watchdog.silence is None or self._state.phase is not Phase.RUNNING:
@@ -176,7 +178,8 @@ class Attempt:
                 for link in self._links.values():
                     link.tell_stacks(abort=watchdog.then != "report")
             return False
-        if now < self._asked_at + TO_TELL:
+        told = all(link.told or link.over for link in self._links.values())
+        if not told and now < self._asked_at + TO_TELL:
             return False
         if watchdog.then == "report":
             for line in self._where():
@@ -187,16 +190,33 @@ class Attempt:
 
     def _where(self) -> list[str]:
         """Who waits where, a line for each place."""
+        streams = [
+            stream for stream in self._run.folder.sizes(self._run.plan) if stream.fd == "stderr"
+        ]
+        with_ranks = {stream.host for stream in streams if stream.rank is not None}
         places = {}
-        for stream in self._run.folder.sizes(self._run.plan):
-            if stream.fd == "stderr":
-                told = self._links[stream.host].stacks.get(stream.label)
-                said = told or tail(stream.path, STDERR_TAIL).decode(errors="replace")
-                places[stream.label, stream.host] = place(stack(said))
+        for stream in streams:
+            told = self._links[stream.host].stacks.get(stream.label)
+            if not told and stream.role == "torchrun" and stream.host in with_ranks:
+                continue  # It only looks after its ranks.
+            said = told or tail(stream.path, STDERR_TAIL).decode(errors="replace")
+            places[stream.label, stream.host] = place(stack(said))
         if not any(where.script or where.call for where in places.values()):
-            return ["no worker told where it is; py-spy on the hosts can tell of any"]
+            unknown = "no worker told where it is; py-spy on the hosts can tell of any"
+            return self._out_of_step() or [unknown]
         labels = {f"{label} {host}": where for (label, host), where in places.items()}
-        return [f"{_people(those)}: in {where}" for where, those in compare(labels)]
+        stacks = [f"{_people(those)}: in {where}" for where, those in compare(labels)]
+        return stacks + self._out_of_step()
+
+    def _out_of_step(self) -> list[str]:
+        """Which collectives not all ranks have joined, as torch's flight recorders tell."""
+        return collectives.compare(
+            {
+                rank: groups
+                for link in self._links.values()
+                for rank, groups in link.collectives.copy().items()
+            }
+        )
 
     def _note_sizes(self) -> None:
         """Journal how far all streams are, now and then: output itself bears no time."""
@@ -305,10 +325,11 @@ class Attempt:
 
     def ending(self) -> restart.Attempt:
         """How it ended, for whoever decides whether there is another attempt."""
-        failures = in_order_of_blame(self._failures)
+        failures = self._in_order_of_blame()
         unreachable = {p.host for p in self.problems if isinstance(p, ConnectError)}
         lost = {host for host, now in self._state.hosts.items() if now is HostState.LOST}
         faulty = {failure.host for failure in failures[:1] if failure.host_at_fault}
+        faulty.update(host for host, _ in self._broken_hosts())
         steps = [link.step for link in self._links.values() if link.step is not None]
         return restart.Attempt(
             ran=self._ran,
@@ -346,7 +367,7 @@ class Attempt:
         if self._left:
             return Report(ExitCode.INTERRUPTED, "left")
         outcome = self._state.outcome or Outcome.DONE
-        failures = in_order_of_blame(self._explained(failure) for failure in self._failures)
+        failures = self._in_order_of_blame()
         if outcome is Outcome.DONE:
             # Services that were stopped at the end have not failed.
             failures = ()
@@ -361,8 +382,15 @@ class Attempt:
             )
         hints = [hint for _, hint in told if hint]
         hints += [failure.hint for failure in failures[:1] if failure.hint]
+        if outcome in (Outcome.WORKER_FAILED, Outcome.HOST_FAILED):
+            for host, message in self._broken_hosts():
+                if not failures or failures[0].kernel != message:
+                    problems.append(f"{host}: {message.what}")
+                    hints.append(message.remedy)
         if self._hang and outcome is Outcome.WORKER_FAILED:
             problems += self._where()
+        elif failures and failures[0].is_echo:
+            problems += self._out_of_step()
         exit_code = _EXIT_CODES[outcome]
         if outcome is Outcome.DONE and problems:
             exit_code = ExitCode.NODE_FAILED
@@ -395,8 +423,27 @@ class Attempt:
                 return "a host failed" if self._ran else "not started: a host is not ready"
 
     def _first_failure(self) -> str:
-        failures = in_order_of_blame(self._failures)
+        failures = self._in_order_of_blame()
         return f"{failures[0].who} {failures[0].how}" if failures else "a worker was ended"
+
+    def _broken_hosts(self) -> list[tuple[str, KernelMessage]]:
+        """Hosts whose kernel says that something is broken, each with the first that it said."""
+        found: dict[str, KernelMessage] = {}
+        for host, link in self._links.items():
+            for message in link.kernel:
+                if message.host and not message.weak:
+                    found.setdefault(host, message)
+        return list(found.items())
+
+    def _in_order_of_blame(self) -> tuple[Failure, ...]:
+        """The failures with all that is known of them by now, the first cause first."""
+        return in_order_of_blame(
+            replace(
+                failure,
+                kernel=concerning(self._links[failure.host].kernel, failure.pid, failure.words),
+            )
+            for failure in map(self._explained, self._failures)
+        )
 
     def _explained(self, failure: Failure) -> Failure:
         """With the end of what the process wrote to stderr, where it left no error file."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from dtrain.cause import Failure, Report
 from dtrain.diagnostics import ExitCode
+from dtrain.failures.kernel import KernelMessage
 from dtrain.journal import JournalReader
 from dtrain.logs.store import RunFolder, Stream
 from dtrain.progress import Progress
@@ -44,13 +45,19 @@ class Follower:
     def skip(self) -> None:
         """Show only what comes from now on, and how things stand."""
         states: dict[str, dict[str, Any]] = {}
+        pages: dict[str, dict[str, Any]] = {}
         for event in self._journal.read():
             match event["event"]:
                 case "host":
                     states[event["host"]] = event
+                case "tensorboard":
+                    pages[event["host"]] = event
+                case "attached":
+                    pages.clear()
                 case "attempt":
                     states.clear()
-        for event in states.values():
+                    pages.clear()
+        for event in (*states.values(), *pages.values()):
             self._tell(event)
         for stream, size in self._folder.sizes(self._plan).items():
             self._sizes[stream] = size
@@ -69,7 +76,7 @@ class Follower:
         match event["event"]:
             case "host":
                 self._observer.host_state(event["host"], event["state"], event["detail"])
-            case "notice":
+            case "notice" | "tensorboard":
                 self._observer.notice(event["text"])
             case "progress":
                 self._observer.progress("", Progress.read(event["process"], event["said"]))
@@ -88,12 +95,17 @@ def read_report(event: dict[str, Any]) -> Report:
     return Report(
         exit_code=ExitCode(event["exit_code"]),
         reason=event["reason"],
-        failures=tuple(Failure(**failure) for failure in event["failures"]),
+        failures=tuple(_read_failure(failure) for failure in event["failures"]),
         problems=tuple(event["problems"]),
         hint=event["hint"],
         seconds=event["seconds"],
         logs=event["logs"],
     )
+
+
+def _read_failure(body: dict[str, Any]) -> Failure:
+    kernel = body.pop("kernel", None)
+    return Failure(**body, kernel=KernelMessage(**kernel) if kernel is not None else None)
 
 
 def ending(folder: RunFolder) -> Report | None:

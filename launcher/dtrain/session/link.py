@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,16 @@ from dtrain.diagnostics import (
     PortBusyError,
     PrepareError,
 )
+from dtrain.failures.kernel import KernelMessage, understand
+from dtrain.hang import collectives
+from dtrain.hang.collectives import Group
 from dtrain.journal import Journal
 from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.logs.store import LogWriter, RunFolder, StorageError, Stream
-from dtrain.node.boot import TOO_OLD, boot_command
+from dtrain.node.boot import TOO_OLD
 from dtrain.node.runtime_archive import runtime_archive
 from dtrain.progress import Progress, speaker
+from dtrain.session import agent
 from dtrain.session.forward import Forward
 from dtrain.session.observer import Observer
 from dtrain.spec.model import Job
@@ -112,6 +115,12 @@ class Link:
         """When a worker last wrote or told something (`time.monotonic`)."""
         self.stacks: dict[str, str] = {}
         """What py-spy said of workers, by rank, or role and index."""
+        self.collectives: dict[int, list[Group]] = {}
+        """What the flight recorders of ranks hold."""
+        self.told = False
+        """Whether the host has told all that it can of where its workers are."""
+        self.kernel: list[KernelMessage] = []
+        """What the host's kernel has said of trouble since the start."""
         self.step: int | None = None
         """The last step of progress that a worker of this host told of."""
         self._run = run
@@ -179,6 +188,7 @@ class Link:
 
     def tell_stacks(self, *, abort: bool) -> None:
         """Ask where the host's workers are; ``abort`` allows to end them for it."""
+        self.told = False
         self._orders.put({"op": "stacks", "abort": abort})
 
     def kill(self) -> None:
@@ -329,18 +339,13 @@ class Link:
     def _start_agent(self, connection: Connection, command: dict[str, Any]) -> RemoteProcess:
         """An agent with its first command. Only then may the writer have it: what this relay is
         for has to be said before anything else."""
-        process = connection.start(boot_command(self._python, self._run.name))
-        source = resources.files("dtrain.node").joinpath("agent.py").read_bytes()
-        process.write(b"%d\n%b%b" % (len(source), source, protocol.encode_command(command)))
+        process = agent.start(connection, self._python, self._run.name, command)
         self._process = process
         return process
 
     @property
     def _python(self) -> str:
-        """The interpreter that runs the agent: the workers', unless setup has yet to find it."""
-        part = self._part
-        python = part.processes[0].argv[0] if part.processes else part.host.python
-        return "python3" if self._run.plan.job.setup and "/" not in python else python
+        return agent.interpreter(self._run.plan, self._part)
 
     def _request(self, workdir: str) -> dict[str, Any]:
         run, part = self._run, self._part
@@ -371,6 +376,7 @@ class Link:
             ],
             "ports": list(part.ports),
             "route_to": part.route_to,
+            "flight_recorder": job.framework == "torch" and job.watchdog.silence is not None,
             "grace": job.grace,
             "on_disconnect": job.on_disconnect,
             "lease": job.lease,
@@ -614,7 +620,9 @@ class Link:
                 self._run.notice(f"cannot show {self.host}'s TensorBoard here: {error}")
                 return
             port = self._tensorboard.port
-        self._run.notice(f"TensorBoard of {self.host}: http://127.0.0.1:{port}/")
+        text = f"TensorBoard of {self.host}: http://127.0.0.1:{port}/"
+        self._run.observer.notice(text)
+        self._run.journal.write(time.time(), "tensorboard", host=self.host, text=text)
 
     def _refusal(self, body: dict[str, Any]) -> PrepareError:
         kind = PortBusyError if body["what"] == "port" else PrepareError
@@ -651,6 +659,13 @@ class Link:
                 rank = event["rank"]
                 who = str(rank) if rank is not None else f"{event['role']}{event['index']}"
                 self.stacks[who] = str(event["text"])
+            case "told":
+                self.told = True
+            case "collectives":
+                self.collectives[int(event["rank"])] = collectives.read(event["groups"])
+            case "kernel":
+                lines, addresses = list(map(str, event["lines"])), list(map(str, event["gpus"]))
+                self.kernel += understand(lines, addresses, self._part.host.gpus)
             case "ended":
                 survivors = event["survivors"]
                 problem = self._undying(survivors) if survivors else None
@@ -691,6 +706,7 @@ class Link:
                     signal=rank.get("signal"),
                     message=rank.get("message") or "",
                     traceback=rank.get("traceback") or "",
+                    pid=rank.get("pid"),
                     out_of_memory=bool(event.get("out_of_memory")),
                 )
                 for rank in ranks

@@ -16,12 +16,31 @@ from dtrain.session.follow import read_report
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """One process that dtrain has started on a host."""
+
+    label: str
+    """The rank, or role and index."""
+    pid: int
+    started: float
+    """Seconds since the epoch."""
+    ended: float | None
+    """Seconds since the epoch; None while it runs."""
+    code: int | None
+    """Exit status; None when a signal ended it."""
+    signal: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class HostStatus:
     state: str
-    """As in `session.observer.Observer.host_state`."""
-    since: float
-    """Seconds since the epoch."""
+    """As in `session.observer.Observer.host_state`; a host that was asked may also say
+    ``missing`` (it knows of no such run) or ``gone`` (the run has not ended as it should)."""
+    since: float | None
+    """Seconds since the epoch, where that is known."""
     detail: str = ""
+    processes: tuple[ProcessStatus, ...] = ()
+    """Where the host itself was asked."""
 
 
 @dataclass(frozen=True, slots=True)

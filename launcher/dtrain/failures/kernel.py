@@ -1,0 +1,138 @@
+"""What a host's kernel says of the end of a process. Pure.
+
+The knowledge is data: ``kernel.yaml``, whose head explains its format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?(?P<address>[0-9a-fA-F:.]{1,20})\): (?P<code>\d{1,5})"
+    r"(?:, pid=(?P<pid>\d{1,10}))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelMessage:
+    """A line of the kernel's log that tells of trouble."""
+
+    id: str
+    text: str
+    """The line itself."""
+    what: str
+    """What happened, as a clause."""
+    remedy: str
+    host: bool = False
+    """Whether the host is to blame, and another one would do better."""
+    weak: bool = False
+    """Whether it is worth telling only where nothing better is known."""
+    pid: int | None = None
+    """The process that it names."""
+    gpu: int | None = None
+    """The GPU's number on that host, as ``nvidia-smi`` counts."""
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the kernel tells that it killed a process for want of memory."""
+        return self.id.endswith("out-of-memory-killer")
+
+
+def understand(
+    lines: Iterable[str], addresses: Sequence[str], gpus: Collection[int]
+) -> list[KernelMessage]:
+    """What is known of those ``lines`` that concern a job which uses these ``gpus`` of the host.
+
+    ``addresses`` are the PCI addresses of all GPUs of the host, in the order of their numbers.
+    """
+    found = (_understand(line, addresses) for line in lines)
+    return [
+        message
+        for message in found
+        if message is not None and (not message.id.startswith("xid-") or _used(message, gpus))
+    ]
+
+
+def concerning(
+    messages: Iterable[KernelMessage], pid: int | None, said: str
+) -> KernelMessage | None:
+    """The one that tells best why process ``pid``, which ``said`` this, has failed."""
+    fitting = [message for message in messages if _concerns(message, pid, said)]
+    return min(fitting, key=lambda message: message.weak, default=None)
+
+
+def _concerns(message: KernelMessage, pid: int | None, said: str) -> bool:
+    phrases = _phrases().get(message.id, ())
+    if phrases:
+        return any(phrase in said for phrase in phrases)
+    return message.host or (message.pid is not None and message.pid == pid)
+
+
+def _used(message: KernelMessage, gpus: Collection[int]) -> bool:
+    """Whether it may be of one of these GPUs."""
+    return message.gpu in gpus if message.gpu is not None else bool(gpus)
+
+
+def _understand(line: str, addresses: Sequence[str]) -> KernelMessage | None:
+    if xid := _XID.search(line):
+        return _xid(line, xid, addresses)
+    for pattern, entry in _messages():
+        if found := pattern.search(line):
+            named = found.groupdict()
+            pid = named.get("pid")
+            return KernelMessage(
+                id=entry["id"],
+                text=line,
+                what=entry["what"].format(**named),
+                remedy=entry["remedy"],
+                host=entry.get("host", False),
+                weak=entry.get("weak", False),
+                pid=int(pid) if pid is not None else None,
+            )
+    return None
+
+
+def _xid(line: str, found: re.Match[str], addresses: Sequence[str]) -> KernelMessage | None:
+    code = int(found["code"])
+    entry = _catalogue()["xids"].get(code)
+    if entry is None:
+        return None
+    # The driver leaves the function's number out, and older ones the domain.
+    at = found["address"].lower()
+    numbers = [number for number, one in enumerate(addresses) if at in one.lower()]
+    gpu = numbers[0] if len(numbers) == 1 else None
+    name = f"GPU {gpu}" if gpu is not None else f"the GPU at {at}"
+    return KernelMessage(
+        id=f"xid-{code}",
+        text=line,
+        what=f"{name} {entry['what']} (Xid {code})",
+        remedy=entry["remedy"],
+        host=entry.get("host", False),
+        weak=entry.get("weak", False),
+        pid=int(found["pid"]) if found["pid"] is not None else None,
+        gpu=gpu,
+    )
+
+
+@cache
+def _catalogue() -> dict[str, Any]:
+    source = Path(__file__).with_name("kernel.yaml").read_text(encoding="utf-8")
+    catalogue: dict[str, Any] = yaml.safe_load(source)
+    return catalogue
+
+
+@cache
+def _messages() -> list[tuple[re.Pattern[str], dict[str, Any]]]:
+    return [(re.compile(entry["pattern"]), entry) for entry in _catalogue()["messages"]]
+
+
+@cache
+def _phrases() -> dict[str, list[str]]:
+    return {entry["id"]: entry.get("says", []) for entry in _catalogue()["messages"]}

@@ -1,0 +1,1 @@
+"""What a job that makes no progress waits for. Pure."""

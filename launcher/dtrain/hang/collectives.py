@@ -1,0 +1,159 @@
+"""Which collective the ranks of a hanging job are at, from torch's flight recorders. Pure.
+
+All ranks of a process group make the same collectives in the same order, and torch counts them. A
+rank that has made fewer than the others is the one they wait for; where two ranks made different
+ones under the same number, the job hangs or goes wrong from there on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dtrain.hang.stacks import Frame, place
+
+_SAME_SIZES = ("all_reduce", "broadcast", "reduce")
+"""What all ranks pass tensors of the same sizes to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One collective that a rank has called."""
+
+    seq: int
+    """Its number in the process group, the same on all ranks."""
+    op: str
+    """Such as ``all_reduce``."""
+    tensors: str
+    """What was passed: ``Float[4, 3]``."""
+    done: bool
+    where: str
+    """Where the script called it, if that is known."""
+
+    def __str__(self) -> str:
+        return f"{self.op} of {self.tensors}" if self.tensors else self.op
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The last collectives of one rank in one process group, the latest last."""
+
+    id: str
+    name: str
+    ranks: tuple[int, ...]
+    """The group's members; empty where the recorder does not tell them."""
+    calls: tuple[Call, ...]
+
+
+def read(groups: Sequence[Mapping[str, Any]]) -> list[Group]:
+    """One rank's process groups from an agent's ``collectives`` event.
+
+    Raises KeyError, TypeError or ValueError for what is none.
+    """
+    return [
+        Group(
+            id=str(group["id"]),
+            name=str(group["name"]),
+            ranks=tuple(int(rank) for rank in group["ranks"]),
+            calls=tuple(map(_call, group["calls"])),
+        )
+        for group in groups
+    ]
+
+
+def _call(call: Mapping[str, Any]) -> Call:
+    frames = [Frame(str(file), int(line), str(function)) for function, file, line in call["frames"]]
+    return Call(
+        seq=int(call["seq"]),
+        op=str(call["op"]).partition(":")[2] or str(call["op"]),
+        tensors=", ".join(f"{kind}{list(map(int, sizes))}" for kind, sizes in call["tensors"]),
+        done=bool(call["done"]),
+        where=place(frames).script,
+    )
+
+
+def compare(told: Mapping[int, Sequence[Group]]) -> list[str]:
+    """What is wrong, a line for each process group where something is. ``told`` is by rank."""
+    groups: dict[str, dict[int, Group]] = {}
+    for rank, own in sorted(told.items()):
+        for group in own:
+            groups.setdefault(group.id, {})[rank] = group
+    lines = [_compare(by_rank, told.keys()) for by_rank in groups.values()]
+    return [line for line in lines if line]
+
+
+def _compare(groups: Mapping[int, Group], told: Collection[int]) -> str:
+    members = sorted({*groups, *(rank for group in groups.values() for rank in group.ranks)})
+    name = _name(next(iter(groups.values())))
+    calls = {rank: {call.seq: call for call in group.calls} for rank, group in groups.items()}
+    # A member that has told, and nothing of this group, has called nothing in it.
+    latest = {rank: max(calls.get(rank, {}), default=0) for rank in members if rank in told}
+    if mismatch := _mismatch(calls):
+        seq, kinds = mismatch
+        what = "; ".join(f"{call} on {_ranks(ranks)}" for call, ranks in kinds.items())
+        return f"collective {seq} of {name} is not the same on all ranks: {what}"
+    waiting = [rank for rank, own in calls.items() if any(not call.done for call in own.values())]
+    if not waiting:
+        return ""
+    least = min(latest.values())
+    behind = [rank for rank, seq in latest.items() if seq == least]
+    if least < max(latest.values()):
+        joined = [own[least + 1] for own in calls.values() if least + 1 in own]
+        first = max(joined, key=lambda call: bool(call.where), default=None)
+        others = [rank for rank in latest if rank not in behind]
+        has = "has" if len(behind) == 1 else "have"
+        return (
+            f"{_ranks(behind)} {has} not joined collective {least + 1} of {name}"
+            f"{_details(first)}; {_ranks(others)} {'has' if len(others) == 1 else 'have'}"
+        )
+    silent = [rank for rank in members if rank not in told]
+    first = min(
+        (call for own in calls.values() for call in own.values() if not call.done),
+        key=lambda call: call.seq,
+    )
+    fate = (
+        f"{_ranks(silent)} told nothing"
+        if silent
+        else "all its ranks have joined: suspect the network between them, or a GPU"
+    )
+    return f"collective {first.seq} of {name}{_details(first)} is not done; {fate}"
+
+
+def _mismatch(
+    calls: Mapping[int, Mapping[int, Call]],
+) -> tuple[int, dict[str, list[int]]] | None:
+    """The first collective that ranks have called differently, and who called what."""
+    for seq in sorted({seq for own in calls.values() for seq in own}):
+        kinds: dict[str, list[int]] = {}
+        for rank, own in calls.items():
+            if seq in own:
+                call = own[seq]
+                kinds.setdefault(str(call) if call.op in _SAME_SIZES else call.op, []).append(rank)
+        if len(kinds) > 1:
+            return seq, kinds
+    return None
+
+
+def _details(call: Call | None) -> str:
+    if call is None:
+        return ""
+    return f" ({call}, called by {call.where})" if call.where else f" ({call})"
+
+
+def _name(group: Group) -> str:
+    if group.name in ("default_pg", "undefined", ""):
+        return "the default process group" if group.id == "0" else f"process group {group.id}"
+    return f"process group {group.name}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0-2, 5``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    folded = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"rank{'s' * (len(ranks) > 1)} {folded}"

@@ -1,0 +1,105 @@
+"""What the agent makes of the dumps of torch's flight recorder."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+from dtrain.node.agent import FILES, PIPES, FlightRecorders, record_flights
+
+ENTRY = {
+    "process_group": ("0", "default_pg"),
+    "collective_seq_id": 7,
+    "p2p_seq_id": 0,
+    "is_p2p": False,
+    "profiling_name": "nccl:all_reduce",
+    "input_sizes": [[4, 3]],
+    "input_dtypes": ["Float"],
+    "state": "started",
+    "retired": False,
+    "frames": [{"name": "step", "filename": "train.py", "line": 40}],
+}
+
+
+def dump(**entry: Any) -> dict[str, Any]:
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    return {"version": "2.10", "entries": [ENTRY | entry], "pg_config": config}
+
+
+def recorders(folder: Path) -> FlightRecorders:
+    environment: dict[bytes, bytes] = {}
+    record_flights(environment, os.fsencode(folder))
+    return FlightRecorders(environment, os.fsencode(folder))
+
+
+def test_each_dump_is_told_once(tmp_path: Path) -> None:
+    flights = recorders(tmp_path)
+    assert flights.fresh() == []
+    path = tmp_path / "nccl-trace-1"
+    path.write_bytes(pickle.dumps(dump())[:-9])
+    assert flights.fresh() == []  # it is being written
+    path.write_bytes(pickle.dumps(dump()))
+    ((rank, (group,)),) = flights.fresh()
+    assert (rank, group["ranks"], group["calls"][0]["seq"]) == (1, [0, 1], 7)
+    assert not group["calls"][0]["done"]
+    assert flights.fresh() == []
+    path.write_bytes(pickle.dumps(dump(state="completed", collective_seq_id=10**6)))
+    ((_, (group,)),) = flights.fresh()
+    assert group["calls"][0]["done"]
+
+
+def test_what_is_left_out(tmp_path: Path) -> None:
+    entries = [ENTRY | {"is_p2p": True}, ENTRY | {"input_sizes": [[2]] * 99}]
+    entries[1]["input_dtypes"] = ["Float"] * 99
+    entries += [ENTRY | {"collective_seq_id": number} for number in range(8, 20)]
+    path = tmp_path / "nccl-trace-0"
+    path.write_bytes(pickle.dumps({**dump(), "entries": entries}))
+    ((_, (group,)),) = recorders(tmp_path).fresh()
+    assert [call["seq"] for call in group["calls"]] == [*range(12, 20)]
+    assert [len(call["frames"]) for call in group["calls"]] == [0] * 7 + [1]
+    path.write_bytes(pickle.dumps({**dump(), "entries": entries[:2]}))
+    ((_, (group,)),) = recorders(tmp_path).fresh()
+    assert [len(call["tensors"]) for call in group["calls"]] == [8]
+
+
+def test_nothing_that_a_dump_says_is_done(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "done"),)
+
+    (tmp_path / "nccl-trace-0").write_bytes(pickle.dumps(dump(profiling_name=Evil())))
+    (tmp_path / "nccl-trace-1").write_bytes(pickle.dumps([dump()]))
+    (tmp_path / "nccl-trace-2").write_bytes(b"no pickle")
+    (tmp_path / "nccl-trace-3").write_bytes(pickle.dumps(dump(input_sizes=[[b"x"]])))
+    (tmp_path / "nccl-trace-4").write_bytes(pickle.dumps(dump(frames=3)))
+    assert recorders(tmp_path).fresh() == []
+    assert not (tmp_path / "done").exists()
+
+
+def test_a_rank_is_asked_through_its_pipe(tmp_path: Path) -> None:
+    flights = recorders(tmp_path)
+    assert not flights.ask(3)
+    os.mkfifo(tmp_path / "nccl-ask-3.pipe")
+    assert not flights.ask(3)  # nobody reads it
+    heard: list[bytes] = []
+    reading = os.open(tmp_path / "nccl-ask-3.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert flights.ask(3)
+    reader = threading.Thread(target=lambda: heard.append(os.read(reading, 9)))
+    reader.start()
+    reader.join(10)
+    os.close(reading)
+    assert heard == [b"1"]
+
+
+def test_what_the_job_has_chosen_stays(tmp_path: Path) -> None:
+    chosen = {b"TORCH_NCCL_TRACE_BUFFER_SIZE": b"0", FILES[1]: b"own-", PIPES: b""}
+    environment = dict(chosen)
+    record_flights(environment, os.fsencode(tmp_path))
+    assert environment == {**chosen, b"TORCH_NCCL_DUMP_ON_TIMEOUT": b"1"}
+    flights = FlightRecorders(environment, os.fsencode(tmp_path))
+    assert not flights.ask(0)
+    (tmp_path / "own-5").write_bytes(pickle.dumps(dump()))
+    assert [rank for rank, _ in flights.fresh()] == [5]

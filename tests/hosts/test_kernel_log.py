@@ -1,0 +1,79 @@
+"""What a host's kernel tells of the end of a process is in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from cluster import Cluster
+from support.cluster import Launcher
+
+pytestmark = pytest.mark.netns
+Hosts = Callable[..., Cluster]
+
+
+def with_kernel_logs(cluster: Cluster) -> Cluster:
+    """Give each host a kernel log of its own, a file: the real one is this machine's."""
+    for host in cluster.hosts:
+        log = host.home / "kmsg"
+        log.touch()
+        host.run("mount", "--bind", str(log), "/dev/kmsg")
+    return cluster
+
+
+# The second rank's host has a GPU that fails, whereupon the first rank notices before anybody.
+LOSES_A_GPU = """
+import os, sys, time
+from pathlib import Path
+if os.environ["DTRAIN_ATTEMPT"] == "1":
+    failed = Path(sys.argv[1])
+    if os.environ["RANK"] == "1":
+        with open("/dev/kmsg", "a") as log:
+            log.write("3,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\\n")
+        failed.touch()
+        time.sleep(600)
+    while not failed.exists():
+        time.sleep(0.02)
+    raise RuntimeError("[gloo] Connection closed by peer [10.0.0.2]:1234")
+print("trained on", os.environ["DTRAIN_HOST"], flush=True)
+"""
+
+
+def test_a_spare_takes_the_place_of_a_host_whose_gpu_fails(
+    hosts: Hosts, launcher: Launcher
+) -> None:
+    cluster = with_kernel_logs(hosts(3))
+    script = launcher.folder / "train.py"
+    script.write_text(LOSES_A_GPU)
+    job = {"framework": "torch", "script": str(script), "restart": {"max": 1}}
+    job["args"] = [str(launcher.folder / "failed")]
+    file = launcher.file(cluster, job, hosts=["node1", "node2"], spares=["node3"], gpus=1)
+    done = launcher.run(file)
+    assert done.code == 0, str(done)
+    assert "node2: the GPU at 0000:3b:00 fell off the bus (Xid 79)" in done.stderr
+    assert "node3 takes the place of node2" in done.stderr
+    assert "trained on node3" in done.stdout
+    assert launcher.left(cluster) == {}
+
+
+KILLED = """
+import os, signal
+with open("/dev/kmsg", "a") as log:
+    log.write("3,1,1,-;Out of memory: Killed process %d (python) total-vm:1kB\\n" % os.getpid())
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("backend", ["direct", "static"])
+def test_whom_the_kernel_killed_is_named(hosts: Hosts, launcher: Launcher, backend: str) -> None:
+    cluster = with_kernel_logs(hosts(1))
+    script = launcher.folder / "train.py"
+    script.write_text(KILLED)
+    job = {"framework": "torch", "script": str(script), "rendezvous": {"backend": backend}}
+    done = launcher.run(launcher.file(cluster, job))
+    assert done.code == 1, str(done)
+    assert "rank 0 on node1 was killed by the kernel's out-of-memory killer" in done.stderr
+    assert "hint: the host's memory was full" in done.stderr
+    shown = launcher.command("ps", next((launcher.home / "runs").iterdir()).name).wait()
+    assert "was killed by the kernel's out-of-memory killer" in shown.stdout
