@@ -22,7 +22,7 @@ def step(name: str, rank: int, number: int, size: int = SIZE) -> bytes:
     and then a long one, or one whose end comes only with the next step."""
     line = b"%s %d %09d" % (name.encode(), rank, number)
     if number % LONG == 0:
-        line += b" " + b"x" * size
+        return line + b" " + b"x" * size + b"\n"
     return line if number % 7 == 0 else line + b"\n"
 
 

@@ -106,8 +106,11 @@ class Watch:
             self._session.leave()
         elif number == signal.SIGHUP:
             self._session.hang_up("its terminal was closed")
+        elif number == signal.SIGTERM:
+            # Two programs that each ask for the end ask for no kill.
+            self._session.interrupt("SIGTERM", once=True)
         else:
-            self._session.interrupt("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
+            self._session.interrupt("Ctrl-C")
 
     def _broken_pipe(self) -> None:
         if self._stopping:

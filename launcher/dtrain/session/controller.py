@@ -80,11 +80,13 @@ class Session:
         self._roused: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._has_run = False
 
-    def interrupt(self, why: str) -> None:
+    def interrupt(self, why: str, *, once: bool = False) -> None:
         """Ask the launch to end; a second time, to end at once. Safe in a signal handler.
 
-        ``why`` completes "stopped: …".
+        ``why`` completes "stopped: …". ``once``: nothing, where anybody has asked before.
         """
+        if once and self.interrupted:
+            return
         self._asked += 1
         self._why = self._why or why
         if self._asked > 1 or not self._hung_up:

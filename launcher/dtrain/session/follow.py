@@ -50,6 +50,8 @@ class Follower:
                     states[event["host"]] = event
                 case "attempt":
                     states.clear()
+                case "finished":
+                    self.report = read_report(event)
         for event in states.values():
             self._tell(event)
         for stream, size in self._folder.sizes(self._plan).items():

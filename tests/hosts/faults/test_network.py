@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from support.faults import Field
-from support.launching import until
 
 pytestmark = pytest.mark.netns
 Make = Callable[..., Field]
@@ -82,9 +81,7 @@ def test_all_cut_for_good(field: Make, how: str) -> None:
     scene.over(scene.command("stop", scene.run.name), 3)
     scene.cluster.heal()
     scene.over(scene.command("stop", scene.run.name), 0)
-    for host in scene.cluster.hosts:
-        until(lambda host=host: not scene.left([host]), f"the end on {host.name}")
-    assert scene.left() == {}
+    scene.until_nothing_is_left()
 
 
 def test_sshd_is_restarted(field: Make) -> None:
