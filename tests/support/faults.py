@@ -168,16 +168,24 @@ class Field:
             assert self._untouched[host.name] <= host.processes().keys(), host.name
 
     def until_nothing_is_left(self, *hosts: Host) -> None:
-        """On these hosts, or on any. A relay ends a moment after the connection that it is on."""
-        until(lambda: not self.left(list(hosts)), "nothing to be left", patience=5)
+        """On these hosts, or on any: neither of the job, nor, when no connection is left, relays.
 
-    def left(self, hosts: list[Host] | None = None) -> dict[str, dict[int, str]]:
+        One that was cut off notices within the minute.
+        """
+        until(lambda: not self.left(list(hosts), relays=False), "the end of the job", patience=5)
+        until(lambda: not self.left(list(hosts)), "the end of the relays")
+
+    def left(
+        self, hosts: list[Host] | None = None, *, relays: bool = True
+    ) -> dict[str, dict[int, str]]:
         """What still runs of the job, on any host."""
         found = {
             host.name: {
                 pid: line
                 for pid, line in host.processes().items()
-                if not is_bystander(pid) and BYSTANDER not in line
+                if not is_bystander(pid)
+                and BYSTANDER not in line
+                and (relays or "dtrain-agent" not in line)
             }
             for host in hosts or self.cluster.hosts
         }

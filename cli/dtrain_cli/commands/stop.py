@@ -14,12 +14,10 @@ from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.logs.store import RunFolder
 from dtrain.record import Record
 from dtrain.session.follow import Follower, ending
-from dtrain_cli.commands.watch import Departure, Watch, on_signals
+from dtrain_cli.commands.watch import INSIST, Departure, Watch, on_signals
 from dtrain_cli.detachment import Detachment
 from dtrain_cli.views import Filters, make_view
 
-APART = 0.3
-"""Seconds between two signals, which could otherwise arrive as one."""
 LETTING_GO = 5.0
 """Seconds that a process has to go after the run is over: nobody may read what it shows."""
 
@@ -83,8 +81,15 @@ def _ask(options: Options, folder: RunFolder, asked: set[int], departure: Depart
     # One that is in charge of a run that is over ends what is left of it, and is left to it.
     over = follower.report is not None
     if not over:
-        _signal(folder.in_charge(), asked, force=options.force)
-        report = follower.follow(departure.wait)
+        pid = folder.in_charge()
+        if pid is not None and pid not in asked:
+            asked.add(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, INSIST if options.force else signal.SIGTERM)
+        # Somebody else may take charge when it leaves, and is to be asked in its turn.
+        follower.follow(lambda seconds: departure.wait(seconds) or folder.in_charge() != pid)
+        follower.look()
+        report = follower.report
     until = math.inf if over else time.monotonic() + LETTING_GO
     while follower.report is not None and folder.in_charge() is not None:
         if departure.wait(0.1) or time.monotonic() > until:
@@ -96,14 +101,3 @@ def _ask(options: Options, folder: RunFolder, asked: set[int], departure: Depart
     view.wait(5)
     if departure.asked:
         raise KeyboardInterrupt
-
-
-def _signal(pid: int | None, asked: set[int], *, force: bool) -> None:
-    if pid is None or pid in asked:
-        return
-    asked.add(pid)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-        if force:
-            time.sleep(APART)
-            os.kill(pid, signal.SIGINT)

@@ -19,7 +19,9 @@ from dtrain_cli import passphrase
 from dtrain_cli.detachment import Detachment
 from dtrain_cli.views import Filters, make_view
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INSIST = signal.SIGUSR1
+"""Asks for the end at once: unlike Ctrl-C's, no shell has it ignored in the background."""
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, INSIST)
 
 
 class Watch:
@@ -91,6 +93,8 @@ class Watch:
             self.view.notice("some hosts cannot be reached; stop it again when they can")
         self.view.close()
         self.view.wait(5)
+        if self._session.interrupted:
+            return ExitCode.INTERRUPTED
         return ExitCode.OK if clean else ExitCode.NODE_FAILED
 
     def stop(self, why: str) -> None:
@@ -109,6 +113,9 @@ class Watch:
         elif number == signal.SIGTERM:
             # Two programs that each ask for the end ask for no kill.
             self._session.interrupt("SIGTERM", once=True)
+        elif number == INSIST:
+            self._session.interrupt("dtrain stop --force", once=True)
+            self._session.interrupt("dtrain stop --force")
         else:
             self._session.interrupt("Ctrl-C")
 

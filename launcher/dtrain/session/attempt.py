@@ -31,7 +31,7 @@ from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.logs.store import StorageError, tail
 from dtrain.logs.traceback import last_words
 from dtrain.machine import HostState, Outcome, Phase
-from dtrain.session.link import Link, Post, Run
+from dtrain.session.link import Link, Post, Run, close
 from dtrain.session.observer import Nobody
 
 STDERR_TAIL = 1 << 16
@@ -124,8 +124,7 @@ class Attempt:
                 link.kill()
             raise
         finally:
-            for link in self._links.values():
-                link.close()
+            close(self._links.values())
         return self._report()
 
     def _tell_of_sync(self) -> None:
@@ -302,6 +301,11 @@ class Attempt:
         """Whether it ended in a way that another attempt could mend."""
         full = any(isinstance(problem, StorageError) for problem in self.problems)
         return not full and self._state.outcome in (Outcome.WORKER_FAILED, Outcome.HOST_FAILED)
+
+    @property
+    def never_began(self) -> bool:
+        """Whether no host of a run that was taken up knows of it: nothing had been started."""
+        return all(link.gone for link in self._links.values())
 
     def ending(self) -> restart.Attempt:
         """How it ended, for whoever decides whether there is another attempt."""

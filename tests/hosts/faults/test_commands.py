@@ -89,17 +89,36 @@ def test_stop_force_after_stop(field: Make) -> None:
     scene.check(whole=False)
 
 
-def test_stop_of_what_is_left_twice_at_once(field: Make) -> None:
-    """On a host that was lost, and has come back."""
+def test_stop_of_what_is_left(field: Make) -> None:
+    """On a host that was lost, and has come back: two may ask for it at once."""
     scene = field(2)
-    launch = scene.start(scene.file(restart={"node_timeout": "2s"}))
+    launch = scene.start(scene.file(restart={"node_timeout": "4s"}))
     scene.cluster.cut("node2")
     scene.over(launch, 3)
     assert scene.left()
+    stopping = scene.command("stop", scene.run.name)
+    stopping.until("node2 cannot be reached yet; trying on")
+    stopping.send(signal.SIGINT)
+    scene.over(stopping, 130)
     scene.cluster.heal()
     both = [scene.command("stop", scene.run.name) for _ in range(2)]
     codes = sorted(stopping.wait().code for stopping in both)
     assert codes in ([0, 0], [0, 2])  # the second may find that it is over already
+    scene.until_nothing_is_left()
+
+
+def test_a_host_that_cannot_tell_is_not_taken_for_clean(field: Make) -> None:
+    scene = field(2)
+    launch = scene.start(scene.file(restart={"node_timeout": "4s"}))
+    scene.cluster.cut("node2")
+    scene.over(launch, 3)
+    (record,) = scene.cluster["node2"].home.glob(".dtrain/nodes/test-*/node2/supervisor")
+    away = record.rename(record.with_suffix(".away"))
+    scene.cluster.heal()
+    scene.over(scene.command("stop", scene.run.name), 3)
+    assert scene.left()
+    away.rename(record)
+    scene.over(scene.command("stop", scene.run.name), 0)
     scene.until_nothing_is_left()
 
 

