@@ -32,8 +32,12 @@ class Field:
         self._launches: list[Launch] = []
         ssh = launcher.folder / ".ssh"
         ssh.mkdir()
-        keepalive = f"Host *\n  ServerAliveInterval {alive / 2:g}\n  ServerAliveCountMax 2\n"
-        (ssh / "config").write_text(keepalive)
+        (ssh / "config").write_text(
+            "Host *\n"
+            f"  ServerAliveInterval {alive / 2:g}\n"
+            "  ServerAliveCountMax 2\n"
+            "  ConnectTimeout 2\n"
+        )
         script = self.folder / "wait.py"
         script.write_text(WAIT)
         waiting = {"framework": "torch", "script": str(script), "rendezvous": {"port": 31000}}
