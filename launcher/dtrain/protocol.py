@@ -25,7 +25,7 @@ Commands, by ``op``; the first one says what this relay is for:
              beginning; where ``outputs`` is false, events alone
     start    start the processes of a launch that is prepared
     abort    forget a launch; once it has started, the same as ``kill``
-    stop     grace: TERM, ``grace`` seconds, KILL. A later stop may only shorten the wait
+    stop     grace, reason: TERM, ``grace`` seconds, KILL. A later stop may only shorten the wait
     kill     KILL at once
     stacks   abort: tell where every worker is. Where py-spy cannot, and ``abort`` is true, workers
              get SIGABRT, on which Python writes its stack to stderr, if PYTHONFAULTHANDLER is set

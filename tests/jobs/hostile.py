@@ -13,7 +13,7 @@ import time
 
 from numbered import main
 
-PROCESSES, LIFE = 200, 0.5
+PROCESSES, LIFE = 200, 2.0
 
 
 def hop() -> None:

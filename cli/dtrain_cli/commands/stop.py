@@ -86,6 +86,7 @@ def _ask(options: Options, folder: RunFolder, asked: set[int], departure: Depart
             asked.add(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, INSIST if options.force else signal.SIGTERM)
+                os.kill(pid, signal.SIGCONT)  # Ctrl-Z may have stopped it
         # Somebody else may take charge when it leaves, and is to be asked in its turn.
         follower.follow(lambda seconds: departure.wait(seconds) or folder.in_charge() != pid)
         follower.look()

@@ -114,8 +114,7 @@ class Watch:
             # Two programs that each ask for the end ask for no kill.
             self._session.interrupt("SIGTERM", once=True)
         elif number == INSIST:
-            self._session.interrupt("dtrain stop --force", once=True)
-            self._session.interrupt("dtrain stop --force")
+            self._session.insist("dtrain stop --force")
         else:
             self._session.interrupt("Ctrl-C")
 

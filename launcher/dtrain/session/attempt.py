@@ -244,7 +244,7 @@ class Attempt:
             case machine.Abort(host):
                 self._links[host].abort()
             case machine.Stop(host, grace):
-                self._links[host].stop(grace)
+                self._links[host].stop(grace, self._reason(in_order_of_blame(self._failures)))
             case machine.Kill(host):
                 self._links[host].kill()
             case machine.SetAlarm(seconds):
@@ -374,15 +374,15 @@ class Attempt:
             exit_code = ExitCode.INTERNAL
         return Report(
             exit_code=exit_code,
-            reason=self._reason(outcome, failures),
+            reason=self._reason(failures),
             failures=failures,
             problems=tuple(problems),
             hint="\n".join(dict.fromkeys(hints)),
         )
 
-    def _reason(self, outcome: Outcome, failures: tuple[Failure, ...]) -> str:
-        match outcome:
-            case Outcome.DONE:
+    def _reason(self, failures: tuple[Failure, ...]) -> str:
+        match self._state.outcome:
+            case Outcome.DONE | None:
                 count = self._run.plan.world_size
                 return "the worker finished" if count == 1 else f"all {count} workers finished"
             case Outcome.INTERRUPTED:

@@ -92,6 +92,13 @@ class Session:
         if self._asked > 1 or not self._hung_up:
             self._pass_on()
 
+    def insist(self, why: str) -> None:
+        """Ask the launch to end at once; again, to give up on hosts that do not answer."""
+        for _ in range(1 if self.interrupted else 2):
+            self._asked += 1
+            self._why = self._why or why
+            self._pass_on()
+
     def hang_up(self, why: str) -> None:
         """Whoever watched has left: ask the launch to end, unless that has been asked already.
 

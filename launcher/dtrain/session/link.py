@@ -174,10 +174,11 @@ class Link:
         self._state("running")
         self._order({"op": "start"})
 
-    def stop(self, grace: float) -> None:
-        """Ask the host to stop its workers: TERM, ``grace`` seconds, KILL."""
+    def stop(self, grace: float, reason: str) -> None:
+        """Ask the host to stop its workers: TERM, ``grace`` seconds, KILL. ``reason`` is for
+        whoever takes up the run after us."""
         self._state("stopping")
-        self._order({"op": "stop", "grace": grace})
+        self._order({"op": "stop", "grace": grace, "reason": reason})
 
     def tell_stacks(self, *, abort: bool) -> None:
         """Ask where the host's workers are; ``abort`` allows to end them for it."""

@@ -38,7 +38,7 @@ def test_two_attach_at_once(field: Make) -> None:
     scene.check()
 
 
-@pytest.mark.parametrize("after", [0.0, 0.2, 0.4, 0.6])
+@pytest.mark.parametrize("after", [0.2, 0.5])
 def test_stop_while_attaching(field: Make, after: float) -> None:
     """However far it has come: it only ever leaves."""
     scene = field(2)
@@ -86,6 +86,16 @@ def test_stop_force_after_stop(field: Make) -> None:
     gentle.until("stopping; workers get TERM")
     scene.over(scene.command("stop", "--force", run), 0)
     scene.over(gentle, 0)
+    scene.check(whole=False)
+
+
+def test_stop_of_a_stopped_launch(field: Make) -> None:
+    """Ctrl-Z in its terminal, and `dtrain stop` in another."""
+    scene = field(2)
+    launch = scene.start(scene.file())
+    launch.send(signal.SIGSTOP)
+    scene.over(scene.command("stop", scene.run.name), 0)
+    scene.over(launch, 130)
     scene.check(whole=False)
 
 

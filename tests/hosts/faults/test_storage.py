@@ -81,7 +81,8 @@ def test_a_full_disk_here(field: Make) -> None:
         assert "cannot keep the run's files: No space left on device" in done.stderr
         scene.until_nothing_is_left()
         ballast.unlink()
-        scene.over(scene.command("attach", scene.run.name), 1)
+        done = scene.over(scene.command("attach", scene.run.name), 1)
+        assert "running the job: this machine cannot keep the run's files" in done.stderr
         scene.check(whole=False)
 
 
