@@ -93,9 +93,9 @@ class Watch:
             self.view.notice("some hosts cannot be reached; stop it again when they can")
         self.view.close()
         self.view.wait(5)
-        if self._session.interrupted:
-            return ExitCode.INTERRUPTED
-        return ExitCode.OK if clean else ExitCode.NODE_FAILED
+        if clean:
+            return ExitCode.OK
+        return ExitCode.INTERRUPTED if self._session.interrupted else ExitCode.NODE_FAILED
 
     def stop(self, why: str) -> None:
         self._session.interrupt(why)

@@ -303,8 +303,9 @@ class Attempt:
         return not full and self._state.outcome in (Outcome.WORKER_FAILED, Outcome.HOST_FAILED)
 
     @property
-    def never_began(self) -> bool:
-        """Whether no host of a run that was taken up knows of it: nothing had been started."""
+    def is_unknown(self) -> bool:
+        """Whether no host of a run that was taken up knows of it: nothing had been started, or
+        all of them were emptied."""
         return all(link.gone for link in self._links.values())
 
     def ending(self) -> restart.Attempt:

@@ -312,8 +312,9 @@ class Session:
         """The attempt that was left; where whoever left it had started nothing yet, from its
         beginning."""
         attempt = self._prepare(life, plan, movable_port=False)
-        report = attempt.take_up(_received(life.folder, plan))
-        if not attempt.never_began or self.interrupted:
+        received = _received(life.folder, plan)
+        report = attempt.take_up(received)
+        if not attempt.is_unknown or any(received.values()) or self.interrupted:
             return report, attempt
         if why := self._why_not(life):
             self._tell(life, f"not started: {why}")
