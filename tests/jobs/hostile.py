@@ -3,8 +3,7 @@
     hostile.py FOLDER [PAUSE [SIZE]]
 
 The worker ignores TERM. Around it are 200 processes that ignore it too: each in a session of its
-own, orphaned, with the worker's log files open and a child of the same kind in its place as soon
-as it ends.
+own, orphaned, with the worker's log files open. Half of them live on in one process after another.
 """
 
 import os
@@ -16,10 +15,12 @@ from numbered import main
 PROCESSES, LIFE = 200, 2.0
 
 
-def hop() -> None:
-    """Live on in one process after another, each of which leaves its parent's session."""
+def linger(*, hop: bool) -> None:
+    """Stay, or live on in one process after another, each of which leaves its parent's session."""
     while True:
         os.setsid()
+        while not hop:
+            time.sleep(3600)
         time.sleep(LIFE)
         if os.fork() != 0:
             os._exit(0)
@@ -27,10 +28,10 @@ def hop() -> None:
 
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
-for _ in range(PROCESSES):
+for which in range(PROCESSES):
     if os.fork() == 0:
         if os.fork() != 0:
             os._exit(0)
-        hop()
+        linger(hop=which % 2 == 0)
     os.wait()
 main()

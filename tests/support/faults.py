@@ -122,7 +122,7 @@ class Field:
         pid = self.in_charge()
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        until(lambda: gone(pid), "the launcher's end")
+        until(lambda: self.in_charge() != pid, "the launcher's end")
 
     def on_node(self, host: Host, name: str, attempt: int = 1) -> bytes:
         """What a worker's file holds on its host."""
@@ -201,14 +201,6 @@ def is_bystander(pid: int, *, supervised: bool = False) -> bool:
         return f"DTRAIN_RUN_ID={BYSTANDER}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return not supervised  # it has ended
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended, though its parent may not have asked how yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def first_bytes(name: str, rank: int, count: int, size: int) -> bytes:
