@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 
+from dtrain.journal import JournalReader
 from support.faults import Field
 from support.launching import until
 
@@ -56,6 +57,12 @@ def test_the_first_cause_is_the_first(field: Make, first: int, hours: int) -> No
     file.write_text(yaml.safe_dump(document))
     launch = scene.command("launch", str(file))
     launch.until("line\n", count=2)
+    off = {
+        event["host"]: event["said"]["time"] - event["time"]
+        for event in JournalReader(scene.run / "journal.jsonl").read()
+        if event["event"] == "hello"
+    }
+    assert [round(off[host.name] / 3600) for host in scene.cluster.hosts] == [0, hours]
     # Nobody hears of the first failure before the second one.
     scene.cluster.cut(f"node{first + 1}")
     (scene.folder / f"fail-{first}").touch()
