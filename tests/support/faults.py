@@ -124,20 +124,18 @@ class Field:
         os.kill(pid, signal.SIGKILL)
         until(lambda: self.in_charge() != pid, "the launcher's end")
 
-    def on_node(self, host: Host, name: str, attempt: int = 1) -> bytes:
+    def on_node(self, host: Host, name: str) -> bytes:
         """What a worker's file holds on its host."""
-        run = self.run.name if attempt == 1 else f"{self.run.name}.{attempt}"
-        folder = host.home / ".dtrain" / "nodes" / run / host.name
+        folder = host.home / ".dtrain" / "nodes" / self.run.name / host.name
         if name.startswith("rank-"):
             stream = "stdout.log" if name.endswith(".out") else "stderr.log"
             (path,) = folder.glob(f"*.ranks/*/attempt_0/*/{stream}")
             return path.read_bytes()
         return (folder / name).read_bytes()
 
-    def here(self, host: Host, name: str, attempt: int = 1) -> bytes:
+    def here(self, host: Host, name: str) -> bytes:
         """What has come of it to this machine."""
-        logs = "logs" if attempt == 1 else f"logs-{attempt}"
-        return (self.run / logs / host.name / name).read_bytes()
+        return (self.run / "logs" / host.name / name).read_bytes()
 
     # What must hold ----------------------------------------------------------------------------
 
@@ -147,29 +145,33 @@ class Field:
         assert done.code == code, str(done)
         return done
 
-    def check(self, *lost: str, whole: bool = True, attempt: int = 1, role: str = "worker") -> None:
-        """No byte lost or doubled, no process left, no traceback, and nothing touched that is not
-        of this run; but for hosts that are ``lost``. ``whole``: no rank ended in mid-step."""
-        hosts = [host for host in self.cluster.hosts if host.name not in lost]
+    def check(self, *, whole: bool = True, role: str = "worker") -> None:
+        """No byte lost or doubled, and as `check_hosts`. ``whole``: no rank ended in mid-step."""
         for rank, host in enumerate(self.cluster.hosts):
-            for suffix in ("out", "err") if host in hosts else ():
+            for suffix in ("out", "err"):
                 name = f"{role}-{rank}.{suffix}"
-                written = self.on_node(host, name, attempt)
-                assert_same(self.here(host, name, attempt), written, f"{name}, here and there")
+                written = self.on_node(host, name)
+                assert_same(self.here(host, name), written, f"{name}, here and there")
+                # What Python itself says of a full disk comes after what the job said.
                 told = written.partition(b"Traceback")[0]
                 wanted = first_bytes(suffix, rank, len(told), self.size)
                 assert_same(told, wanted, f"{name}, written and told")
                 if whole:
                     last = step(suffix, rank, self.step(rank), self.size)
                     assert written.endswith(last), f"{name} ends before its rank did"
-        self.until_nothing_is_left(*hosts)
+        self.check_hosts()
+
+    def check_hosts(self) -> None:
+        """No process left, no traceback, and nothing touched that is not of this run."""
+        self.until_nothing_is_left()
         for launch in self._launches:
             ours = [line for line in launch.stderr.splitlines() if line.startswith("Traceback")]
             assert not ours, launch.stderr
         assert not (self.run / "fault.txt").exists(), (self.run / "fault.txt").read_text()
         assert self._bystander.process.poll() is None, str(self._bystander.wait())
-        for host in hosts:
-            assert self._untouched[host.name] <= host.processes().keys(), host.name
+        for host in self.cluster.hosts:
+            untouched = self._untouched.get(host.name, set())
+            assert untouched <= host.processes().keys(), host.name
 
     def until_nothing_is_left(self, *hosts: Host) -> None:
         """On these hosts, or on any: neither of the job, nor, when no connection is left, relays.

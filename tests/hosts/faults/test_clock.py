@@ -73,7 +73,7 @@ def test_the_first_cause_is_the_first(field: Make, first: int, hours: int) -> No
     scene.cluster.heal()
     done = scene.over(launch, 1)
     assert f"\nerror: rank {first} on node{first + 1} exited with status {3 + first}" in done.stderr
-    scene.until_nothing_is_left()
+    scene.check_hosts()
     shown = scene.over(scene.command("logs", "--since", "10m", scene.run.name), 0)
     assert shown.stdout.count("line\n") == 2
 

@@ -114,7 +114,7 @@ def test_stop_of_what_is_left(field: Make) -> None:
     both = [scene.command("stop", scene.run.name) for _ in range(2)]
     codes = sorted(stopping.wait().code for stopping in both)
     assert codes in ([0, 0], [0, 2])  # the second may find that it is over already
-    scene.until_nothing_is_left()
+    scene.check_hosts()
 
 
 def test_a_host_that_cannot_tell_is_not_taken_for_clean(field: Make) -> None:
@@ -129,7 +129,7 @@ def test_a_host_that_cannot_tell_is_not_taken_for_clean(field: Make) -> None:
     assert scene.left()
     away.rename(record)
     scene.over(scene.command("stop", scene.run.name), 0)
-    scene.until_nothing_is_left()
+    scene.check_hosts()
 
 
 def test_stop_with_a_host_out_of_reach(field: Make) -> None:

@@ -81,7 +81,7 @@ def test_all_cut_for_good(field: Make, how: str) -> None:
     scene.over(scene.command("stop", scene.run.name), 3)
     scene.cluster.heal()
     scene.over(scene.command("stop", scene.run.name), 0)
-    scene.until_nothing_is_left()
+    scene.check_hosts()
 
 
 def test_sshd_is_restarted(field: Make) -> None:
