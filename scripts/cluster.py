@@ -153,6 +153,15 @@ class Host:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
 
+    def stop_sshd(self) -> None:
+        """Kill sshd with all its sessions; what they had started goes on."""
+        self.run("pkill", "-KILL", "sshd")
+
+    def start_sshd(self) -> None:
+        """Start an sshd in place of one that was stopped."""
+        config, log = self.folder / "sshd_config", self.folder / "sshd.log"
+        self.run("/usr/sbin/sshd", "-f", str(config), "-E", str(log))
+
     def firewall(self, *rules: str) -> None:
         """Replace the host's rules: each is an nft match and verdict, for both directions."""
         script = ["table inet dtrain", "delete table inet dtrain"]
@@ -305,6 +314,11 @@ class Cluster:
     def cut(self, name: str) -> None:
         """Drop every packet from and to a host, the launching machine's included."""
         self[name].firewall("drop")
+
+    def reset(self, name: str) -> None:
+        """Reset every TCP connection from and to a host that sends or gets anything, and refuse
+        new ones."""
+        self[name].firewall("meta l4proto tcp reject with tcp reset")
 
     def block(self, name: str, *others: str) -> None:
         """Drop what passes between a host and others (``launcher`` is this machine)."""

@@ -4,8 +4,10 @@ import signal
 
 import pytest
 
-# Under nohup the whole suite would inherit a hangup that is ignored, which some tests send.
+# What some tests send would be ignored by all that they start: a hangup under nohup, an interrupt
+# in the background of a script.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

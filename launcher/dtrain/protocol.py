@@ -22,12 +22,13 @@ Commands, by ``op``; the first one says what this relay is for:
              reaches ``route_to``, the address or name of another host (or null), if that can be
              told: gloo's own choice is what the host's name leads to, often 127.0.1.1. With
              ``flight_recorder``, torch's flight recorder writes where the supervisor finds it
-    attach   protocol, run, host, run_dir, offsets: follow a run that was launched before, each
-             stream (``events`` and progress files too) from the offset given, or from its beginning
+    attach   protocol, run, host, run_dir, offsets, outputs: follow a run that was launched before,
+             each stream (``events`` and progress files too) from the offset given, or from its
+             beginning; where ``outputs`` is false, events alone
     look     protocol, run, host, run_dir: tell how a run that was launched before stands, and end
     start    start the processes of a launch that is prepared
     abort    forget a launch; once it has started, the same as ``kill``
-    stop     grace: TERM, ``grace`` seconds, KILL. A later stop may only shorten the wait
+    stop     grace, reason: TERM, ``grace`` seconds, KILL. A later stop may only shorten the wait
     kill     KILL at once
     stacks   abort: tell where every worker is, and every rank of a torchrun. Where py-spy cannot,
              and ``abort`` is true, they get SIGABRT, on which Python writes its stack to stderr, if
@@ -39,8 +40,9 @@ Messages, by ``type``:
 
     hello     protocol, python, hostname, time (the node's clock, seconds since the epoch), pid
     prepared  workdir, folder (both absolute): a ``start`` would find everything it needs
-    refused   what (python, setup, workdir, script, port, disk, permission or agent), reason, hint:
-              it cannot, and nothing is left of the attempt. The last message
+    refused   what (python, setup, workdir, script, port, disk, permission, gone or agent), reason,
+              hint: it cannot, and nothing is left of a launch. The last message. ``gone`` answers
+              ``attach``: the run has no folder here, so it never started, or was removed
     attached  folder, running
     status    state (missing, preparing, ready, running, ended or gone), since (or null), why,
               processes [{role, index, rank, pid, started, ended, code, signal}]: the answer to

@@ -197,6 +197,6 @@ def test_names_that_would_leave_the_run_folder(host: Node, name: str) -> None:
 def test_attaching_to_a_run_that_never_was(host: Node) -> None:
     body = refusal(host, host.attach("nothing"))
     assert (body["what"], body["reason"]) == (
-        "agent",
+        "gone",
         f"no run nothing on this host ({host.folder('nothing')} does not exist)",
     )

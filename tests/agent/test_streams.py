@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 
-from support.node import Node, wait_until
+from support.node import Node, agent_source, wait_until
 
 FLOOD = """
 import os, sys
@@ -103,6 +104,16 @@ def test_a_run_that_is_over_can_still_be_read(host: Node) -> None:
     assert third.begin == {}
 
 
+def test_events_alone_can_be_had(host: Node) -> None:
+    agent = host.start(host.shell("echo hello; exit 4"))
+    agent.wait()
+    second = host.attach(outputs=False)
+    second.expect("bye")
+    second.wait()
+    assert second.events == agent.events
+    assert second.output == {}
+
+
 def test_a_reader_that_went_away_ends_the_relay_alone(host: Node) -> None:
     agent = host.start(host.shell("echo ready; exec sleep 600"))
     agent.until(lambda: agent.text("worker-0.out"))
@@ -110,6 +121,23 @@ def test_a_reader_that_went_away_ends_the_relay_alone(host: Node) -> None:
     assert agent.wait() == 0
     assert host.processes("sleep")
     second = host.attach()
+    second.command("kill")
+    second.expect("bye")
+
+
+def test_a_relay_ends_when_its_reader_has_gone_without_a_word(host: Node) -> None:
+    """No good-bye comes where a machine loses power; and the relay may be waiting to write."""
+    impatient = agent_source().replace(b"ALONE = 60", b"ALONE = 1")
+    assert impatient != agent_source()
+    flood = host.shell("echo ready; while :; do printf %099999d 1; sleep 0.05; done")
+    agent = host.launch(flood, agent=host.agent(source=impatient))
+    agent.expect("prepared")
+    agent.command("start")
+    agent.event("started")
+    agent.pause_reading()
+    assert agent.wait_for_end() == -signal.SIGALRM
+    second = host.attach()
+    assert second.expect("attached")["running"]
     second.command("kill")
     second.expect("bye")
 

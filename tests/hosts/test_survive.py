@@ -68,29 +68,6 @@ def numbers(lines: list[str]) -> list[int]:
     return [int(line.split()[1]) for line in lines if line.startswith("line ")]
 
 
-@pytest.mark.parametrize("names", [["node2"], ["node1", "node2", "node3"]])
-def test_a_network_that_is_cut_and_comes_back(
-    hosts: Hosts, launcher: Launcher, names: list[str]
-) -> None:
-    cluster = hosts(3)
-    training = Training(cluster, launcher, 3, node_timeout="60s")
-    launch = launcher.start(training.file)
-    training.until_step(1, 5)
-    for name in names:
-        cluster.cut(name)
-    launch.until("cannot be reached; the job goes on there", count=len(names))
-    reached = training.step(1)
-    training.until_step(1, reached + 20)  # nothing of this waits for the launcher
-    cluster.heal()
-    launch.until("every host is reached again")
-    training.stop()
-    done = launch.wait()
-    assert done.code == 0, str(done)
-    for rank, host in enumerate(cluster.hosts):
-        assert numbers(training.lines(host.name, rank)) == [*range(1, training.step(rank) + 1)]
-    assert launcher.left(cluster) == {}
-
-
 def test_hosts_are_asked_how_they_stand(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(2)
     training = Training(cluster, launcher, 2)

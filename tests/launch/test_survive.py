@@ -9,10 +9,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dtrain.journal import Journal
+from dtrain.logs.store import RunFolder
+from dtrain.record import Record
+from dtrain.session.follow import Follower
+from dtrain.session.observer import Nobody
 from support.launching import Launch, Scene, marked, until
 
 COUNT = """
@@ -280,6 +286,68 @@ def test_who_takes_charge_knows_of_later_attempts(scene: Scene) -> None:
     assert watcher.wait().code == 130
     assert scene.leftovers() == []
     assert "stopped" in scene.command("ps", run).wait().stdout
+
+
+def test_an_attempt_of_which_nothing_was_started_is_started_by_who_takes_charge(
+    scene: Scene,
+) -> None:
+    """The launcher is killed between two attempts, when it has noted the second one."""
+    script = scene.script(
+        "import os\n"
+        "attempt = int(os.environ['DTRAIN_ATTEMPT'])\n"
+        "print('attempt', attempt, flush=True)\n"
+        "raise SystemExit(attempt == 1)\n"
+    )
+    launch = scene.launch(scene.cluster_file(script, restart={"max": 1}))
+    launch.until("attempt 2 starts in")
+    launch.kill()
+    folder = scene.run_folder()
+    replace(Record.load(folder), attempt=2).save(folder)
+    Journal(folder / "journal.jsonl").write(0.0, "attempt", attempt=2, hosts=["node0", "node1"])
+    done = scene.command("attach", folder.name).wait()
+    assert done.code == 0, str(done)
+    assert done.lines("node1", 3) == ["attempt 2"]
+    assert scene.leftovers() == []
+
+
+def test_a_host_that_knows_nothing_of_the_run_is_used_again(scene: Scene) -> None:
+    script = scene.script(
+        "import os, time\n"
+        "print('attempt', os.environ['DTRAIN_ATTEMPT'], flush=True)\n"
+        "time.sleep(3600 * (os.environ['DTRAIN_ATTEMPT'] == '1'))\n"
+    )
+    launch = scene.launch(scene.cluster_file(script, restart={"max": 1}))
+    launch.until("attempt 1\n", count=4)
+    launch.kill()
+    folder = scene.run_folder()
+    there = scene.nodes / "nodes" / folder.name / "node1"
+    os.kill(json.loads((there / "supervisor").read_text())["pid"], signal.SIGKILL)
+    shutil.rmtree(there)
+    attached = scene.command("attach", folder.name).wait()
+    assert attached.code == 0, str(attached)
+    assert "node1: taking up the job: no run" in attached.stderr
+    assert attached.lines("node1", 3) == ["attempt 2"]
+    assert scene.leftovers() == []
+
+
+def test_followed_logs_go_on_with_the_next_attempt(scene: Scene) -> None:
+    file = scene.cluster_file(scene.script(RESTARTED), args=[str(scene.folder)], restart={"max": 3})
+    run = scene.command("launch", str(file), "--detach").wait().stdout.strip()
+    followed = scene.command("logs", "-f", "--rank", "3", run).wait()
+    assert followed.code == 0
+    for attempt in (1, 2, 3):
+        assert f"attempt {attempt} from step" in followed.stdout
+
+
+def test_who_looks_on_hears_of_an_end_that_came_before_it_looked(runs: Runs) -> None:
+    run = runs.detach()
+    runs.stop_file.touch()
+    until(lambda: "done" in runs.dtrain("ps", run).wait().stdout, "the end of the job")
+    folder = RunFolder(runs.scene.home / "runs" / run)
+    follower = Follower(folder, Record.load(folder.path), Nobody())
+    follower.skip()
+    assert follower.report is not None
+    assert follower.report.exit_code == 0
 
 
 def test_a_job_that_was_asked_to_stop_is_not_taken_up_to_run(scene: Scene) -> None:

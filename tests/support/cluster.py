@@ -55,11 +55,14 @@ class Launcher:
         job: Mapping[str, Any],
         *,
         name: str = "cluster.yaml",
+        title: str = "test",
         **section: Any,
     ) -> Path:
-        """Write a cluster file: the hosts of ``cluster``, ``section`` over its keys, and a job."""
+        """Write a cluster file: the hosts of ``cluster``, ``section`` over its keys, and a job.
+
+        Names of its runs begin with ``title``."""
         path = self.folder / name
-        text = {"name": "test", "cluster": cluster.section(**section), "job": dict(job)}
+        text = {"name": title, "cluster": cluster.section(**section), "job": dict(job)}
         path.write_text(yaml.safe_dump(text, sort_keys=False))
         return path
 

@@ -61,6 +61,7 @@ class Agent:
         python: str,
         run: str,
         environment: dict[str, str] | None = None,
+        source: bytes = b"",
     ) -> None:
         self._process = subprocess.Popen(
             ["sh", "-c", boot_command(python, run)],
@@ -89,7 +90,7 @@ class Agent:
         ]
         for thread in self._threads:
             thread.start()
-        source = agent_source()
+        source = source or agent_source()
         self.write(b"%d\n" % len(source) + source)
 
     def write(self, data: bytes) -> None:
@@ -116,6 +117,10 @@ class Agent:
         """What a crash of the relay's host session does."""
         self._process.kill()
         self._process.wait()
+
+    def wait_for_end(self) -> int:
+        """The relay's exit status, whatever it still had to say."""
+        return self._process.wait(PATIENCE)
 
     def wait(self) -> int:
         """The relay's exit status, with all its output taken in."""
@@ -228,9 +233,11 @@ class Node:
         self,
         run: str = "run",
         environment: dict[str, str] | None = None,
+        source: bytes = b"",
     ) -> Agent:
+        """``source``, where it is not the agent as it is."""
         own = {**os.environ, "DTRAIN_TEST_MARK": self.mark, **(environment or {})}
-        agent = Agent(self.python, run, own)
+        agent = Agent(self.python, run, own, source)
         self._agents.append(agent)
         return agent
 
@@ -269,7 +276,9 @@ class Node:
         agent.command("start")
         return agent
 
-    def attach(self, run: str = "run", offsets: dict[str, int] | None = None) -> Agent:
+    def attach(
+        self, run: str = "run", offsets: dict[str, int] | None = None, *, outputs: bool = True
+    ) -> Agent:
         agent = self.agent(run)
         agent.command(
             "attach",
@@ -278,6 +287,7 @@ class Node:
             host="node0",
             run_dir=str(self.run_dir),
             offsets=offsets or {},
+            outputs=outputs,
         )
         return agent
 

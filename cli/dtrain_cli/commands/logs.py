@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dtrain.diagnostics import ExitCode
 from dtrain.journal import JournalReader
+from dtrain.launchplan import LaunchPlan
 from dtrain.logs.store import RunFolder, Stream
 from dtrain.record import Record
 from dtrain_cli.commands.select import hosts, ranks
@@ -41,12 +43,16 @@ def logs(options: Options) -> ExitCode:
     departure = Departure()
     view = make_view(options.json, sys.stdout, sys.stderr, filters, options.fold, departure.ask)
     view.known(plan)
+    journal = JournalReader(folder.journal)
     with on_signals(departure.ask):
         if options.since is not None:
-            _skip(view, folder, record, time.time() - options.since)
+            _skip(view, _streams(folder, plan, record.attempt), folder, time.time() - options.since)
         while True:
             going_on = options.follow and folder.in_charge() is not None
-            for stream, size in _streams(folder, Record.load(folder.path)).items():
+            if "attempt" in {event["event"] for event in journal.read()}:
+                record = Record.load(folder.path)
+                plan = record.plan()
+            for stream, size in _streams(folder, plan, record.attempt).items():
                 view.output(stream, size)
             if not going_on or departure.wait(POLL):
                 break
@@ -56,21 +62,20 @@ def logs(options: Options) -> ExitCode:
     return ExitCode.INTERRUPTED if departure.asked else ExitCode.OK
 
 
-def _streams(folder: RunFolder, record: Record) -> dict[Stream, int]:
+def _streams(folder: RunFolder, plan: LaunchPlan, attempts: int) -> dict[Stream, int]:
     """Those of all attempts, the first one's first."""
-    plan = record.plan()
     found: dict[Stream, int] = {}
-    for attempt in range(1, record.attempt + 1):
+    for attempt in range(1, attempts + 1):
         found |= replace(folder, attempt=attempt).sizes(plan)
     return found
 
 
-def _skip(view: View, folder: RunFolder, record: Record, before: float) -> None:
+def _skip(view: View, streams: Iterable[Stream], folder: RunFolder, before: float) -> None:
     """Leave out what had come ``before`` (seconds since the epoch), to within the time between two
     notes of it in the journal."""
     known: dict[str, int] = {}
     for event in JournalReader(folder.journal).read():
         if event["event"] == "sizes" and event["time"] <= before:
             known.update(event["streams"])
-    for stream in _streams(folder, record):
+    for stream in streams:
         view.skip(stream, known.get(str(stream.path.relative_to(folder.path)), 0))

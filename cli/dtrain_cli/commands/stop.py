@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -13,12 +14,12 @@ from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.logs.store import RunFolder
 from dtrain.record import Record
 from dtrain.session.follow import Follower, ending
-from dtrain_cli.commands.watch import Departure, Watch, on_signals
+from dtrain_cli.commands.watch import INSIST, Departure, Watch, on_signals
 from dtrain_cli.detachment import Detachment
 from dtrain_cli.views import Filters, make_view
 
-APART = 0.3
-"""Seconds between two signals, which could otherwise arrive as one."""
+LETTING_GO = 5.0
+"""Seconds that a process has to go after the run is over: nobody may read what it shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,29 +33,36 @@ class Options:
 def stop(options: Options) -> ExitCode:
     """End a run and see that nothing is left of it."""
     folder = RunFolder.find(options.run)
-    asked = False
-    while True:
-        claim = folder.claim()
-        if claim is not None:
-            try:
-                return _end(options, folder, asked)
-            finally:
-                claim.release()
-        _ask(options, folder, not asked)
-        asked = True
+    departure = Departure()
+    waited = False
+    asked: set[int] = set()
+    # Whoever takes charge can be asked to stop by somebody else from that moment on.
+    with on_signals(departure.ask):
+        while not _is_over(folder):
+            claim = folder.claim()
+            if claim is not None:
+                try:
+                    return _end(options, folder)
+                finally:
+                    claim.release()
+            _ask(options, folder, asked, departure)
+            waited = True
+    if not waited:
+        raise UsageError(f"run {folder.name} is over already")
+    return ExitCode.OK
 
 
-def _end(options: Options, folder: RunFolder, asked: bool) -> ExitCode:
+def _is_over(folder: RunFolder) -> bool:
+    """Whether nothing is left to be ended."""
+    return ending(folder) is not None and not Record.load(folder.path).stray
+
+
+def _end(options: Options, folder: RunFolder) -> ExitCode:
     """Nobody is in charge of the run: take charge, and end it, or what it has left behind."""
     record = Record.load(folder.path)
-    over = ending(folder) is not None
-    if over and not record.stray:
-        if not asked:
-            raise UsageError(f"run {folder.name} is over already")
-        return ExitCode.OK
     with Watch(record.request, False, Filters(), False, Detachment.none()) as watch:
         watch.view.mute()
-        if over:
+        if ending(folder) is not None:
             return watch.clean(record, folder)
         for _ in range(2 if options.force else 1):
             watch.stop("dtrain stop")
@@ -62,23 +70,31 @@ def _end(options: Options, folder: RunFolder, asked: bool) -> ExitCode:
     return ExitCode.OK if code is ExitCode.INTERRUPTED else code
 
 
-def _ask(options: Options, folder: RunFolder, first: bool) -> None:
-    """Have the process in charge end the run, and wait until it has gone."""
-    departure = Departure()
+def _ask(options: Options, folder: RunFolder, asked: set[int], departure: Departure) -> None:
+    """Have the process in charge end the run, and wait until it has gone. ``asked`` are those that
+    have been asked before."""
     view = make_view(False, sys.stdout, sys.stderr, Filters(), False, departure.ask)
     view.mute()
-    with on_signals(departure.ask):
-        follower = Follower(folder, Record.load(folder.path), view)
-        follower.skip()
-        if first:
-            for number in range(2 if options.force else 1):
-                time.sleep(APART * number)
-                if (pid := folder.in_charge()) is not None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGTERM)
-        report = follower.follow(departure.wait)
-        while report is not None and folder.in_charge() is not None and not departure.wait(0.1):
-            pass
+    follower = Follower(folder, Record.load(folder.path), view)
+    follower.skip()
+    report = None
+    # One that is in charge of a run that is over ends what is left of it, and is left to it.
+    over = follower.report is not None
+    if not over:
+        pid = folder.in_charge()
+        if pid is not None and pid not in asked:
+            asked.add(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, INSIST if options.force else signal.SIGTERM)
+                os.kill(pid, signal.SIGCONT)  # Ctrl-Z may have stopped it
+        # Somebody else may take charge when it leaves, and is to be asked in its turn.
+        follower.follow(lambda seconds: departure.wait(seconds) or folder.in_charge() != pid)
+        follower.look()
+        report = follower.report
+    until = math.inf if over else time.monotonic() + LETTING_GO
+    while follower.report is not None and folder.in_charge() is not None:
+        if departure.wait(0.1) or time.monotonic() > until:
+            break
     if report is not None:
         view.finished(report)
     else:

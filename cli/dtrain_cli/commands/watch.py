@@ -19,7 +19,9 @@ from dtrain_cli import passphrase
 from dtrain_cli.detachment import Detachment
 from dtrain_cli.views import Filters, make_view
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INSIST = signal.SIGUSR1
+"""Asks for the end at once: unlike Ctrl-C's, no shell has it ignored in the background."""
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, INSIST)
 
 
 class Watch:
@@ -91,7 +93,9 @@ class Watch:
             self.view.notice("some hosts cannot be reached; stop it again when they can")
         self.view.close()
         self.view.wait(5)
-        return ExitCode.OK if clean else ExitCode.NODE_FAILED
+        if clean:
+            return ExitCode.OK
+        return ExitCode.INTERRUPTED if self._session.interrupted else ExitCode.NODE_FAILED
 
     def stop(self, why: str) -> None:
         self._session.interrupt(why)
@@ -106,8 +110,13 @@ class Watch:
             self._session.leave()
         elif number == signal.SIGHUP:
             self._session.hang_up("its terminal was closed")
+        elif number == signal.SIGTERM:
+            # Two programs that each ask for the end ask for no kill.
+            self._session.interrupt("SIGTERM", once=True)
+        elif number == INSIST:
+            self._session.insist("dtrain stop --force")
         else:
-            self._session.interrupt("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
+            self._session.interrupt("Ctrl-C")
 
     def _broken_pipe(self) -> None:
         if self._stopping:

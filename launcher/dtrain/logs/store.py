@@ -122,13 +122,16 @@ class RunFolder:
         for _ in range(10):
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Of one length, so that nobody reads the end of an older number, or nothing.
+                os.pwrite(fd, b"%-20d\n" % os.getpid(), 0)
             except BlockingIOError:
                 # It may only be somebody who looks, as `in_charge` does.
                 time.sleep(0.01)
-                continue
-            # Of one length, so that nobody reads the end of an older number, or nothing.
-            os.pwrite(fd, b"%-20d\n" % os.getpid(), 0)
-            return Claim(fd)
+            except OSError as error:
+                os.close(fd)
+                raise storage_error(self.path, error) from None
+            else:
+                return Claim(fd)
         os.close(fd)
         return None
 

@@ -86,6 +86,9 @@ RESERVED = 64 << 10
 """Bytes set aside for events, so that a full disk does not silence the supervisor."""
 LEAST_FREE = 16 << 20
 """Bytes that must be free for a launch to begin."""
+ALONE = 60
+"""Seconds without a word from the launcher, which pings every 5, after which a relay ends: nobody
+will ever read what it may be waiting to write."""
 START_WITHIN = 60.0
 """Seconds, besides the lease, that a prepared job waits for `start`."""
 PATIENCE = 10.0
@@ -1813,6 +1816,7 @@ class Relay:
         self._events_from = 0
         self._progress_at = 0.0
         self._attached = False
+        self._quiet = False  # only events are wanted
         self._offsets: dict[str, int] = {}
         self._streams: list[Stream] = []
         self._ended = False
@@ -2050,11 +2054,12 @@ class Relay:
     def _attach(self, command: Json) -> None:
         if not os.path.isdir(self._folder):
             raise RefusedError(
-                "agent",
+                "gone",
                 "no run %s on this host (%s does not exist)"
                 % (command["run"], shown(self._folder)),
             )
         self._attached = True
+        self._quiet = not command.get("outputs", True)
         self._offsets = dict(command.get("offsets") or {})
         self._events_from = self._offsets.get("events", 0)
         self._up = True
@@ -2124,6 +2129,9 @@ class Relay:
 
     def _follow(self) -> None:
         """Send what is new until the run is over and everything has been sent."""
+        # Kills, if it comes to that: no signal handler runs while the connection takes no bytes.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(ALONE)
         pause = QUICK
         while True:
             heard = self._hear(pause) if self._supervisor is not None else None
@@ -2138,7 +2146,7 @@ class Relay:
             if gone and not self._ended:
                 self._report_lost()
                 over = True
-            progress |= self._relay_progress(over)
+            progress |= not self._quiet and self._relay_progress(over)
             for stream in self._streams:
                 progress |= self._relay_stream(stream)
             if progress:
@@ -2193,6 +2201,8 @@ class Relay:
         return found
 
     def _add(self, name: str, out: bytes, err: bytes, role: str, event: Json) -> None:
+        if self._quiet:
+            return
         rank = event["rank"]
         index = rank if event["event"] == "rank" else event["index"]
         for fd, suffix, path in (("stdout", ".out", out), ("stderr", ".err", err)):
@@ -2230,6 +2240,8 @@ class Relay:
     def _listen(self) -> None:
         """Pass commands on, whatever the other thread waits for. Runs in a thread of its own."""
         for line in iter(self._stdin.readline, b""):
+            if signal.alarm(0):
+                signal.alarm(ALONE)
             if self._up:
                 self._forward(line)
             elif b'"ping"' not in line:

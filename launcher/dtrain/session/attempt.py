@@ -33,7 +33,7 @@ from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.logs.store import StorageError, tail
 from dtrain.logs.traceback import last_words
 from dtrain.machine import HostState, Outcome, Phase
-from dtrain.session.link import Link, Post, Run
+from dtrain.session.link import Link, Post, Run, close
 from dtrain.session.observer import Nobody
 
 STDERR_TAIL = 1 << 16
@@ -126,8 +126,7 @@ class Attempt:
                 link.kill()
             raise
         finally:
-            for link in self._links.values():
-                link.close()
+            close(self._links.values())
         return self._report()
 
     def _tell_of_sync(self) -> None:
@@ -265,7 +264,7 @@ class Attempt:
             case machine.Abort(host):
                 self._links[host].abort()
             case machine.Stop(host, grace):
-                self._links[host].stop(grace)
+                self._links[host].stop(grace, self._reason(in_order_of_blame(self._failures)))
             case machine.Kill(host):
                 self._links[host].kill()
             case machine.SetAlarm(seconds):
@@ -322,6 +321,12 @@ class Attempt:
         """Whether it ended in a way that another attempt could mend."""
         full = any(isinstance(problem, StorageError) for problem in self.problems)
         return not full and self._state.outcome in (Outcome.WORKER_FAILED, Outcome.HOST_FAILED)
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether no host of a run that was taken up knows of it: nothing had been started, or
+        all of them were emptied."""
+        return all(link.gone for link in self._links.values())
 
     def ending(self) -> restart.Attempt:
         """How it ended, for whoever decides whether there is another attempt."""
@@ -398,15 +403,15 @@ class Attempt:
             exit_code = ExitCode.INTERNAL
         return Report(
             exit_code=exit_code,
-            reason=self._reason(outcome, failures),
+            reason=self._reason(failures),
             failures=failures,
             problems=tuple(problems),
             hint="\n".join(dict.fromkeys(hints)),
         )
 
-    def _reason(self, outcome: Outcome, failures: tuple[Failure, ...]) -> str:
-        match outcome:
-            case Outcome.DONE:
+    def _reason(self, failures: tuple[Failure, ...]) -> str:
+        match self._state.outcome:
+            case Outcome.DONE | None:
                 count = self._run.plan.world_size
                 return "the worker finished" if count == 1 else f"all {count} workers finished"
             case Outcome.INTERRUPTED:

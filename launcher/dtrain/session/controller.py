@@ -25,7 +25,7 @@ from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.logs.store import RunFolder, StorageError, storage_error
 from dtrain.record import Record, Request
 from dtrain.session.attempt import Attempt
-from dtrain.session.link import Link, Post, Run
+from dtrain.session.link import Link, Post, Run, close
 from dtrain.session.observer import Observer
 from dtrain.spec.layouts import MisfitError
 from dtrain.spec.model import ClusterFile
@@ -81,14 +81,23 @@ class Session:
         self._roused: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._has_run = False
 
-    def interrupt(self, why: str) -> None:
+    def interrupt(self, why: str, *, once: bool = False) -> None:
         """Ask the launch to end; a second time, to end at once. Safe in a signal handler.
 
-        ``why`` completes "stopped: …".
+        ``why`` completes "stopped: …". ``once``: nothing, where anybody has asked before.
         """
+        if once and self.interrupted:
+            return
         self._asked += 1
         self._why = self._why or why
         if self._asked > 1 or not self._hung_up:
+            self._pass_on()
+
+    def insist(self, why: str) -> None:
+        """Ask the launch to end at once; again, to give up on hosts that do not answer."""
+        for _ in range(1 if self.interrupted else 2):
+            self._asked += 1
+            self._why = self._why or why
             self._pass_on()
 
     def hang_up(self, why: str) -> None:
@@ -141,7 +150,7 @@ class Session:
         for notice in tree.notices if tree is not None else ():
             self._tell(life, notice)
         try:
-            return self._see_through(life, *self._start(life))
+            return self._see_through(life, lambda: self._start(life))
         finally:
             if claim is not None:
                 claim.release()
@@ -162,16 +171,17 @@ class Session:
             self._observer.skip(stream, size)
         if not self.interrupted and (why := _was_stopped(folder)):
             self.interrupt(why)
-        attempt = self._prepare(life, plan, movable_port=False)
-        return self._see_through(life, attempt.take_up(_received(folder, plan)), attempt)
+        return self._see_through(life, lambda: self._take_up(life, plan))
 
     # Attempts ----------------------------------------------------------------------------------
 
-    def _see_through(self, life: _Life, report: Report, attempt: Attempt) -> Report:
+    def _see_through(self, life: _Life, first: Callable[[], tuple[Report, Attempt]]) -> Report:
         """Start the job again where it has failed and that was asked for; how it ends at last."""
         # This attempt's own end may have been journaled by whoever was in charge before.
         history = _past(life.folder)[: life.record.attempt - 1]
+        report = Report(ExitCode.NODE_FAILED, "this machine cannot keep the run's files")
         try:
+            report, attempt = first()
             while not self._left:
                 self._note_strays(life, attempt)
                 if self.interrupted or not attempt.has_failed:
@@ -197,8 +207,7 @@ class Session:
         except StorageError as error:
             report = replace(report, problems=(*report.problems, error.message), hint=error.hint)
         finally:
-            for link in self._stragglers:
-                link.close()
+            close(self._stragglers)
         return self._finish(life, report)
 
     def _decide(
@@ -213,18 +222,24 @@ class Session:
         )
         if isinstance(decision, restart.GiveUp):
             return decision
+        if why := self._why_not(life):
+            return restart.GiveUp(why)
         try:
             life.record.again(decision).spec()
         except MisfitError as misfit:
             return restart.GiveUp(misfit.message)
+        return decision
+
+    def _why_not(self, life: _Life) -> str:
+        """What this process lacks to start the job; nothing where it has all."""
         if life.secrets is None:
-            return restart.GiveUp("this environment does not have all of job.secrets")
+            return "this environment does not have all of job.secrets"
         if life.tree is None and self._spec.job.sync is not None:
             try:
                 life.tree = _tree(self._request, self._spec)
             except DtrainError as error:
-                return restart.GiveUp(error.message)
-        return decision
+                return error.message
+        return ""
 
     def _next_attempt(self, life: _Life, decision: restart.Again) -> str:
         then = life.record.again(decision)
@@ -257,8 +272,7 @@ class Session:
                 told = True
                 waiting = [link.host for link in self._stragglers if not link.over]
                 self._tell(life, f"{hostlist.fold(waiting)} cannot be reached yet; trying on")
-        for link in self._stragglers:
-            link.close()
+        close(self._stragglers)
         self._strays_left(life)
         life.journal.write(time.time(), "cleaned", left=[host for host, _ in life.record.stray])
         return not life.record.stray
@@ -268,8 +282,8 @@ class Session:
 
     def _strays_left(self, life: _Life) -> None:
         """Keep in the record who has not been cleaned."""
-        over = {link.stray for link in self._stragglers if link.over}
-        stray = tuple(each for each in life.record.stray if each not in over)
+        clean = {link.stray for link in self._stragglers if link.clean}
+        stray = tuple(each for each in life.record.stray if each not in clean)
         life.record = replace(life.record, stray=stray)
         with contextlib.suppress(OSError):
             life.record.save(life.folder.path)
@@ -311,6 +325,20 @@ class Session:
                 return report, attempt
             life.record = replace(life.record, port=port)
             self._tell(life, f"{attempt.problems[0].message}; trying port {port}")
+
+    def _take_up(self, life: _Life, plan: LaunchPlan) -> tuple[Report, Attempt]:
+        """The attempt that was left; where whoever left it had started nothing yet, from its
+        beginning."""
+        attempt = self._prepare(life, plan, movable_port=False)
+        received = _received(life.folder, plan)
+        report = attempt.take_up(received)
+        if not attempt.is_unknown or any(received.values()) or self.interrupted:
+            return report, attempt
+        if why := self._why_not(life):
+            self._tell(life, f"not started: {why}")
+            return report, attempt
+        self._tell(life, "nothing of it had been started on any host; starting it now")
+        return self._start(life)
 
     def _prepare(self, life: _Life, plan: LaunchPlan, *, movable_port: bool) -> Attempt:
         posts: queue.SimpleQueue[Post] = queue.SimpleQueue()

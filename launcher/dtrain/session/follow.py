@@ -57,6 +57,8 @@ class Follower:
                 case "attempt":
                     states.clear()
                     pages.clear()
+                case "finished":
+                    self.report = read_report(event)
         for event in (*states.values(), *pages.values()):
             self._tell(event)
         for stream, size in self._folder.sizes(self._plan).items():

@@ -15,7 +15,7 @@ import random
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
@@ -111,6 +111,8 @@ class Link:
         self.synced: SyncResult | None = None
         self.clean = False
         """Whether nothing is left there, though nobody knows how it ended."""
+        self.gone = False
+        """Whether the host knows nothing of the run."""
         self.heard = 0.0
         """When a worker last wrote or told something (`time.monotonic`)."""
         self.stacks: dict[str, str] = {}
@@ -181,10 +183,11 @@ class Link:
         self._state("running")
         self._order({"op": "start"})
 
-    def stop(self, grace: float) -> None:
-        """Ask the host to stop its workers: TERM, ``grace`` seconds, KILL."""
+    def stop(self, grace: float, reason: str) -> None:
+        """Ask the host to stop its workers: TERM, ``grace`` seconds, KILL. ``reason`` is for
+        whoever takes up the run after us."""
         self._state("stopping")
-        self._order({"op": "stop", "grace": grace})
+        self._order({"op": "stop", "grace": grace, "reason": reason})
 
     def tell_stacks(self, *, abort: bool) -> None:
         """Ask where the host's workers are; ``abort`` allows to end them for it."""
@@ -231,16 +234,20 @@ class Link:
         """Whether it is not known to be cut off."""
         return self._cut_at is None
 
-    def close(self) -> None:
-        """Let go of the host, whatever it is doing, once the orders given are on their way."""
+    def let_go(self) -> None:
+        """Give no more orders than have been given, and take up no connection any more."""
         with self._lock:
             self._closed = self._called_off = True
         self._pause.set()
         if self._tensorboard is not None:
             self._tensorboard.close()
         self._orders.put(None)
+
+    def close(self, timeout: float) -> None:
+        """End the connection of a host that was let go of, once the orders given are on their way
+        or so many seconds have passed."""
         if self._writer.is_alive():
-            self._writer.join(LAST_ORDERS)
+            self._writer.join(timeout)
         with self._lock:
             connection = self._connection
         if connection is not None:
@@ -513,12 +520,13 @@ class Link:
             "host": self.host,
             "run_dir": run.plan.run_dir,
             "offsets": self._offsets,
+            "outputs": not self._lingering,
         }
 
     # What a relay sends ------------------------------------------------------------------------
 
     def _keep(self, frame: protocol.Data) -> None:
-        if self._full or self._lingering:
+        if self._full:
             return
         if frame.stream not in self._streams:
             raise protocol.ProtocolError(f"data of an unknown stream ({frame.stream})")
@@ -558,8 +566,11 @@ class Link:
             case "attached":
                 self._cut_at, self._delay = None, RECONNECT_DELAY
                 self._state("stopping" if self._told_to_stop else "running")
+            case "refused" if self._lingering and body["what"] != "gone":
+                pass  # it has no answer yet, and is asked again
             case "refused":
                 self._told_all = True
+                self.gone = self.clean = body["what"] == "gone"
                 self._cannot(self._refusal(body))
             case "stream":
                 stream = run.folder.stream(
@@ -626,7 +637,8 @@ class Link:
 
     def _refusal(self, body: dict[str, Any]) -> PrepareError:
         kind = PortBusyError if body["what"] == "port" else PrepareError
-        return kind(self.host, "preparing the job", str(body["reason"]), hint=str(body["hint"]))
+        doing = "taking up the job" if self.gone else "preparing the job"
+        return kind(self.host, doing, str(body["reason"]), hint=str(body["hint"]))
 
     def _died(self, body: dict[str, Any]) -> PrepareError:
         if survivors := body.get("survivors"):
@@ -650,6 +662,8 @@ class Link:
 
     def _happened(self, event: dict[str, Any]) -> None:
         if self._lingering:
+            # Nobody wants to know any more what happened, but whether it is over.
+            self.clean = event["event"] == "ended" and not event["survivors"]
             return
         self._compare_clocks(event["time"])
         match event["event"]:
@@ -735,7 +749,8 @@ class Link:
         """The host cannot do its part. Before the start that leaves nothing there; after it,
         nobody knows."""
         if self._started or self._stage is Stage.OVER:
-            self._over(machine.Lost(self.host), error)
+            gone = self.gone and not self._lingering
+            self._over((machine.Ended if gone else machine.Lost)(self.host), error)
             return
         if not (isinstance(error, PortBusyError) and self._run.movable_port):
             self._state("failed", error.reason)
@@ -763,6 +778,16 @@ class Link:
     def _state(self, state: str, detail: str = "") -> None:
         self._run.observer.host_state(self.host, state, detail)
         self._run.journal.write(time.time(), "host", host=self.host, state=state, detail=detail)
+
+
+def close(links: Iterable[Link]) -> None:
+    """Let go of hosts, whatever they are doing, once the orders given are on their way."""
+    open_ = list(links)
+    for link in open_:
+        link.let_go()
+    until = time.monotonic() + LAST_ORDERS
+    for link in open_:
+        link.close(max(0.0, until - time.monotonic()))
 
 
 def _left_alone(job: Job) -> str:

@@ -1,0 +1,164 @@
+"""Several commands that want something of one run at the same time."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from threading import Event
+
+import pytest
+
+from support.cluster import job
+from support.faults import Field
+from support.launching import until
+
+pytestmark = pytest.mark.netns
+Make = Callable[..., Field]
+
+
+def test_two_attach_at_once(field: Make) -> None:
+    """One takes charge, the other looks on; and takes charge when the first is killed."""
+    scene = field(2)
+    run = scene.detach(scene.file())
+    scene.kill_launcher()
+    launches = [scene.command("attach", run) for _ in range(2)]
+    both = {launch.process.pid: launch for launch in launches}
+    for launch in launches:
+        launch.until("out 1 ", count=5)
+    first = scene.in_charge()
+    assert first in both
+    del both[first]
+    os.kill(first, signal.SIGKILL)
+    (second,) = both
+    until(lambda: scene.in_charge() == second, "the other to take charge")
+    scene.advance()
+    scene.stop()
+    scene.over(both[second], 0)
+    scene.check()
+
+
+@pytest.mark.parametrize("after", [0.2, 0.5])
+def test_stop_while_attaching(field: Make, after: float) -> None:
+    """However far it has come: it only ever leaves."""
+    scene = field(2)
+    run = scene.detach(scene.file())
+    scene.kill_launcher()
+    attached = scene.command("attach", run)
+    Event().wait(after)
+    stopped = scene.command("stop", run)
+    scene.over(stopped, 0)
+    assert attached.wait().code in (2, 130)  # it came when the run was over, or left
+    scene.check(whole=False)
+
+
+def test_stop_where_two_have_attached(field: Make) -> None:
+    """When the one in charge leaves, the other takes charge, and is asked in its turn."""
+    scene = field(2)
+    run = scene.detach(scene.file())
+    scene.kill_launcher()
+    both = [scene.command("attach", run) for _ in range(2)]
+    for attached in both:
+        attached.until("out 1 ", count=5)
+    scene.over(scene.command("stop", run), 0)
+    for attached in both:
+        scene.over(attached, 130)
+    scene.check(whole=False)
+
+
+@pytest.mark.parametrize("attended", [True, False], ids=["attended", "unattended"])
+def test_stop_twice_at_once(field: Make, attended: bool) -> None:
+    """Two who ask for the end do not ask for a kill: workers have their grace."""
+    scene = field(2)
+    run = scene.detach(scene.file(script=job("graceful.py"), grace="20s"))
+    if not attended:
+        scene.kill_launcher()
+    both = [scene.command("stop", run) for _ in range(2)]
+    for stopping in both:
+        scene.over(stopping, 0)
+    scene.check()
+
+
+def test_stop_force_after_stop(field: Make) -> None:
+    scene = field(2)
+    run = scene.detach(scene.file(script=job("hostile.py"), grace="10m"))
+    gentle = scene.command("stop", run)
+    gentle.until("stopping; workers get TERM")
+    scene.over(scene.command("stop", "--force", run), 0)
+    scene.over(gentle, 0)
+    scene.check(whole=False)
+
+
+def test_stop_of_a_stopped_launch(field: Make) -> None:
+    """Ctrl-Z in its terminal, and `dtrain stop` in another."""
+    scene = field(2)
+    launch = scene.start(scene.file())
+    launch.send(signal.SIGSTOP)
+    scene.over(scene.command("stop", scene.run.name), 0)
+    scene.over(launch, 130)
+    scene.check(whole=False)
+
+
+def test_stop_of_what_is_left(field: Make) -> None:
+    """On a host that was lost, and has come back: two may ask for it at once."""
+    scene = field(2)
+    launch = scene.start(scene.file(restart={"node_timeout": "4s"}))
+    scene.cluster.cut("node2")
+    scene.over(launch, 3)
+    assert scene.left()
+    stopping = scene.command("stop", scene.run.name)
+    stopping.until("node2 cannot be reached yet; trying on")
+    stopping.send(signal.SIGINT)
+    scene.over(stopping, 130)
+    scene.cluster.heal()
+    both = [scene.command("stop", scene.run.name) for _ in range(2)]
+    codes = sorted(stopping.wait().code for stopping in both)
+    assert codes in ([0, 0], [0, 2])  # the second may find that it is over already
+    scene.check_hosts()
+
+
+def test_a_host_that_cannot_tell_is_not_taken_for_clean(field: Make) -> None:
+    scene = field(2)
+    launch = scene.start(scene.file(restart={"node_timeout": "4s"}))
+    scene.cluster.cut("node2")
+    scene.over(launch, 3)
+    (record,) = scene.cluster["node2"].home.glob(".dtrain/nodes/test-*/node2/supervisor")
+    away = record.rename(record.with_suffix(".away"))
+    scene.cluster.heal()
+    scene.over(scene.command("stop", scene.run.name), 3)
+    assert scene.left()
+    away.rename(record)
+    scene.over(scene.command("stop", scene.run.name), 0)
+    scene.check_hosts()
+
+
+def test_stop_with_a_host_out_of_reach(field: Make) -> None:
+    """It says so, can be left, and the job is finished when the host returns."""
+    scene = field(2)
+    run = scene.detach(scene.file())
+    scene.cluster.cut("node2")
+    stopping = scene.command("stop", run)
+    stopping.until("node2 cannot be reached")
+    stopping.send(signal.SIGINT)
+    scene.over(stopping, 130)
+    node1, node2 = scene.cluster.hosts
+    scene.until_nothing_is_left(node1)
+    assert scene.left([node2])
+    scene.cluster.heal()
+    until(lambda: scene.in_charge() is None, "the end of the run")
+    scene.check(whole=False)
+
+
+def test_stop_of_a_launch_whose_output_nobody_reads(field: Make) -> None:
+    scene = field(2)
+    reading, writing = os.pipe()
+    launch = scene.start(scene.file(pause=0.001, size=1 << 20), stdout=writing)
+    os.close(writing)
+    scene.advance(200)
+    scene.over(scene.command("stop", scene.run.name), 0)
+    scene.until_nothing_is_left()
+    while os.read(reading, 1 << 16):
+        pass
+    os.close(reading)
+    scene.over(launch, 130)
+    scene.check(whole=False)

@@ -1,0 +1,49 @@
+"""Workers that do everything not to be ended: whoever ends the run, nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from support.cluster import job
+from support.faults import Field
+
+pytestmark = pytest.mark.netns
+Make = Callable[..., Field]
+
+
+@pytest.mark.parametrize("how", ["stop", "stop --force", "Ctrl-C twice", "a worker that fails"])
+def test_ended_by(field: Make, how: str) -> None:
+    scene = field(2)
+    launch = scene.start(scene.file(script=job("hostile.py"), grace="1s"))
+    processes = scene.left()
+    assert min(len(found) for found in processes.values()) > 100
+    match how:
+        case "stop" | "stop --force":
+            _, *options = how.split()
+            scene.over(scene.command("stop", *options, scene.run.name), 0)
+            scene.over(launch, 130)
+        case "Ctrl-C twice":
+            launch.send(signal.SIGINT)
+            launch.until("Ctrl-C again")
+            launch.send(signal.SIGINT)
+            scene.over(launch, 130)
+        case _:
+            worker = min(pid for pid, line in processes["node2"].items() if "hostile.py" in line)
+            os.kill(worker, signal.SIGKILL)
+            scene.over(launch, 1)
+    scene.check(whole=False)
+
+
+def test_the_supervisor_dies_of_it(field: Make) -> None:
+    """Without it nobody adopts the orphans; the relay ends what it left."""
+    scene = field(2)
+    launch = scene.start(scene.file(script=job("hostile.py"), grace="1s"))
+    found = scene.left()["node2"].items()
+    (supervisor,) = [pid for pid, line in found if "dtrain-supervisor" in line]
+    os.kill(supervisor, signal.SIGKILL)
+    scene.over(launch, 3)
+    scene.check(whole=False)

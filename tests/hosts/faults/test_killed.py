@@ -1,0 +1,94 @@
+"""kill -9, of whatever has a part in a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from support.faults import Field
+from support.launching import until
+
+pytestmark = pytest.mark.netns
+Make = Callable[..., Field]
+
+
+def kill(scene: Field, host: str, words: str) -> None:
+    """Kill every process of the job on a host that has ``words`` in its command line."""
+    victims = {
+        pid: line for pid, line in scene.left([scene.cluster[host]])[host].items() if words in line
+    }
+    assert victims, scene.left()
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_the_relay_again_and_again(field: Make) -> None:
+    """It owns nothing: the next one goes on at the last byte."""
+    scene = field()
+    launch = scene.start(scene.file())
+    for times in range(1, 6):
+        for host in ("node1", "node2"):
+            kill(scene, host, "dtrain-agent")
+        launch.until("every host is reached again", count=times)
+        scene.advance(20)
+    scene.stop()
+    scene.over(launch, 0)
+    scene.check()
+
+
+def test_the_launcher_again_and_again(field: Make) -> None:
+    scene = field()
+    run = scene.detach(scene.file())
+    for _ in range(5):
+        scene.kill_launcher()
+        attached = scene.command("attach", run)
+        until(lambda: scene.in_charge() is not None, "somebody to take charge")
+        scene.advance(20)
+    scene.stop()
+    scene.over(attached, 0)
+    scene.check()
+
+
+@pytest.mark.parametrize(
+    ("victim", "code", "said"),
+    [
+        ("numbered.py", 1, "rank 1 on node2 was killed by SIGKILL"),
+        ("dtrain-supervisor", 3, "node2: running the job: the supervisor died"),
+    ],
+    ids=["worker", "supervisor"],
+)
+def test_a_process_on_a_host(field: Make, victim: str, code: int, said: str) -> None:
+    scene = field()
+    launch = scene.start(scene.file())
+    kill(scene, "node2", victim)
+    done = scene.over(launch, code)
+    assert said in done.stderr
+    scene.check(whole=False)
+
+
+def test_all_processes_of_a_host_at_once(field: Make) -> None:
+    """Its sshd too: it is the connection that breaks, and nobody is there when it is made again."""
+    scene = field()
+    launch = scene.start(scene.file())
+    node = scene.cluster["node2"]
+    node.stop_sshd()
+    for pid in scene.left([node])["node2"]:
+        os.kill(pid, signal.SIGKILL)
+    node.start_sshd()
+    done = scene.over(launch, 3)
+    assert "node2: running the job: the supervisor died" in done.stderr
+    scene.check(whole=False)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_torchrun(field: Make, backend: str) -> None:
+    scene = field(2)
+    launch = scene.start(scene.file(rendezvous={"backend": backend}))
+    kill(scene, "node2", "torch.distributed.run")
+    done = scene.over(launch, 1)
+    assert "node2 was killed by SIGKILL" in done.stderr
+    scene.check(whole=False, role="rank")

@@ -1,0 +1,99 @@
+"""The network between the launching machine and its hosts is cut, or resets what passes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from support.faults import Field
+
+pytestmark = pytest.mark.netns
+Make = Callable[..., Field]
+
+LONG = "DTRAIN_LONG_FAULTS" in os.environ
+"""Whether a cut that is noticed takes 30 seconds, and not just as long as it must."""
+ONE, SEVERAL, ALL = ["node2"], ["node1", "node3"], ["node1", "node2", "node3"]
+SAID = "cannot be reached; the job goes on there"
+
+
+@pytest.mark.parametrize("names", [ONE, ALL], ids=["one", "all"])
+def test_dropped_for_a_moment(field: Make, names: list[str]) -> None:
+    """Nobody notices: what was dropped is sent again."""
+    scene = field(alive=20)
+    launch = scene.start(scene.file())
+    for name in names:
+        scene.cluster.cut(name)
+    scene.advance(100)  # for a second
+    scene.cluster.heal()
+    scene.advance()
+    scene.stop()
+    done = scene.over(launch, 0)
+    assert "cannot be reached" not in done.stderr
+    scene.check()
+
+
+@pytest.mark.parametrize("names", [ONE, SEVERAL, ALL], ids=["one", "several", "all"])
+@pytest.mark.parametrize("how", ["drop", "reset"])
+def test_cut_for_longer(field: Make, how: str, names: list[str]) -> None:
+    scene = field(alive=20 if LONG else 2)
+    launch = scene.start(scene.file())
+    cut = scene.cluster.cut if how == "drop" else scene.cluster.reset
+    for name in names:
+        cut(name)
+    launch.until(SAID, count=len(names))
+    scene.advance(3000 if LONG else 50)
+    scene.cluster.heal()
+    launch.until("every host is reached again")
+    scene.advance()
+    scene.stop()
+    scene.over(launch, 0)
+    scene.check()
+
+
+def test_reset_again_and_again(field: Make) -> None:
+    scene = field()
+    launch = scene.start(scene.file(pause=0.002))
+    for _ in range(10):
+        for name in ALL:
+            scene.cluster.reset(name)
+        scene.advance(20)
+        scene.cluster.heal()
+        scene.advance(100)
+    scene.stop()
+    scene.over(launch, 0)
+    scene.check()
+
+
+@pytest.mark.parametrize("how", ["drop", "reset"])
+def test_all_cut_for_good(field: Make, how: str) -> None:
+    """Nobody can tell what became of the job; what is left of it is ended when it can be."""
+    scene = field()
+    launch = scene.start(scene.file(restart={"node_timeout": "3s"}))
+    cut = scene.cluster.cut if how == "drop" else scene.cluster.reset
+    for name in ALL:
+        cut(name)
+    done = scene.over(launch, 3)
+    assert "node[1-3]" in done.stderr
+    assert "`dtrain stop" in done.stderr
+    scene.advance()  # it does go on
+    scene.over(scene.command("stop", scene.run.name), 3)
+    scene.cluster.heal()
+    scene.over(scene.command("stop", scene.run.name), 0)
+    scene.check_hosts()
+
+
+def test_sshd_is_restarted(field: Make) -> None:
+    scene = field()
+    launch = scene.start(scene.file())
+    for _ in range(2):
+        scene.cluster["node2"].stop_sshd()
+        launch.until("node2 cannot be reached")
+        scene.advance()
+        scene.cluster["node2"].start_sshd()
+        scene.advance()
+    launch.until("every host is reached again")
+    scene.stop()
+    scene.over(launch, 0)
+    scene.check()

@@ -1,0 +1,125 @@
+"""Disks that are full, and folders that turn read-only, on a host or on the launching machine."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.faults import Field
+
+pytestmark = pytest.mark.netns
+Make = Callable[..., Field]
+
+
+def mount(*words: str) -> None:
+    subprocess.run(["mount", *words], check=True)
+
+
+@contextmanager
+def disk(folder: Path, size: str) -> Iterator[None]:
+    """A file system of ``size`` at ``folder``, for this test."""
+    folder.mkdir(exist_ok=True)
+    mount("-t", "tmpfs", "-o", f"size={size}", "dtrain-test", str(folder))
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    mount("--bind", str(folder), str(folder))
+    try:
+        mount("-o", "remount,ro,bind", str(folder))
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take all the space that is left; the file to remove for it to be there again."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(1 << 16)):
+                pass
+        except OSError:
+            return ballast
+    raise AssertionError("nothing was ever full")
+
+
+def test_a_host_whose_disk_is_full(field: Make) -> None:
+    """Its worker cannot write any more, and says so in vain: there is no room for that either."""
+    scene = field(disk="40M")
+    launch = scene.start(scene.file())
+    fill(scene.cluster["node2"].home)
+    done = scene.over(launch, 1)
+    assert "rank 1 on node2 exited with status 1" in done.stderr
+    scene.check(whole=False)
+
+
+def test_a_disk_here_that_is_full_from_the_start(field: Make) -> None:
+    scene = field()
+    with disk(scene.launcher.home, "1M"):
+        fill(scene.launcher.home)
+        done = scene.over(scene.command("launch", str(scene.file())), 3)
+        assert "cannot keep the run's files: No space left on device" in done.stderr
+        scene.until_nothing_is_left()
+
+
+def test_a_full_disk_here(field: Make) -> None:
+    """The job is stopped; once there is room again, all that it wrote can be had."""
+    scene = field()
+    with disk(scene.launcher.home, "16M"):
+        launch = scene.start(scene.file())
+        ballast = fill(scene.launcher.home)
+        done = scene.over(launch, 3)
+        assert "cannot keep the run's files: No space left on device" in done.stderr
+        scene.until_nothing_is_left()
+        ballast.unlink()
+        done = scene.over(scene.command("attach", scene.run.name), 1)
+        assert "running the job: this machine cannot keep the run's files" in done.stderr
+        scene.check(whole=False)
+
+
+def test_a_full_disk_here_while_attaching(field: Make) -> None:
+    scene = field()
+    with disk(scene.launcher.home, "16M"):
+        run = scene.detach(scene.file())
+        scene.kill_launcher()
+        ballast = fill(scene.launcher.home)
+        done = scene.over(scene.command("attach", run), 3)
+        assert "cannot keep the run's files: No space left on device" in done.stderr
+        scene.until_nothing_is_left()
+        ballast.unlink()
+        scene.over(scene.command("attach", scene.run.name), 1)
+        scene.check(whole=False)
+
+
+def test_a_run_folder_there_that_turns_read_only(field: Make) -> None:
+    """Files that are open go on being written."""
+    scene = field()
+    launch = scene.start(scene.file())
+    node = scene.cluster["node2"]
+    (folder,) = (node.home / ".dtrain" / "nodes").glob("test-*")
+    node.run("mount", "--bind", str(folder), str(folder))
+    node.run("mount", "-o", "remount,ro,bind", str(folder))
+    scene.advance()
+    scene.stop()
+    scene.over(launch, 0)
+    scene.check()
+
+
+def test_a_run_folder_here_that_turns_read_only(field: Make) -> None:
+    scene = field()
+    launch = scene.start(scene.file())
+    with read_only(scene.run):
+        done = scene.over(launch, 3)
+        assert "cannot keep the run's files: Read-only file system" in done.stderr
+        scene.until_nothing_is_left()
+    scene.over(scene.command("attach", scene.run.name), 1)
+    scene.check(whole=False)

@@ -1,0 +1,50 @@
+"""Write numbered lines to stdout and stderr until the file STOP exists.
+
+    numbered.py FOLDER [PAUSE [SIZE]]
+
+FOLDER is shared by all hosts: it is where STOP is, and where each rank notes its last whole step.
+PAUSE is seconds between two steps. What a step writes is told by its number alone (see `step`), so
+that whoever has a log can say whether a byte of it is lost or doubled. SIZE is how long the long
+lines among them are.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+LONG, SIZE = 50, 64 << 10
+"""Every so many lines there is one of so many bytes."""
+
+
+def step(name: str, rank: int, number: int, size: int = SIZE) -> bytes:
+    """What a rank writes to stdout (``out``) or stderr (``err``) in one step: a line, every now
+    and then a long one, or one whose end comes only with the next step."""
+    line = b"%s %d %09d" % (name.encode(), rank, number)
+    if number % LONG == 0:
+        return line + b" " + b"x" * size + b"\n"
+    return line if number % 7 == 0 else line + b"\n"
+
+
+def write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    pause = float(sys.argv[2]) if len(sys.argv) > 2 else 0.01
+    size = int(sys.argv[3]) if len(sys.argv) > 3 else SIZE
+    rank, stop = int(os.environ["RANK"]), folder / "stop"
+    note = os.open(folder / f"step-{rank}", os.O_WRONLY | os.O_CREAT)
+    number = 0
+    while not stop.exists():
+        number += 1
+        write(1, step("out", rank, number, size))
+        write(2, step("err", rank, number, size))
+        os.pwrite(note, b"%12d" % number, 0)
+        time.sleep(pause)
+
+
+if __name__ == "__main__":
+    main()
