@@ -81,12 +81,17 @@ def launch(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Go on in the background once it runs.")
     ] = False,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Start without looking for faults of the hosts.")
+    ] = False,
 ) -> None:
     """Start a job on all its hosts, stream its output, and clean up."""
     from dtrain.diagnostics import UsageError
     from dtrain_cli.commands import launch as command
 
-    options = command.Options(file, tuple(args or ()), json, fold, rank, host, tensorboard, detach)
+    options = command.Options(
+        file, tuple(args or ()), json, fold, rank, host, tensorboard, detach, check=not no_check
+    )
     if output is not None and not dry_run:
         raise UsageError("--output is for --dry-run", hint="add --dry-run")
     if dry_run:

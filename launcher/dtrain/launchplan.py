@@ -67,6 +67,11 @@ class HostPlan:
     """Another host. Where no setting says otherwise, gloo uses the interface that leads there:
     left to itself it takes the address of the host's own name, which Debian sets to loopback."""
 
+    @property
+    def python(self) -> str:
+        """The interpreter of its processes."""
+        return self.processes[0].argv[0] if self.processes else self.host.python
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
@@ -82,6 +87,11 @@ class LaunchPlan:
     def world_size(self) -> int:
         """Worker processes in the whole job."""
         return sum(process.ranks for host in self.hosts for process in host.processes)
+
+    def agent_python(self, part: HostPlan) -> str:
+        """The interpreter for what dtrain runs on a host: that of the job's processes, unless
+        the setup lines have yet to find it."""
+        return "python3" if self.job.setup and "/" not in part.python else part.python
 
 
 def build(

@@ -36,6 +36,8 @@ class Request:
     """Added to ``job.args``."""
     env: Mapping[str, str] | None = None
     """Over ``job.env``."""
+    check: bool = True
+    """Whether hosts are looked at before anything is prepared on them."""
 
     @property
     def base(self) -> Path:

@@ -19,6 +19,7 @@ from dtrain.spec.load import parse
 from dtrain.transport.local import LocalTransport
 
 Ask = Callable[..., dict[str, Any]]
+INTERPRETER = resources.files("dtrain.node").joinpath("interpreter.py").read_text()
 FILE = "cluster: {hosts: [here], gpus: 0, transport: local}\njob: {framework: torch, script: a.py}"
 
 
@@ -29,7 +30,7 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
     conversation = Conversation(
         build(parse(FILE, "cluster.yaml"), local_python=sys.executable).hosts[0], connection
     )
-    conversation.begin()
+    conversation.begin([sys.executable])
 
     def gather(*probes: str, **request: Any) -> dict[str, Any]:
         order = {
@@ -45,7 +46,7 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
             "setup": [],
             "python": sys.executable,
             "interpreter": {
-                "source": resources.files("dtrain.node").joinpath("interpreter.py").read_text(),
+                "source": INTERPRETER,
                 "limit": 30.0,
                 "options": {"framework": "torch"},
             },
@@ -83,6 +84,25 @@ def test_an_interpreter_that_writes_nonsense(ask: Ask) -> None:
     found = ask("interpreter", interpreter=interpreter(20.0, source))
     assert "python" not in found["interpreter"]
     assert found["interpreter"]["status"] == 0
+
+
+def test_a_package_whose_version_nobody_knows_is_installed_nonetheless(
+    ask: Ask, tmp_path: Path
+) -> None:
+    package = tmp_path / "frame"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    asked = {**interpreter(30.0, INTERPRETER), "options": {"framework": "frame"}}
+    there = ask("interpreter", environment={"PYTHONPATH": str(tmp_path)}, interpreter=asked)
+    assert there["interpreter"]["framework"] == {"version": None}
+    (package / "version.py").write_text("from . import gone")
+    there = ask("interpreter", environment={"PYTHONPATH": str(tmp_path)}, interpreter=asked)
+    assert there["interpreter"]["framework"] == {"version": None}
+    metadata = tmp_path / "frame_cpu-2.1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: frame-cpu\nVersion: 2.1\n")
+    there = ask("interpreter", environment={"PYTHONPATH": str(tmp_path)}, interpreter=asked)
+    assert there["interpreter"]["framework"] == {"version": "2.1"}
 
 
 def test_what_setup_changes_counts_and_what_the_file_says_goes_before(

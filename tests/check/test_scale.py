@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from cluster import Cluster
 from dtrain.launchplan import build
-from dtrain.session.preflight import Preflight, everywhere, over, quick
+from dtrain.session.preflight import Preflight, over
 from dtrain.spec.load import read
 from dtrain.transport.select import Transports
 from support.cluster import Launcher, job
@@ -37,28 +36,6 @@ def test_64_hosts_on_one_connection_each(hosts: Hosts, launcher: Launcher) -> No
     assert "nothing that would make the job fail" in done.stdout
     assert logins(cluster) == [1] * 64
     assert launcher.left(cluster) == {}
-
-
-def test_the_quick_part_of_a_launch(hosts: Hosts, launcher: Launcher) -> None:
-    """It uses the launch's own connections, leaves them open, and finds what it can."""
-    cluster = hosts(8)
-    file = launcher.file(cluster, JOB)
-    plan = build(read(file))
-    transport = Transports(file.parent)
-    try:
-        reached = everywhere(lambda part: transport.connect(part.host), plan.hosts, 60.0)
-        connections = dict(zip((part.host.name for part in plan.hosts), reached, strict=True))
-        lend = lambda part: connections[part.host.name]  # noqa: E731
-        assert quick(plan, lend, base=file.parent) == ()  # type: ignore[arg-type]
-        # The ports that were tried are free again for the launch.
-        port = "import socket; socket.create_server(('', 29500)).close()"
-        cluster["node1"].run(sys.executable, "-c", port)
-        cluster["node5"].run("hostname", "node4")
-        (found,) = quick(plan, lend, base=file.parent)  # type: ignore[arg-type]
-        assert found.hosts == ("node4", "node5")
-    finally:
-        transport.close()
-    assert logins(cluster) == [1] * 8
 
 
 def test_what_a_check_started_ends_with_it(hosts: Hosts, launcher: Launcher) -> None:

@@ -194,7 +194,8 @@ def test_a_job_that_cannot_start_is_told_before_the_terminal_is_left(runs: Runs)
     runs.file.write_text(runs.file.read_text().replace("script.py", "gone.py"))
     done = runs.dtrain("launch", str(runs.file), "--detach").wait()
     assert done.code == 3
-    assert "gone.py not found" in done.stderr
+    assert "there is no" in done.stderr
+    assert "gone.py" in done.stderr
 
 
 def test_unknown_runs(runs: Runs) -> None:

@@ -40,7 +40,7 @@ def gathered(host: str) -> dict[str, Any]:
     plan = build(read(MACHINES / "no-gpu" / "cluster.yaml"), local_python="python3")
     connection = LocalTransport().connect(Host(host, "127.0.0.1", transport="local"))
     conversation = Conversation(plan.hosts[0], connection)
-    conversation.begin()
+    conversation.begin([plan.hosts[0].python])
     try:
         order = {"op": "gather", "host": host, "token": "", "probes": ["gpus"], "ports": []}
         facts: dict[str, Any] = conversation.ask(order)["facts"]["gpus"]

@@ -8,6 +8,7 @@ from collections import defaultdict
 import pytest
 
 from dtrain.cause import Failure, Report
+from dtrain.check.finding import error, warning
 from dtrain.diagnostics import ExitCode
 from dtrain_cli.views import Filters, make_view
 from support.runs import Capture, plan
@@ -213,3 +214,36 @@ def test_an_error_of_the_view_reaches_the_waiter(workers):
     shown.view.started("demo-1", None, "/runs/demo-1")
     with pytest.raises(AttributeError):
         shown.view.wait(60)
+
+
+def test_what_ends_a_launch_is_told_in_full_and_warnings_in_a_line():
+    shown = Shown()
+    shown.view.started("demo-1", plan(), "/runs/demo-1")
+    shown.view.checked(
+        [
+            error("script", ["node1"], "there is no a\x1b[2J.py", "a.py is there", "copy it there"),
+            warning("mtu", ["node0", "node1"], "eth0 has MTU 1400", "1500", "ip link set"),
+        ]
+    )
+    _, err = shown.finish()
+    assert err.splitlines()[2:11] == [
+        "",
+        "error    node1: script",
+        "         there is no a.py",
+        "         expected a.py is there",
+        "         remedy   copy it there",
+        "",
+        "dtrain: warning: node[0-1] (all 2): mtu: eth0 has MTU 1400",
+        "dtrain: `dtrain check` tells what to do about warnings",
+        "dtrain: done in 41 s: all 4 workers finished; logs in /runs/demo-1",
+    ]
+
+
+def test_a_great_many_warnings_are_counted():
+    shown = Shown()
+    shown.view.started("demo-1", plan(), "/runs/demo-1")
+    found = [warning("disk", ["node0"], f"{size} MiB are free", "1 GiB", "") for size in range(64)]
+    shown.view.checked(found)
+    _, err = shown.finish()
+    assert err.count("MiB are free") == 6
+    assert "dtrain: 58 more warnings; `dtrain check` tells what to do about warnings\n" in err

@@ -36,6 +36,8 @@ class Options:
     hosts: str | None
     tensorboard: bool
     detach: bool
+    check: bool
+    """Whether to look at the hosts before anything is prepared on them."""
 
 
 def launch(options: Options) -> ExitCode:
@@ -106,6 +108,7 @@ def _request(options: Options) -> tuple[Request, ClusterFile]:
         text=contents(options.file).decode(errors="surrogateescape"),
         args=tuple(options.args),
         env=wanted,
+        check=options.check,
     )
     spec = request.spec()
     if spec.warnings and sys.stderr is not None:

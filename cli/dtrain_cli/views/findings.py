@@ -25,18 +25,15 @@ def as_text(evidence: Evidence, found: Sequence[Finding], seconds: float, paper:
     hosts = [part.host.name for part in evidence.plan.hosts]
     lines = list(fabric.as_text(measured, hosts, paper)) if measured else []
     for finding in found:
-        lines += [*_entry(finding, len(evidence.plan.hosts), paper), ""]
+        lines += [*entry(finding, len(hosts), paper), ""]
     lines += paragraph(_summary(evidence, found, seconds), paper, BOLD if found else GREEN)
     return "".join(f"{paper.finish(line)}\n" for line in lines)
 
 
-def _entry(finding: Finding, of: int, paper: Paper) -> Iterator[str]:
-    word = finding.severity.value
-    count = len(finding.hosts)
-    who = names.folded_hosts(finding.hosts)
-    who += f" ({'all ' if count == of else ''}{count})" if count > 1 else ""
-    head = paper.paint(f"{word:<9}", _COLORS[finding.severity])
-    yield f"{head}{paper.paint(who, BOLD)}: {clean(finding.subject)}"
+def entry(finding: Finding, of: int, paper: Paper) -> Iterator[str]:
+    """The lines of one finding; ``of`` is how many hosts there are."""
+    head = paper.paint(f"{finding.severity.value:<9}", _COLORS[finding.severity])
+    yield f"{head}{paper.paint(_who(finding, of), BOLD)}: {clean(finding.subject)}"
     for title, text, code in (
         ("", finding.seen, 0),
         ("expected ", finding.expected, DIM),
@@ -44,6 +41,18 @@ def _entry(finding: Finding, of: int, paper: Paper) -> Iterator[str]:
     ):
         hang = _INDENT + " " * len(title)
         yield from paragraph(clean(text), paper, code, indent=_INDENT + title, hang=hang)
+
+
+def brief(finding: Finding, of: int) -> str:
+    """One line that leaves the remedy out."""
+    said = clean(f"{finding.subject}: {finding.seen}")
+    return f"{finding.severity.value}: {_who(finding, of)}: {said}"
+
+
+def _who(finding: Finding, of: int) -> str:
+    count = len(finding.hosts)
+    who = names.folded_hosts(finding.hosts)
+    return who + (f" ({'all ' if count == of else ''}{count})" if count > 1 else "")
 
 
 def _summary(evidence: Evidence, found: Sequence[Finding], seconds: float) -> str:
@@ -69,17 +78,7 @@ def as_json(evidence: Evidence, found: Sequence[Finding]) -> str:
         "name": evidence.plan.name,
         "hosts": hosts,
         **({"bandwidth": fabric.as_document(measured)} if measured else {}),
-        "findings": [
-            {
-                "severity": finding.severity.value,
-                "subject": finding.subject,
-                "hosts": list(finding.hosts),
-                "seen": finding.seen,
-                "expected": finding.expected,
-                "remedy": finding.remedy,
-            }
-            for finding in found
-        ],
+        "findings": [finding.as_json() for finding in found],
     }
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 

@@ -13,6 +13,7 @@ BAD = ("unreachable", "failed")
 _ORDER = (
     "connecting",
     "attaching",
+    "checking",
     "syncing",
     "preparing",
     "ready",

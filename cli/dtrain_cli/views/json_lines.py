@@ -1,14 +1,14 @@
 """A run as JSON Lines on stdout, for programs.
 
 Every object has ``"schema": 1`` and an ``event``: ``started`` (or ``attached``), ``host``,
-``notice``, ``line``, ``progress``, ``attempt`` and, last, ``finished``.
+``finding``, ``notice``, ``line``, ``progress``, ``attempt`` and, last, ``finished``.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from dtrain_cli.views.view import StreamKey
 
 if TYPE_CHECKING:
     from dtrain.cause import Failure, Report
+    from dtrain.check import Finding
     from dtrain.launchplan import LaunchPlan
     from dtrain.logs.store import Stream
     from dtrain.progress import Progress
@@ -49,6 +50,10 @@ class JsonLines:
 
     def host_state(self, host: str, state: str, detail: str) -> None:
         self._put("host", host=host, state=state, detail=detail)
+
+    def checked(self, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            self._put("finding", **finding.as_json())
 
     def notice(self, text: str) -> None:
         self._put("notice", text=text)

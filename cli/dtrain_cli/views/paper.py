@@ -59,6 +59,12 @@ def _wrapped(text: str, width: int, indent: str = "", hang: str = "") -> list[st
     """Lines of the text, in which numbers keep their units."""
     tied = re.sub(r"(?<=\d) (?=(?:%|s|ms|GB|GiB|x|×)(?:\W|$))", "\N{NO-BREAK SPACE}", text)
     lines = textwrap.wrap(
-        tied, width, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False
+        tied,
+        width,
+        initial_indent=indent,
+        subsequent_indent=hang,
+        # Paths and commands are there to be copied.
+        break_long_words=False,
+        break_on_hyphens=False,
     )
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dtrain.framing import LIMIT, clean, clean_all
@@ -16,10 +16,13 @@ from dtrain_cli.views.view import StreamKey
 
 if TYPE_CHECKING:
     from dtrain.cause import Report
+    from dtrain.check import Finding
     from dtrain.launchplan import LaunchPlan
     from dtrain.logs.store import Stream
     from dtrain.progress import Progress
 
+_TOLD_WARNINGS = 6
+"""Warnings that a launch begins with; a look at the hosts may have more."""
 _TOLD_HOSTS = 3
 """Hosts that are told of one by one when they cannot be reached for a while."""
 
@@ -39,6 +42,7 @@ class Plain:
         self._buffer: list[tuple[Outlet, str]] = []
         self._widths = (0, 0)
         self._workers = 0
+        self._hosts = 0
         self._starting: set[str] = set()
         self._unreachable: set[str] = set()
         self._follower = Follower()
@@ -63,6 +67,7 @@ class Plain:
 
     def known(self, plan: LaunchPlan) -> None:
         self._workers = plan.world_size
+        self._hosts = len(plan.hosts)
         hosts = [len(host.host.name) for host in plan.hosts]
         labels = [len(process.label) for host in plan.hosts for process in host.processes]
         self._widths = (max(hosts), max(labels, default=0))
@@ -88,6 +93,28 @@ class Plain:
             self._unreachable.remove(host)
             if not self._unreachable:
                 self.notice("every host is reached again")
+
+    def checked(self, findings: Sequence[Finding]) -> None:
+        # Few launches have any, and none should load all that judges for it.
+        from dtrain.check import Severity
+        from dtrain_cli.views.findings import brief, entry
+        from dtrain_cli.views.paper import Paper
+
+        columns, _ = self._err.size()
+        paper = Paper(columns, self._color["stderr"], unicode=True)
+        errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+        for finding in errors:
+            lines = ["", *entry(finding, self._hosts, paper)]
+            self._put("stderr", "".join(f"{line}\n" for line in lines))
+        warnings = [finding for finding in findings if finding not in errors]
+        if errors and warnings:
+            self._put("stderr", "\n")
+        for finding in warnings[:_TOLD_WARNINGS]:
+            self.notice(brief(finding, self._hosts))
+        if warnings:
+            more = len(warnings) - _TOLD_WARNINGS
+            others = f"{names.count(more, 'more warning')}; " if more > 0 else ""
+            self.notice(f"{others}`dtrain check` tells what to do about warnings")
 
     def notice(self, text: str) -> None:
         head = names.paint("dtrain:", 1) if self._color["stderr"] else "dtrain:"

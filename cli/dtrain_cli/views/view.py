@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -23,6 +23,7 @@ from dtrain_cli.views.outlet import reader_gone
 
 if TYPE_CHECKING:
     from dtrain.cause import Report
+    from dtrain.check import Finding
     from dtrain.launchplan import LaunchPlan
     from dtrain.logs.store import Stream
     from dtrain.progress import Progress
@@ -63,6 +64,8 @@ class Display(Protocol):
         """Nothing to say, but these workers' output will come."""
 
     def host_state(self, host: str, state: str, detail: str) -> None: ...
+
+    def checked(self, findings: Sequence[Finding]) -> None: ...
 
     def notice(self, text: str) -> None: ...
 
@@ -133,6 +136,9 @@ class View:
 
     def host_state(self, host: str, state: str, detail: str = "") -> None:
         self._call(lambda: self._display.host_state(host, state, detail))
+
+    def checked(self, findings: Sequence[Finding]) -> None:
+        self._call(lambda: self._display.checked(findings))
 
     def notice(self, text: str) -> None:
         self._call(lambda: self._display.notice(text))

@@ -6,6 +6,8 @@ up to `dtrain.session.preflight`. Each module here judges one subject.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dtrain.check import (
     bandwidth,
     clock,
@@ -25,7 +27,7 @@ from dtrain.check import (
 from dtrain.check.evidence import Evidence, HostFacts
 from dtrain.check.finding import Finding, Severity, fold
 
-__all__ = ["Evidence", "Finding", "HostFacts", "Severity", "judge"]
+__all__ = ["Evidence", "Finding", "HostFacts", "Severity", "before_launch", "judge"]
 
 _SUBJECTS = (
     ssh,
@@ -49,3 +51,16 @@ def judge(evidence: Evidence) -> tuple[Finding, ...]:
     """Everything that is wrong, worst first; what several hosts have in common once."""
     found = [finding for subject in _SUBJECTS for finding in subject.judge(evidence)]
     return fold(found, [part.host.name for part in evidence.plan.hosts])
+
+
+def before_launch(evidence: Evidence) -> tuple[Finding, ...]:
+    """What a launch should tell before it prepares anything.
+
+    That is not what it deals with by itself: where a port is taken and it may choose another, and
+    where nothing can be started on a host, which is told together with other errors alone.
+    """
+    found = judge(replace(evidence, failures=()))
+    if any(finding.severity is Severity.ERROR for finding in found):
+        found = judge(evidence)
+    moved = (Severity.WARNING, ports.SUBJECT)
+    return tuple(finding for finding in found if (finding.severity, finding.subject) != moved)

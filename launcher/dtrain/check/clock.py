@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from statistics import median_low
 
 from dtrain.check.evidence import Evidence
-from dtrain.check.finding import Finding, error, warning
+from dtrain.check.finding import Finding, warning
 
 TOLERATED = 2.0
 """Seconds. Logs of several hosts are hard to read beyond; make and file servers get confused."""
-REFUSED = 300.0
-"""Seconds beyond which Kerberos, and soon object stores, refuse requests."""
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -21,10 +19,9 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         off = host.clock_offset - middle
         if abs(off) - host.clock_error <= TOLERATED:
             continue
-        size = f"{abs(off):.0f} s" if abs(off) < REFUSED else f"{abs(off) / 60:.0f} min"
+        size = f"{abs(off):.0f} s" if abs(off) < 300 else f"{abs(off) / 60:.0f} min"
         way = "ahead of" if off > 0 else "behind"
-        judged = error if abs(off) > REFUSED else warning
-        yield judged(
+        yield warning(
             "clock",
             [host.name],
             f"its clock is {size} {way} the others'",

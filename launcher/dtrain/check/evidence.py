@@ -45,6 +45,14 @@ class HostFacts:
         found = self.facts.get(probe, {})
         return {} if "error" in found else found
 
+    def short(self, path: str) -> str:
+        """A path there, with ``~`` for the home folder: what homes of several names have in
+        common is told once."""
+        home = self.fact("machine").get("home")
+        if home and home != "/" and (path == home or path.startswith(f"{home}/")):
+            return f"~{path.removeprefix(home)}"
+        return path
+
     @property
     def machine(self) -> tuple[Any, Any] | None:
         """Names the machine, as far as ports and addresses go: two hosts with the same one are
@@ -107,6 +115,14 @@ class Evidence:
     """What the ranks or tasks of each host said of a rehearsal; empty if there was none."""
     bandwidth: Mapping[str, tuple[Facts, ...]] = field(default_factory=dict)
     """What the ranks of each host measured; empty if nothing was."""
+
+    def needs_address(self, host: HostFacts) -> bool:
+        """Whether the job reaches the host by the address in the cluster file. gloo and NCCL
+        tell each other addresses of interfaces, once they have met on the first host; c10d may
+        have them meet anywhere."""
+        job = self.plan.job
+        first = host.part.node_rank == 0
+        return first or job.framework != "torch" or job.rendezvous.backend == "c10d"
 
     def __getitem__(self, name: str) -> HostFacts:
         return next(host for host in self.hosts if host.name == name)

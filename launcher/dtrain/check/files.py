@@ -38,7 +38,7 @@ def _workdir(evidence: Evidence) -> Iterator[Finding]:
             yield error(
                 "workdir",
                 [host.name],
-                f"there is no folder {found['workdir']}",
+                f"there is no folder {host.short(found['workdir'])}",
                 "job.workdir exists",
                 f"mkdir -p {host.part.workdir} there, or {_SYNC}",
             )
@@ -55,7 +55,7 @@ def _script(evidence: Evidence) -> Iterator[Finding]:
             yield error(
                 "script",
                 [host.name],
-                f"there is no {found['path']}",
+                f"there is no {host.short(found['path'])}",
                 f"{name} is there",
                 f"copy it there, set job.workdir to its folder, or {_SYNC}",
             )

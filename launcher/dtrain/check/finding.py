@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum, unique
+from typing import Any
 
 from dtrain import hostlist
 
@@ -36,6 +37,9 @@ class Finding:
     remedy: str
     """A command to run, or a key of the cluster file to set. `HOSTS` in it stands for the hosts
     of the finding, as ``cluster.overrides`` takes them."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "severity": self.severity.value}
 
 
 def error(subject: str, hosts: Sequence[str], seen: str, expected: str, remedy: str) -> Finding:

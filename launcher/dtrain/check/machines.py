@@ -30,7 +30,9 @@ def _one_machine_twice(evidence: Evidence) -> Iterator[Finding]:
             what = "are one machine"
             if not same:
                 what = f"share GPUs ({len(shared)} of them)"
-            yield error(
+            contested = shared or _claims(first) & _claims(second)
+            judged = error if contested else warning
+            yield judged(
                 "hosts",
                 [first.name, second.name],
                 f"{first.name} and {second.name} {what}",
@@ -38,6 +40,12 @@ def _one_machine_twice(evidence: Evidence) -> Iterator[Finding]:
                 f"remove one of them from cluster.hosts, or correct cluster.overrides"
                 f".{second.name}.address",
             )
+
+
+def _claims(host: HostFacts) -> set[tuple[str, int]]:
+    """GPUs and ports of a machine that only one host may have."""
+    gpus = {("gpu", index) for index in host.part.host.gpus}
+    return gpus | {("port", port) for port in host.part.ports}
 
 
 def _uuids(host: HostFacts) -> Iterator[str]:
@@ -57,7 +65,7 @@ def _one_name_twice(evidence: Evidence) -> Iterator[Finding]:
         if len({host.machine for host in hosts}) < 2:
             continue
         one_kernel = len({host.machine[0] for host in hosts if host.machine}) < len(hosts)
-        judged = error if one_kernel else warning
+        judged = error if one_kernel and any(host.part.host.gpus for host in hosts) else warning
         why = "NCCL takes them for one machine" if one_kernel else "their logs look alike"
         yield judged(
             "hosts",

@@ -35,9 +35,10 @@ def _peer(evidence: Evidence, host: HostFacts, peer: HostFacts) -> Iterator[Find
     if found is None:
         return
     theirs = peer.interface_address or "its IP address"
+    judged = error if evidence.needs_address(peer) else warning
     override = f"set cluster.overrides.{peer.name}.address: {theirs}"
     if "error" in found:
-        yield error(
+        yield judged(
             "names",
             [host.name],
             f"{address}, the address of {peer.name}, is not known there: {found['error']}",
@@ -47,7 +48,7 @@ def _peer(evidence: Evidence, host: HostFacts, peer: HostFacts) -> Iterator[Find
     elif all(map(is_loopback, found["addresses"])):
         leads = ", ".join(found["addresses"])
         written = "" if is_loopback(address) else ", or correct the line for it in /etc/hosts there"
-        yield error(
+        yield judged(
             "names",
             [host.name],
             f"{address}, the address of {peer.name}, leads to the host itself ({leads})",
@@ -55,7 +56,7 @@ def _peer(evidence: Evidence, host: HostFacts, peer: HostFacts) -> Iterator[Find
             f"{override}{written}",
         )
     elif other := leads_astray(evidence, peer, found["addresses"]):
-        yield error(
+        yield judged(
             "names",
             [host.name],
             f"{address}, the address of {peer.name}, leads to {other}"

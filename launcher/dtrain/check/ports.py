@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dtrain.check.evidence import Evidence
 from dtrain.check.finding import Finding, error, warning
 
+SUBJECT = "port"
+
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
     fixed = evidence.plan.job.rendezvous.fixed
@@ -18,7 +20,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
             seen = f"port {port} is taken by {by}" if found["holder"] else f"port {port}: {by}"
             if fixed:
                 remedy = "stop it, or choose another job.rendezvous.port"
-                yield error("port", [host.name], seen, f"port {port} is free", remedy)
+                yield error(SUBJECT, [host.name], seen, f"port {port} is free", remedy)
             else:
                 remedy = "none is needed: a launch takes the next free port; or stop it"
-                yield warning("port", [host.name], seen, f"port {port} is free", remedy)
+                yield warning(SUBJECT, [host.name], seen, f"port {port} is free", remedy)

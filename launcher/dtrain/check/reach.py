@@ -37,9 +37,15 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _is_explained(evidence: Evidence, source: str, found: Facts) -> bool:
-    """Whether the name alone is at fault, which `names` tells of."""
+    """Whether the name alone is at fault, which `names` tells of, or an address that the job has
+    no use for: that of a gateway, say, through which only the launching machine gets in."""
     if found["kind"] == "interface":
         return False
+    if found["kind"] == "address" and not evidence.needs_address(evidence[found["host"]]):
+        there = (found["host"], "interface")
+        dialed = evidence[source].dialed
+        if any((one["host"], one["kind"]) == there and "error" not in one for one in dialed):
+            return True
     names = evidence[source].fact("names").get("hosts", {})
     known = names.get(found["host"], {})
     addresses = known.get("addresses", ())

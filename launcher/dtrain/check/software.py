@@ -27,7 +27,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 def _works(evidence: Evidence, host: HostFacts, answer: Facts) -> Iterator[Finding]:
     setup = evidence.plan.job.setup
-    python = _interpreter(host)
+    python = host.part.python
     said = (answer.get("output") or "").strip().splitlines()
     last = said[-1] if said else "it printed nothing"
     if "failed_setup" in answer and setup:
@@ -78,6 +78,7 @@ def _python(evidence: Evidence) -> Iterator[Finding]:
 def _framework(evidence: Evidence) -> Iterator[Finding]:
     name = evidence.plan.job.framework
     versions: dict[str, str] = {}
+    builds: dict[str, str] = {}
     nccl: dict[str, str] = {}
     for host in evidence.hosts:
         found = host.fact("interpreter").get("framework")
@@ -90,6 +91,8 @@ def _framework(evidence: Evidence) -> Iterator[Finding]:
             versions[host.name] = f"{name} {found['version']}"
         if found.get("nccl"):
             nccl[host.name] = f"NCCL {found['nccl']}"
+        if found.get("cuda"):
+            builds[host.name] = f"{name} for CUDA {found['cuda']}"
         yield from _devices(host, name, found)
     for outlier in outliers(versions):
         first = evidence[outlier.hosts[0]]
@@ -101,6 +104,14 @@ def _framework(evidence: Evidence) -> Iterator[Finding]:
             f"there: {_install(first, name, outlier.usual.split()[-1])}",
         )
     if len(set(versions.values())) < 2:
+        for outlier in outliers(builds):
+            yield warning(
+                "cuda",
+                outlier.hosts,
+                outlier.seen,
+                "the same build everywhere: each brings an NCCL and kernels of its own",
+                f"install the same {name} wheel on all hosts",
+            )
         for outlier in outliers(nccl):
             yield error(
                 "nccl",
@@ -114,7 +125,7 @@ def _framework(evidence: Evidence) -> Iterator[Finding]:
 
 def _does_not_import(evidence: Evidence, host: HostFacts, found: Facts) -> Finding:
     name = evidence.plan.job.framework
-    python = _interpreter(host)
+    python = host.part.python
     versions = [
         str(other["version"])
         for peer in evidence.hosts
@@ -143,7 +154,7 @@ def _devices(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
             [host.name],
             f"torch {found['version']} was built without torch.distributed",
             "a build that can train on several hosts",
-            f"there: {_interpreter(host)} -m pip install --force-reinstall torch",
+            f"there: {host.part.python} -m pip install --force-reinstall torch",
         )
     if not wanted or "gpus" not in found or "error" in host.facts.get("gpus", {}):
         return
@@ -155,7 +166,7 @@ def _devices(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
             [host.name],
             f"torch {found['version']} is built for CPUs alone",
             f"a build for the {wanted} GPUs that the job uses there",
-            f"there: {_interpreter(host)} -m pip install --force-reinstall torch"
+            f"there: {host.part.python} -m pip install --force-reinstall torch"
             " --index-url https://download.pytorch.org/whl/cu124 (or another CUDA version)",
         )
     elif built and driver and _major(built) > _major(driver):
@@ -181,7 +192,7 @@ def _devices(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
             f"{name} {found['version']} has no code for GPUs of compute capability"
             f" {found['capability']} (it has {', '.join(found['architectures'])})",
             "a build with code for these GPUs",
-            f"there: {_interpreter(host)} -m pip install --upgrade {name}",
+            f"there: {host.part.python} -m pip install --upgrade {name}",
         )
 
 
@@ -230,18 +241,13 @@ def _packages(evidence: Evidence) -> Iterator[Finding]:
 def _install(host: HostFacts, name: str, version: str) -> str:
     """The command that installs a framework; builds that PyPI does not have, from PyTorch's own
     index."""
-    command = f"{_interpreter(host)} -m pip install '{name}=={version}'"
+    command = f"{host.part.python} -m pip install '{name}=={version}'"
     if not version:
-        command = f"{_interpreter(host)} -m pip install {name}"
+        command = f"{host.part.python} -m pip install {name}"
     build = version.partition("+")[2]
     if name == "torch" and re.fullmatch(r"(cu|rocm|cpu|xpu)[0-9.]*", build):
         command += f" --index-url https://download.pytorch.org/whl/{build}"
     return command
-
-
-def _interpreter(host: HostFacts) -> str:
-    part = host.part
-    return part.processes[0].argv[0] if part.processes else part.host.python
 
 
 def _major(version: str) -> int:

@@ -35,27 +35,26 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 def _needed(host: HostFacts, name: str, found: Facts, remedy: str) -> Iterator[Finding]:
     """A folder that the launch itself writes to."""
-    where = found["nearest"]
+    where, left = host.short(found["nearest"]), _left(host, found)
     if found["not_writable"]:
         yield error(
             name,
             [host.name],
             f"{where} cannot be written to: {found['not_writable']}",
-            f"a launch can make files in {found['path']}",
+            f"a launch can make files in {host.short(found['path'])}",
             f"{_let_write(host, found)}, or {remedy}",
         )
     elif found["free"] < LEAST_FREE or _few_inodes(found):
-        yield error(
-            name, [host.name], _left(found), "room for logs and files", f"free some, or {remedy}"
-        )
+        yield error(name, [host.name], left, "room for logs and files", f"free some, or {remedy}")
     elif found["free"] < GIB:
-        yield warning(name, [host.name], _left(found), "1 GiB at least", f"free some, or {remedy}")
+        yield warning(name, [host.name], left, "1 GiB at least", f"free some, or {remedy}")
 
 
 def _let_write(host: HostFacts, found: Facts) -> str:
     if "read-only" in found["not_writable"]:
         return f"sudo mount -o remount,rw {found['mount']} there (see why with `dmesg`)"
-    return f"sudo chown {host.fact('machine').get('user', '$USER')} {found['nearest']} there"
+    where = host.short(found["nearest"])
+    return f"sudo chown {host.fact('machine').get('user', '$USER')} {where} there"
 
 
 def _wanted(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
@@ -66,12 +65,13 @@ def _wanted(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
         yield warning(
             name,
             [host.name],
-            f"{found['nearest']} cannot be written to: {found['not_writable']}",
+            f"{host.short(found['nearest'])} cannot be written to: {found['not_writable']}",
             "the script can write there (checkpoints, temporary files)",
             f"{_let_write(host, found)}, or have it write elsewhere",
         )
     elif found["free"] < GIB or _few_inodes(found):
-        yield warning(name, [host.name], _left(found), "1 GiB and 1000 inodes free", "free some")
+        left, expected = _left(host, found), "1 GiB and 1000 inodes free"
+        yield warning(name, [host.name], left, expected, "free some")
 
 
 def _few_inodes(found: Facts) -> bool:
@@ -79,16 +79,19 @@ def _few_inodes(found: Facts) -> bool:
     return bool(found["inodes"] > 0 and found["inodes_free"] < FEW_INODES)
 
 
-def _left(found: Facts) -> str:
+def _left(host: HostFacts, found: Facts) -> str:
+    where = host.short(found["nearest"])
     if _few_inodes(found):
-        return f"{found['inodes_free']} inodes are free under {found['nearest']}"
-    return f"{in_words(found['free'])} are free under {found['nearest']}"
+        return f"{found['inodes_free']} inodes are free under {where}"
+    return f"{in_words(found['free'])} are free under {where}"
 
 
 def _shared_memory(host: HostFacts, found: Facts) -> Iterator[Finding]:
     total, free = found["total"], found["free"]
     expected = "1 GiB at least: NCCL, gloo and data loaders share memory through it"
     container = host.fact("machine").get("container")
+    # Ranks on one host that have a GPU each cannot do without; for others it depends on the script.
+    judged = error if len(host.part.host.gpus) > 1 else warning
     grow = "sudo mount -o remount,size=8G /dev/shm there"
     if container:
         grow = "start the container with --shm-size=8g (or --ipc=host)"
@@ -97,15 +100,15 @@ def _shared_memory(host: HostFacts, found: Facts) -> Iterator[Finding]:
     if found["not_writable"]:
         remedy = "sudo chmod 1777 /dev/shm there"
         seen = f"{SHM} cannot be written to: {found['not_writable']}"
-        yield error(SHM, [host.name], seen, "every user can write to it", remedy)
+        yield judged(SHM, [host.name], seen, "every user can write to it", remedy)
     elif total <= DOCKER_SHM:
-        yield error(SHM, [host.name], f"it has {in_words(total)}", expected, grow)
+        yield judged(SHM, [host.name], f"it has {in_words(total)}", expected, grow)
     elif total < GIB:
         yield warning(SHM, [host.name], f"it has {in_words(total)}", expected, grow)
     elif free < DOCKER_SHM:
         remedy = "remove what ended jobs left there: `ls -l /dev/shm`"
         seen = f"{in_words(free)} of its {in_words(total)} are free"
-        yield error(SHM, [host.name], seen, expected, remedy)
+        yield judged(SHM, [host.name], seen, expected, remedy)
 
 
 def _shared(evidence: Evidence) -> Iterator[Finding]:

@@ -197,6 +197,7 @@ def machine(_request: Json) -> Json:
         "container": container(),
         "wsl": "microsoft" in release.release.lower(),
         "user": user_name(os.geteuid()),
+        "home": os.path.expanduser("~"),
         "locale": next(
             (os.environ[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if os.environ.get(name)),
             "",
@@ -664,6 +665,8 @@ class Listener:
                     return
                 left -= len(data)
             peer.sendall(b".")
+            # Whoever closes first keeps the port busy for a minute, and here it is the job's.
+            peer.recv(1)
 
 
 def stop_listening() -> None:
@@ -728,6 +731,8 @@ def dial_one(target: tuple[Any, ...], token: str, limit: float) -> Json:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return {"error": reason.lower()}
     with sock:
+        # Closing resets the connection: it lingers on neither side.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         found: Json = {"seconds": round(time.monotonic() - begun, 6)}
         try:
             sock.settimeout(limit)
@@ -944,10 +949,19 @@ def gather(request: Json) -> Json:
         limits["gpus"] = 45.0
     if "interpreter" in limits:
         limits["interpreter"] = request["interpreter"]["limit"] + 5.0
+    is_set_up = threading.Event()
+    if "script" in limits and "interpreter" in limits and request["setup"]:
+        limits["script"] += limits["interpreter"]
+    else:
+        is_set_up.set()
     for name in limits:
 
         def work(name: str = name) -> None:
+            if name == "script":
+                is_set_up.wait()  # the setup lines may bring it
             answers.put((name, guarded(PROBES[name], request)))
+            if name == "interpreter":
+                is_set_up.set()
 
         threading.Thread(target=work, daemon=True).start()
     begun = time.monotonic()

@@ -40,6 +40,18 @@ def packages() -> Json:
     return found
 
 
+def distributed(name: str) -> str | None:
+    """The version of the distribution that a package came with, if it is called like it."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    for variant in ("", "-cpu", "-rocm", "-intel"):
+        try:
+            return version(name + variant)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
 def installed(name: str) -> Json | None:
     """The version of a package whose import would take seconds."""
     from importlib.util import find_spec
@@ -51,10 +63,8 @@ def installed(name: str) -> Json | None:
     try:
         with open(os.path.join(next(iter(spec.submodule_search_locations)), "version.py")) as file:
             exec(file.read(), scope)  # what `import torch.version` runs
-    except (OSError, SyntaxError):
-        from importlib.metadata import version
-
-        return {"version": version(name)}
+    except Exception:  # noqa: BLE001 - not every package has such a file
+        return {"version": distributed(name)}
     names = {"version": "__version__", "cuda": "cuda", "hip": "hip"}
     return {key: scope.get(name) for key, name in names.items()}
 
@@ -125,8 +135,10 @@ def main(options: Json) -> None:
     if options.get("module"):
         from importlib.util import find_spec
 
+        # To look below a package is to import it.
+        name = options["module"] if options.get("import") else options["module"].split(".")[0]
         sys.path.insert(0, os.getcwd())
-        found["module_found"] = attempt(lambda: {"found": find_spec(options["module"]) is not None})
+        found["module_found"] = attempt(lambda: {"found": find_spec(name) is not None})
     with os.fdopen(int(os.environ["DTRAIN_SAY"]), "w") as say:
         say.write(json.dumps(found) + "\n")
 

@@ -6,15 +6,8 @@ from importlib import resources
 from typing import Any
 
 from dtrain import protocol
-from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.node.boot import boot_command
 from dtrain.transport.contract import Connection, RemoteProcess
-
-
-def interpreter(plan: LaunchPlan, part: HostPlan) -> str:
-    """The interpreter that runs the agent: the workers', unless setup has yet to find it."""
-    python = part.processes[0].argv[0] if part.processes else part.host.python
-    return "python3" if plan.job.setup and "/" not in python else python
 
 
 def start(connection: Connection, python: str, run: str, command: dict[str, Any]) -> RemoteProcess:

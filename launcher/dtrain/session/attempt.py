@@ -17,6 +17,7 @@ from pathlib import Path
 
 from dtrain import hostlist, machine, restart
 from dtrain.cause import Failure, Report, alike, in_order_of_blame
+from dtrain.check import Finding
 from dtrain.diagnostics import (
     ConnectError,
     DtrainError,
@@ -126,6 +127,8 @@ class Attempt:
                 link.kill()
             raise
         finally:
+            if self._run.inspection is not None:
+                self._run.inspection.close()
             close(self._links.values())
         return self._report()
 
@@ -292,6 +295,9 @@ class Attempt:
         if self._state.phase is Phase.PREPARING and time.monotonic() > self._patient_until:
             self._patient_until = math.inf
             late = [host for host, now in self._state.hosts.items() if now is HostState.PREPARING]
+            inspection = self._run.inspection
+            if inspection is not None and inspection.late:
+                late = [host for host in late if host in inspection.late]
             self._run.notice(f"still waiting for {hostlist.fold(late)} to be ready")
 
     def _drain(self) -> None:
@@ -335,6 +341,9 @@ class Attempt:
         lost = {host for host, now in self._state.hosts.items() if now is HostState.LOST}
         faulty = {failure.host for failure in failures[:1] if failure.host_at_fault}
         faulty.update(host for host, _ in self._broken_hosts())
+        if self._run.attempt > 1 and self._run.inspection is not None:
+            # A spare that will not do; another may.
+            faulty |= self._run.inspection.blamed
         steps = [link.step for link in self._links.values() if link.step is not None]
         return restart.Attempt(
             ran=self._ran,
@@ -392,6 +401,8 @@ class Attempt:
                 if not failures or failures[0].kernel != message:
                     problems.append(f"{host}: {message.what}")
                     hints.append(message.remedy)
+        if self._refused_by_check:
+            hints.append("correct what was found; `dtrain launch --no-check` starts in spite of it")
         if self._hang and outcome is Outcome.WORKER_FAILED:
             problems += self._where()
         elif failures and failures[0].is_echo:
@@ -422,10 +433,17 @@ class Attempt:
                 return f"{failures[0].who} {failures[0].how}"
             case Outcome.WORKER_FAILED:
                 return "a worker was ended from outside dtrain"
+            case _ if self._refused_by_check:
+                errors = len(self._refused_by_check)
+                return f"not started: a check of the hosts found {errors} error{'s' * (errors > 1)}"
             case _:
                 if any(isinstance(problem, StorageError) for problem in self.problems):
                     return "this machine cannot keep the run's files"
                 return "a host failed" if self._ran else "not started: a host is not ready"
+
+    @property
+    def _refused_by_check(self) -> tuple[Finding, ...]:
+        return self._run.inspection.errors if self._run.inspection is not None else ()
 
     def _first_failure(self) -> str:
         failures = self._in_order_of_blame()

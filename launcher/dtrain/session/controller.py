@@ -13,18 +13,21 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from dtrain import hostlist, restart
 from dtrain.cause import Report
+from dtrain.check import Finding
 from dtrain.diagnostics import DtrainError, ExitCode
 from dtrain.journal import Journal, JournalReader
 from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.logs.store import RunFolder, StorageError, storage_error
 from dtrain.record import Record, Request
 from dtrain.session.attempt import Attempt
+from dtrain.session.inspection import Inspection
 from dtrain.session.link import Link, Post, Run, close
 from dtrain.session.observer import Observer
 from dtrain.spec.layouts import MisfitError
@@ -75,6 +78,8 @@ class Session:
         """Hosts that could not be reached at the end of an attempt, and may have some of it."""
         self._asked = 0
         self._hung_up = False
+        self._known: set[str] = set()
+        """Hosts that were looked at, or have run some of the job."""
         self._left = False
         self._why = ""
         # Unlike an Event's, its lock can be taken in a signal handler.
@@ -171,6 +176,7 @@ class Session:
             self._observer.skip(stream, size)
         if not self.interrupted and (why := _was_stopped(folder)):
             self.interrupt(why)
+        self._known = {part.host.name for part in plan.hosts}
         return self._see_through(life, lambda: self._take_up(life, plan))
 
     # Attempts ----------------------------------------------------------------------------------
@@ -342,6 +348,12 @@ class Session:
 
     def _prepare(self, life: _Life, plan: LaunchPlan, *, movable_port: bool) -> Attempt:
         posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
+        newcomers = {part.host.name for part in plan.hosts} - self._known
+        self._known |= newcomers
+        inspection = None
+        if self._request.check and newcomers:
+            tell = partial(self._tell_findings, life)
+            inspection = Inspection(plan, newcomers, base=self._request.base, tell=tell)
         run = Run(
             name=life.record.on_hosts,
             plan=plan,
@@ -354,6 +366,7 @@ class Session:
             folder=life.folder,
             journal=life.journal,
             observer=self._observer,
+            inspection=inspection,
             tensorboard="DTRAIN_TENSORBOARD" in plan.job.env,
             post=posts.put,
         )
@@ -398,6 +411,11 @@ class Session:
             life.journal.write(time.time(), "finished", **asdict(report))
             self._observer.finished(report)
         return report
+
+    def _tell_findings(self, life: _Life, findings: Sequence[Finding]) -> None:
+        self._observer.checked(findings)
+        told = [finding.as_json() for finding in findings]
+        life.journal.write(time.time(), "findings", findings=told)
 
     def _tell(self, life: _Life, notice: str) -> None:
         self._observer.notice(notice)

@@ -36,7 +36,7 @@ def ask(
         }
         connection = transport.connect(part.host)
         try:
-            python = agent.interpreter(plan, part)
+            python = plan.agent_python(part)
             return _answer(
                 part.host.name, agent.start(connection, python, record.on_hosts, command)
             )

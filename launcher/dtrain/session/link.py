@@ -1,9 +1,9 @@
 """One host's side of a session: connect, prepare, follow, and reconnect.
 
-A link has two threads. The reader connects, sends the working folder, starts the agent and reads
-what the agent's relay sends until it says goodbye. The writer sends the controller's orders and a
-ping every few seconds, by which the node knows that somebody still watches. Neither decides
-anything: they post events, and the controller answers with orders.
+A link has two threads. The reader connects, has the host looked at, sends the working folder,
+starts the agent and reads what the agent's relay sends until it says goodbye. The writer sends the
+controller's orders and a ping every few seconds, by which the node knows that somebody still
+watches. Neither decides anything: they post events, and the controller answers with orders.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from dtrain.node.runtime_archive import runtime_archive
 from dtrain.progress import Progress, speaker
 from dtrain.session import agent
 from dtrain.session.forward import Forward
+from dtrain.session.inspection import Inspection
 from dtrain.session.observer import Observer
 from dtrain.spec.model import Job
 from dtrain.sync import SyncResult, Tree, send
@@ -82,6 +83,8 @@ class Run:
     folder: RunFolder
     journal: Journal
     observer: Observer
+    inspection: Inspection | None
+    """Where hosts are looked at before anything is prepared; None where that has been done."""
     tensorboard: bool
     """Whether somebody wants to see the job's TensorBoard on this machine."""
     post: Callable[[Post], None]
@@ -299,6 +302,8 @@ class Link:
             process = self._reopen() if self._attached else self._launch()
         except NodeError as error:
             self._cannot(error)
+            if self._run.inspection is not None:
+                self._run.inspection.leave_out(self.host)
             return
         while process is not None and not self._follow(process):
             process = self._reopen()
@@ -312,6 +317,14 @@ class Link:
         connection = self._connect()
         if connection is None:
             return None
+        if run.inspection is not None:
+            self._state("checking")
+            if not run.inspection.arrive(self.host, connection):
+                wrong = [one.seen for one in run.inspection.errors if self.host in one.hosts]
+                if wrong:
+                    self._state("failed", wrong[0])
+                self._over(machine.Refused(self.host))
+                return None
         workdir = self._workdir()
         if run.tree is not None:
             self._state("syncing")
@@ -352,7 +365,7 @@ class Link:
 
     @property
     def _python(self) -> str:
-        return agent.interpreter(self._run.plan, self._part)
+        return self._run.plan.agent_python(self._part)
 
     def _request(self, workdir: str) -> dict[str, Any]:
         run, part = self._run, self._part
@@ -365,7 +378,7 @@ class Link:
             "run_dir": run.plan.run_dir,
             "workdir": workdir,
             "script": job.script,
-            "python": part.processes[0].argv[0] if part.processes else part.host.python,
+            "python": part.python,
             "setup": list(job.setup),
             "environment": self._environment(),
             "secrets": dict(run.secrets),

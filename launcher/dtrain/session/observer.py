@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dtrain.cause import Report
+from dtrain.check import Finding
 from dtrain.launchplan import LaunchPlan
 from dtrain.logs.store import Stream
 from dtrain.progress import Progress
@@ -25,8 +26,12 @@ class Observer(Protocol):
         """The job has failed and is started once more, as ``attempt``."""
 
     def host_state(self, host: str, state: str, detail: str = "") -> None:
-        """A host is now ``connecting``, ``attaching``, ``syncing``, ``preparing``, ``ready``,
-        ``running``, ``stopping``, ``ended``, ``failed`` or ``unreachable``."""
+        """A host is now ``connecting``, ``attaching``, ``checking``, ``syncing``, ``preparing``,
+        ``ready``, ``running``, ``stopping``, ``ended``, ``failed`` or ``unreachable``."""
+
+    def checked(self, findings: Sequence[Finding]) -> None:
+        """What a look at the hosts has found, before anything is prepared on them. With an error
+        among them the job is not started."""
 
     def notice(self, text: str) -> None:
         """Something a person should know: a port that was moved, a stop that was asked for."""

@@ -20,7 +20,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dtrain.check import Evidence, Finding, HostFacts, judge
+from dtrain.check import Evidence, HostFacts
 from dtrain.check.evidence import Facts
 from dtrain.check.tournament import rounds
 from dtrain.diagnostics import ConnectError, NodeError, PrepareError
@@ -36,17 +36,17 @@ DIAL_SECONDS = 4.0
 """How long a connection between two hosts may take; SYN is sent again after 1 and 3 seconds."""
 INTERPRETER_SECONDS = 180.0
 """How long setup and the import of a framework may take, cold caches and file servers included."""
-QUICK_SECONDS = 10.0
 CONNECT_SECONDS = 75.0
 """How long a connection may take with all attempts, see `dtrain.transport.retry`."""
-DIALING_SECONDS = 120.0
 MARGIN = 15.0
+GATHERING_SECONDS = CONNECT_SECONDS + INTERPRETER_SECONDS + MARGIN
+DIALING_SECONDS = 120.0
 END_SECONDS = 2.0
 REHEARSAL_SECONDS = 240.0
 BANDWIDTH_SECONDS = 600.0
 
-QUICK = ("machine", "script", "names", "network", "storage", "interpreter")
-ALL = (*QUICK, "memory", "leftovers", "infiniband", "gpus")
+CHEAP = ("machine", "script", "names", "network", "storage", "interpreter")
+ALL = (*CHEAP, "memory", "leftovers", "infiniband", "gpus")
 
 _Item = TypeVar("_Item", HostPlan, HostFacts)
 _Result = TypeVar("_Result")
@@ -60,14 +60,10 @@ class Depth:
     thorough: bool
     """Whether to run the setup lines, import the framework, and compare packages and code."""
 
-    @property
-    def patience(self) -> float:
-        """Seconds until a host that has not answered counts as lost."""
-        return CONNECT_SECONDS + (INTERPRETER_SECONDS if self.thorough else QUICK_SECONDS) + MARGIN
-
 
 THOROUGH = Depth(ALL, thorough=True)
-CHEAP = Depth(QUICK, thorough=False)
+QUICK = Depth(CHEAP, thorough=False)
+"""What takes less than a second, for a launch that is about to begin."""
 
 
 class Conversation:
@@ -79,10 +75,8 @@ class Conversation:
         self._process: RemoteProcess
         self._unread = b""
 
-    def begin(self) -> None:
-        """Start the program with the job's interpreter or, where that does not run, with
-        ``python3``: what ails the job's own is a fact like others. Raises NodeError."""
-        pythons = list(dict.fromkeys([_interpreter(self.part), "python3"]))
+    def begin(self, pythons: Sequence[str]) -> None:
+        """Start the program with the first of ``pythons`` that runs. Raises NodeError."""
         for python in pythons:
             try:
                 self._start(python)
@@ -94,7 +88,16 @@ class Conversation:
     def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one order. Raises NodeError."""
         self._process.write(json.dumps(order).encode() + b"\n")
-        answer: dict[str, Any] = json.loads(self._until(b"\n"))
+        line = self._until(b"\n")
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise PrepareError(
+                self.part.host.name,
+                ATTEMPTED,
+                f"an unreadable answer: {line[:200].decode('utf-8', 'replace')}",
+                hint="something else than dtrain writes to the connection: a login script, say",
+            ) from None
         return answer
 
     def clock(self) -> tuple[float, float]:
@@ -177,11 +180,13 @@ class Preflight:
         self._lock = threading.Lock()
         self.conversations: dict[str, Conversation] = {}
         """Of the hosts that answered, until `close`."""
+        self.unanswered = {part.host.name for part in plan.hosts}
+        """Hosts that have yet to tell what they are like."""
 
     def look(self, depth: Depth) -> Evidence:
         """Everything that is to be known, gathered."""
         answers = everywhere(
-            lambda part: self._gather(part, depth), self._plan.hosts, depth.patience
+            lambda part: self._gather(part, depth), self._plan.hosts, GATHERING_SECONDS
         )
         failures = tuple(answer for answer in answers if isinstance(answer, NodeError))
         found = [answer for answer in answers if not isinstance(answer, NodeError)]
@@ -256,7 +261,7 @@ class Preflight:
                 "workdir": self._workdir(part),
                 "setup": list(self._plan.job.setup),
                 "environment": environment,
-                "argv": [_interpreter(part), "-c", _program("ranks.py"), json.dumps(options)],
+                "argv": [part.python, "-c", _program("ranks.py"), json.dumps(options)],
                 "limit": limit,
             }
         )
@@ -280,11 +285,17 @@ class Preflight:
 
     def _gather(self, part: HostPlan, depth: Depth) -> tuple[HostFacts, int | None]:
         conversation = Conversation(part, self._reach(part))
-        conversation.begin()
+        pythons = [self._plan.agent_python(part)]
+        if depth.thorough:
+            # What ails the job's own interpreter is a fact like others; a launch tells it itself.
+            pythons = list(dict.fromkeys([part.python, "python3"]))
+        conversation.begin(pythons)
         with self._lock:
             self.conversations[part.host.name] = conversation
         offset, took = conversation.clock()
         answer = conversation.ask(self._request(part, depth))
+        with self._lock:
+            self.unanswered.discard(part.host.name)
         host = HostFacts(
             part,
             answer["facts"],
@@ -298,7 +309,11 @@ class Preflight:
         job, thorough = self._plan.job, depth.thorough
         own = part.processes[0].environment if part.processes else {}
         workdir = self._workdir(part)
-        probes = [probe for probe in depth.probes if probe != "gpus" or part.host.gpus]
+        left_out = set() if part.host.gpus else {"gpus"}
+        if job.setup and not thorough:
+            # They may choose the interpreter, and bring the script.
+            left_out |= {"interpreter", "script"}
+        probes = [probe for probe in depth.probes if probe not in left_out]
         return {
             "op": "gather",
             "host": part.host.name,
@@ -317,10 +332,10 @@ class Preflight:
             "code": thorough and job.sync is None and job.workdir is not None,
             "setup": list(job.setup) if thorough else [],
             "environment": {**part.environment, **own},
-            "python": _interpreter(part),
+            "python": part.python,
             "interpreter": {
                 "source": _program("interpreter.py"),
-                "limit": INTERPRETER_SECONDS if thorough else QUICK_SECONDS,
+                "limit": INTERPRETER_SECONDS,
                 "options": {
                     "framework": job.framework,
                     "import": thorough,
@@ -418,10 +433,6 @@ def _program(name: str) -> str:
     return resources.files("dtrain.node").joinpath(name).read_text()
 
 
-def _interpreter(part: HostPlan) -> str:
-    return part.processes[0].argv[0] if part.processes else part.host.python
-
-
 def _identity(process: Process) -> dict[str, Any]:
     """What a rank or task is called in what it says."""
     return {"rank": process.index, "task": [process.role, process.index], "silent": []}
@@ -430,17 +441,3 @@ def _identity(process: Process) -> dict[str, Any]:
 def over(transport: Transport) -> Callable[[HostPlan], Connection]:
     """Connections made anew."""
     return lambda part: transport.connect(part.host)
-
-
-def quick(
-    plan: LaunchPlan, reach: Callable[[HostPlan], Connection], *, base: Path
-) -> tuple[Finding, ...]:
-    """What can be told of a launch within a second: reachability, names, script, versions,
-    interfaces, ports, room. ``reach`` may lend connections that are there already; they stay
-    open. To be called before anything is prepared on the hosts, because the ports are tried; they
-    are free again when this returns."""
-    preflight = Preflight(plan, reach, base=base)
-    try:
-        return judge(preflight.look(CHEAP))
-    finally:
-        preflight.close()

@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""How long `dtrain check` takes as hosts become more: against a bare SSH fan-out, in one run.
+
+    sudo .venv/bin/python scripts/bench_check.py [--hosts 2 4 8 16] [--rounds 5]
+
+Hosts are network namespaces with an sshd each (scripts/cluster.py), all on this machine, so that
+what they do themselves adds up, too: real hosts each have their own processors. The peer is one
+`ssh` process per host, all at once, that starts Python and ends it; a check also gathers facts,
+runs the job's interpreter, and has every host dial every other. Its job has a stand-in for torch,
+whose import would hide all else. Rounds are interleaved, and a ratio is that of the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cluster import Cluster, ClusterError
+
+TORCH = """\
+__version__ = "2.6.0"
+class version: cuda = hip = None
+class cuda:
+    device_count = staticmethod(lambda: 0)
+    is_available = staticmethod(lambda: False)
+class distributed:
+    is_available = staticmethod(lambda: True)
+    is_nccl_available = staticmethod(lambda: False)
+"""
+
+
+def check(cluster: Cluster, folder: Path) -> Callable[[], None]:
+    (folder / "torch.py").write_text(TORCH)
+    script = folder / "train.py"
+    script.write_text("")
+    job = {"framework": "torch", "script": str(script), "env": {"PYTHONPATH": str(folder)}}
+    file = folder / "cluster.yaml"
+    # JSON is YAML.
+    file.write_text(json.dumps({"name": "bench", "cluster": cluster.section(), "job": job}))
+    command = [str(Path(sys.executable).with_name("dtrain")), "check", str(file)]
+    environment = {**os.environ, "DTRAIN_HOME": str(folder / "home"), "HOME": str(folder)}
+
+    def run() -> None:
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+
+    return run
+
+
+def ssh(cluster: Cluster, _folder: Path) -> Callable[[], None]:
+    def run() -> None:
+        processes = [
+            subprocess.Popen([*cluster.ssh(host), f"{sys.executable} -c pass"])
+            for host in cluster.hosts
+        ]
+        if any(process.wait() for process in processes):
+            raise ClusterError("a host could not be reached by ssh")
+
+    return run
+
+
+def seconds(run: Callable[[], None]) -> float:
+    begun = time.perf_counter()
+    run()
+    return time.perf_counter() - begun
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4, 8, 16])
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    print(f"median of {arguments.rounds} rounds, in seconds")
+    print("hosts      check        ssh   check / ssh")
+    for count in arguments.hosts:
+        with Cluster(count) as cluster, tempfile.TemporaryDirectory() as name:
+            runs = [make(cluster, Path(name)) for make in (check, ssh)]
+            taken = [[seconds(run) for run in runs] for _ in range(arguments.rounds)]
+        ours, theirs = (statistics.median(each) for each in zip(*taken, strict=True))
+        print(f"{count:5} {ours:10.2f} {theirs:10.2f} {ours / theirs:12.2f}x", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ClusterError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,315 @@
+"""What is said of facts that neither a recorded machine nor a host in a namespace shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtrain.check import Evidence, Finding, HostFacts, before_launch, judge
+from dtrain.diagnostics import ConnectError
+from dtrain.launchplan import LaunchPlan, build
+from dtrain.spec.load import parse
+
+Facts = dict[str, Any]
+GIB = 1 << 30
+
+
+def plan(
+    job: str = "framework: torch, script: train.py", *, gpus: int = 0, more: str = ""
+) -> LaunchPlan:
+    text = f'cluster:\n  hosts: ["gpu[1-3]"]\n  gpus: {gpus}\n{more}job: {{{job}}}\n'
+    return build(parse(text, "cluster.yaml"))
+
+
+def evidence(
+    common: Facts, third: Facts | None = None, of: LaunchPlan | None = None, **last: Any
+) -> Evidence:
+    """Three hosts; the last one has the facts ``third`` over those in ``common``, and ``last``."""
+    of = of or plan()
+    *first, odd = of.hosts
+    alike = tuple(HostFacts(part, common) for part in first)
+    return Evidence(of, (*alike, HostFacts(odd, common | (third or {}), **last)))
+
+
+def said(evidence: Evidence) -> list[tuple[str, str, tuple[str, ...]]]:
+    return [(one.severity.value, one.subject, one.hosts) for one in judge(evidence)]
+
+
+def only(evidence: Evidence, severity: str, subject: str, *hosts: str) -> Finding:
+    (found,) = judge(evidence)
+    assert (found.severity.value, found.subject, found.hosts) == (severity, subject, hosts)
+    return found
+
+
+def folder(**odd: Any) -> Facts:
+    found = {"path": "/w", "exists": True, "nearest": "/w", "total": 99 * GIB, "free": 50 * GIB}
+    found |= {"inodes": 1 << 20, "inodes_free": 1 << 19, "mount": "/", "type": "ext4"}
+    return found | {"source": "/dev/sda1", "inode": 2, "not_writable": ""} | odd
+
+
+def gpu(index: int, **odd: Any) -> Facts:
+    found = {"index": index, "name": "NVIDIA L4", "uuid": None, "memory": 24 * GIB, "used": 0}
+    return found | {"slowed": [], "processes": []} | odd
+
+
+def gpus(*found: Facts, **odd: Any) -> Facts:
+    return {"gpus": {"tool": "nvidia-smi", "driver": "550.54", "gpus": found} | odd}
+
+
+def torch(**found: Any) -> Facts:
+    framework = {"version": "2.6.0", "cuda": None, "gpus": 0, "distributed": True} | found
+    return {"interpreter": {"status": 0, "python": "3.11.2", "framework": framework}}
+
+
+def interface(**odd: Any) -> Facts:
+    found = {"addresses": ["10.0.0.3"], "up": True, "state": "up", "mtu": 1500, "speed": 25000}
+    return found | odd
+
+
+def network(**interfaces: Facts) -> Facts:
+    return {"network": {"interfaces": interfaces, "routes": {"gpu9": next(iter(interfaces))}}}
+
+
+def test_an_ssh_connection_that_answers_late() -> None:
+    found = only(evidence({}, latency=2.5), "warning", "ssh", "gpu3")
+    assert "2.5 s" in found.seen
+
+
+def test_a_name_server_that_keeps_everybody_waiting() -> None:
+    slow = {"names": {"hosts": {}, "reverse_seconds": 5.0}}
+    found = only(evidence({"names": {"hosts": {}}}, slow), "warning", "names", "gpu3")
+    assert "takes 5 s" in found.seen
+    assert "/etc/hosts" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("job", "severity"),
+    [
+        ("framework: torch, script: train.py", "warning"),
+        ("framework: torch, script: train.py, rendezvous: {backend: c10d}", "error"),
+        ("framework: tensorflow, script: train.py", "error"),
+    ],
+)
+def test_a_name_is_needed_by_those_who_use_it(job: str, severity: str) -> None:
+    unknown = {"names": {"hosts": {"gpu2": {"error": "Name or service not known"}}}}
+    only(evidence({}, unknown, of=plan(job)), severity, "names", "gpu3")
+    first = {"names": {"hosts": {"gpu1": {"error": "Name or service not known"}}}}
+    only(evidence({}, first, of=plan(job)), "error", "names", "gpu3")
+
+
+def test_addresses_that_only_the_launching_machine_has_a_way_to() -> None:
+    """Each host is behind a gateway of its own, and they meet by the interface that is named."""
+    named = plan(more="  network: {interface: eth1}\n")
+    eth1 = network(eth1=interface())
+
+    def dialed(host: str, kind: str, **answer: Any) -> Facts:
+        return {"host": host, "kind": kind, "address": "x", "port": 1, "source": None} | answer
+
+    ways = (dialed("gpu2", "address", error="no route"), dialed("gpu2", "interface"))
+    assert judge(evidence(eth1, of=named, dialed=ways)) == ()
+    # But on the first host they meet by its address.
+    ways = (dialed("gpu1", "address", error="no route"), dialed("gpu1", "interface"))
+    only(evidence(eth1, of=named, dialed=ways), "error", "network", "gpu1", "gpu3")
+
+
+def test_a_route_by_another_interface() -> None:
+    both = network(ib0=interface(), eth0=interface(addresses=["192.168.0.3"]))
+    way = {"host": "gpu1", "kind": "interface", "address": "10.0.0.1", "port": 1}
+    named = plan(more="  network: {interface: ib0}\n")
+    right = evidence(both, of=named, dialed=({**way, "source": "10.0.0.3"},))
+    assert judge(right) == ()
+    wrong = evidence(both, of=named, dialed=({**way, "source": "192.168.0.3"},))
+    found = only(wrong, "warning", "route", "gpu3")
+    assert "leaves by eth0" in found.seen
+    assert "it leaves by ib0" in found.expected
+
+
+def test_an_interface_without_an_address() -> None:
+    named = plan(more="  network: {interface: ib0}\n")
+    bare = network(ib0=interface(addresses=[]))
+    found = only(evidence(network(ib0=interface()), bare, of=named), "error", "interface", "gpu3")
+    assert "has no IP address" in found.seen
+
+
+def test_a_link_that_is_slower_than_the_others() -> None:
+    slow = network(eth0=interface(speed=1000))
+    found = only(evidence(network(eth0=interface()), slow), "warning", "network", "gpu3")
+    assert "1 Gb/s; 25 Gb/s on gpu[1-2]" in found.seen
+
+
+def test_a_host_without_the_others_infiniband() -> None:
+    port = {"state": "ACTIVE", "physical": "LinkUp", "rate": 400, "link": "InfiniBand"}
+    there = {"infiniband": {"mlx5_0/1": port}}
+    found = only(evidence(there, {"infiniband": {}}), "warning", "infiniband", "gpu3")
+    assert "no RDMA device" in found.seen
+
+
+@pytest.mark.parametrize(
+    ("odd", "severity", "words"),
+    [
+        ({"inodes_free": 12}, "error", "12 inodes are free"),
+        ({"free": 1 << 20}, "error", "1 MiB are free"),
+        ({"free": 1 << 29}, "warning", "512 MiB are free"),
+        ({"not_writable": "permission denied"}, "error", "permission denied"),
+        ({"inodes": 0, "inodes_free": 0}, None, ""),
+    ],
+)
+def test_where_a_launch_writes(odd: Facts, severity: str | None, words: str) -> None:
+    usual = {"storage": {"cluster.run_dir": folder()}}
+    looked = evidence(usual, {"storage": {"cluster.run_dir": folder(**odd)}})
+    if severity is None:
+        assert judge(looked) == ()
+    else:
+        assert words in only(looked, severity, "cluster.run_dir", "gpu3").seen
+
+
+@pytest.mark.parametrize(("count", "severity"), [(0, "warning"), (1, "warning"), (2, "error")])
+def test_shared_memory_matters_most_between_gpus(count: int, severity: str) -> None:
+    shm = folder(path="/dev/shm", nearest="/dev/shm", mount="/dev/shm")
+    tight = shm | {"total": 8 * GIB, "free": 1 << 20}
+    looked = evidence({"storage": {"shm": shm}}, {"storage": {"shm": tight}}, of=plan(gpus=count))
+    assert "1 MiB of its 8 GiB" in only(looked, severity, "/dev/shm", "gpu3").seen
+
+
+def test_a_folder_that_not_all_share() -> None:
+    shared = folder(type="nfs4", source="filer:/home", mount="/home")
+    looked = evidence({"storage": {"job.workdir": shared}}, {"storage": {"job.workdir": folder()}})
+    found = only(looked, "warning", "job.workdir", "gpu3")
+    assert "gpu[1-2] share filer:/home" in found.seen
+    assert "mount filer:/home at /home" in found.remedy
+
+
+def test_little_memory() -> None:
+    roomy = {"memory": {"total": 64 * GIB, "available": 60 * GIB}}
+    tight = {"memory": {"total": 64 * GIB, "available": GIB, "limit": 2 * GIB}}
+    found = only(evidence(roomy, tight, of=plan(gpus=8)), "warning", "memory", "gpu3")
+    assert "1 GiB of 2 GiB are available for 8 workers" in found.seen
+
+
+def test_limits_of_processes_and_files() -> None:
+    usual = {"status": 0, "python": "3.11.2"}
+    limits = {"memlock": None, "nofile": 65536, "nproc": 100}
+    few = evidence({"interpreter": usual}, {"interpreter": usual | {"limits": limits}})
+    assert "100 processes" in only(few, "warning", "nproc", "gpu3").seen
+    limits = {"memlock": None, "nofile": 512, "nproc": None}
+    files = evidence({"interpreter": usual}, {"interpreter": usual | {"limits": limits}})
+    assert "512 files" in only(files, "warning", "nofile", "gpu3").seen
+
+
+def test_processors_that_differ() -> None:
+    usual = {"governors": {"performance": 64}, "numa_nodes": 2, "architecture": "x86_64"}
+    saving = usual | {"governors": {"powersave": 64}}
+    found = only(evidence({"machine": usual}, {"machine": saving}), "warning", "cpu", "gpu3")
+    assert found.remedy == "sudo cpupower frequency-set -g performance there"
+    found = only(
+        evidence({"machine": usual}, {"machine": usual | {"numa_nodes": 8}}),
+        "warning", "cpu", "gpu3",
+    )  # fmt: skip
+    assert "8 NUMA nodes; 2 NUMA nodes on gpu[1-2]" in found.seen
+    arm = {"machine": usual | {"architecture": "aarch64"}}
+    only(evidence({"machine": usual}, arm), "warning", "hosts", "gpu3")
+
+
+def test_one_machine_under_two_names() -> None:
+    """It is a mistake, and fails where they claim the same GPUs."""
+    one = {"machine": {"boot": "b", "network": 1, "hostname": "box"}}
+    assert {severity for severity, _, _ in said(evidence(one))} == {"warning"}
+    assert {severity for severity, _, _ in said(evidence(one, of=plan(gpus=2)))} == {"error"}
+
+
+def test_one_name_for_two_machines() -> None:
+    """NCCL tells machines apart by their names and kernels."""
+    machines = [{"machine": {"boot": "b", "network": n, "hostname": "box"}} for n in (1, 2)]
+    for count, severity in ((0, "warning"), (1, "error")):
+        first, second, _ = plan(gpus=count).hosts
+        hosts = (HostFacts(first, machines[0]), HostFacts(second, machines[1]))
+        only(Evidence(plan(gpus=count), hosts), severity, "hosts", "gpu1", "gpu2")
+
+
+def test_gpus_that_are_missing() -> None:
+    two = plan(gpus=2)
+    found = only(evidence(gpus(gpu(0), gpu(1)), gpus(gpu(0)), of=two), "error", "gpu", "gpu3")
+    assert "GPU 1 is missing" in found.seen
+    none: Facts = {"gpus": {"pci": {}}}
+    assert "no GPU" in only(evidence({}, none, of=two), "error", "gpu", "gpu3").seen
+    bare: Facts = {"gpus": {"pci": {"NVIDIA": 2}}}
+    assert "no driver" in only(evidence({}, bare, of=two), "error", "gpu", "gpu3").seen
+
+
+def test_gpus_and_drivers_that_differ() -> None:
+    one = plan(gpus=1)
+    other = gpus(gpu(0, name="NVIDIA T4", memory=16 * GIB))
+    assert "NVIDIA T4" in only(evidence(gpus(gpu(0)), other, of=one), "warning", "gpu", "gpu3").seen
+    older = gpus(gpu(0), driver="535.10")
+    found = only(evidence(gpus(gpu(0)), older, of=one), "warning", "driver", "gpu3")
+    assert found.remedy == "install driver 550.54 there"
+
+
+def test_a_gpu_that_takes_no_jobs() -> None:
+    closed = gpus(gpu(0, compute_mode="Prohibited"))
+    found = only(evidence(gpus(gpu(0)), closed, of=plan(gpus=1)), "error", "gpu", "gpu3")
+    assert found.remedy == "sudo nvidia-smi -i 0 -c DEFAULT there"
+
+
+def test_a_gpu_in_use_by_nobody_knows_whom() -> None:
+    used = gpus(gpu(0, used=4 * GIB))
+    found = only(evidence(gpus(gpu(0)), used, of=plan(gpus=1)), "warning", "gpu", "gpu3")
+    assert "fuser -v /dev/nvidia0" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("odd", "severity", "subject", "words"),
+    [
+        ({"nccl": "2.27.3"}, "error", "nccl", "NCCL 2.27.3; NCCL 2.21.5 on gpu[1-2]"),
+        ({"cuda": "11.8"}, "warning", "cuda", "torch for CUDA 11.8"),
+        ({"version": "2.5.1"}, "error", "torch", "torch 2.5.1; torch 2.6.0 on gpu[1-2]"),
+        ({"distributed": False}, "error", "torch", "without torch.distributed"),
+        ({"cuda": None}, "error", "torch", "built for CPUs alone"),
+        ({"gpus": 1}, "error", "torch", "sees 1 of the 2 GPUs"),
+    ],
+)
+def test_frameworks_that_do_not_fit(odd: Facts, severity: str, subject: str, words: str) -> None:
+    usual = {"cuda": "12.4", "nccl": "2.21.5", "gpus": 2}
+    found_gpus = gpus(gpu(0), gpu(1), cuda="12.8")
+    looked = evidence(found_gpus | torch(**usual), torch(**usual | odd), of=plan(gpus=2))
+    assert words in only(looked, severity, subject, "gpu3").seen
+
+
+def test_packages_and_pythons_that_differ() -> None:
+    usual = torch()["interpreter"] | {"packages": {"numpy": "2.1.0", "dill": "0.3.8"}}
+    other = usual | {"packages": {"numpy": "1.26.4"}}
+    found = only(
+        evidence({"interpreter": usual}, {"interpreter": other}), "warning", "packages", "gpu3"
+    )
+    assert found.seen == "not as on most hosts: dill missing, numpy 1.26.4"
+    newer = {"interpreter": usual | {"python": "3.13.1"}}
+    only(evidence({"interpreter": usual}, newer), "warning", "python", "gpu3")
+
+
+def test_a_module_that_is_not_found() -> None:
+    usual = torch()["interpreter"] | {"module_found": {"found": True}}
+    lost = {"interpreter": usual | {"module_found": {"found": False}}}
+    job = plan("framework: torch, module: my.train")
+    assert "my.train" in only(evidence({"interpreter": usual}, lost, of=job), "error", "module",
+                              "gpu3").seen  # fmt: skip
+
+
+TAKEN = {"ports": {"29500": {"free": False, "reason": "in use", "holder": "process 7 (sshd)"}}}
+
+
+def test_a_launch_leaves_out_what_it_deals_with_itself() -> None:
+    """A port where it may take the next, and hosts on which nothing can be started."""
+    moving = evidence(TAKEN)
+    assert len(judge(moving)) == 1
+    assert before_launch(moving) == ()
+    fixed = plan("framework: torch, script: train.py, rendezvous: {port: 29500}")
+    assert len(before_launch(evidence(TAKEN, of=fixed))) == 1
+    lost = ConnectError("gpu2", "looking at the host", "no answer", hint="log in there")
+    silent = Evidence(plan(), evidence({}).hosts, (lost,))
+    assert len(judge(silent)) == 1
+    assert before_launch(silent) == ()
+    # Where something else ends it, that is told along with it.
+    broken = evidence({}, {"storage": {"cluster.run_dir": folder(free=0)}})
+    both = Evidence(plan(), broken.hosts, (lost,))
+    assert [one.subject for one in before_launch(both)] == ["ssh", "cluster.run_dir"]

@@ -1,0 +1,74 @@
+"""Links that wait for each other while their hosts are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from dtrain.check import Finding
+from dtrain.launchplan import LaunchPlan, build
+from dtrain.session.inspection import Inspection
+from dtrain.spec.load import parse
+from dtrain.transport.local import LocalTransport
+
+FAKE = Path(__file__).parent / "fakes" / "torch-2.13.0"
+FILE = """
+cluster: {hosts: [here, there, gone], gpus: 0, transport: local}
+job: {framework: torch, script: SCRIPT, env: {PYTHONPATH: FAKE}}
+"""
+
+
+def plan(script: Path) -> LaunchPlan:
+    text = FILE.replace("SCRIPT", str(script)).replace("FAKE", str(FAKE))
+    return build(parse(text, "cluster.yaml"), local_python="python3")
+
+
+def arrive(script: Path, *, close: bool = False) -> tuple[Inspection, list[bool], list[Finding]]:
+    """Two of three hosts arrive, and the third one never; or everybody is let go before."""
+    found: list[Finding] = []
+
+    def tell(findings: Sequence[Finding]) -> None:
+        found.extend(findings)
+
+    plan_ = plan(script)
+    inspection = Inspection(plan_, ["here", "there"], base=script.parent, tell=tell)
+    assert inspection.late == {"here", "there", "gone"}
+    connections = [LocalTransport().connect(part.host) for part in plan_.hosts[:2]]
+    with ThreadPoolExecutor() as pool:
+        waiting = [
+            pool.submit(inspection.arrive, part.host.name, connection)
+            for part, connection in zip(plan_.hosts, connections, strict=False)
+        ]
+        if close:
+            inspection.close()
+        else:
+            inspection.leave_out("gone")
+        answers = [one.result(60) for one in waiting]
+    for connection in connections:
+        connection.close()
+    return inspection, answers, found
+
+
+def test_nobody_waits_for_a_host_that_cannot_come(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    inspection, answers, found = arrive(script)
+    assert answers == [True, True]
+    assert found == []
+    assert inspection.late == frozenset()
+
+
+def test_one_error_stops_all(tmp_path: Path) -> None:
+    inspection, answers, found = arrive(tmp_path / "gone.py")
+    assert answers == [False, False]
+    assert [one.subject for one in found] == ["script"]
+    assert inspection.errors == tuple(found)
+    assert inspection.blamed == {"here", "there"}
+
+
+def test_who_waits_can_be_let_go(tmp_path: Path) -> None:
+    inspection, answers, found = arrive(tmp_path / "train.py", close=True)
+    assert answers == [False, False]
+    assert found == []
+    assert inspection.errors == ()
