@@ -3,25 +3,49 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
+from importlib import resources
 
 import pytest
 
 from dtrain import protocol
-from dtrain.node import agent, boot
-from support.node import Node, agent_source, pythons
+from dtrain.node import boot
+from dtrain.node.agent import wire
+from dtrain.node.programs import MODULES, program
+from support.node import Node, pythons
 
 SHELLS = list(filter(None, map(shutil.which, ("sh", "bash", "dash", "zsh", "fish", "csh"))))
 
 
 def test_the_agent_is_python_3_8() -> None:
-    ast.parse(agent_source(), feature_version=(3, 8))
+    ast.parse(program("agent"), feature_version=(3, 8))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_modules_of_a_program_can_stand_one_after_the_other(name: str) -> None:
+    defined: dict[str, str] = {}
+    for module in MODULES[name]:
+        place = f"dtrain.node.{name}.{module}"
+        text = resources.files(f"dtrain.node.{name}").joinpath(f"{module}.py").read_text("utf-8")
+        for piece in ast.parse(text).body:
+            match piece:
+                case ast.ImportFrom(module=str(origin), names=names) if origin.startswith("dtrain"):
+                    assert {defined[alias.name] for alias in names} == {origin}
+                case ast.FunctionDef(name=own) | ast.ClassDef(name=own):
+                    assert defined.setdefault(own, place) == place
+                case ast.Assign() | ast.AnnAssign():
+                    for found in ast.walk(piece):
+                        if isinstance(found, ast.Name) and isinstance(found.ctx, ast.Store):
+                            assert found.id == "TYPE_CHECKING" or found.id not in defined
+                            defined[found.id] = place
+    assert not re.search(rb"^\s*from dtrain", program(name), re.MULTILINE)
 
 
 def test_the_agent_needs_the_standard_library_alone() -> None:
-    tree = ast.parse(agent_source())
+    tree = ast.parse(program("agent"))
     names = set()
     for piece in ast.walk(tree):
         if isinstance(piece, ast.Import):
@@ -32,11 +56,11 @@ def test_the_agent_needs_the_standard_library_alone() -> None:
 
 
 def test_both_ends_speak_the_same_protocol() -> None:
-    assert agent.VERSION == protocol.VERSION
-    assert agent.PREAMBLE == protocol.PREAMBLE
-    assert agent.HEADER.format == protocol.HEADER.format
-    assert (agent.MESSAGE, agent.DATA) == (protocol.MESSAGE, protocol.DATA)
-    assert agent.CHUNK <= protocol.MAX_PAYLOAD
+    assert wire.VERSION == protocol.VERSION
+    assert wire.PREAMBLE == protocol.PREAMBLE
+    assert wire.HEADER.format == protocol.HEADER.format
+    assert (wire.MESSAGE, wire.DATA) == (protocol.MESSAGE, protocol.DATA)
+    assert wire.CHUNK <= protocol.MAX_PAYLOAD
 
 
 def test_no_shell_finds_anything_of_its_own_in_the_command() -> None:
@@ -51,7 +75,7 @@ def test_every_shell_starts_it(host: Node, shell: str) -> None:
     command = boot.boot_command("~/my python", run)
     done = subprocess.run(
         [shell, "-c", command],
-        input=b"%d\n" % len(agent_source()) + agent_source(),
+        input=b"%d\n" % len(program("agent")) + program("agent"),
         capture_output=True,
         env={"HOME": str(host.workdir), "PATH": "/usr/bin:/bin"},
         cwd=host.workdir,
@@ -85,7 +109,7 @@ def test_a_python_works_or_is_too_old(host: Node) -> None:
 def test_modules_in_the_home_folder_are_not_taken_for_pythons_own(host: Node) -> None:
     for name in ("json", "socket", "os", "signal", "marshal", "sitecustomize"):
         (host.workdir / f"{name}.py").write_text("raise SystemExit('imported')")
-    source = agent_source()
+    source = program("agent")
     done = subprocess.run(
         ["sh", "-c", boot.boot_command(host.python, "run")],
         input=b"%d\n" % len(source) + source,
@@ -100,7 +124,7 @@ def test_modules_in_the_home_folder_are_not_taken_for_pythons_own(host: Node) ->
 
 @pytest.mark.parametrize("cut", [0, 3, 1000])
 def test_a_source_that_does_not_arrive_whole_is_not_executed(host: Node, cut: int) -> None:
-    source = agent_source()
+    source = program("agent")
     done = subprocess.run(
         ["sh", "-c", boot.boot_command(host.python, "run")],
         input=(b"%d\n" % len(source) + source)[:cut],

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from dtrain.node.agent import FILES, PIPES, FlightRecorders, record_flights
+from dtrain.node.agent.flight_recorder import FILES, PIPES, FlightRecorders, record_flights
 
 ENTRY = {
     "process_group": ("0", "default_pg"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.node.agent import KernelLog
+from dtrain.node.agent.kernel_log import KernelLog
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name=python, GPU has fallen off the bus."
 

@@ -9,8 +9,9 @@ import subprocess
 import pytest
 
 from dtrain.node.boot import boot_command
+from dtrain.node.programs import program
 from dtrain.protocol import encode_command
-from support.node import Node, agent_source, wait_until
+from support.node import Node, wait_until
 
 # Each says how it got away by creating `ready`, with only shell built-ins and Python at hand.
 READY = "import os,signal,sys,time\ndef ready(name='ready'): open(name,'w').close()\n"
@@ -195,7 +196,7 @@ def test_a_run_inside_a_run_belongs_to_itself(host: Node) -> None:
     hidden = f"env -i setsid bash -c 'while :; do sleep 1; done' {host.mark} &"
     inner = host.shell(hidden + " echo > inner-ready; wait")
     request = host.request(inner, run="inner", on_disconnect="keep")
-    source = agent_source()
+    source = program("agent")
     (host.workdir / "input").write_bytes(b"%d\n" % len(source) + source + encode_command(request))
     launcher = f"""
 import subprocess, threading

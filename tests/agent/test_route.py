@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from dtrain.node import agent
+from dtrain.node.programs import program
 from support.node import Node
 
 SHOW = 'echo "${GLOO_SOCKET_IFNAME-none}"'
@@ -20,11 +21,11 @@ ip addr add 192.0.2.1/24 dev left
 ip addr add 2001:db8::1/64 dev left nodad
 ip link set left up
 ip link set right up
-exec "$0" -c "$1"
+exec "$@"
 """
-FIND = f"""
-import runpy
-find = runpy.run_path({agent.__file__!r})["interface_to"]
+FIND = """
+import runpy, sys
+find = runpy.run_path(sys.argv[1])["interface_to"]
 targets = ["192.0.2.2", "192.0.2.1", "2001:db8::2", "::1", "198.51.100.1"]
 print(*map(find, targets))
 """
@@ -52,9 +53,11 @@ def test_the_interface_is_found_or_nothing_is_said(
 
 
 @pytest.mark.netns
-def test_it_is_the_one_that_leads_there(python: str) -> None:
+def test_it_is_the_one_that_leads_there(python: str, tmp_path: Path) -> None:
     """In a network namespace of its own, from which nothing leads out."""
-    command = ["unshare", "--net", "bash", "-c", NETWORK, python, FIND]
+    agent = tmp_path / "agent.py"
+    agent.write_bytes(program("agent"))
+    command = ["unshare", "--net", "bash", "-c", NETWORK, "sh", python, "-c", FIND, str(agent)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["b'left'", "b'left'", "b'left'", "b'lo'", "None"]
 

@@ -6,7 +6,8 @@ import json
 import os
 import signal
 
-from support.node import Node, agent_source, wait_until
+from dtrain.node.programs import program
+from support.node import Node, wait_until
 
 FLOOD = """
 import os, sys
@@ -127,8 +128,8 @@ def test_a_reader_that_went_away_ends_the_relay_alone(host: Node) -> None:
 
 def test_a_relay_ends_when_its_reader_has_gone_without_a_word(host: Node) -> None:
     """No good-bye comes where a machine loses power; and the relay may be waiting to write."""
-    impatient = agent_source().replace(b"ALONE = 60", b"ALONE = 1")
-    assert impatient != agent_source()
+    impatient = program("agent").replace(b"ALONE = 60", b"ALONE = 1")
+    assert impatient != program("agent")
     flood = host.shell("echo ready; while :; do printf %099999d 1; sleep 0.05; done")
     agent = host.launch(flood, agent=host.agent(source=impatient))
     agent.expect("prepared")

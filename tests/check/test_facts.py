@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dtrain.launchplan import build
+from dtrain.node.programs import program
 from dtrain.session.preflight import Conversation
 from dtrain.spec.load import parse
 from dtrain.transport.local import LocalTransport
@@ -158,6 +159,7 @@ def test_the_oldest_python_that_has_to_do(tmp_path: Path) -> None:
     """The files that hosts run keep to Python 3.8's grammar."""
     import ast
 
-    for name in ("facts", "interpreter", "ranks", "rehearsal", "rehearsal_tensorflow", "bandwidth"):
+    ast.parse(program("facts"), feature_version=(3, 8))
+    for name in ("interpreter", "ranks", "rehearsal", "rehearsal_tensorflow", "bandwidth"):
         source = resources.files("dtrain.node").joinpath(f"{name}.py").read_text()
         ast.parse(source, feature_version=(3, 8))

@@ -15,18 +15,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from dtrain import protocol
 from dtrain.node.boot import boot_command
+from dtrain.node.programs import program
 
 PATIENCE = 30.0
-
-
-def agent_source() -> bytes:
-    return resources.files("dtrain.node").joinpath("agent.py").read_bytes()
 
 
 @functools.cache
@@ -90,7 +86,7 @@ class Agent:
         ]
         for thread in self._threads:
             thread.start()
-        source = source or agent_source()
+        source = source or program("agent")
         self.write(b"%d\n" % len(source) + source)
 
     def write(self, data: bytes) -> None:

@@ -1,6 +1,6 @@
 """Judging a cluster before a launch: facts in, findings out. Pure.
 
-What a host is like is gathered by `dtrain/node/facts.py`; which hosts are asked what, and when, is
+What a host is like is gathered by `dtrain.node.facts`; which hosts are asked what, and when, is
 up to `dtrain.session.preflight`. Each module here judges one subject.
 """
 

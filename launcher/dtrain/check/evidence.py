@@ -18,7 +18,7 @@ Facts = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class HostFacts:
-    """One host that answered. ``facts`` is what `dtrain/node/facts.py` gathers, by probe; a probe
+    """One host that answered. ``facts`` is what `dtrain.node.facts` gathers, by probe; a probe
     that failed has ``{"error": reason}``, and one that was not asked for is missing."""
 
     part: HostPlan

@@ -166,8 +166,7 @@ def _devices(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
             [host.name],
             f"torch {found['version']} is built for CPUs alone",
             f"a build for the {wanted} GPUs that the job uses there",
-            f"there: {host.part.python} -m pip install --force-reinstall torch"
-            " --index-url https://download.pytorch.org/whl/cu124 (or another CUDA version)",
+            f"there: {host.part.python} -m pip install --force-reinstall torch {_BUILDS}",
         )
     elif built and driver and _major(built) > _major(driver):
         yield error(
@@ -238,15 +237,18 @@ def _packages(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+_BUILDS = "with the --index-url that 'Get Started' on pytorch.org gives for the build"
+
+
 def _install(host: HostFacts, name: str, version: str) -> str:
-    """The command that installs a framework; builds that PyPI does not have, from PyTorch's own
-    index."""
+    """The command that installs a framework; builds that PyPI does not have come
+    from PyTorch's own index."""
     command = f"{host.part.python} -m pip install '{name}=={version}'"
     if not version:
         command = f"{host.part.python} -m pip install {name}"
     build = version.partition("+")[2]
     if name == "torch" and re.fullmatch(r"(cu|rocm|cpu|xpu)[0-9.]*", build):
-        command += f" --index-url https://download.pytorch.org/whl/{build}"
+        command += f" {_BUILDS}"
     return command
 
 

@@ -26,7 +26,7 @@ BOOT = (
 
 
 def boot_command(python: str, run: str) -> str:
-    """The shell command that starts the agent; ``<bytes>\\n`` and agent.py go to its stdin next.
+    """The shell command that starts the agent; ``<bytes>\\n`` and the agent go to its stdin next.
 
     ``~/`` at the start of ``python`` is expanded by the host's shell. ``run`` is there to be
     seen in a list of processes. The options keep the host's PYTHON* variables, user packages

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from typing import Any
 
 from dtrain import protocol
 from dtrain.node.boot import boot_command
+from dtrain.node.programs import program
 from dtrain.transport.contract import Connection, RemoteProcess
 
 
 def start(connection: Connection, python: str, run: str, command: dict[str, Any]) -> RemoteProcess:
     """An agent with its first command. Raises ConnectError."""
     process = connection.start(boot_command(python, run))
-    source = resources.files("dtrain.node").joinpath("agent.py").read_bytes()
-    process.write(b"%d\n%b%b" % (len(source), source, protocol.encode_command(command)))
+    agent = program("agent")
+    process.write(b"%d\n%b%b" % (len(agent), agent, protocol.encode_command(command)))
     return process

@@ -1,6 +1,6 @@
 """Asking all hosts at once what they are like, for `dtrain check` and before a launch.
 
-Each host gets one SSH connection, on which `dtrain/node/facts.py` answers. There are two rounds:
+Each host gets one SSH connection, on which `dtrain.node.facts` answers. There are two rounds:
 in the first all hosts gather facts and begin to listen, in the second each dials all others. Both
 take as long as the slowest host; what the launching machine does for each host is the same for
 8 hosts and for 64.
@@ -26,6 +26,7 @@ from dtrain.check.tournament import rounds
 from dtrain.diagnostics import ConnectError, NodeError, PrepareError
 from dtrain.launchplan import HostPlan, LaunchPlan, Process
 from dtrain.node.boot import TOO_OLD, boot_command
+from dtrain.node.programs import program
 from dtrain.transport.contract import Connection, RemoteProcess, Transport
 
 ATTEMPTED = "looking at the host"
@@ -126,8 +127,8 @@ class Conversation:
     def _start(self, python: str) -> None:
         process = self._connection.start(boot_command(python, "check"))
         self._process, self._unread = process, b""
-        source = resources.files("dtrain.node").joinpath("facts.py").read_bytes()
-        process.write(b"%d\n%b" % (len(source), source))
+        facts = program("facts")
+        process.write(b"%d\n%b" % (len(facts), facts))
         try:
             self._until(PREAMBLE)
         except _EndedError:

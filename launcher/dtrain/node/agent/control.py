@@ -1,0 +1,67 @@
+"""How the relays of a run find its supervisor, and what a supervisor is started with."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+from dtrain.node.agent.processes import look, read_file
+from dtrain.node.agent.wire import raw, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dtrain.node.agent.wire import Json
+
+CONTROL_FD, REQUEST_FD = 7, 8
+"""Where the supervisor finds its relay, and its code and request; setup never sees them."""
+STAGE = (
+    "import os,marshal;boot=os.fdopen(8,'rb');code=marshal.loads(boot.read(int(boot.readline())));"
+    "exec(code)"
+)
+
+
+def control_name(run: str, host: str) -> bytes:
+    """Of an abstract socket, so that no file system has to carry it; never the same twice."""
+    return b"\0dtrain/" + (raw(run) + b"/" + raw(host))[:80] + b"/" + os.urandom(4).hex().encode()
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Process id and user id at the other end."""
+    creds = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", creds)
+    return pid, uid
+
+
+def call(name: bytes) -> socket.socket | None:
+    """A connection to an abstract socket, if somebody listens and takes it at once."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # Where nobody accepts, a full queue would otherwise be waited for without end.
+        sock.setblocking(False)
+        sock.connect(name)
+        sock.setblocking(True)
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+def call_supervisor(record: Json) -> socket.socket | None:
+    """A connection to the supervisor that left this ``record``, if it is there and takes it."""
+    sock = call(raw(record["socket"]))
+    if sock is not None and peer_of(sock) != (record["pid"], os.geteuid()):
+        sock.close()
+        return None
+    return sock
+
+
+def lives(record: Json) -> bool:
+    """Whether the supervisor that left this ``record`` is still a process of this machine."""
+    proc = look(record["pid"])
+    return proc is not None and proc.alive and proc.start == record["start"]
+
+
+def machine_id() -> str:
+    """Changes with every start of the machine, and differs between machines."""
+    return shown((read_file("/proc/sys/kernel/random/boot_id") or b"").strip())

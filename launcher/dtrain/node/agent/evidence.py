@@ -1,0 +1,56 @@
+"""What a process that failed has left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+from dtrain.node.agent.processes import read_file
+from dtrain.node.agent.wire import MAX_TRACEBACK, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dtrain.node.agent.wire import Json
+
+MAX_ERROR_FILE = 1 << 20
+
+
+def error_report(path: bytes, most: int = MAX_TRACEBACK) -> Json | None:
+    """What a worker wrote into its error file (the format of torch's `@record`), cut to size."""
+    data = read_file(path, MAX_ERROR_FILE)
+    if not data:
+        return None
+    report: Json = {"message": "", "traceback": "", "time": None}
+    try:
+        body = json.loads(data)
+        said = body["message"] if isinstance(body, dict) and "message" in body else body
+        if isinstance(said, dict):
+            extra = said.get("extraInfo") or {}
+            report["message"] = str(said.get("message", ""))
+            report["traceback"] = str(extra.get("py_callstack", ""))
+            stamp = extra.get("timestamp")
+        else:
+            report["message"] = str(said)
+            stamp = body.get("timestamp") if isinstance(body, dict) else None
+        report["time"] = written = os.stat(path).st_mtime
+        # torch writes whole seconds, which would not tell who was first; torchrun copies files.
+        if stamp is not None and not 0 <= written - float(stamp) < 2:
+            report["time"] = float(stamp)
+    except (ValueError, TypeError, AttributeError, OSError, RecursionError):
+        if not report["message"]:
+            report["message"] = shown(data)
+    report["message"] = report["message"][: most // 4]
+    report["traceback"] = report["traceback"][-most:]
+    return report
+
+
+def tail_of(path: bytes, lines: int) -> str:
+    """The last lines of a log, for a message."""
+    data = (read_file(path) or b"")[-4096:].strip()
+    return "\n".join(shown(line) for line in data.splitlines()[-lines:])
+
+
+FAILURE = re.compile(rb"rank\s*: (\d+) \(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+) \(pid: \d+\)")
+"""One entry of the summary that torchrun writes to stderr."""
+SHORT_TRACEBACK = 4 << 10

@@ -1,0 +1,153 @@
+"""The collectives that torch's flight recorder has seen, asked for and read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+
+from dtrain.node.agent.folder import listed
+from dtrain.node.agent.kernel_log import MAX_LINE
+from dtrain.node.agent.processes import read_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from dtrain.node.agent.wire import Json
+
+DUMP_LIMIT = 20.0
+"""Seconds in which torch should have written what its flight recorder holds: it looks once a second
+whether it is asked, and takes long to tell its stacks on a busy machine."""
+MAX_DUMP = 64 << 20
+LATEST = 8
+"""Collectives of each process group that are told."""
+MAX_GROUPS, MAX_TENSORS, MAX_FRAMES = 64, 8, 40
+FILES = (b"TORCH_FR_DUMP_TEMP_FILE", b"TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""What the files' names begin with: variables of torch 2.13, and of older ones."""
+PIPES = b"TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+SIZES = (b"TORCH_FR_BUFFER_SIZE", b"TORCH_NCCL_TRACE_BUFFER_SIZE")
+
+
+def unpickled(data: bytes) -> Any:
+    """The plain data in a pickle. Nothing that it says is called: whatever names a function or
+    class is refused."""
+    import io
+    import pickle  # seldom needed, and takes long to import
+
+    class Plain(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            raise pickle.UnpicklingError("%s.%s is no plain data" % (module, name))
+
+    return Plain(io.BytesIO(data)).load()
+
+
+class FlightRecorders:
+    """Those of all ranks of this host, whose processes have this ``environment``."""
+
+    def __init__(self, environment: dict[bytes, bytes], workdir: bytes) -> None:
+        prefix = next((environment[name] for name in FILES if environment.get(name)), b"")
+        self._files = os.path.join(workdir, prefix) if prefix else b""
+        pipes = environment.get(PIPES)
+        self._pipes = os.path.join(workdir, pipes) if pipes else b""
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, rank: int | None) -> bool:
+        """Have a rank write its dump. False where nobody is there to do so."""
+        if rank is None or not self._pipes:
+            return False
+        try:
+            fd = os.open(b"%s%d.pipe" % (self._pipes, rank), os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            return False
+        with contextlib.suppress(OSError):  # it has been asked before, and not looked yet
+            os.write(fd, b"1")
+        os.close(fd)
+        return True
+
+    def fresh(self) -> list[tuple[int, list[Json]]]:
+        """The ranks that have written a dump since the last call, and what is in it."""
+        found = []
+        folder, name = os.path.split(self._files)
+        with self._lock:
+            for file in listed(folder) if self._files else []:
+                rank = file[len(name) :]
+                if file.startswith(name) and rank.isdigit():
+                    path = os.path.join(folder, file)
+                    groups = self._read(int(rank), path)
+                    if groups is not None:
+                        found.append((int(rank), groups))
+        return found
+
+    def _read(self, rank: int, path: bytes) -> list[Json] | None:
+        try:
+            status = os.stat(path)
+        except OSError:
+            return None
+        mark = status.st_mtime_ns, status.st_size
+        if self._seen.get(rank) == mark or status.st_size > MAX_DUMP:
+            return None
+        try:
+            groups = groups_of(unpickled(read_file(path, MAX_DUMP) or b""))
+        except Exception:  # noqa: BLE001 - half written, or not what we know
+            return None
+        self._seen[rank] = mark
+        return groups
+
+
+def record_flights(environment: dict[bytes, bytes], folder: bytes) -> None:
+    """Have torch keep and write what its flight recorder holds, but for what is chosen already."""
+    if not any(name in environment for name in SIZES):
+        # torch 2.13 warns of the older name.
+        environment[SIZES[0]] = b"2000"
+    if not any(name in environment for name in FILES):
+        for name in FILES:
+            environment[name] = os.path.join(folder, b"nccl-trace-")
+    environment.setdefault(b"TORCH_NCCL_DUMP_ON_TIMEOUT", b"1")
+    trial = os.path.join(folder, b"nccl-trial.pipe")
+    with contextlib.suppress(OSError):  # torch would end the process where there can be no pipes
+        os.mkfifo(trial)
+        os.unlink(trial)
+        environment.setdefault(PIPES, os.path.join(folder, b"nccl-ask-"))
+
+
+def groups_of(dump: Json) -> list[Json]:
+    """The last collectives in each process group, from a flight recorder's dump.
+
+    Raises some exception for what is no such dump.
+    """
+    entries: dict[str, list[Json]] = {}
+    for entry in dump["entries"]:
+        if not entry["is_p2p"]:
+            entries.setdefault(str(entry["process_group"][0]), []).append(entry)
+    groups = []
+    for name, calls in list(entries.items())[:MAX_GROUPS]:
+        ranks = json.loads(dump["pg_config"].get(name, {}).get("ranks", "[]"))
+        groups.append(
+            {
+                "id": name,
+                "name": str(calls[-1]["process_group"][1])[:MAX_LINE],
+                "ranks": [int(rank) for rank in ranks],
+                "calls": [call_of(entry, entry is calls[-1]) for entry in calls[-LATEST:]],
+            }
+        )
+    return groups
+
+
+def call_of(entry: Json, last: bool) -> Json:
+    state, op = entry["state"], str(entry["profiling_name"])[:MAX_LINE]
+    tensors = list(zip(entry["input_dtypes"], entry["input_sizes"]))[:MAX_TENSORS]
+    frames = list(entry.get("frames", ()))[:MAX_FRAMES] if last else []
+    return {
+        "seq": int(entry["collective_seq_id"]),
+        "op": op,
+        "tensors": [[str(kind), [int(size) for size in sizes]] for kind, sizes in tensors],
+        # gloo does not tell the state; NCCL also retires what has timed out.
+        "done": state == "completed" or bool(entry["retired"] and op.startswith("gloo:")),
+        "frames": [
+            [str(frame["name"])[:MAX_LINE], str(frame["filename"])[:MAX_LINE], int(frame["line"])]
+            for frame in frames
+        ],
+    }

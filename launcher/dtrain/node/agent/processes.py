@@ -1,0 +1,152 @@
+"""The processes of this host, from /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+
+from dtrain.node.agent.wire import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+    from dtrain.node.agent.wire import Json
+
+
+class Proc:
+    """One line of /proc/PID/stat. Process id and start time together name a process for good."""
+
+    __slots__ = ("alive", "name", "pgrp", "pid", "ppid", "start", "state")
+
+    def __init__(self, pid: int, stat: bytes) -> None:
+        # The name stands in parentheses and may itself hold parentheses and spaces.
+        head, _, tail = stat.rpartition(b")")
+        fields = tail.split()
+        self.pid = pid
+        self.name = head.partition(b"(")[2]
+        self.state = fields[0]
+        self.ppid = int(fields[1])
+        self.pgrp = int(fields[2])
+        self.start = int(fields[19])
+        # A zombie whose main thread alone has ended still runs the other threads.
+        self.alive = self.state not in (b"Z", b"X") or int(fields[17]) > 1
+
+
+def read_file(path: str | bytes, limit: int = 1 << 22) -> bytes | None:
+    """Up to ``limit`` bytes of a file, or None if it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    parts = []
+    try:
+        while limit > 0:
+            part = os.read(fd, min(limit, 1 << 16))
+            if not part:
+                break
+            parts.append(part)
+            limit -= len(part)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return b"".join(parts)
+
+
+def look(pid: int) -> Proc | None:
+    stat = read_file("/proc/%d/stat" % pid)
+    return Proc(pid, stat) if stat else None
+
+
+def processes() -> dict[int, Proc]:
+    """All of this host. Those that live only for a moment are the newest: they come first."""
+    pids = sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True)
+    found = map(look, pids)
+    return {proc.pid: proc for proc in found if proc is not None}
+
+
+def own_children() -> list[int] | None:
+    """Our children, also those that have ended; None if this kernel does not list them.
+
+    While we wait for none of them, no process id in it can come to name another process.
+    """
+    found: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        data = read_file("/proc/self/task/%s/children" % task)
+        if data is None:
+            return None
+        found += map(int, data.split())
+    return found
+
+
+def reap(take: Callable[[int, int], None]) -> bool:
+    """Hand over process id and status of every child that has ended. True if none is left."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return True
+        if pid == 0:
+            return False
+        take(pid, status)
+
+
+def environment_of(pid: int, having: bytes = b"") -> dict[bytes, bytes]:
+    """The environment that the process was started with; empty if it cannot be read, or has no
+    variable ``having``."""
+    data = read_file("/proc/%d/environ" % pid) or b""
+    found: dict[bytes, bytes] = {}
+    if having in data:
+        for entry in data.split(b"\0"):
+            name, equals, value = entry.partition(b"=")
+            if equals:
+                found.setdefault(name, value)
+    return found
+
+
+def send(proc: Proc, signum: int) -> None:
+    """Signal ``proc``, and never another process that has come to bear its number."""
+    pidfd = -1
+    if hasattr(os, "pidfd_open"):
+        try:
+            pidfd = os.pidfd_open(proc.pid)
+        except OSError as error:
+            if error.errno != errno.ENOSYS:
+                return
+    now = look(proc.pid)
+    with contextlib.suppress(OSError):  # gone, or not ours to signal: the next scan tells
+        if now is not None and now.start == proc.start:
+            if pidfd >= 0:
+                signal.pidfd_send_signal(pidfd, signum)
+            else:
+                os.kill(proc.pid, signum)
+    if pidfd >= 0:
+        os.close(pidfd)
+
+
+def name_list(procs: list[Proc]) -> list[Json]:
+    return [{"pid": proc.pid, "name": shown(proc.name)} for proc in procs]
+
+
+def user_name(uid: int) -> str:
+    try:
+        import pwd
+
+        return pwd.getpwuid(uid).pw_name
+    except (ImportError, KeyError):
+        return "with id %d" % uid
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "signal %d" % number
+
+
+def own_start() -> int:
+    me = look(os.getpid())
+    return me.start if me is not None else 0

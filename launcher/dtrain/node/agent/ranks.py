@@ -1,0 +1,110 @@
+"""The ranks that torchrun has started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+
+from dtrain.node.agent.evidence import FAILURE, SHORT_TRACEBACK, error_report
+from dtrain.node.agent.folder import listed
+from dtrain.node.agent.processes import environment_of, read_file, signal_name
+from dtrain.node.agent.sweep import Tag, members
+from dtrain.node.agent.wire import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dtrain.node.agent.wire import Json
+
+NODE_RANK = re.compile(rb"--node[-_]rank[= ](\d+)")
+
+
+class Ranks:
+    """Finds the ranks of one torchrun."""
+
+    def __init__(self, path: bytes, argv: list[bytes]) -> None:
+        self._stderr, self._logs = path + b".err", path + b".ranks"
+        self._node_rank = NODE_RANK.search(b" ".join(argv))
+        self._first_seen: dict[bytes, float] = {}
+        self._known: dict[bytes, int] = {}  # folder -> rank
+        self._pids: dict[int, int | None] = {}  # rank -> process id
+
+    def scan(self, tag: Tag, last: bool = False) -> tuple[list[Json], float]:
+        """The ranks not seen before, and seconds until it is worth looking again.
+
+        ``last``: torchrun has exited, so take what there is.
+        """
+        places = self._places()
+        new = [place for place in places if place not in self._known]
+        if not new:
+            return [], 0.5 if places else 0.02
+        now = time.monotonic()
+        found = []
+        living = self._living(tag)
+        for place in new:
+            local = int(os.path.basename(place))
+            pid, rank = living.get(os.path.join(place, b"error.json"), (None, None))
+            if rank is None:
+                # It may not have been executed yet, or it came and went between two scans.
+                if not last and now - self._first_seen.setdefault(place, now) < 1.0:
+                    continue
+                rank = self._guess(place, local, len(places))
+            self._known[place] = rank
+            self._pids[rank] = pid
+            logs = place[len(os.path.dirname(self._logs)) + 1 :]
+            found.append({"local_rank": local, "rank": rank, "pid": pid, "logs": shown(logs)})
+        return found, 0.01
+
+    def living(self, tag: Tag) -> dict[int, int]:
+        """Process id by rank."""
+        return {rank: pid for pid, rank in self._living(tag).values()}
+
+    def _places(self) -> list[bytes]:
+        """The ranks' folders."""
+        return [
+            os.path.join(self._logs, run, b"attempt_0", local)
+            for run in listed(self._logs)
+            for local in listed(os.path.join(self._logs, run, b"attempt_0"))
+            if local.isdigit()
+        ]
+
+    def _living(self, tag: Tag) -> dict[bytes, tuple[int, int]]:
+        """Process id and rank by error file."""
+        found = {}
+        # Oldest last: a rank's own children have the same environment.
+        for proc in sorted(members(tag, os.getpid()), key=lambda proc: -proc.start):
+            environment = environment_of(proc.pid, having=b"LOCAL_RANK=")
+            with contextlib.suppress(KeyError, ValueError):
+                path = environment[b"TORCHELASTIC_ERROR_FILE"]
+                found[path] = proc.pid, int(environment[b"RANK"])
+        return found
+
+    def _guess(self, place: bytes, local: int, count: int) -> int:
+        """Ranks of one node are consecutive: tell one from a neighbor's, from what torchrun said,
+        or from the node's."""
+        for other, rank in self._known.items():
+            return rank - int(os.path.basename(other)) + local
+        for rank_text, other_local, _ in self._summary():
+            return int(rank_text) - int(other_local) + local
+        return (int(self._node_rank[1]) * count if self._node_rank else 0) + local
+
+    def _summary(self) -> list[tuple[bytes, bytes, bytes]]:
+        return FAILURE.findall((read_file(self._stderr) or b"")[-(256 << 10) :])
+
+    def failures(self) -> list[Json]:
+        """What the ranks left behind: their error files, and torchrun's summary."""
+        codes = {int(rank): int(code) for rank, _, code in self._summary()}
+        found = []
+        for place, rank in sorted(self._known.items(), key=lambda item: item[1]):
+            report = error_report(os.path.join(place, b"error.json"), SHORT_TRACEBACK)
+            if report or rank in codes:
+                body: Json = {"rank": rank, "local_rank": int(os.path.basename(place))}
+                body["pid"] = self._pids[rank]
+                code = codes.get(rank)
+                body["exitcode"], body["signal"] = code, None
+                if code is not None and code < 0:
+                    body["exitcode"], body["signal"] = None, signal_name(-code)
+                body.update(report or {"message": "", "traceback": "", "time": None})
+                found.append(body)
+        return found

@@ -1,0 +1,575 @@
+"""The process on the SSH channel, and the guard that stands in until everything is ready."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import marshal
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+
+from dtrain.node.agent.control import (
+    CONTROL_FD,
+    REQUEST_FD,
+    STAGE,
+    call_supervisor,
+    lives,
+    machine_id,
+)
+from dtrain.node.agent.events import all_events, last_line, read_events
+from dtrain.node.agent.evidence import tail_of
+from dtrain.node.agent.folder import (
+    cannot_write,
+    create,
+    discard,
+    expand,
+    folder_of,
+    listed,
+    make_folder,
+)
+from dtrain.node.agent.processes import name_list, read_file, reap, signal_name
+from dtrain.node.agent.spawn import spawn, why_not_executed
+from dtrain.node.agent.sweep import Sweep, Tag, adopt_orphans, load_prctl
+from dtrain.node.agent.wire import (
+    CHUNK,
+    DATA,
+    HEADER,
+    MESSAGE,
+    PREAMBLE,
+    VERSION,
+    RefusedError,
+    encode,
+    raw,
+    shown,
+    write_all,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO
+
+    from dtrain.node.agent.wire import Json
+
+QUICK, SLOW = 0.005, 0.1
+"""Seconds between two looks at files that grow, and at files that do not."""
+ALONE = 60
+"""Seconds without a word from the launcher, which pings every 5, after which a relay ends: nobody
+will ever read what it may be waiting to write."""
+RESTARTED = "the machine was restarted, or this is another machine"
+
+
+class Stream:
+    """One output file, followed."""
+
+    def __init__(self, number: int, path: bytes, offset: int) -> None:
+        self.number = number
+        self.offset = offset
+        self._path = path
+        self._fd = -1
+
+    def read(self) -> bytes:
+        """What comes next; empty if there is nothing new."""
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.pread(self._fd, CHUNK, self.offset)
+        except OSError:
+            return b""
+
+
+class Relay:
+    """The process on the channel."""
+
+    def __init__(self, stdin: BinaryIO) -> None:
+        self._stdin = stdin
+        self._folder = b""
+        self._tag: Tag | None = None
+        self._supervisor: socket.socket | None = None
+        self._child = 0  # the supervisor, as long as it is our child
+        self._subreaper = False
+        self._end = "its end was not seen"
+        self._unheard = b""
+        self._up = False
+        self._aborted = False
+        self._events_at = 0
+        self._events_from = 0
+        self._progress_at = 0.0
+        self._attached = False
+        self._quiet = False  # only events are wanted
+        self._offsets: dict[str, int] = {}
+        self._streams: list[Stream] = []
+        self._ended = False
+
+    def run(self) -> None:
+        write_all(1, PREAMBLE)
+        self._tell(
+            "hello",
+            protocol=VERSION,
+            python="%d.%d.%d" % sys.version_info[:3],
+            hostname=socket.gethostname(),
+            time=time.time(),
+            pid=os.getpid(),
+        )
+        line = self._stdin.readline()
+        if not line:
+            return
+        try:
+            command = json.loads(line)
+            if command.get("protocol") != VERSION:
+                raise RefusedError(
+                    "agent",
+                    "the launcher speaks protocol %s, not %d" % (command.get("protocol"), VERSION),
+                )
+            if not os.path.exists("/proc/self/stat"):
+                raise RefusedError(
+                    "agent",
+                    "this host runs %s, and has no /proc" % sys.platform,
+                    "dtrain runs jobs on Linux hosts alone",
+                )
+            self._folder = folder_of(command)
+            self._tag = Tag(command["run"], command["host"], self._folder)
+            if command.get("op") == "attach":
+                self._attach(command)
+            elif command.get("op") == "look":
+                self._look()
+            else:
+                self._launch(command)
+        except RefusedError as refusal:
+            self._send(refusal.message)
+
+    # Launching
+
+    def _launch(self, command: Json) -> None:
+        workdir = expand(command["workdir"])
+        if not os.path.isdir(workdir):
+            there = os.path.exists(workdir)
+            raise RefusedError(
+                "workdir",
+                "workdir %s %s" % (shown(workdir), "is not a folder" if there else "not found"),
+                "create it on this host, or let `job.sync` send your files there",
+            )
+        if not os.access(workdir, os.X_OK):
+            raise RefusedError(
+                "workdir",
+                "workdir %s may not be entered: permission denied" % shown(workdir),
+                "choose a `job.workdir` that you can use on this host",
+            )
+        guard, leash = self._start_guard(command, workdir)
+        threading.Thread(target=self._listen, daemon=True).start()
+        answer = self._await_prepared(command, leash)
+        with contextlib.suppress(OSError):  # it has already undone the launch
+            os.write(leash, b"k")
+        os.close(leash)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(guard, 0)
+        self._send(answer)
+        if answer["type"] == "prepared":
+            self._follow()
+
+    def _start_guard(self, command: Json, workdir: bytes) -> tuple[int, int]:
+        """The guard's process id, and the leash that it hangs on."""
+        prctl = load_prctl()
+        self._subreaper = adopt_orphans(prctl)
+        ours, theirs = socket.socketpair()
+        held, leash = os.pipe()
+        guard = os.fork()
+        if guard == 0:
+            try:
+                os.setsid()
+                for fd in map(int, os.listdir("/proc/self/fd")):
+                    if fd not in (held, theirs.fileno()):
+                        with contextlib.suppress(OSError):
+                            os.close(fd)
+                self._subreaper = adopt_orphans(prctl)
+                answer = self._guard(command, workdir, held, theirs)
+                if answer is not None:
+                    theirs.sendall(encode(answer) + b"\n")
+            finally:
+                os._exit(0)
+        os.close(held)
+        theirs.close()
+        self._supervisor = ours
+        return guard, leash
+
+    def _guard(
+        self, command: Json, workdir: bytes, held: int, control: socket.socket
+    ) -> Json | None:
+        """Make the folder, run setup, and wait for the relay's word that all is well. Without it,
+        or if the shell ends, undo the launch. What is to be said then.
+
+        The relay may be killed at any moment, so it has no hand in anything that stays behind.
+        """
+        assert self._tag is not None
+        try:
+            made = make_folder(self._folder)
+        except RefusedError as refusal:
+            return refusal.message
+        try:
+            log = create(os.path.join(self._folder, b"agent.log"), os.O_APPEND)
+        except OSError as error:
+            message = cannot_write(error, self._folder).message
+            discard(self._folder, made)
+            return message
+        request = {
+            **command,
+            "absolute_workdir": workdir.decode("utf-8", "surrogateescape"),
+            "folder": self._folder.decode("utf-8", "surrogateescape"),
+            "made": [path.decode("utf-8", "surrogateescape") for path in made],
+        }
+        environment = {**os.environb, **self._tag.environment}
+        environment[b"DTRAIN_SETUP"] = raw(setup_script(request))
+        shell = next(
+            (path for path in (b"/bin/bash", b"/usr/bin/bash") if os.access(path, os.X_OK)),
+            b"/bin/sh",
+        )
+        reading, writing = os.pipe()
+        self._child, failure = spawn(
+            [shell, b"-c", b'eval "$DTRAIN_SETUP"'],
+            environment,
+            workdir,
+            (log, log),
+            {CONTROL_FD: control.fileno(), REQUEST_FD: reading},
+        )
+        for fd in (log, reading):
+            os.close(fd)
+        code = marshal.dumps(globals()["code"])
+        feed = b"%d\n" % len(code) + code + encode(request)
+
+        def hand_over() -> None:
+            with contextlib.suppress(OSError):  # setup failed
+                write_all(writing, feed)
+            os.close(writing)
+
+        threading.Thread(target=hand_over, daemon=True).start()
+        while not select.select([held], [], [], 0.02)[0]:
+            reap(self._child_ended)
+            if self._child == 0:
+                break
+        else:
+            if os.read(held, 1) == b"k":
+                return None
+        output = tail_of(os.path.join(self._folder, b"agent.log"), 12)
+        Sweep(self._tag, 0.0, self._child_ended, self._subreaper).finish()
+        discard(self._folder, made)
+        body = {"type": "undone", "fate": self._end, "log": output}
+        if failure is not None:
+            body["failure"] = why_not_executed(failure, shell, environment)
+        return body
+
+    def _child_ended(self, pid: int, status: int) -> None:
+        if pid == self._child:
+            self._child = 0
+            if os.WIFSIGNALED(status):
+                self._end = "killed by " + signal_name(os.WTERMSIG(status))
+            else:
+                self._end = "status %d" % os.WEXITSTATUS(status)
+
+    def _await_prepared(self, command: Json, leash: int) -> Json:
+        """The supervisor's answer, or ours if the launch ends before there is a supervisor."""
+        # What there is to undo the guard alone knows: the folder and its processes may be those of
+        # a run that was launched before.
+        line, status, undoing = 0, None, False
+        while True:
+            if self._aborted and not undoing:
+                undoing = True
+                try:
+                    os.write(leash, b"u")
+                except OSError:
+                    self._forward(b'{"op":"abort"}\n')
+            messages = self._hear(0.05)
+            if messages is None:
+                # Everybody has been killed, the guard too.
+                messages = [{"type": "undone", "fate": self._end, "log": ""}]
+            for message in messages:
+                if message["type"] == "setup":
+                    line, status = message["line"], message.get("status")
+                elif message["type"] == "up":
+                    self._up, self._child = True, message["pid"]
+                elif undoing:
+                    if message["type"] != "prepared":
+                        return {"type": "bye"}
+                elif message["type"] == "undone":
+                    return self._why_undone(message, command["setup"], line, status)
+                else:
+                    return message
+
+    def _why_undone(self, message: Json, setup: list[str], line: int, status: int | None) -> Json:
+        """``line`` is that of the setup line that was run last, ``status`` its own if it failed."""
+        log = message["log"]
+        if "failure" in message:
+            return RefusedError("setup", message["failure"]).message
+        if self._up or not 0 < line <= len(setup):
+            where = " after `job.setup`" if setup else ""
+            reason = "the supervisor could not start%s (%s)" % (where, message["fate"])
+            return RefusedError("agent", reason, log).message
+        how = "failed with status %d" % status if status is not None else "ended the shell"
+        reason = "setup line %d (%s) %s" % (line, setup[line - 1], how)
+        return RefusedError("setup", reason, log or "it printed nothing").message
+
+    def _hear(self, timeout: float) -> list[Json] | None:
+        """What the supervisor says within ``timeout`` seconds; None once it has hung up."""
+        assert self._supervisor is not None
+        if not select.select([self._supervisor], [], [], timeout)[0]:
+            return []
+        try:
+            data = self._supervisor.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            return None
+        *lines, self._unheard = (self._unheard + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _fate(self) -> str:
+        """How the supervisor has ended, if it is our child."""
+        for _ in range(100):
+            if reap(self._child_ended) or self._child == 0:
+                break
+            time.sleep(0.01)
+        return self._end
+
+    # Attaching
+
+    def _attach(self, command: Json) -> None:
+        if not os.path.isdir(self._folder):
+            raise RefusedError(
+                "gone",
+                "no run %s on this host (%s does not exist)"
+                % (command["run"], shown(self._folder)),
+            )
+        self._attached = True
+        self._quiet = not command.get("outputs", True)
+        self._offsets = dict(command.get("offsets") or {})
+        self._events_from = self._offsets.get("events", 0)
+        self._up = True
+        data = read_file(os.path.join(self._folder, b"supervisor"))
+        if not data:
+            raise RefusedError("agent", "run %s is not prepared yet" % command["run"])
+        record = json.loads(data)
+        self._tag = Tag(command["run"], command["host"], raw(record["folder"]))
+        sock = call_supervisor(record)
+        if sock is None and not self._has_ended():
+            if record["machine"] != machine_id():
+                self._end = RESTARTED
+            elif lives(record):
+                reason = "the supervisor (process %d) does not answer" % record["pid"]
+                raise RefusedError("agent", reason)
+        self._supervisor = sock
+        self._tell("attached", folder=shown(self._folder), running=sock is not None)
+        threading.Thread(target=self._listen, daemon=True).start()
+        self._follow()
+
+    def _has_ended(self) -> bool:
+        events = all_events(os.path.join(self._folder, b"events"))
+        return any(event["event"] == "ended" for event in events)
+
+    # Looking
+
+    def _look(self) -> None:
+        """Tell how the run stands here, and do nothing about it."""
+        events = all_events(os.path.join(self._folder, b"events"))
+        started = [event for event in events if event["event"] == "started"]
+        exited = {
+            (event["role"], event["index"]): event for event in events if event["event"] == "exited"
+        }
+        processes = []
+        for event in started:
+            end = exited.get((event["role"], event["index"]), {})
+            names = {name: event[name] for name in ("role", "index", "rank", "pid")}
+            fate = {"ended": end.get("time"), "code": end.get("code"), "signal": end.get("signal")}
+            processes.append({**names, "started": event["time"], **fate})
+        ended = [event["time"] for event in events if event["event"] == "ended"]
+        if ended:
+            state, since, why = "ended", ended[0], ""
+        else:
+            state, why = self._standing(bool(started))
+            since = started[0]["time"] if started and state == "running" else None
+        self._tell("status", state=state, since=since, why=why, processes=processes)
+
+    def _standing(self, started: bool) -> tuple[str, str]:
+        """The state of a run that has told of no end, and why it is in that state."""
+        if not os.path.isdir(self._folder):
+            return "missing", "%s does not exist" % shown(self._folder)
+        data = read_file(os.path.join(self._folder, b"supervisor"))
+        if not data:
+            return "preparing", ""
+        record = json.loads(data)
+        sock = call_supervisor(record)
+        if sock is not None:
+            sock.close()
+            return "running" if started else "ready", ""
+        if record["machine"] != machine_id():
+            return "gone", RESTARTED
+        if lives(record):
+            return "running", "its supervisor (process %d) does not answer" % record["pid"]
+        return "gone", "something ended its supervisor"
+
+    # Following
+
+    def _follow(self) -> None:
+        """Send what is new until the run is over and everything has been sent."""
+        # Kills, if it comes to that: no signal handler runs while the connection takes no bytes.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(ALONE)
+        pause = QUICK
+        while True:
+            heard = self._hear(pause) if self._supervisor is not None else None
+            reap(self._child_ended)
+            for message in heard or ():
+                if message["type"] in ("refused", "bye"):  # it gave up before the start
+                    self._send(message)
+                    return
+            gone = heard is None
+            over = self._ended or gone
+            progress = self._relay_events()
+            if gone and not self._ended:
+                self._report_lost()
+                over = True
+            progress |= not self._quiet and self._relay_progress(over)
+            for stream in self._streams:
+                progress |= self._relay_stream(stream)
+            if progress:
+                pause = QUICK
+            elif over:
+                break
+            else:
+                pause = min(pause * 2, SLOW)
+        self._tell("bye")
+
+    def _relay_events(self) -> bool:
+        found = read_events(os.path.join(self._folder, b"events"), self._events_at)
+        for event, end in found:
+            self._events_at = end
+            if event["event"] == "started":
+                name = "%s-%d" % (event["role"], event["index"])
+                path = os.path.join(self._folder, raw(name))
+                self._add(name, path + b".out", path + b".err", event["role"], event)
+            elif event["event"] == "rank":
+                place = os.path.join(self._folder, raw(event["logs"]))
+                paths = os.path.join(place, b"stdout.log"), os.path.join(place, b"stderr.log")
+                self._add("rank-%d" % event["rank"], *paths, "worker", event)
+            elif event["event"] == "ended":
+                self._ended = True
+            if end > self._events_from:
+                self._tell("event", offset=end, event=event)
+        return bool(found)
+
+    def _relay_progress(self, over: bool) -> bool:
+        """What workers have said with `dtrain.runtime` since the last look."""
+        now = time.monotonic()
+        if now < self._progress_at and not over:
+            return False
+        self._progress_at = now + SLOW
+        found = False
+        for file in listed(self._folder):
+            name = shown(file)
+            if not name.endswith(".progress"):
+                continue
+            path = os.path.join(self._folder, file)
+            if name not in self._offsets and self._attached:
+                # Whoever takes up a run wants to know where it is, not where it has been.
+                self._offsets[name] = start = last_line(path)
+                for said, end in read_events(path, 0):
+                    page = isinstance(said, dict) and said.get("event") == "tensorboard"
+                    if page and end <= start:
+                        self._tell("progress", name=name, offset=start, said=said)
+            for said, end in read_events(path, self._offsets.get(name, 0)):
+                found = True
+                self._offsets[name] = end
+                self._tell("progress", name=name, offset=end, said=said)
+        return found
+
+    def _add(self, name: str, out: bytes, err: bytes, role: str, event: Json) -> None:
+        if self._quiet:
+            return
+        rank = event["rank"]
+        index = rank if event["event"] == "rank" else event["index"]
+        for fd, suffix, path in (("stdout", ".out", out), ("stderr", ".err", err)):
+            full = name + suffix
+            stream = Stream(len(self._streams) + 1, path, self._offsets.get(full, 0))
+            self._streams.append(stream)
+            self._tell(
+                "stream", id=stream.number, name=full, role=role, index=index, rank=rank, fd=fd
+            )
+
+    def _relay_stream(self, stream: Stream) -> bool:
+        data = stream.read()
+        if data:
+            self._write(HEADER.pack(DATA, stream.number, stream.offset, len(data)) + data)
+            stream.offset += len(data)
+        return bool(data)
+
+    def _report_lost(self) -> None:
+        """The supervisor is dead: do for it what it would have done."""
+        assert self._tag is not None
+        fate = self._fate()
+        take = self._child_ended if self._subreaper else None
+        survivors = Sweep(self._tag, 0.0, take, self._subreaper).finish()
+        log = tail_of(os.path.join(self._folder, b"agent.log"), 5)
+        self._tell(
+            "lost",
+            reason="the supervisor died: %s%s" % (fate, "\n" + log if log else ""),
+            survivors=name_list(survivors),
+        )
+        self._ended = True
+        self._supervisor = None
+
+    # Both ways
+
+    def _listen(self) -> None:
+        """Pass commands on, whatever the other thread waits for. Runs in a thread of its own."""
+        for line in iter(self._stdin.readline, b""):
+            if signal.alarm(0):
+                signal.alarm(ALONE)
+            if self._up:
+                self._forward(line)
+            elif b'"ping"' not in line:
+                self._aborted = True
+        # Nobody is there any more. What is not yet started the supervisor or the guard undoes.
+        os._exit(0)
+
+    def _forward(self, line: bytes) -> None:
+        supervisor = self._supervisor
+        if supervisor is not None:
+            with contextlib.suppress(OSError):
+                supervisor.sendall(line)
+
+    def _tell(self, kind: str, **body: Any) -> None:
+        self._send({"type": kind, **body})
+
+    def _send(self, message: Json) -> None:
+        data = encode(message)
+        self._write(HEADER.pack(MESSAGE, 0, 0, len(data)) + data)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            write_all(1, data)
+        except OSError:
+            os._exit(0)  # the reader is gone; the job is not ours to end
+
+
+def setup_script(request: Json) -> str:
+    """A shell script that runs the setup lines and becomes the supervisor."""
+
+    def quoted(word: str) -> str:
+        return "'" + word.replace("'", "'\\''") + "'"
+
+    def report(line: int, rest: str) -> str:
+        return 'printf \'{"type":"setup","line":%d%s}\\n\'' % (line, rest)
+
+    lines = ["unset DTRAIN_SETUP"]
+    for number, line in enumerate(request["setup"], 1):
+        lines.append("%s >&%d" % (report(number, ""), CONTROL_FD))
+        failed = report(number, ',"status":%d') + " $? >&%d; exit 1" % CONTROL_FD
+        hidden = "%d>&- %d>&-" % (CONTROL_FD, REQUEST_FD)
+        lines.append("eval %s %s || { %s; }" % (quoted(line), hidden, failed))
+    lines.append("%s >&%d" % (report(len(request["setup"]) + 1, ""), CONTROL_FD))
+    command = [sys.executable, "-ESs", "-c", STAGE, "dtrain-supervisor"]
+    command += [request["run"], request["host"]]
+    lines.append("exec " + " ".join(map(quoted, command)))
+    return "\n".join(lines)

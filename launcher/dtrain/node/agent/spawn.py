@@ -1,0 +1,121 @@
+"""Starting a process, and why one cannot be started."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+
+from dtrain.node.agent.sweep import PR_SET_PDEATHSIG
+from dtrain.node.agent.wire import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+
+def spawn(
+    argv: list[bytes],
+    environment: dict[bytes, bytes],
+    workdir: bytes,
+    outputs: tuple[int, int],
+    extra: dict[int, int] | None = None,
+    prctl: Callable[..., int] | None = None,
+) -> tuple[int, OSError | None]:
+    """Start a program in a session of its own: its process id, and why it could not be executed.
+
+    It gets /dev/null as stdin, ``outputs`` as stdout and stderr, and of all other descriptors
+    only those in ``extra`` (number there -> number here). With ``prctl`` it dies with us.
+    """
+    me = os.getpid()
+    reading, writing = os.pipe()
+    before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            if prctl is not None:
+                prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+                if os.getppid() != me:
+                    os._exit(126)
+            signal.set_wakeup_fd(-1)
+            for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+                with contextlib.suppress(OSError, ValueError):  # the C library's own
+                    signal.signal(signum, signal.SIG_DFL)
+            null = os.open(os.devnull, os.O_RDONLY)
+            wanted = {0: null, 1: outputs[0], 2: outputs[1]}
+            wanted.update(extra or {})
+            # Out of the way first: a descriptor may have the number that another one is to get.
+            aside = {to: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 32) for to, fd in wanted.items()}
+            writing = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, 32)
+            keep = {writing, *aside.values()}
+            for fd in map(int, os.listdir("/proc/self/fd")):
+                if fd not in keep:
+                    with contextlib.suppress(OSError):
+                        os.close(fd)
+            for to, fd in aside.items():
+                os.dup2(fd, to)
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            os.chdir(workdir)
+            raise execute(argv, environment)
+        except OSError as error:
+            os.write(writing, b"%d %s" % (error.errno or 0, os.fsencode(error.filename or argv[0])))
+        except BaseException as error:  # noqa: BLE001
+            os.write(writing, b"%d %s" % (errno.EINVAL, repr(error).encode()))
+        finally:
+            os._exit(127)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    os.close(writing)
+    told = b""
+    while True:
+        part = os.read(reading, 1 << 16)
+        if not part:
+            break
+        told += part
+    os.close(reading)
+    if not told:
+        return pid, None
+    code, _, subject = told.partition(b" ")
+    return pid, OSError(int(code), os.strerror(int(code)), shown(subject))
+
+
+def execute(argv: list[bytes], environment: dict[bytes, bytes]) -> OSError:
+    """Become ``argv``, searched for as a shell would: the first that is there and may be run.
+    If this returns, it returns why not."""
+    failure: OSError | None = None
+    for path in search(argv[0], environment):
+        try:
+            os.execve(path, argv, environment)
+        except OSError as error:
+            error.filename = path
+            if failure is None or failure.errno in (errno.ENOENT, errno.ENOTDIR):
+                failure = error
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
+                break
+    if failure is not None and failure.errno != errno.EACCES and b"/" not in argv[0]:
+        failure.filename = argv[0]
+    return failure or OSError(errno.ENOENT, "", argv[0])
+
+
+def search(program: bytes, environment: dict[bytes, bytes]) -> list[bytes]:
+    """Where ``program`` may be, in order."""
+    if b"/" in program:
+        return [program]
+    folders = environment.get(b"PATH", os.fsencode(os.defpath)).split(b":")
+    return [os.path.join(folder or b".", program) for folder in folders]
+
+
+def missing(failure: OSError) -> bool:
+    return failure.errno == errno.ENOENT and not os.path.exists(str(failure.filename))
+
+
+def why_not_executed(failure: OSError, program: bytes, environment: dict[bytes, bytes]) -> str:
+    words = "cannot run %s: %s" % (failure.filename, os.strerror(failure.errno or 0))
+    if failure.errno == errno.ENOENT:
+        if not missing(failure):
+            return words + " (the interpreter in its first line does not exist)"
+        if b"/" not in program:
+            return words + " on PATH (%s)" % shown(environment.get(b"PATH", b""))
+    return words

@@ -1,0 +1,482 @@
+"""The detached process that owns the workers."""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import threading
+import time
+
+from dtrain.node.agent.control import control_name, machine_id, peer_of
+from dtrain.node.agent.events import Events
+from dtrain.node.agent.evidence import error_report
+from dtrain.node.agent.flight_recorder import DUMP_LIMIT, FlightRecorders, record_flights
+from dtrain.node.agent.folder import cannot_write, create, discard, expand, listed, save
+from dtrain.node.agent.kernel_log import KernelLog, oom_kills
+from dtrain.node.agent.network import interface_to, reserve_port
+from dtrain.node.agent.processes import Proc, look, name_list, own_start, reap, send, signal_name
+from dtrain.node.agent.ranks import Ranks
+from dtrain.node.agent.spawn import missing, search, spawn, why_not_executed
+from dtrain.node.agent.stacks import spy
+from dtrain.node.agent.sweep import ABORT_LIMIT, Sweep, Tag, adopt_orphans, await_ends, load_prctl
+from dtrain.node.agent.wire import RefusedError, encode, raw, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+    from dtrain.node.agent.wire import Json
+
+START_WITHIN = 60.0
+"""Seconds, besides the lease, that a prepared job waits for `start`."""
+
+
+class Worker:
+    __slots__ = ("error", "index", "pid", "rank", "ranks", "role")
+
+    def __init__(self, body: Json) -> None:
+        self.role: str = body["role"]
+        self.index: int = body["index"]
+        self.rank: int | None = body.get("rank")
+        self.pid = 0
+        self.error: Json | None = None  # why it could not be executed
+        self.ranks: Ranks | None = None
+
+    @property
+    def name(self) -> bytes:
+        return b"%s-%d" % (raw(self.role), self.index)
+
+    def names(self) -> Json:
+        """What it is called in events."""
+        return {"role": self.role, "index": self.index, "rank": self.rank}
+
+
+class Supervisor:
+    """Owns the workers of one run on this host, from `prepared` to `ended`."""
+
+    def __init__(self, request: Json, relay: socket.socket) -> None:
+        self._request = request
+        self._launcher: socket.socket | None = relay
+        self._folder = raw(request["folder"])
+        self._tag = Tag(request["run"], request["host"], self._folder)
+        self._workdir = raw(request["absolute_workdir"])
+        self._clients: dict[int, tuple[socket.socket, bytearray]] = {}
+        self._poll = select.poll()
+        self._sockets: list[socket.socket] = []  # held for the run's life
+        self._plan: list[tuple[Worker, list[bytes], dict[bytes, bytes], tuple[int, int]]] = []
+        self._workers: dict[int, Worker] = {}
+        self._flights: FlightRecorders | None = None
+        self._groups: set[int] = set()
+        self._sweep: Sweep | None = None
+        self._stopping = False
+        self._started = False
+        self._over = False
+        self._next_step = self._next_scan = 0.0
+        self._oom_kills = 0
+        self._signal = 0  # that asked us to stop
+        self._prctl = load_prctl()
+        self._subreaper = adopt_orphans(self._prctl)
+        self._lease = float(request["lease"])
+        self._grace = float(request["grace"])
+        self._heard = time.monotonic()
+
+    def run(self) -> None:
+        self._wake, waker = socket.socketpair()
+        for sock in (self._wake, waker):
+            sock.setblocking(False)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._note_signal)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._poll.register(self._wake, select.POLLIN)
+        assert self._launcher is not None
+        self._welcome(self._launcher)
+        self._say({"type": "up", "pid": os.getpid()})
+        try:
+            self._prepare()
+        except RefusedError as refusal:
+            self._give_up(refusal.message)
+            return
+        self._say(
+            {
+                "type": "prepared",
+                "workdir": self._request["absolute_workdir"],
+                "folder": self._request["folder"],
+            }
+        )
+        try:
+            while not self._over:
+                self._wait(self._tick())
+        except BaseException as failure:
+            # Not one worker may outlive its supervisor, least of all one that has a bug.
+            survivors = self._sweep_now(lambda *_: None)
+            if self._started:
+                words = "%s: %s" % (type(failure).__name__, failure)
+                self._events.append("ended", survivors=name_list(survivors), error=words)
+            raise
+
+    def _note_signal(self, signum: int, _frame: object) -> None:
+        self._signal = signum
+
+    # Before the start
+
+    def _prepare(self) -> None:
+        """Check and reserve everything that the start will need. Raises RefusedError."""
+        request = self._request
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        name = control_name(request["run"], request["host"])
+        listener.bind(name)
+        listener.listen(16)
+        listener.setblocking(False)
+        self._listener = listener
+        self._sockets.append(listener)
+        self._poll.register(listener, select.POLLIN)
+
+        base = {name: value for name, value in os.environb.items() if name != b"DTRAIN_SETUP"}
+        base.setdefault(b"PYTHONUNBUFFERED", b"1")
+        for source in (request["environment"], request.get("secrets") or {}):
+            base.update({raw(name): raw(value) for name, value in source.items()})
+        base.update(self._tag.environment)
+        archive = os.path.join(self._folder, b"runtime.zip")
+        base[b"PYTHONPATH"] = b":".join(filter(None, [archive, base.get(b"PYTHONPATH")]))
+        if request.get("flight_recorder"):
+            record_flights(base, self._folder)
+            self._flights = FlightRecorders(base, self._workdir)
+
+        python = self._find_python(request.get("python"), base)
+        script = request.get("script")
+        if script is not None and not os.path.isfile(os.path.join(self._workdir, raw(script))):
+            where = "" if os.path.isabs(script) else " in %s" % shown(self._workdir)
+            remedy = "set `job.workdir` to its folder on this host, or let `job.sync` send it"
+            if os.path.isabs(script):
+                remedy = "put it there, or let `job.sync` send it and name it without its folder"
+            raise RefusedError("script", "script %s not found%s" % (script, where), remedy)
+        for port in request.get("ports") or ():
+            self._sockets.append(reserve_port(int(port)))
+        try:
+            self._events = Events(os.path.join(self._folder, b"events"))
+            save(archive, binascii.a2b_base64(request["runtime"]))
+            target = request.get("route_to")
+            interface = interface_to(target) if target else None
+            for body in request["processes"]:
+                self._plan.append(self._planned(body, python, base))
+                if interface is not None:
+                    self._plan[-1][2].setdefault(b"GLOO_SOCKET_IFNAME", interface)
+        except OSError as error:
+            raise cannot_write(error, self._folder) from None
+        record = {
+            "pid": os.getpid(),
+            "start": own_start(),
+            "machine": machine_id(),
+            "folder": request["folder"],
+            "socket": name.decode("utf-8", "surrogateescape"),
+        }
+        save(os.path.join(self._folder, b"supervisor"), encode(record))
+
+    def _find_python(self, python: str | None, environment: dict[bytes, bytes]) -> bytes | None:
+        if python is None:
+            return None
+        wanted = expand(python) if python.startswith("~/") else raw(python)
+        places = [os.path.join(self._workdir, place) for place in search(wanted, environment)]
+        for place in places:
+            if os.path.isfile(place) and os.access(place, os.X_OK):
+                return place
+        where = "" if b"/" in wanted else " on PATH (%s)" % shown(environment.get(b"PATH", b""))
+        there = any(os.path.isfile(place) for place in places)
+        raise RefusedError(
+            "python",
+            "python %s %s%s"
+            % (python, "may not be executed" if there else "not found", where or " on this host"),
+            "set `cluster.python` to an interpreter of this host, or put it on PATH in `job.setup`",
+        )
+
+    def _planned(
+        self, body: Json, python: bytes | None, base: dict[bytes, bytes]
+    ) -> tuple[Worker, list[bytes], dict[bytes, bytes], tuple[int, int]]:
+        worker = Worker(body)
+        path = os.path.join(self._folder, worker.name)
+        environment = dict(base)
+        environment.update({raw(name): raw(value) for name, value in body["environment"].items()})
+        environment.update(self._tag.environment)
+        environment[b"TORCHELASTIC_ERROR_FILE"] = path + b".error.json"
+        if worker.role == "torchrun":
+            environment[b"PET_LOG_DIR"] = path + b".ranks"
+            environment[b"PET_REDIRECTS"] = b"3"
+        argv = [raw(word) for word in body["argv"]]
+        if python is not None and body["argv"][0] == self._request["python"]:
+            argv[0] = python
+        if worker.role == "torchrun":
+            worker.ranks = Ranks(path, argv)
+        outputs = create(path + b".out", os.O_APPEND), create(path + b".err", os.O_APPEND)
+        return worker, argv, environment, outputs
+
+    def _give_up(self, message: Json) -> None:
+        """End a run that has not started: nothing stays behind. ``message`` says why."""
+        self._sweep_now(self._child_ended)  # what setup left running
+        discard(self._folder, [raw(path) for path in self._request["made"]])
+        self._say(message)
+        self._over = True
+
+    # The life of the run
+
+    def _start(self) -> None:
+        self._started = True
+        self._kernel_log = KernelLog()
+        self._oom_kills = oom_kills()
+        for worker, argv, environment, outputs in self._plan:
+            worker.pid, failure = spawn(
+                argv, environment, self._workdir, outputs, prctl=self._prctl
+            )
+            if failure is not None:
+                worker.error = {
+                    "message": why_not_executed(failure, argv[0], environment),
+                    "traceback": "",
+                    "time": time.time(),
+                    "code": 127 if missing(failure) else 126,
+                }
+            self._workers[worker.pid] = worker
+            self._groups.add(worker.pid)
+            for fd in outputs:
+                os.close(fd)
+            self._events.append("started", **worker.names(), pid=worker.pid)
+        self._plan.clear()
+
+    def _tick(self) -> float | None:
+        """Do what is due by the clock. Seconds until something is due again."""
+        now = time.monotonic()
+        if self._signal:
+            signame, self._signal = signal_name(self._signal), 0
+            if not self._started:
+                self._give_up(RefusedError("agent", "stopped by " + signame).message)
+                return 0.0
+            self._stop("the supervisor got " + signame, self._grace)
+        if not self._started:
+            left = self._heard + START_WITHIN + self._lease - now
+            if left <= 0:
+                waited = START_WITHIN + self._lease
+                reason = "no start command came within %d seconds" % waited
+                self._give_up(RefusedError("agent", reason).message)
+            return max(left, 0.0)
+        if self._sweep is None and not self._workers:
+            # Everything has exited; what the workers left behind goes too.
+            self._begin_sweep(self._grace)
+        due: list[float] = []
+        if self._sweep is not None:
+            if now >= self._next_step:
+                pause = self._sweep.step()
+                if pause is None:
+                    self._finish(self._sweep.survivors)
+                    return 0.0
+                self._next_step = time.monotonic() + pause
+            due.append(self._next_step)
+        elif self._request["on_disconnect"] == "stop":
+            left = self._heard + self._lease - now
+            if left <= 0:
+                self._stop("no launcher for %g seconds" % self._lease, self._grace)
+                return 0.0
+            due.append(self._heard + self._lease)
+        torchruns = [worker for worker in self._workers.values() if worker.ranks is not None]
+        if torchruns:
+            if now >= self._next_scan:
+                pause = min(self._find_ranks(worker) for worker in torchruns)
+                self._next_scan = time.monotonic() + pause
+            due.append(self._next_scan)
+        return max(min(due) - time.monotonic(), 0.0) if due else None
+
+    def _find_ranks(self, worker: Worker, last: bool = False) -> float:
+        """Report ranks that torchrun has started. Seconds until it is worth looking again."""
+        assert worker.ranks is not None
+        found, pause = worker.ranks.scan(self._tag, last)
+        for rank in found:
+            self._events.append("rank", role=worker.role, index=worker.index, **rank)
+        return pause
+
+    def _ask_where(self, abort: bool) -> None:
+        """Find out where every worker is, and every rank of a torchrun; go on meanwhile."""
+        asked: list[tuple[Json, Proc]] = []
+        for worker in self._workers.values():
+            ranks = worker.ranks.living(self._tag) if worker.ranks is not None else {}
+            who = [
+                (pid, {"role": "worker", "index": rank, "rank": rank})
+                for rank, pid in ranks.items()
+            ]
+            # A torchrun without ranks waits for other torchruns.
+            found = [(names, look(pid)) for pid, names in who or [(worker.pid, worker.names())]]
+            asked += [(names, proc) for names, proc in found if proc is not None]
+        threading.Thread(target=self._tell_where, args=(asked, abort), daemon=True).start()
+
+    def _tell_where(self, asked: list[tuple[Json, Proc]], abort: bool) -> None:
+        """Where workers are, as py-spy and torch's flight recorder see it. Where py-spy does not
+        and they may be ended, Python itself writes it to their stderr: its fault handler, on
+        SIGABRT."""
+        ranks = {names["rank"] for names, _ in asked}
+        recorded = {rank for rank in ranks if self._flights and self._flights.ask(rank)}
+        stacks = spy([proc.pid for _, proc in asked])
+        for names, proc in asked:
+            if proc.pid in stacks:
+                self._events.append("stack", **names, text=stacks[proc.pid])
+        deadline = time.monotonic() + DUMP_LIMIT
+        while recorded and time.monotonic() < deadline:
+            recorded -= self._tell_collectives()
+            time.sleep(0.05)
+        if abort:
+            aborted = [proc for _, proc in asked if proc.pid not in stacks]
+            for proc in aborted:
+                send(proc, signal.SIGABRT)
+            await_ends(aborted, ABORT_LIMIT)
+        self._events.append("told")
+
+    def _tell_collectives(self) -> set[int]:
+        """Tell of the calls of ranks whose flight recorders have written them by now: which."""
+        fresh = self._flights.fresh() if self._flights is not None else []
+        for rank, groups in fresh:
+            self._events.append("collectives", rank=rank, groups=groups)
+        return {rank for rank, _ in fresh}
+
+    def _tell_kernel_log(self) -> None:
+        lines = self._kernel_log.read()
+        if lines:
+            # In the order in which nvidia-smi numbers them.
+            gpus = sorted(map(shown, listed(b"/proc/driver/nvidia/gpus")))
+            self._events.append("kernel", lines=lines, gpus=gpus)
+
+    def _stop(self, reason: str, grace: float) -> None:
+        if not self._stopping:
+            self._stopping = True
+            self._tell_kernel_log()
+            self._tell_collectives()
+            self._events.append("stopping", reason=reason)
+        if self._sweep is None:
+            self._begin_sweep(grace)
+        else:
+            self._sweep.kill_at = min(self._sweep.kill_at, time.monotonic() + grace)
+            self._next_step = 0.0
+
+    def _begin_sweep(self, grace: float) -> None:
+        self._sweep = Sweep(self._tag, grace, self._child_ended, self._subreaper, self._groups)
+        self._next_step = 0.0
+
+    def _sweep_now(self, take: Callable[[int, int], None]) -> list[Proc]:
+        return Sweep(self._tag, 0.0, take, self._subreaper, self._groups).finish()
+
+    def _finish(self, survivors: list[Proc]) -> None:
+        self._events.append("ended", survivors=name_list(survivors))
+        self._over = True
+
+    def _child_ended(self, pid: int, status: int) -> None:
+        worker = self._workers.pop(pid, None)
+        if worker is not None:
+            self._exited(worker, status)
+        self._next_step = 0.0
+
+    def _exited(self, worker: Worker, status: int) -> None:
+        code: int | None = None
+        signame: str | None = None
+        error = worker.error
+        if error is not None:
+            code = error.pop("code")
+        elif os.WIFSIGNALED(status):
+            signame = signal_name(os.WTERMSIG(status))
+        else:
+            code = os.WEXITSTATUS(status)
+        bad = code != 0
+        if bad and not self._stopping:
+            self._tell_kernel_log()
+            self._tell_collectives()
+        if bad and error is None:
+            error = error_report(os.path.join(self._folder, worker.name + b".error.json"))
+        kills = oom_kills()
+        body: Json = {
+            **worker.names(),
+            "pid": worker.pid,
+            "code": code,
+            "signal": signame,
+            "stopping": self._stopping,
+            "error": error,
+            "out_of_memory": bad and kills > self._oom_kills,
+        }
+        if worker.ranks is not None:
+            self._find_ranks(worker, last=True)
+            body["ranks"] = worker.ranks.failures() if bad else []
+        self._oom_kills = kills
+        self._events.append("exited", **body)
+
+    # What comes in
+
+    def _wait(self, timeout: float | None) -> None:
+        for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000):
+            if fd == self._wake.fileno():
+                with contextlib.suppress(BlockingIOError):
+                    self._wake.recv(4096)
+                reap(self._child_ended)
+            elif fd == self._listener.fileno():
+                try:
+                    client, _ = self._listener.accept()
+                except OSError:
+                    continue
+                if peer_of(client)[1] == os.geteuid():
+                    self._welcome(client)
+                else:
+                    client.close()
+            elif fd in self._clients:
+                self._hear(fd)
+
+    def _welcome(self, client: socket.socket) -> None:
+        client.setblocking(False)
+        self._clients[client.fileno()] = client, bytearray()
+        self._poll.register(client, select.POLLIN)
+
+    def _hear(self, fd: int) -> None:
+        client, pending = self._clients[fd]
+        try:
+            data = client.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._poll.unregister(fd)
+            del self._clients[fd]
+            client.close()
+            if client is self._launcher:
+                self._launcher = None
+                if not self._started:
+                    self._give_up({"type": "bye"})
+            return
+        pending += data
+        while b"\n" in pending and not self._over:
+            line, _, rest = bytes(pending).partition(b"\n")
+            pending[:] = rest
+            try:
+                command = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(command, dict):
+                self._obey(command)
+
+    def _obey(self, command: Json) -> None:
+        op = command.get("op")
+        self._heard = time.monotonic()
+        if not self._started:
+            if op == "start":
+                self._start()
+            elif op in ("abort", "stop", "kill"):
+                self._give_up({"type": "bye"})
+        elif op == "stop":
+            grace = float(command.get("grace", self._grace))
+            self._stop(str(command.get("reason") or "asked by the launcher"), grace)
+        elif op == "stacks":
+            self._ask_where(bool(command.get("abort")))
+        elif op in ("kill", "abort"):
+            self._stop(str(command.get("reason") or "asked by the launcher"), 0.0)
+
+    def _say(self, message: Json) -> None:
+        for client, _ in self._clients.values():
+            with contextlib.suppress(OSError):
+                client.send(encode(message) + b"\n")

@@ -1,0 +1,58 @@
+"""The script and the code beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+
+from dtrain.node.facts.files import expand
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator
+
+    from dtrain.node.facts.files import Json
+
+CODE = (".py", ".yaml", ".yml", ".json", ".toml", ".sh", ".cfg", ".ini")
+MAX_FILES = 400
+MAX_CODE = 1 << 20
+
+
+def script(request: Json) -> Json:
+    """The script and the code beside it, as digests."""
+    workdir = expand(request["workdir"])
+    found: Json = {"workdir": workdir, "workdir_exists": os.path.isdir(workdir)}
+    if request.get("script"):
+        path = os.path.normpath(os.path.join(workdir, request["script"]))
+        found.update(path=path, exists=os.path.isfile(path))
+        if found["exists"]:
+            found["digest"] = digest(path)
+    # A home folder holds much that is no part of the job.
+    if request.get("code") and workdir != os.path.expanduser("~"):
+        found["code"] = dict(code_below(workdir))
+    return found
+
+
+def digest(path: str) -> str:
+    made = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            made.update(block)
+    return made.hexdigest()
+
+
+def code_below(workdir: str) -> Iterator[tuple[str, str]]:
+    left = MAX_FILES
+    for place, folders, files in os.walk(workdir):
+        folders[:] = sorted(one for one in folders if not one.startswith((".", "__pycache__")))
+        if place[len(workdir) :].count("/") >= 3:
+            folders.clear()
+        for name in sorted(files):
+            path = os.path.join(place, name)
+            with contextlib.suppress(OSError):
+                if name.endswith(CODE) and os.stat(path).st_size <= MAX_CODE:
+                    yield os.path.relpath(path, workdir), digest(path)[:16]
+                    left -= 1
+            if left == 0:
+                return

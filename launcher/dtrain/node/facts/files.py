@@ -1,0 +1,54 @@
+"""Reading small files, most of them of the kernel."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+
+TYPE_CHECKING = False  # importing typing would cost as much as importing json
+if TYPE_CHECKING:
+    from typing import Any
+
+    Json = dict[str, Any]
+
+PREAMBLE = b"\x00dtrain-facts-1\n"
+
+
+def read(path: str, limit: int = 1 << 20) -> str:
+    """A small file as text without the white space around it. Raises OSError."""
+    with open(path, "rb") as file:
+        return file.read(limit).decode("utf-8", "backslashreplace").strip()
+
+
+def text_of(path: str) -> str | None:
+    try:
+        return read(path)
+    except OSError:
+        return None
+
+
+def number(text: str | None) -> int | None:
+    """The first number in ``text``."""
+    found = re.search(r"-?\d+", text or "")
+    return int(found[0]) if found else None
+
+
+def listed(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
+
+
+def expand(path: str) -> str:
+    """``~/`` is the home folder, and what is relative starts there."""
+    home = os.path.expanduser("~")
+    return os.path.normpath(os.path.join(home, os.path.expanduser(path)))
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

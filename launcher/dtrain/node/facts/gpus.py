@@ -1,0 +1,170 @@
+"""GPUs, from their drivers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+
+from dtrain.node.facts.files import listed, number, text_of, user_name
+from dtrain.node.facts.programs import plain, program, run
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from dtrain.node.facts.files import Json
+
+
+def gpus(_request: Json) -> Json:
+    found: Json = {"pci": pci_gpus()}
+    if program("nvidia-smi"):
+        found.update(nvidia())
+    elif program("rocm-smi"):
+        found.update(rocm())
+    return found
+
+
+def pci_gpus() -> Json:
+    """Display and accelerator devices on the bus by vendor, driver or not."""
+    vendors = {"0x10de": "NVIDIA", "0x1002": "AMD"}
+    found: Json = {}
+    base = "/sys/bus/pci/devices"
+    for device in listed(base):
+        vendor = vendors.get(text_of("%s/%s/vendor" % (base, device)) or "")
+        kind = text_of("%s/%s/class" % (base, device)) or ""
+        if vendor and kind.startswith(("0x0300", "0x0302", "0x0380", "0x1200")):
+            found[vendor] = found.get(vendor, 0) + 1
+    return found
+
+
+def nvidia() -> Json:
+    """What `nvidia-smi -q -x` says: XML is the same in every locale."""
+    tool = program("nvidia-smi") or ""
+    status, out, err = run([tool, "-q", "-x"], 30.0, environment=plain())
+    if status != 0:
+        words = (out.strip() or err.strip() or "status %s" % status).splitlines()[0]
+        return {"tool": "nvidia-smi", "error": words if status is not None else "no answer in 30 s"}
+    from xml.etree import ElementTree
+
+    root = ElementTree.fromstring(out)
+    return {
+        "tool": "nvidia-smi",
+        "driver": root.findtext("driver_version"),
+        "cuda": root.findtext("cuda_version"),
+        "gpus": [nvidia_gpu(index, node) for index, node in enumerate(root.iter("gpu"))],
+        "xids": xids(),
+    }
+
+
+def nvidia_gpu(index: int, node: Any) -> Json:
+    def text(*paths: str) -> str | None:
+        found = (node.findtext(path) for path in paths)
+        return next((one for one in found if one and one != "N/A"), None)
+
+    def size(path: str) -> int | None:
+        found = number(text(path))
+        return None if found is None else found << 20
+
+    reasons = node.find("clocks_event_reasons")
+    if reasons is None:
+        reasons = node.find("clocks_throttle_reasons")
+    ecc = node.find("ecc_errors/volatile")
+    uncorrected = [
+        number(one.text)
+        for one in (ecc.iter() if ecc is not None else ())
+        if re.fullmatch(r"(sram|dram)_uncorrectable(_parity|_secded)?", one.tag)
+        or (one.tag == "total" and one is ecc.find("double_bit/total"))
+    ]
+    return {
+        "index": index,
+        "name": text("product_name"),
+        "uuid": text("uuid"),
+        "bus": node.get("id"),
+        "memory": size("fb_memory_usage/total"),
+        "used": size("fb_memory_usage/used"),
+        "mig": text("mig_mode/current_mig"),
+        "compute_mode": text("compute_mode"),
+        "persistence": text("persistence_mode"),
+        "temperature": number(text("temperature/gpu_temp")),
+        "uncorrected": sum(value or 0 for value in uncorrected) if uncorrected else None,
+        "remap_pending": text(
+            "remapped_rows/remapped_row_pending", "retired_pages/pending_retirement"
+        ),
+        "remap_failed": text("remapped_rows/remapped_row_failure"),
+        "slowed": [
+            re.sub(r"^clocks_(event|throttle)_reason_", "", one.tag)
+            for one in (reasons if reasons is not None else ())
+            if (one.text or "").strip() == "Active"
+        ],
+        "link_generation": number(text("pci/pci_gpu_link_info/pcie_gen/max_link_gen")),
+        "link_width": number(text("pci/pci_gpu_link_info/link_widths/current_link_width")),
+        "link_width_most": number(text("pci/pci_gpu_link_info/link_widths/max_link_width")),
+        "processes": [nvidia_process(one) for one in node.iter("process_info")],
+    }
+
+
+def nvidia_process(node: Any) -> Json:
+    pid = number(node.findtext("pid")) or 0
+    used = number(node.findtext("used_memory"))
+    user = ""
+    with contextlib.suppress(OSError):
+        user = user_name(os.stat("/proc/%d" % pid).st_uid)
+    return {
+        "pid": pid,
+        "name": node.findtext("process_name") or "",
+        "user": user,
+        "used": None if used is None else used << 20,
+    }
+
+
+def xids() -> Json:
+    """How often the driver reported which Xid error since the boot, where that may be seen."""
+    for argv in (["journalctl", "-k", "-b", "-q", "-o", "cat", "--no-pager"], ["dmesg"]):
+        tool = program(argv[0])
+        if tool is None:
+            continue
+        with contextlib.suppress(OSError):
+            status, out, _ = run([tool, *argv[1:]], 5.0, environment=plain())
+            if status == 0 and out:
+                found: dict[str, int] = {}
+                for place, code in re.findall(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)", out):
+                    key = "%s %s" % (place, code)
+                    found[key] = found.get(key, 0) + 1
+                return found
+    return {"error": "the kernel's log cannot be read"}
+
+
+def rocm() -> Json:
+    tool = program("rocm-smi") or ""
+    asked = ["--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--showdriverversion"]
+    status, out, err = run([tool, *asked, "--json"], 30.0, environment=plain())
+    start = out.find("{")
+    if status != 0 or start < 0:
+        words = (err.strip() or out.strip() or "status %s" % status).splitlines()[0]
+        return {"tool": "rocm-smi", "error": words if status is not None else "no answer in 30 s"}
+    table = json.loads(out[start:])
+
+    def value(card: Json, *keys: str) -> str | None:
+        lower = {key.lower(): text for key, text in card.items()}
+        return next((lower[key] for key in keys if key in lower), None)
+
+    cards = [key for key in table if re.fullmatch(r"card\d+", key)]
+    cards.sort(key=lambda key: number(key) or 0)
+    return {
+        "tool": "rocm-smi",
+        "driver": (table.get("system") or {}).get("Driver version"),
+        "gpus": [
+            {
+                "index": index,
+                "name": value(table[card], "card series", "card model", "card sku"),
+                "uuid": value(table[card], "unique id"),
+                "memory": number(value(table[card], "vram total memory (b)")),
+                "used": number(value(table[card], "vram total used memory (b)")),
+                "processes": [],
+                "slowed": [],
+            }
+            for index, card in enumerate(cards)
+        ],
+    }

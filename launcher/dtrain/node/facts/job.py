@@ -1,0 +1,120 @@
+"""Running something as the job would: after its setup, with its own interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+
+from dtrain.node.facts.files import expand
+from dtrain.node.facts.programs import program, run
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dtrain.node.facts.files import Json
+
+STAGE = (
+    "import json,os;d=json.load(os.fdopen(%d));e=dict(os.environ);e.update(d['environment']);"
+    "os.execvpe(d['argv'][0],d['argv'],e)"
+)
+
+
+def in_job(request: Json, argv: list[str], limit: float) -> Json:
+    """Run ``argv`` as the job's processes are run: in its folder, after the setup lines, and with
+    the environment laid over theirs. What it wrote to the descriptor that DTRAIN_SAY names comes
+    back in ``said``, line by line."""
+    workdir = expand(request["workdir"])
+    if not os.path.isdir(workdir):
+        workdir = os.path.expanduser("~")
+    say, told = os.pipe()
+    setup = request.get("setup") or []
+    environment = {**request["environment"], "DTRAIN_SAY": str(told)}
+    argv = [expand(argv[0]) if argv[0].startswith("~/") else argv[0], *argv[1:]]
+    lines: list[str] = []
+    listener = threading.Thread(target=hear, args=(say, lines), daemon=True)
+    listener.start()
+    try:
+        if setup:
+            status, out, err = after_setup(setup, told, argv, environment, workdir, limit)
+        else:
+            everything = {**os.environ, **environment}
+            status, out, err = run(argv, limit, cwd=workdir, environment=everything, pipes=(told,))
+    except OSError as error:
+        os.close(told)
+        return {"status": 127, "said": [], "output": "%s: %s" % (argv[0], error.strerror)}
+    listener.join(1.0)
+    steps = [int(line[6:]) for line in lines if line.startswith("setup ")]
+    said = [line for line in lines if not line.startswith("setup ")]
+    found: Json = {"status": status, "said": said, "output": (out + err).strip()[-4000:]}
+    if setup and (not steps or steps[-1] <= len(setup)):
+        found["failed_setup"] = steps[-1] if steps else 1
+    return found
+
+
+def after_setup(
+    setup: list[str],
+    told: int,
+    argv: list[str],
+    environment: dict[str, str],
+    workdir: str,
+    limit: float,
+) -> tuple[int | None, str, str]:
+    """`run` through a shell that has run the setup lines, and told of each. Raises OSError."""
+    giving, given = os.pipe()  # what the last stage reads, and where it is written
+    plan = json.dumps({"environment": environment, "argv": argv}).encode()
+    threading.Thread(target=pour, args=(given, plan), daemon=True).start()
+    shell = program("bash") or "/bin/sh"
+    command = [shell, "-c", setup_script(setup, told, giving)]
+    return run(command, limit, cwd=workdir, pipes=(told, giving))
+
+
+def pour(fd: int, data: bytes) -> None:
+    with contextlib.suppress(OSError), os.fdopen(fd, "wb") as file:
+        file.write(data)
+
+
+def hear(fd: int, lines: list[str]) -> None:
+    with contextlib.suppress(OSError), os.fdopen(fd, errors="backslashreplace") as file:
+        for line in file:
+            lines.append(line.rstrip("\n"))
+
+
+def quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def setup_script(setup: list[str], told: int, giving: int) -> str:
+    """A shell script that runs the setup lines, says how far it came, and becomes `STAGE`."""
+    lines = []
+    for step, line in enumerate(setup, 1):
+        lines.append("echo setup %d >/proc/self/fd/%d" % (step, told))
+        lines.append("eval %s || exit 1" % quoted(line))
+    lines.append("echo setup %d >/proc/self/fd/%d" % (len(setup) + 1, told))
+    stage = [sys.executable, "-ESs", "-c", STAGE % giving]
+    lines.append("exec " + " ".join(map(quoted, stage)))
+    return "\n".join(lines)
+
+
+# Runs on any Python since 2.7, as far as saying that it is too old.
+GUARD = (
+    "import sys;v=sys.version_info;"
+    "v<(3,8) and sys.exit('Python %d.%d is too old: 3.8 is the oldest' % v[:2]);"
+    "exec(sys.argv.pop(1))"
+)
+
+
+def interpreter(request: Json) -> Json:
+    """What the job's Python says of itself: see `interpreter.py`, whose text the launcher sent."""
+    asked = request["interpreter"]
+    argv = [request["python"], "-c", GUARD, asked["source"], json.dumps(asked["options"])]
+    answer = in_job(request, argv, asked["limit"])
+    said = answer.pop("said")
+    for line in said:
+        with contextlib.suppress(ValueError):
+            answer.update(json.loads(line))
+    if "python" in answer:
+        # What setup prints when all is well may be anybody's secret.
+        del answer["output"]
+    return answer

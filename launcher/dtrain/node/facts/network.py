@@ -1,0 +1,114 @@
+"""Names, interfaces, routes and InfiniBand."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+import time
+
+from dtrain.node.facts.files import listed, number, text_of
+from dtrain.node.facts.probing import at_once
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dtrain.node.facts.files import Json
+
+
+def resolve(name: str) -> Json:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        return {"error": str(error)}
+    return {"addresses": list(dict.fromkeys(str(entry[4][0]) for entry in found))}
+
+
+def names(request: Json) -> Json:
+    """Where names lead on this host, and what its own and the first host's addresses are called."""
+    wanted = list(dict.fromkeys(request["addresses"].values()))
+    answers = at_once(resolve, wanted)
+    found: Json = {
+        "own": resolve(socket.gethostname()),
+        "hosts": {host: answers[address] for host, address in request["addresses"].items()},
+    }
+    reached: Json = next(iter(answers.values()), {})
+    first = reached.get("addresses") or []
+    if first:
+        begun = time.monotonic()
+        with contextlib.suppress(OSError):
+            found["first_is_called"] = socket.getnameinfo((first[0], 0), 0)[0]
+        found["reverse_seconds"] = round(time.monotonic() - begun, 3)
+    return found
+
+
+SIOCGIFADDR, SIOCGIFNETMASK = 0x8915, 0x891B
+
+
+def interfaces() -> dict[str, Json]:
+    """Every network interface with its addresses (the first IPv4 one and all IPv6 ones)."""
+    found: dict[str, Json] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            base = "/sys/class/net/" + name
+            addresses = []
+            with contextlib.suppress(OSError):
+                asked = struct.pack("256s", os.fsencode(name))
+                addresses.append(socket.inet_ntoa(fcntl.ioctl(sock, SIOCGIFADDR, asked)[20:24]))
+            flags = int(text_of(base + "/flags") or "0", 16)
+            speed = number(text_of(base + "/speed"))
+            found[name] = {
+                "addresses": addresses,
+                "up": bool(flags & 1),
+                "state": text_of(base + "/operstate"),
+                "mtu": number(text_of(base + "/mtu")),
+                # Megabits per second; -1 and nothing for what has no speed.
+                "speed": speed if speed and speed > 0 else None,
+                "virtual": not os.path.exists(base + "/device"),
+            }
+    for line in (text_of("/proc/net/if_inet6") or "").splitlines():
+        fields = line.split()
+        # Link-local addresses (scope 0x20) mean nothing without the interface's name.
+        if fields[-1] in found and fields[3] != "20":
+            raw = bytes.fromhex(fields[0])
+            found[fields[-1]]["addresses"].append(socket.inet_ntop(socket.AF_INET6, raw))
+    return found
+
+
+def network(request: Json) -> Json:
+    there = interfaces()
+    owner: dict[str, str] = {}
+    for name, one in there.items():
+        owner.update(dict.fromkeys(one["addresses"], name))
+    routes: dict[str, str | None] = {}
+    for host, address in request["addresses"].items():
+        if host != request["host"]:
+            routes[host] = owner.get(source_towards(address) or "")
+    return {"interfaces": there, "routes": routes}
+
+
+def source_towards(address: str) -> str | None:
+    """Our own address that the kernel would use towards ``address``. Sends nothing."""
+    with contextlib.suppress(OSError, UnicodeError):
+        for family, kind, _, _, place in socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(place)
+                return str(probe.getsockname()[0])
+    return None
+
+
+def infiniband(_request: Json) -> Json:
+    """Every port of every RDMA device, by ``device/port``."""
+    found: Json = {}
+    base = "/sys/class/infiniband"
+    for device in listed(base):
+        for port in listed("%s/%s/ports" % (base, device)):
+            place = "%s/%s/ports/%s/" % (base, device, port)
+            found["%s/%s" % (device, port)] = {
+                "state": (text_of(place + "state") or "").partition(": ")[2],
+                "physical": (text_of(place + "phys_state") or "").partition(": ")[2],
+                "rate": number(text_of(place + "rate")),
+                "link": text_of(place + "link_layer"),
+            }
+    return found

@@ -1,0 +1,45 @@
+"""Probes: each has a time limit, and none raises."""
+
+from __future__ import annotations
+
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+    from dtrain.node.facts.files import Json
+
+LIMIT = 20.0
+"""Seconds that a probe may take, unless it says otherwise."""
+AT_ONCE = 32
+"""Connections that one host dials at a time."""
+
+
+def at_once(function: Callable[[Any], Any], items: list[Any]) -> dict[Any, Any]:
+    """The answers of ``function`` by item, several being worked on at a time."""
+    found: dict[Any, Any] = {}
+    left = iter(items)
+    lock = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                item = next(left, None)
+            if item is None:
+                return
+            found[item] = function(item)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in items[:AT_ONCE]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def guarded(probe: Callable[[Json], Json], request: Json) -> Json:
+    try:
+        return probe(request)
+    except Exception as failure:  # noqa: BLE001 - a probe that fails is a fact
+        return {"error": "%s: %s" % (type(failure).__name__, failure)}

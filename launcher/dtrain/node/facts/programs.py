@@ -1,0 +1,101 @@
+"""Running programs with a time limit, and ending them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+
+from dtrain.node.facts.probing import LIMIT
+
+MAX_OUTPUT = 4 << 20
+CHILDREN: set[int] = set()
+"""Process groups that were started here and may still run."""
+
+
+def end_group(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
+    CHILDREN.discard(pid)
+
+
+def run(
+    argv: list[str],
+    limit: float = LIMIT,
+    *,
+    cwd: str | None = None,
+    environment: dict[str, str] | None = None,
+    feed: bytes = b"",
+    pipes: tuple[int, ...] = (),
+) -> tuple[int | None, str, str]:
+    """Run a program to its end: its status (None when it took longer than ``limit`` seconds and
+    was killed), stdout and stderr. Raises OSError when it cannot be executed.
+
+    What it leaves in the background may hold its output open: that is not waited for.
+    """
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE if feed else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=cwd,
+        env=environment,
+        pass_fds=pipes,
+        start_new_session=True,
+    )
+    CHILDREN.add(process.pid)
+    for fd in pipes:
+        os.close(fd)
+    try:
+        if process.stdin:
+            with contextlib.suppress(OSError):
+                process.stdin.write(feed)
+                process.stdin.close()
+        assert process.stdout and process.stderr
+        parts: dict[int, list[bytes]] = {process.stdout.fileno(): [], process.stderr.fileno(): []}
+        deadline = time.monotonic() + limit
+        open_fds = set(parts)
+        sizes = 0
+        while time.monotonic() < deadline:
+            ended = process.poll() is not None
+            ready = select.select(list(open_fds), [], [], 0 if ended else 0.05)[0]
+            for fd in ready:
+                data = os.read(fd, 1 << 16)
+                if data and sizes < MAX_OUTPUT:
+                    sizes += len(data)
+                    parts[fd].append(data)
+                elif not data:
+                    open_fds.discard(fd)
+            if ended and not ready:
+                break
+            if not open_fds:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
+                break
+        out, err = (b"".join(part).decode("utf-8", "backslashreplace") for part in parts.values())
+        return process.poll(), out, err
+    finally:
+        end_group(process.pid)
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream:
+                stream.close()
+
+
+def program(name: str) -> str | None:
+    """Where a program is, on PATH or where vendors put theirs."""
+    folders = os.environ.get("PATH", os.defpath).split(":")
+    folders += ["/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/lib/wsl/lib", "/opt/rocm/bin"]
+    for folder in folders:
+        path = os.path.join(folder, name)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def plain() -> dict[str, str]:
+    """Our environment, in which programs speak English."""
+    return {**os.environ, "LC_ALL": "C", "LANGUAGE": ""}

@@ -1,0 +1,68 @@
+"""Folders and file systems."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from dtrain.node.facts.files import expand, text_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dtrain.node.facts.files import Json
+
+
+def mounts() -> list[tuple[str, str, str, str]]:
+    """Mount point, type, source and options of every file system."""
+    found = []
+    for line in (text_of("/proc/self/mountinfo") or "").splitlines():
+        head, _, tail = line.partition(" - ")
+        left, right = head.split(), tail.split()
+        if len(left) > 5 and len(right) > 1:
+            point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), left[4])
+            found.append((point, right[0], right[1], left[5] + "," + "".join(right[2:3])))
+    return found
+
+
+def storage(request: Json) -> Json:
+    """The file system under each folder that the job will use."""
+    table = mounts()
+    return {name: folder(path, table) for name, path in request["folders"].items()}
+
+
+def folder(path: str, table: list[tuple[str, str, str, str]]) -> Json:
+    wanted = there = expand(path)
+    while not os.path.isdir(there) and there != "/":
+        there = os.path.dirname(there)
+    status = os.statvfs(there)
+    inside = os.path.realpath(there) + "/"
+    mount = max(
+        (one for one in table if inside.startswith(one[0].rstrip("/") + "/")),
+        key=lambda one: len(one[0]),
+        default=("", "", "", ""),
+    )
+    return {
+        "path": wanted,
+        "exists": there == wanted,
+        "nearest": there,
+        "total": status.f_blocks * status.f_frsize,
+        "free": status.f_bavail * status.f_frsize,
+        "inodes": status.f_files,
+        "inodes_free": status.f_favail,
+        "mount": mount[0],
+        "type": mount[1],
+        "source": mount[2],
+        "inode": os.stat(there).st_ino,
+        "not_writable": why_not_writable(there),
+    }
+
+
+def why_not_writable(path: str) -> str:
+    """Empty when a file can be made there: permissions alone do not tell of a file server's."""
+    name = os.path.join(path, ".dtrain-check-%d-%s" % (os.getpid(), os.urandom(4).hex()))
+    try:
+        os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.unlink(name)
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return ""
