@@ -8,7 +8,7 @@ would go on failing, so that is where it ends, whatever ``job.restart.max`` says
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -74,10 +74,12 @@ def decide(
     *,
     hosts: int,
     elastic: Elastic | None = None,
+    fits: Callable[[str, str], bool] = lambda host, spare: True,
 ) -> Again | GiveUp:
     """What to do after the last of ``history``, all attempts so far.
 
     ``hosts`` is how many are left: those of the cluster file, less the ones dropped so far.
+    ``fits`` tells whether a spare can have the ranks of a host.
     """
     last = history[-1]
     if policy.max == 0 or last.final:
@@ -93,7 +95,8 @@ def decide(
     repeated = len(history) > 1 and history[-2].culprit == last.culprit is not None
     if repeated and last.culprit not in last.lost:
         bad.append(str(last.culprit))
-    rest = bad[len(spares) :]
+    replaced = _replaced(bad, spares, fits)
+    rest = [host for host in bad if host not in replaced]
     dropped: list[str] = []
     if elastic is not None:
         left = hosts - len(last.lost.intersection(rest))
@@ -105,7 +108,20 @@ def decide(
     elif not last.ran and rest:
         return GiveUp("no spare is left to take the place of a host that cannot be reached")
     delay = min(MOST_DELAY, FIRST_DELAY * 2.0 ** (len(history) - 1))
-    return Again(delay, dict(zip(bad, spares, strict=False)), tuple(dropped))
+    return Again(delay, replaced, tuple(dropped))
+
+
+def _replaced(
+    bad: Sequence[str], spares: Sequence[str], fits: Callable[[str, str], bool]
+) -> dict[str, str]:
+    left = list(spares)
+    replaced = {}
+    for host in bad:
+        spare = next((spare for spare in left if fits(host, spare)), None)
+        if spare is not None:
+            left.remove(spare)
+            replaced[host] = spare
+    return replaced
 
 
 def next_attempt(

@@ -79,16 +79,18 @@ def test_a_slow_host_is_named_and_the_planner_reads_the_file(
     hosts: Hosts, launcher: Launcher
 ) -> None:
     cluster = hosts(3)
-    limit = "qdisc add dev eth0 root tbf rate 100mbit burst 256kb latency 50ms"
-    cluster["node3"].run("tc", *limit.split())
+    # All have wires slow enough that it is those that are measured, not a busy machine.
+    for name, rate in (("node1", "400mbit"), ("node2", "400mbit"), ("node3", "50mbit")):
+        limit = f"qdisc add dev eth0 root tbf rate {rate} burst 256kb latency 50ms"
+        cluster[name].run("tc", *limit.split())
     found = documents(launcher, cluster, TORCH, "--bandwidth", "--output", "fabric.json")
     (slow,) = found["findings"]
     assert (slow["subject"], slow["severity"], slow["hosts"]) == ("bandwidth", "warning", ["node3"])
     links = {tuple(link["hosts"]): link for link in found["bandwidth"]["links"]}
     assert len(links) == 6
-    # 100 Mbit/s are 12.5 MB/s; the first 256 KB pass at once.
+    # 50 Mbit/s are 6.25 MB/s; the first 256 KB pass at once.
     for other in ("node1", "node2"):
-        assert 5e6 < links["node3", other]["bytes_per_second"] < 14e6
+        assert 1e6 < links["node3", other]["bytes_per_second"] < 8e6
     assert {pair for pair, link in links.items() if link["slow"]} >= {
         ("node3", "node1"),
         ("node3", "node2"),

@@ -37,6 +37,7 @@ def options(case: Path, *, json: bool = False) -> Options:
         hosts=None,
         tensorboard=False,
         detach=False,
+        check=True,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dtrain import restart
@@ -24,9 +24,10 @@ def decide(
     *,
     hosts: int = 4,
     min_hosts: int | None = None,
+    fits: Callable[[str, str], bool] = lambda host, spare: True,
 ) -> Again | GiveUp:
     elastic = None if min_hosts is None else Elastic(min_hosts)
-    return restart.decide(policy, history, spares, hosts=hosts, elastic=elastic)
+    return restart.decide(policy, history, spares, hosts=hosts, elastic=elastic, fits=fits)
 
 
 def test_nobody_asked_for_restarts() -> None:
@@ -59,6 +60,16 @@ def test_a_lost_host_is_replaced_at_once() -> None:
     assert decision == Again(1.0, {"b": "s1"})
     decision = decide(Restart(3), [failed(5, "a", "b", "c")], ["s1", "s2"])
     assert decision == Again(1.0, {"b": "s1", "c": "s2"})
+
+
+def test_only_a_spare_that_fits_takes_a_place() -> None:
+    lost = [failed(5, None, "b4", "c8")]
+    decision = decide(
+        Restart(3), lost, ["s8", "t8", "u4"], fits=lambda host, spare: host[1] == spare[1]
+    )
+    assert decision == Again(1.0, {"b4": "u4", "c8": "s8"})
+    decision = decide(Restart(3), lost, ["s8"], fits=lambda host, spare: host[1] == spare[1])
+    assert decision == Again(1.0, {"c8": "s8"})
 
 
 def test_a_host_that_fails_first_twice_running_is_replaced() -> None:

@@ -219,12 +219,16 @@ class Session:
     def _decide(
         self, life: _Life, history: list[restart.Attempt]
     ) -> restart.Again | restart.GiveUp:
+        cluster, job = self._spec.cluster, self._spec.job
+        workers = {host.name: host.workers for host in cluster.hosts + cluster.spares}
         decision = restart.decide(
-            self._spec.job.restart,
+            job.restart,
             history,
             [host.name for host in life.record.spec().cluster.spares],
-            hosts=len(self._spec.cluster.hosts) - len(life.record.dropped),
-            elastic=self._spec.job.elastic,
+            hosts=len(cluster.hosts) - len(life.record.dropped),
+            elastic=job.elastic,
+            # A layout is for as many workers as the hosts of the file have.
+            fits=lambda host, spare: job.layout is None or workers[host] == workers[spare],
         )
         if isinstance(decision, restart.GiveUp):
             return decision

@@ -9,21 +9,22 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from dtrain.runtime.layout import Layout
-from dtrain.spec.model import Host
-from dtrain.spec.problems import Place, Problems, either
+from dtrain.spec.model import Cluster, Host
+from dtrain.spec.problems import Place, Problems, either, shown
 from dtrain.spec.resolve import Resolved
 from dtrain.spec.schema import Section
 
 
 def advise(
-    resolved: Resolved, cluster: Section, job: Section, hosts: Sequence[Host], warnings: Problems
+    resolved: Resolved, cluster: Section, job: Section, machinery: Cluster, warnings: Problems
 ) -> None:
     """Add every warning about a launch that can be."""
     layout = resolved.layout
     if layout is None or job.get("framework") != "torch":
         return
     gbps = cluster.section("network").get("gbps")
-    _advise_on_groups(layout, job, hosts, gbps, warnings)
+    _advise_on_groups(layout, job, machinery.hosts, gbps, warnings)
+    _advise_on_spares(cluster, machinery, warnings)
     if layout.pipeline > 1:
         _advise_on_pipeline(layout, job, warnings)
     if resolved.strategy == "3d":
@@ -43,6 +44,19 @@ def _advise_on_groups(
                 f"{_compared(hosts, gbps)}",
                 _place(key, job),
                 f"keep {key} within a host, and put pipeline or data parallelism across hosts",
+            )
+
+
+def _advise_on_spares(cluster: Section, machinery: Cluster, warnings: Problems) -> None:
+    """A host's ranks go to a spare that has as many workers."""
+    workers = sorted({host.workers for host in machinery.hosts})
+    for named, spare in zip(cluster.get("spares", ()), machinery.spares, strict=True):
+        if spare.workers not in workers:
+            warnings.add(
+                f"the spare {shown(named.name)} has {spare.workers} workers, and hosts have "
+                f"{either(map(str, workers))} each: it can take no host's place in this layout",
+                named.place,
+                "list spares with as many gpus (or slots) as the hosts have",
             )
 
 

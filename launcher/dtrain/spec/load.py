@@ -74,7 +74,7 @@ def parse(source: str | bytes, file: str, *, without: Collection[str] = ()) -> C
     cluster, job = document.section("cluster"), document.section("job")
     machinery = _cluster(cluster)
     warnings = problems.fresh()
-    advise(resolved, cluster, job, machinery.hosts, warnings)
+    advise(resolved, cluster, job, machinery, warnings)
     spec = ClusterFile(
         document.get("name") or _default_name(file),
         machinery,
