@@ -28,17 +28,7 @@ def case(request: pytest.FixtureRequest) -> Path:
 
 
 def options(case: Path, *, json: bool = False) -> Options:
-    return Options(
-        case / "cluster.yaml",
-        (),
-        json=json,
-        fold=False,
-        ranks=None,
-        hosts=None,
-        tensorboard=False,
-        detach=False,
-        check=True,
-    )
+    return Options(case / "cluster.yaml", json=json)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

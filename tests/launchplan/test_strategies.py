@@ -73,7 +73,7 @@ def test_every_strategy_runs_from_a_minimal_file(framework: str, strategy: str) 
 def test_what_was_chosen_is_in_the_json(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(MINIMAL.format(hosts="[a, b]", framework="torch", strategy="auto", more=""))
-    shown = json.loads(dry_run(Options(file, (), True, False, None, None, False, False), None))
+    shown = json.loads(dry_run(Options(file, json=True), None))
     assert shown["strategy"] == "ddp"
     assert "does not fit on one GPU" in shown["strategy_reason"]
     assert shown["layout"]["data"] == 2
@@ -84,7 +84,7 @@ def test_warnings_go_to_stderr_alone(tmp_path: Path, capsys: pytest.CaptureFixtu
     file = tmp_path / "c.yaml"
     text = MINIMAL.format(hosts="[a, b]", framework="torch", strategy="tensor", more="")
     file.write_text(text)
-    shown = dry_run(Options(file, (), False, False, None, None, False, False), None)
+    shown = dry_run(Options(file), None)
     out, err = capsys.readouterr()
     assert out == ""
     assert "warning" not in shown

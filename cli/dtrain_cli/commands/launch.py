@@ -28,15 +28,15 @@ class Options:
     """The command line of `dtrain launch`."""
 
     file: Path
-    args: Sequence[str]
+    args: Sequence[str] = ()
     """Added to ``job.args``."""
-    json: bool
-    fold: bool
-    ranks: str | None
-    hosts: str | None
-    tensorboard: bool
-    detach: bool
-    check: bool
+    json: bool = False
+    fold: bool = False
+    ranks: str | None = None
+    hosts: str | None = None
+    tensorboard: bool = False
+    detach: bool = False
+    check: bool = True
     """Whether to look at the hosts before anything is prepared on them."""
 
 
