@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from dtrain.diagnostics import UsageError
 from dtrain.launchplan import LaunchPlan, build
 from dtrain.restart import Again
 from dtrain.spec.elastic import without
+from dtrain.spec.layouts import MisfitError
 from dtrain.spec.load import parse
 from dtrain.spec.model import ClusterFile
 
@@ -100,6 +101,20 @@ class Record:
         while host in self.replaced:
             host = self.replaced[host]
         return host
+
+    def fitting(self, decision: Again, lost: Collection[str]) -> Again:
+        """The decision, or where the layout cannot do without hosts that are only at fault and
+        not ``lost``, one that uses them again.
+
+        Raises MisfitError where it cannot do without those that are lost.
+        """
+        needed = replace(decision, dropped=tuple(host for host in decision.dropped if host in lost))
+        try:
+            self.again(decision).spec()
+        except MisfitError:
+            self.again(needed).spec()
+            return needed
+        return decision
 
     def again(self, decision: Again) -> Record:
         """What is kept of the next attempt."""

@@ -106,7 +106,7 @@ def decide(
         # One that is only at fault is used again where there are no more than these.
         dropped = rest[: hosts - elastic.min_hosts]
     elif not last.ran and rest:
-        return GiveUp("no spare is left to take the place of a host that cannot be reached")
+        return GiveUp(f"no spare is left to take the place of {fold(rest)}")
     delay = min(MOST_DELAY, FIRST_DELAY * 2.0 ** (len(history) - 1))
     return Again(delay, replaced, tuple(dropped))
 

@@ -110,6 +110,35 @@ def test_an_unreachable_host_is_told_once_and_hides_nothing(
     assert "error    node3: script" in done.stderr
 
 
+def test_what_was_found_is_not_left_behind_with_a_lost_host(
+    hosts: Hosts, launcher: Launcher
+) -> None:
+    """An elastic job that is refused before it ran is not tried again without the host."""
+    cluster = hosts(3)
+    cluster["node2"].run("pkill", "sshd")
+    elastic = {"restart": {"max": 3}, "elastic": {"min_hosts": 1}}
+    done = launcher.run(launcher.file(cluster, {**JOB, "script": "train.py", **elastic}))
+    not_started(done, cluster, launcher)
+    assert "attempt 2" not in done.stderr
+
+
+def test_hosts_are_looked_at_by_whoever_starts_the_job_at_last(
+    hosts: Hosts, launcher: Launcher
+) -> None:
+    cluster = hosts(2)
+    cluster.cut("node2")
+    launch = launcher.start(launcher.file(cluster, {**JOB, "script": "train.py"}))
+    launch.until("run test-")
+    (run,) = (launcher.home / "runs").iterdir()
+    journal = run / "journal.jsonl"
+    until(lambda: '"checking"' in journal.read_text(), "node1 to be there for the look")
+    launch.kill()
+    cluster.heal()
+    shown = launcher.command("attach", run.name)
+    shown.until("nothing of it had been started on any host; starting it now")
+    not_started(shown.wait(), cluster, launcher)
+
+
 def test_what_is_sent_need_not_be_there(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(2)
     source = launcher.folder / "source"

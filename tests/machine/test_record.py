@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from dtrain.record import Record, Request
 from dtrain.restart import Again
+from dtrain.spec.layouts import MisfitError
 
 FILE = """
 cluster: {hosts: [a, b, c, d], spares: [s], gpus: 2}
@@ -46,3 +49,16 @@ def test_a_spare_first_and_then_fewer(tmp_path: Path) -> None:
     loaded = Record.load(tmp_path)
     assert loaded == fourth
     assert hosts(replace(loaded, attempt=3)) == ["a", "c", "d"]
+
+
+def test_a_host_that_is_only_at_fault_is_kept_where_the_layout_needs_it() -> None:
+    file = FILE.replace("fsdp", "3d").replace("job:", "job:\n  layout: {tensor: 2, pipeline: 2, data: 2}")
+    record = Record("run", Request("cluster.yaml", "/", file), 29500, "python3", 0.0)
+    again = Again(1.0, {}, ("a", "b"))
+    assert record.fitting(again, {"a"}) == again
+    record = record.again(again)
+    # One host is half a pipeline.
+    last = Again(1.0, {}, ("c",))
+    assert record.fitting(last, ()) == Again(1.0)
+    with pytest.raises(MisfitError):
+        record.fitting(last, {"c"})

@@ -10,9 +10,11 @@ import sys
 import time
 from dataclasses import dataclass
 
+from dtrain.cause import Report
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.logs.store import RunFolder
 from dtrain.record import Record
+from dtrain.session.controller import Session
 from dtrain.session.follow import Follower, ending
 from dtrain_cli.commands.watch import INSIST, Departure, Watch, on_signals
 from dtrain_cli.detachment import Detachment
@@ -42,7 +44,7 @@ def stop(options: Options) -> ExitCode:
             claim = folder.claim()
             if claim is not None:
                 try:
-                    return _end(options, folder)
+                    return _end(options, folder, departure)
                 finally:
                     claim.release()
             _ask(options, folder, asked, departure)
@@ -57,7 +59,7 @@ def _is_over(folder: RunFolder) -> bool:
     return ending(folder) is not None and not Record.load(folder.path).stray
 
 
-def _end(options: Options, folder: RunFolder) -> ExitCode:
+def _end(options: Options, folder: RunFolder, departure: Departure) -> ExitCode:
     """Nobody is in charge of the run: take charge, and end it, or what it has left behind."""
     record = Record.load(folder.path)
     with Watch(record.request, False, Filters(), False, Detachment.none()) as watch:
@@ -66,7 +68,14 @@ def _end(options: Options, folder: RunFolder) -> ExitCode:
             return watch.clean(record, folder)
         for _ in range(2 if options.force else 1):
             watch.stop("dtrain stop")
-        code = watch.until_over(lambda session: session.attach(record, folder, None), stopping=True)
+
+        def work(session: Session) -> Report:
+            # Signals that came before this one watched for them.
+            for number in departure.numbers:
+                watch.on_signal(number)
+            return session.attach(record, folder, None)
+
+        code = watch.until_over(work, stopping=True)
     return ExitCode.OK if code is ExitCode.INTERRUPTED else code
 
 

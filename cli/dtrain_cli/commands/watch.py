@@ -72,7 +72,7 @@ class Watch:
         """Do ``work`` and show it to the end. Ctrl-C and the like end the job where ``stopping``
         is set, and only the watching where it is not."""
         self._stopping = stopping
-        with on_signals(self._on_signal):
+        with on_signals(self.on_signal):
             try:
                 report = work(self._session)
                 self._over = True
@@ -85,7 +85,7 @@ class Watch:
 
     def clean(self, record: Record, folder: RunFolder) -> ExitCode:
         """End what a run that is over has left on hosts that could not be reached."""
-        with on_signals(self._on_signal):
+        with on_signals(self.on_signal):
             clean = self._session.clean(record, folder)
         if clean:
             self.view.notice("nothing is left of it now")
@@ -100,7 +100,7 @@ class Watch:
     def stop(self, why: str) -> None:
         self._session.interrupt(why)
 
-    def _on_signal(self, number: int) -> None:
+    def on_signal(self, number: int) -> None:
         if self._over:
             # The second time, what is left unwritten is: its reader may never read again.
             self._enough = self._view_hurries
@@ -165,9 +165,13 @@ class Departure:
 
     def __init__(self) -> None:
         self.asked = False
+        self.numbers: list[int] = []
+        """The signals that came, for whoever takes over from the one who looked on."""
 
-    def ask(self, *_: object) -> None:
+    def ask(self, number: int | None = None) -> None:
         self.asked = True
+        if number is not None:
+            self.numbers.append(number)
 
     def wait(self, seconds: float) -> bool:
         """Whether it was asked for, after so many seconds at most."""

@@ -165,10 +165,12 @@ class View:
     def finished(self, report: Report) -> None:
         self._end(report)
 
-    def left(self, run: str) -> None:
-        self.notice(
-            f"left; the job goes on: `dtrain attach {run}` takes it up, `dtrain stop {run}` ends it"
-        )
+    def left(self, run: str, *, goes_on: bool = True) -> None:
+        if goes_on:
+            how = f"the job goes on: `dtrain attach {run}` takes it up"
+        else:
+            how = f"nothing of it runs now: `dtrain attach {run}` starts it again"
+        self.notice(f"left; {how}, `dtrain stop {run}` ends it")
         self._end(None)
 
     def known(self, plan: LaunchPlan) -> None:

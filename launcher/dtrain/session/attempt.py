@@ -78,6 +78,7 @@ class Attempt:
         self._noted: dict[str, int] = {}
         self._patient_until = time.monotonic() + PATIENCE
         self._watched_from = math.inf
+        self._running_from = math.inf
         self._asked_at: float | None = None
         self._hang = ""
         """What the watchdog saw, once it has acted."""
@@ -91,6 +92,11 @@ class Attempt:
         self._posts.put(Post(None))
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it was left while it ran."""
+        return self._left and self._ran and self._state.phase is not Phase.ENDED
+
+    @property
     def only_ports_are_busy(self) -> bool:
         """Whether the launch would have begun, had another process not taken its port."""
         return bool(self.problems) and all(
@@ -102,14 +108,15 @@ class Attempt:
             link.begin()
         return self._until_the_end()
 
-    def take_up(self, offsets: Mapping[str, Mapping[str, int]]) -> Report:
-        """Follow a run that was started before. ``offsets`` says, for each host, how much of each
-        stream is here."""
+    def take_up(self, offsets: Mapping[str, Mapping[str, int]], age: float) -> Report:
+        """Follow a run that was started before, ``age`` seconds ago. ``offsets`` says, for each
+        host, how much of each stream is here."""
         awaited, services = _workers(self._run.plan)
         grace = self._run.plan.job.grace
         self._state = machine.attached(list(self._links), awaited, services, grace=grace)
         self._ran = True
         self._watched_from = time.monotonic()
+        self._running_from = self._watched_from - age
         for host, link in self._links.items():
             link.attach(offsets[host])
         return self._until_the_end()
@@ -253,7 +260,7 @@ class Attempt:
         begins = not self._ran and self._state.phase is Phase.RUNNING
         if begins:
             self._ran = True
-            self._watched_from = time.monotonic()
+            self._watched_from = self._running_from = time.monotonic()
             self._tell_of_sync()
         for action in actions:
             self._act(action)
@@ -347,12 +354,20 @@ class Attempt:
         steps = [link.step for link in self._links.values() if link.step is not None]
         return restart.Attempt(
             ran=self._ran,
-            final=bool(self._hang) and self._run.plan.job.watchdog.then == "stop",
+            final=self._is_final,
             step=max(steps, default=None),
             culprit=failures[0].host if failures else None,
             lost=frozenset(lost | unreachable | faulty),
-            seconds=max(0.0, time.monotonic() - self._watched_from) if self._ran else 0.0,
+            seconds=max(0.0, time.monotonic() - self._running_from) if self._ran else 0.0,
         )
+
+    @property
+    def _is_final(self) -> bool:
+        """Whether another attempt is out of the question, whatever the policy."""
+        if self._hang:
+            return self._run.plan.job.watchdog.then == "stop"
+        # What a check of a whole new job finds is for a person to correct.
+        return self._run.attempt == 1 and bool(self._refused_by_check)
 
     def stray(self) -> list[HostPlan]:
         """Hosts that may still run some of it."""
@@ -368,12 +383,7 @@ class Attempt:
 
         It tells nobody: the host may well have a part in the next attempt.
         """
-        nobody = replace(
-            self._run, observer=Nobody(), journal=Journal(Path(os.devnull)), post=lambda post: None
-        )
-        link = Link(nobody, part)
-        link.linger()
-        return link
+        return straggler(self._run, part)
 
     # The report --------------------------------------------------------------------------------
 
@@ -480,6 +490,20 @@ class Attempt:
             if said := last_words(tail(logs / name, STDERR_TAIL)):
                 return replace(failure, traceback=said, message=said.splitlines()[-1])
         return failure
+
+
+def straggler(run: Run, part: HostPlan) -> Link:
+    """A link that does nothing but try to end what a host has of an attempt, and tells nobody."""
+    nobody = replace(
+        run,
+        observer=Nobody(),
+        journal=Journal(Path(os.devnull)),
+        inspection=None,
+        post=lambda post: None,
+    )
+    link = Link(nobody, part)
+    link.linger()
+    return link
 
 
 def _people(who: list[str]) -> str:

@@ -26,7 +26,7 @@ from dtrain.journal import Journal, JournalReader
 from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.logs.store import RunFolder, StorageError, storage_error
 from dtrain.record import Record, Request
-from dtrain.session.attempt import Attempt
+from dtrain.session.attempt import Attempt, straggler
 from dtrain.session.inspection import Inspection
 from dtrain.session.link import Link, Post, Run, close
 from dtrain.session.observer import Observer
@@ -177,6 +177,7 @@ class Session:
         if not self.interrupted and (why := _was_stopped(folder)):
             self.interrupt(why)
         self._known = {part.host.name for part in plan.hosts}
+        self._linger(life)
         return self._see_through(life, lambda: self._take_up(life, plan))
 
     # Attempts ----------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ class Session:
     def _see_through(self, life: _Life, first: Callable[[], tuple[Report, Attempt]]) -> Report:
         """Start the job again where it has failed and that was asked for; how it ends at last."""
         # This attempt's own end may have been journaled by whoever was in charge before.
-        history = _past(life.folder)[: life.record.attempt - 1]
+        history = _past(life.folder, life.record.attempt)
         report = Report(ExitCode.NODE_FAILED, "this machine cannot keep the run's files")
         try:
             report, attempt = first()
@@ -200,7 +201,11 @@ class Session:
                     break
                 self._stragglers += [attempt.straggler(part) for part in attempt.stray()]
                 life.journal.write(
-                    time.time(), "failed", attempt=history[-1].as_json(), **asdict(report)
+                    time.time(),
+                    "failed",
+                    number=life.record.attempt,
+                    attempt=history[-1].as_json(),
+                    **asdict(report),
                 )
                 for problem in report.problems:
                     self._tell(life, problem)
@@ -235,10 +240,9 @@ class Session:
         if why := self._why_not(life):
             return restart.GiveUp(why)
         try:
-            life.record.again(decision).spec()
+            return life.record.fitting(decision, history[-1].lost)
         except MisfitError as misfit:
             return restart.GiveUp(misfit.message)
-        return decision
 
     def _why_not(self, life: _Life) -> str:
         """What this process lacks to start the job; nothing where it has all."""
@@ -267,12 +271,7 @@ class Session:
         Whether nothing is left now; hosts have ``job.restart.node_timeout`` to be reached.
         """
         life = _Life(record, folder, Journal(folder.journal), None, {}, record.started)
-        hosts = {host.name: host for host in self._spec.cluster.hosts + self._spec.cluster.spares}
-        for name, number in record.stray:
-            then = replace(record, attempt=number)
-            part = HostPlan(hosts[name], 0, {}, (), "~")
-            attempt = self._prepare(replace(life, record=then), record.plan(), movable_port=False)
-            self._stragglers.append(attempt.straggler(part))
+        self._linger(life)
         until = time.monotonic() + self._spec.job.restart.node_timeout
         told = False
         while not self._all_over() and time.monotonic() < until:
@@ -286,6 +285,14 @@ class Session:
         self._strays_left(life)
         life.journal.write(time.time(), "cleaned", left=[host for host, _ in life.record.stray])
         return not life.record.stray
+
+    def _linger(self, life: _Life) -> None:
+        """Try to end what hosts may have of earlier attempts, or of a run that is over."""
+        hosts = {host.name: host for host in self._spec.cluster.hosts + self._spec.cluster.spares}
+        for name, number in life.record.stray:
+            then = replace(life, record=replace(life.record, attempt=number))
+            run = self._run(then, life.record.plan())
+            self._stragglers.append(straggler(run, HostPlan(hosts[name], 0, {}, (), "~")))
 
     def _all_over(self) -> bool:
         return all(link.over for link in self._stragglers)
@@ -313,6 +320,7 @@ class Session:
 
     def _move_on(self, life: _Life, decision: restart.Again) -> None:
         """To the next attempt."""
+        self._strays_left(life)
         life.record = life.record.again(decision)
         number = life.record.attempt
         life.folder = replace(life.folder, attempt=number)
@@ -341,37 +349,28 @@ class Session:
         beginning."""
         attempt = self._prepare(life, plan, movable_port=False)
         received = _received(life.folder, plan)
-        report = attempt.take_up(received)
+        report = attempt.take_up(received, time.time() - _began(life.folder))
         if not attempt.is_unknown or any(received.values()) or self.interrupted:
             return report, attempt
         if why := self._why_not(life):
             self._tell(life, f"not started: {why}")
             return report, attempt
         self._tell(life, "nothing of it had been started on any host; starting it now")
+        self._known = set()  # whoever looked at them never got to tell
         return self._start(life)
 
     def _prepare(self, life: _Life, plan: LaunchPlan, *, movable_port: bool) -> Attempt:
-        posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
         newcomers = {part.host.name for part in plan.hosts} - self._known
         self._known |= newcomers
         inspection = None
         if self._request.check and newcomers:
             tell = partial(self._tell_findings, life)
             inspection = Inspection(plan, newcomers, base=self._request.base, tell=tell)
-        run = Run(
-            name=life.record.on_hosts,
-            plan=plan,
-            attempt=life.record.attempt,
+        posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
+        run = replace(
+            self._run(life, plan),
             movable_port=movable_port,
-            base=self._request.base,
-            secrets=life.secrets or {},
-            transport=self._transport,
-            tree=life.tree,
-            folder=life.folder,
-            journal=life.journal,
-            observer=self._observer,
             inspection=inspection,
-            tensorboard="DTRAIN_TENSORBOARD" in plan.job.env,
             post=posts.put,
         )
         attempt = Attempt(run, posts, lambda: self._begins(life.record.run))
@@ -382,6 +381,24 @@ class Session:
             for _ in range(max(1, self._asked)):
                 attempt.interrupt(self._why)
         return attempt
+
+    def _run(self, life: _Life, plan: LaunchPlan) -> Run:
+        return Run(
+            name=life.record.on_hosts,
+            plan=plan,
+            attempt=life.record.attempt,
+            movable_port=False,
+            base=self._request.base,
+            secrets=life.secrets or {},
+            transport=self._transport,
+            tree=life.tree,
+            folder=life.folder,
+            journal=life.journal,
+            observer=self._observer,
+            inspection=None,
+            tensorboard="DTRAIN_TENSORBOARD" in plan.job.env,
+            post=lambda post: None,
+        )
 
     def _ports(self, last: int | None = None) -> Iterator[int]:
         """Where an attempt may have its rendezvous: not where the last one did, if possible."""
@@ -410,7 +427,8 @@ class Session:
                 )
         report = replace(report, seconds=max(0.0, seconds), logs=str(life.folder.path))
         if self._left:
-            self._observer.left(life.record.run)
+            goes_on = self._attempt is not None and self._attempt.goes_on
+            self._observer.left(life.record.run, goes_on=goes_on)
         else:
             life.journal.write(time.time(), "finished", **asdict(report))
             self._observer.finished(report)
@@ -434,13 +452,24 @@ def _tree(request: Request, spec: ClusterFile) -> Tree | None:
     return scan(request.base / Path(sync.source).expanduser(), sync.exclude)
 
 
-def _past(folder: RunFolder) -> list[restart.Attempt]:
-    """How earlier attempts of this run ended, also those that another process saw."""
-    return [
-        restart.Attempt.from_json(event["attempt"])
+def _past(folder: RunFolder, attempt: int) -> list[restart.Attempt]:
+    """How the attempts before this one ended, also those that another process saw."""
+    found = {
+        event["number"]: restart.Attempt.from_json(event["attempt"])
         for event in JournalReader(folder.journal).read()
         if event["event"] == "failed"
+    }
+    return [found[number] for number in sorted(found) if number < attempt]
+
+
+def _began(folder: RunFolder) -> float:
+    """When the latest attempt began, in seconds since the epoch."""
+    times = [
+        event["time"]
+        for event in JournalReader(folder.journal).read()
+        if event["event"] in ("started", "attempt")
     ]
+    return float(times[-1]) if times else time.time()
 
 
 def _was_stopped(folder: RunFolder) -> str:

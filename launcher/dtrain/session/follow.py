@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from dtrain.cause import Failure, Report
+from dtrain.check import Finding
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.kernel import KernelMessage
 from dtrain.journal import JournalReader
@@ -46,6 +47,7 @@ class Follower:
         """Show only what comes from now on, and how things stand."""
         states: dict[str, dict[str, Any]] = {}
         pages: dict[str, dict[str, Any]] = {}
+        findings: list[dict[str, Any]] = []
         for event in self._journal.read():
             match event["event"]:
                 case "host":
@@ -54,12 +56,17 @@ class Follower:
                     pages[event["host"]] = event
                 case "attached":
                     pages.clear()
+                case "findings":
+                    findings = [event]
                 case "attempt":
                     states.clear()
                     pages.clear()
+                    findings = []
+                    if event["attempt"] > self._record.attempt:
+                        self._tell(event)  # it has come since the record was read
                 case "finished":
                     self.report = read_report(event)
-        for event in (*states.values(), *pages.values()):
+        for event in (*findings, *states.values(), *pages.values()):
             self._tell(event)
         for stream, size in self._folder.sizes(self._plan).items():
             self._sizes[stream] = size
@@ -80,6 +87,8 @@ class Follower:
                 self._observer.host_state(event["host"], event["state"], event["detail"])
             case "notice" | "tensorboard":
                 self._observer.notice(event["text"])
+            case "findings":
+                self._observer.checked([Finding.from_json(body) for body in event["findings"]])
             case "progress":
                 self._observer.progress("", Progress.read(event["process"], event["said"]))
             case "attempt":

@@ -45,16 +45,16 @@ def ask(
 
     answers = everywhere(inquire, plan.hosts, LIMIT)
     return {
-        part.host.name: _silent(known[part.host.name], answer)
+        part.host.name: _silent(known.get(part.host.name), answer)
         if isinstance(answer, NodeError)
         else answer
         for part, answer in zip(plan.hosts, answers, strict=True)
     }
 
 
-def _silent(before: HostStatus, error: NodeError) -> HostStatus:
+def _silent(before: HostStatus | None, error: NodeError) -> HostStatus:
     """A host that did not answer; since when, if somebody had noticed before."""
-    since = before.since if before.state == "unreachable" else None
+    since = before.since if before is not None and before.state == "unreachable" else None
     return HostStatus("unreachable", since, error.reason)
 
 
@@ -72,7 +72,7 @@ def _answer(host: str, process: RemoteProcess) -> HostStatus:
                         return _status(body, behind)
                     case "refused":
                         raise PrepareError(host, ATTEMPTED, str(body["reason"]))
-    except (protocol.ProtocolError, KeyError, TypeError, ValueError) as error:
+    except (protocol.ProtocolError, LookupError, ArithmeticError, TypeError, ValueError) as error:
         raise ConnectError(host, ATTEMPTED, f"an unreadable answer ({error})") from None
     said = (process.stderr() + b"\n" + decoder.noise).decode(errors="replace").strip()
     last = said.splitlines()[-1] if said else "it ended without an answer"

@@ -94,7 +94,8 @@ class Inspection:
         if self._over.is_set():
             return
         self.errors = tuple(one for one in found if one.severity is Severity.ERROR)
-        self._may_go_on = not self.errors
+        # A host that has not come is told of by its link, and the launch is given up.
+        self._may_go_on = not self.errors and len(here) == len(self._plan.hosts)
         told = [one for one in found if self.errors or self._newcomers.intersection(one.hosts)]
         if told:
             self._tell(told)

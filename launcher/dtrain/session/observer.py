@@ -48,7 +48,7 @@ class Observer(Protocol):
     def finished(self, report: Report) -> None:
         """The run is over and nothing more will come."""
 
-    def left(self, run: str) -> None:
+    def left(self, run: str, *, goes_on: bool = True) -> None:
         """Instead of `finished`: the run goes on, but nothing more will be told of it."""
 
 

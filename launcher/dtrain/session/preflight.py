@@ -40,8 +40,6 @@ INTERPRETER_SECONDS = 180.0
 CONNECT_SECONDS = 75.0
 """How long a connection may take with all attempts, see `dtrain.transport.retry`."""
 MARGIN = 15.0
-GATHERING_SECONDS = CONNECT_SECONDS + INTERPRETER_SECONDS + MARGIN
-DIALING_SECONDS = 120.0
 END_SECONDS = 2.0
 REHEARSAL_SECONDS = 240.0
 BANDWIDTH_SECONDS = 600.0
@@ -60,11 +58,18 @@ class Depth:
     probes: tuple[str, ...]
     thorough: bool
     """Whether to run the setup lines, import the framework, and compare packages and code."""
+    interpreter: float = INTERPRETER_SECONDS
+    """Seconds that the job's interpreter may take."""
+    gathering: float = CONNECT_SECONDS + INTERPRETER_SECONDS + MARGIN
+    """Seconds that all of a host's facts may take."""
+    dialing: float = 120.0
+    """Seconds that a host may take to dial the others."""
 
 
 THOROUGH = Depth(ALL, thorough=True)
-QUICK = Depth(CHEAP, thorough=False)
-"""What takes less than a second, for a launch that is about to begin."""
+QUICK = Depth(CHEAP, thorough=False, interpreter=10.0, gathering=20.0, dialing=20.0)
+"""What takes less than a second, for a launch that is about to begin. A host that does not answer
+in time is not held against it: preparing it will tell."""
 
 
 class Conversation:
@@ -116,12 +121,12 @@ class Conversation:
         """Tell the program to end; `close` waits until it has."""
         self._process.close_stdin()
 
-    def close(self) -> None:
+    def close(self, within: float = END_SECONDS) -> None:
         """Safe to call twice."""
         # The ports that it listened on are free once it is gone, and not before.
         with suppress(NodeError, TimeoutError):
             self._process.close_stdin()
-            self._process.wait(END_SECONDS)
+            self._process.wait(within)
         self._process.close()
 
     def _start(self, python: str) -> None:
@@ -179,6 +184,7 @@ class Preflight:
         self._base = base
         self._token = secrets.token_hex(8)
         self._lock = threading.Lock()
+        self._closed = False
         self.conversations: dict[str, Conversation] = {}
         """Of the hosts that answered, until `close`."""
         self.unanswered = {part.host.name for part in plan.hosts}
@@ -187,13 +193,13 @@ class Preflight:
     def look(self, depth: Depth) -> Evidence:
         """Everything that is to be known, gathered."""
         answers = everywhere(
-            lambda part: self._gather(part, depth), self._plan.hosts, GATHERING_SECONDS
+            lambda part: self._gather(part, depth), self._plan.hosts, depth.gathering
         )
         failures = tuple(answer for answer in answers if isinstance(answer, NodeError))
         found = [answer for answer in answers if not isinstance(answer, NodeError)]
         hosts = [host for host, _ in found]
         ports = {host.name: port for host, port in found}
-        dialed = everywhere(lambda host: self._dial(host, hosts, ports), hosts, DIALING_SECONDS)
+        dialed = everywhere(lambda host: self._dial(host, hosts, ports), hosts, depth.dialing)
         failures += tuple(answer for answer in dialed if isinstance(answer, NodeError))
         return Evidence(
             plan=self._plan,
@@ -276,13 +282,15 @@ class Preflight:
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             conversations = list(self.conversations.values())
             self.conversations.clear()
         for conversation in conversations:
             with suppress(NodeError):
                 conversation.end()
+        until = time.monotonic() + END_SECONDS
         for conversation in conversations:
-            conversation.close()
+            conversation.close(max(0.0, until - time.monotonic()))
 
     def _gather(self, part: HostPlan, depth: Depth) -> tuple[HostFacts, int | None]:
         conversation = Conversation(part, self._reach(part))
@@ -292,7 +300,12 @@ class Preflight:
             pythons = list(dict.fromkeys([part.python, "python3"]))
         conversation.begin(pythons)
         with self._lock:
-            self.conversations[part.host.name] = conversation
+            late = self._closed
+            if not late:
+                self.conversations[part.host.name] = conversation
+        if late:
+            conversation.close()
+            raise ConnectError(part.host.name, ATTEMPTED, "it answered too late")
         offset, took = conversation.clock()
         answer = conversation.ask(self._request(part, depth))
         with self._lock:
@@ -336,7 +349,7 @@ class Preflight:
             "python": part.python,
             "interpreter": {
                 "source": _program("interpreter.py"),
-                "limit": INTERPRETER_SECONDS,
+                "limit": depth.interpreter,
                 "options": {
                     "framework": job.framework,
                     "import": thorough,
