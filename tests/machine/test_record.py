@@ -52,7 +52,8 @@ def test_a_spare_first_and_then_fewer(tmp_path: Path) -> None:
 
 
 def test_a_host_that_is_only_at_fault_is_kept_where_the_layout_needs_it() -> None:
-    file = FILE.replace("fsdp", "3d").replace("job:", "job:\n  layout: {tensor: 2, pipeline: 2, data: 2}")
+    layout = "layout: {tensor: 2, pipeline: 2, data: 2}"
+    file = FILE.replace("fsdp", "3d").replace("job:", f"job:\n  {layout}")
     record = Record("run", Request("cluster.yaml", "/", file), 29500, "python3", 0.0)
     again = Again(1.0, {}, ("a", "b"))
     assert record.fitting(again, {"a"}) == again
