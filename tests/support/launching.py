@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -60,7 +61,7 @@ class Launch:
         self.process = process
         self._begun = time.monotonic()
         self._changed = threading.Condition()
-        self._output = {"stdout": b"", "stderr": b""}
+        self._output = {"stdout": bytearray(), "stderr": bytearray()}
         self._readers = [
             threading.Thread(target=self._read, args=(name,), daemon=True)
             for name in self._output
@@ -90,18 +91,31 @@ class Launch:
         """Wait until ``text`` has been written ``count`` times, on stdout and stderr together."""
 
         def settled() -> bool:
-            return self._count(text) >= count or not any(r.is_alive() for r in self._readers)
+            return self.count(text) >= count or not any(r.is_alive() for r in self._readers)
 
         deadline = time.monotonic() + timeout
         with self._changed:
             # A reader that ends is seen by looking, not by being told.
             while not settled() and time.monotonic() < deadline:
                 self._changed.wait(0.2)
-        found = self._count(text)
+        found = self.count(text)
         assert found >= count, f"{text!r} {found} times:\n{self.stdout}\n{self.stderr}"
 
-    def _count(self, text: str) -> int:
-        return self.stdout.count(text) + self.stderr.count(text)
+    def count(self, text: str) -> int:
+        """How often ``text`` has been written, on stdout and stderr together."""
+        return sum(output.count(text.encode()) for output in self._output.values())
+
+    def drain(self, pipe: int, timeout: float = PATIENCE) -> bytes:
+        """Read a pipe that the command writes to until it has no writer, and close it."""
+        chunks = []
+        deadline = time.monotonic() + timeout
+        with open(pipe, "rb", buffering=0) as reading:
+            while (left := deadline - time.monotonic()) > 0:
+                if select.select([reading], [], [], left)[0]:
+                    if not (data := reading.read(1 << 16)):
+                        return b"".join(chunks)
+                    chunks.append(data)
+        pytest.fail(f"still written to after {timeout:g} s:\n{self.stderr}")
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -206,7 +220,8 @@ class Scene:
         for launch in self._launches:
             launch.kill()
         for pid, _ in marked(self.mark):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def marked(mark: str) -> list[tuple[int, str]]:

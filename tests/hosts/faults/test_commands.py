@@ -157,8 +157,6 @@ def test_stop_of_a_launch_whose_output_nobody_reads(field: Make) -> None:
     scene.advance(200)
     scene.over(scene.command("stop", scene.run.name), 0)
     scene.until_nothing_is_left()
-    while os.read(reading, 1 << 16):
-        pass
-    os.close(reading)
+    launch.drain(reading)
     scene.over(launch, 130)
     scene.check(whole=False)

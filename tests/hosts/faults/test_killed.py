@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -17,22 +18,35 @@ Make = Callable[..., Field]
 
 def kill(scene: Field, host: str, words: str) -> None:
     """Kill every process of the job on a host that has ``words`` in its command line."""
-    victims = {
-        pid: line for pid, line in scene.left([scene.cluster[host]])[host].items() if words in line
-    }
+    victims = find(scene, host, words)
     assert victims, scene.left()
-    for pid in victims:
-        os.kill(pid, signal.SIGKILL)
+    kill_all(victims)
+
+
+def find(scene: Field, host: str, words: str) -> list[int]:
+    left = scene.left([scene.cluster[host]]).get(host, {})
+    return [pid for pid, line in left.items() if words in line]
+
+
+def kill_all(pids: Iterable[int]) -> None:
+    """Some may have ended since they were seen."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_the_relay_again_and_again(field: Make) -> None:
     """It owns nothing: the next one goes on at the last byte."""
     scene = field()
     launch = scene.start(scene.file())
-    for times in range(1, 6):
-        for host in ("node1", "node2"):
+    hosts, reached = ("node1", "node2"), "every host is reached again"
+    for _ in range(5):
+        until(lambda: all(find(scene, host, "dtrain-agent") for host in hosts), "both relays")
+        # It is said twice where one host is back before the other one is missed.
+        before = launch.count(reached)
+        for host in hosts:
             kill(scene, host, "dtrain-agent")
-        launch.until("every host is reached again", count=times)
+        launch.until(reached, count=before + 1)
         scene.advance(20)
     scene.stop()
     scene.over(launch, 0)
@@ -75,8 +89,7 @@ def test_all_processes_of_a_host_at_once(field: Make) -> None:
     launch = scene.start(scene.file())
     node = scene.cluster["node2"]
     node.stop_sshd()
-    for pid in scene.left([node])["node2"]:
-        os.kill(pid, signal.SIGKILL)
+    kill_all(scene.left([node])["node2"])
     node.start_sshd()
     done = scene.over(launch, 3)
     assert "node2: running the job: the supervisor died" in done.stderr

@@ -87,13 +87,13 @@ def test_all_cut_for_good(field: Make, how: str) -> None:
 def test_sshd_is_restarted(field: Make) -> None:
     scene = field()
     launch = scene.start(scene.file())
-    for _ in range(2):
+    for times in (1, 2):
         scene.cluster["node2"].stop_sshd()
-        launch.until("node2 cannot be reached")
+        launch.until("node2 cannot be reached", count=times)
         scene.advance()
         scene.cluster["node2"].start_sshd()
+        launch.until("every host is reached again", count=times)
         scene.advance()
-    launch.until("every host is reached again")
     scene.stop()
     scene.over(launch, 0)
     scene.check()
