@@ -195,6 +195,7 @@ class Link:
     def tell_stacks(self, *, abort: bool) -> None:
         """Ask where the host's workers are; ``abort`` allows to end them for it."""
         self.told = False
+        self.stacks, self.collectives = {}, {}
         self._orders.put({"op": "stacks", "abort": abort})
 
     def kill(self) -> None:
