@@ -63,9 +63,10 @@ An event is an object with ``event`` and ``time``:
     exited    role, index, rank, pid, code, signal, stopping, error {message, traceback, time},
               out_of_memory; for torchrun also ranks [{rank, local_rank, pid, exitcode, signal,
               message, traceback, time}] of those that failed
-    kernel    lines, gpus: what the kernel's log has said of trouble since the start or the last
-              such event, where it may be read, and the PCI addresses of the host's NVIDIA GPUs, in
-              order. Told before a process's bad end, and before the end of a run that is stopped
+    kernel    lines [[time, line]], gpus: what the kernel's log has said of trouble since the start
+              or the last such event, where it may be read, and the PCI addresses of the host's
+              NVIDIA GPUs, in order. Told after a process's bad end or ``stopping``, before
+              ``ended``; so are ``collectives``
     stack     role, index, rank, text: what py-spy says of a worker, or of a rank of a torchrun
     collectives  rank, groups [{id, name, ranks, calls}]: what torch's flight recorder has written
               for a rank: the last collectives in each process group, but no messages from rank to

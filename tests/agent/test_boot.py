@@ -60,7 +60,7 @@ def test_both_ends_speak_the_same_protocol() -> None:
     assert wire.PREAMBLE == protocol.PREAMBLE
     assert wire.HEADER.format == protocol.HEADER.format
     assert (wire.MESSAGE, wire.DATA) == (protocol.MESSAGE, protocol.DATA)
-    assert wire.CHUNK <= protocol.MAX_PAYLOAD
+    assert wire.CHUNK <= wire.MAX_PAYLOAD == protocol.MAX_PAYLOAD
 
 
 def test_no_shell_finds_anything_of_its_own_in_the_command() -> None:

@@ -8,7 +8,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from dtrain.node.agent.flight_recorder import FILES, PIPES, FlightRecorders, record_flights
+from dtrain.node.agent.flight_recorder import (
+    FILES,
+    MAX_TOLD,
+    PIPES,
+    FlightRecorders,
+    record_flights,
+)
+from dtrain.node.agent.wire import encode
 
 ENTRY = {
     "process_group": ("0", "default_pg"),
@@ -55,14 +62,48 @@ def test_what_is_left_out(tmp_path: Path) -> None:
     entries = [ENTRY | {"is_p2p": True}, ENTRY | {"input_sizes": [[2]] * 99}]
     entries[1]["input_dtypes"] = ["Float"] * 99
     entries += [ENTRY | {"collective_seq_id": number} for number in range(8, 20)]
+    flights = recorders(tmp_path)
     path = tmp_path / "nccl-trace-0"
     path.write_bytes(pickle.dumps({**dump(), "entries": entries}))
-    ((_, (group,)),) = recorders(tmp_path).fresh()
+    ((_, (group,)),) = flights.fresh()
     assert [call["seq"] for call in group["calls"]] == [*range(12, 20)]
     assert [len(call["frames"]) for call in group["calls"]] == [0] * 7 + [1]
     path.write_bytes(pickle.dumps({**dump(), "entries": entries[:2]}))
-    ((_, (group,)),) = recorders(tmp_path).fresh()
+    ((_, (group,)),) = flights.fresh()
     assert [len(call["tensors"]) for call in group["calls"]] == [8]
+
+
+def test_much_is_cut_to_what_a_message_holds(tmp_path: Path) -> None:
+    def told(members: int, sizes: int) -> list[dict[str, Any]]:
+        frames = [{"name": "é" * 500, "filename": "é" * 500, "line": 1}] * 40
+        odd = {"frames": frames, "input_sizes": [[1] * sizes]}
+        entries = [ENTRY | odd | {"process_group": (str(n), "group")} for n in range(64)]
+        ranks = str(list(range(members)))
+        config = {str(n): {"ranks": ranks} for n in range(64)}
+        flights = recorders(tmp_path)
+        dumped = {"entries": entries, "pg_config": config}
+        (tmp_path / "nccl-trace-0").write_bytes(pickle.dumps(dumped))
+        ((_, groups),) = flights.fresh()
+        assert len(encode({"groups": groups})) <= MAX_TOLD + 20
+        return groups
+
+    groups = told(members=2, sizes=2)
+    assert [group["ranks"] for group in groups] == [[0, 1]] * 64
+    assert not any(call["frames"] for group in groups for call in group["calls"])
+    groups = told(members=10_000, sizes=2)
+    assert [group["ranks"] for group in groups] == [[]] * 64
+    groups = told(members=2, sizes=20_000)
+    assert 0 < len(groups) < 64
+
+
+def test_what_was_there_before_is_not_told(tmp_path: Path) -> None:
+    path = tmp_path / "nccl-trace-1"
+    path.write_bytes(pickle.dumps(dump()))
+    flights = recorders(tmp_path)
+    assert flights.fresh() == []
+    path.write_bytes(pickle.dumps(dump(collective_seq_id=10**6)))
+    ((rank, (group,)),) = flights.fresh()
+    assert (rank, group["calls"][0]["seq"]) == (1, 10**6)
 
 
 def test_nothing_that_a_dump_says_is_done(tmp_path: Path) -> None:
@@ -70,12 +111,13 @@ def test_nothing_that_a_dump_says_is_done(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[Any, ...]:
             return os.mkdir, (str(tmp_path / "done"),)
 
+    flights = recorders(tmp_path)
     (tmp_path / "nccl-trace-0").write_bytes(pickle.dumps(dump(profiling_name=Evil())))
     (tmp_path / "nccl-trace-1").write_bytes(pickle.dumps([dump()]))
     (tmp_path / "nccl-trace-2").write_bytes(b"no pickle")
     (tmp_path / "nccl-trace-3").write_bytes(pickle.dumps(dump(input_sizes=[[b"x"]])))
     (tmp_path / "nccl-trace-4").write_bytes(pickle.dumps(dump(frames=3)))
-    assert recorders(tmp_path).fresh() == []
+    assert flights.fresh() == []
     assert not (tmp_path / "done").exists()
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from dtrain.node.agent.kernel_log import KernelLog
+from dtrain.node.agent.kernel_log import MAX_LINES, KernelLog
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name=python, GPU has fallen off the bus."
+
+
+def texts(log: KernelLog) -> list[str]:
+    return [text for _, text in log.read()]
 
 
 def test_only_what_is_new_and_matters(tmp_path: Path) -> None:
@@ -18,9 +23,26 @@ def test_only_what_is_new_and_matters(tmp_path: Path) -> None:
     log = KernelLog(str(path))
     assert log.read() == []
     with path.open("a") as file:
-        file.write(f"6,2,2000,-;usb 1-2: new device\n3,3,2001,-;{XID}\n SUBSYSTEM=pci\n")
-    assert log.read() == [XID]
+        file.write(f"6,2,2000,-;usb 1-2: new device\n3,3,2001,-,caller=T1;{XID}\n SUBSYSTEM=pci\n")
+    assert texts(log) == [XID]
     assert log.read() == []
+
+
+def test_a_record_bears_the_time_at_which_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    path.touch()
+    log = KernelLog(str(path))
+    path.write_text(f"3,1,{int(time.monotonic() * 1e6) - 10**8},-;{XID}\n")
+    ((then, _),) = log.read()
+    assert time.time() - 110 < then < time.time() - 90
+
+
+def test_the_latest_of_many_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    path.touch()
+    log = KernelLog(str(path))
+    path.write_text("".join(f"3,{n},{n},-;{XID} ({n})\n" for n in range(60)))
+    assert texts(log) == [f"{XID} ({n})" for n in range(60 - MAX_LINES, 60)]
 
 
 def test_systemd_is_asked_where_the_kernel_does_not_tell(
@@ -28,14 +50,24 @@ def test_systemd_is_asked_where_the_kernel_does_not_tell(
 ) -> None:
     journal = tmp_path / "journal"
     program = tmp_path / "journalctl"
-    program.write_text(f'#!/bin/sh\n[ "$1" = -k ] && cat {journal}\n')
+    program.write_text(
+        f"#!/bin/sh\nrm {tmp_path}/slow 2>/dev/null && exec sleep 60\n"
+        f'case "$*" in "-k "*" -r -n 2000") tac {journal};; esac\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     log = KernelLog(str(tmp_path / "none"))
-    journal.write_text(f"usb 1-2: new device\n{XID}\n")
-    assert log.read() == [XID]
-    journal.write_text(f"usb 1-2: new device\n{XID}\n{XID} (again)\n")
-    assert log.read() == [f"{XID} (again)"]
+    lines = ["1700000000.000001 gpu01 kernel: usb 1-2: new device"]
+    lines += [f"1700000000.000002 gpu01 kernel: {XID}", "    that goes on"]
+    journal.write_text("\n".join(lines) + "\n")
+    assert log.read() == [(1700000000.000002, XID)]
+    lines += [f"1700000000.000002 gpu01 kernel: {XID} (again)"]
+    lines += [f"1700000001.5 gpu01 kernel: {XID}"]
+    journal.write_text("\n".join(lines) + "\n")
+    (tmp_path / "slow").touch()
+    assert log.read() == []  # an answer that is late once may come in time the next time
+    assert log.read() == [(1700000000.000002, f"{XID} (again)"), (1700000001.5, XID)]
+    assert log.read() == []
 
 
 def test_nobody_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,30 @@ def test_xids_in_the_log() -> None:
     assert not any("Xid 31" in text for text in said)
 
 
+@pytest.mark.parametrize(
+    ("buses", "severities"),
+    [
+        (["00000000:07:00.0", "00000000:3B:00.0"], ["error"]),
+        (["00000000:3B:00.0", "00000000:07:00.0"], []),
+        (["00000000:3B:00.0", None], ["warning"]),
+    ],
+    ids=["used", "left out", "unknown"],
+)
+def test_a_gpu_that_fell_off_the_bus_counts_where_the_job_uses_it(
+    buses: list[str | None], severities: list[str]
+) -> None:
+    healthy = {"name": "A100", "memory": 80 << 30, "used": 0, "slowed": [], "processes": []}
+    found = [healthy | {"index": index, "bus": bus} for index, bus in enumerate(buses)]
+    gpus = {"tool": "nvidia-smi", "gpus": found, "xids": {"0000:07:00 79": 1}}
+    (host,) = cluster(1, gpus=1)
+    said = [
+        one.severity.value
+        for one in findings([HostFacts(host.part, {"gpus": gpus})], gpus=1)
+        if "Xid 79" in one.seen
+    ]
+    assert said == severities
+
+
 def test_a_probe_that_failed_is_said() -> None:
     (found,) = findings(cluster(2, storage={"error": "no answer within 20 s"}))
     assert (found.subject, found.hosts) == ("storage", ("gpu01", "gpu02"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from dtrain.failures.kernel import KernelMessage, concerning, understand
 CATALOGUE: dict[str, Any] = yaml.safe_load(
     Path(kernel.__file__).with_name("kernel.yaml").read_text()
 )
+NOW = 1_700_000_000.0
 ADDRESSES = ["0000:17:00.0", "0000:3b:00.0", "0000:65:00.0", "0000:b1:00.0"]
 OFF_THE_BUS = (
     "NVRM: Xid (PCI:0000:b1:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -53,7 +55,7 @@ SAMPLES = {
 
 
 def one(line: str, *gpus: int) -> KernelMessage:
-    (message,) = understand([line], ADDRESSES, gpus)
+    (message,) = understand([(NOW, line)], ADDRESSES, gpus)
     return message
 
 
@@ -89,7 +91,7 @@ def test_every_xid_makes_a_sentence(code: int) -> None:
     ],
 )
 def test_what_is_no_trouble(line: str) -> None:
-    assert understand([line], ADDRESSES, [0, 1, 2, 3]) == []
+    assert understand([(NOW, line)], ADDRESSES, [0, 1, 2, 3]) == []
 
 
 def test_a_gpu_is_named_by_its_number() -> None:
@@ -100,32 +102,43 @@ def test_a_gpu_is_named_by_its_number() -> None:
 
 @pytest.mark.parametrize("place", ["PCI:0000:b1:00", "0000:b1:00", "PCI:B1:00"])
 def test_drivers_write_addresses_in_several_ways(place: str) -> None:
-    (message,) = understand([f"NVRM: Xid ({place}): 79, GPU has fallen"], ADDRESSES, [3])
+    (message,) = understand([(NOW, f"NVRM: Xid ({place}): 79, GPU has fallen")], ADDRESSES, [3])
     assert message.gpu == 3
 
 
 def test_a_gpu_without_a_number_is_named_by_its_address() -> None:
-    (message,) = understand([OFF_THE_BUS], [], [0])
+    (message,) = understand([(NOW, OFF_THE_BUS)], [], [0])
     assert message.what == "the GPU at 0000:b1:00 fell off the bus (Xid 79)"
 
 
 def test_other_gpus_than_the_jobs_are_no_concern() -> None:
-    assert understand([OFF_THE_BUS], ADDRESSES, [0, 1, 2]) == []
-    assert understand([OFF_THE_BUS], [], []) == []
+    assert understand([(NOW, OFF_THE_BUS)], ADDRESSES, [0, 1, 2]) == []
+    assert understand([(NOW, OFF_THE_BUS)], [], []) == []
 
 
 def test_a_process_is_concerned_by_its_own_end_and_by_the_hosts_faults() -> None:
     killed, fault, broken = one(KILLED), one(PAGE_FAULT, 0), one(OFF_THE_BUS, 3)
     everything = [fault, killed, broken]
-    assert concerning(everything, 4242, "") == killed
-    assert concerning([fault], 4242, "") == fault
-    assert concerning([fault, killed], 4243, "") is None
-    assert concerning(everything, 4243, "") == broken
-    assert concerning([killed], None, "") is None
+    assert concerning(everything, 4242, "", NOW) == killed
+    assert concerning([fault], 4242, "", NOW) == fault
+    assert concerning([fault, killed], 4243, "", NOW) is None
+    assert concerning(everything, 4243, "", NOW) == broken
+    assert concerning([killed], None, "", NOW) is None
+
+
+def test_a_hosts_fault_of_long_ago_is_not_to_blame() -> None:
+    broken, fault = one(OFF_THE_BUS, 3), one(PAGE_FAULT, 0)
+    said = "ValueError: bad batch"
+    assert concerning([broken], 7, said, NOW + 50) == broken
+    assert concerning([broken], 7, said, NOW - 5) == broken
+    assert concerning([broken], 7, said, NOW + 3600) == replace(broken, host=False, weak=True)
+    assert concerning([fault], 4242, said, NOW + 3600) == fault
+    named = one(OFF_THE_BUS.replace("'<unknown>'", "7"), 3)
+    assert concerning([named], 7, said, NOW + 3600) == named
 
 
 def test_a_disk_concerns_who_could_not_use_it() -> None:
     disk = one(DISK)
     assert disk.what == "the disk nvme0n1 failed to read or write"
-    assert concerning([disk], 1, "OSError: [Errno 5] Input/output error: 'data.bin'") == disk
-    assert concerning([disk], 1, "ValueError: bad batch") is None
+    assert concerning([disk], 1, "OSError: [Errno 5] Input/output error: 'data.bin'", NOW) == disk
+    assert concerning([disk], 1, "ValueError: bad batch", NOW) is None

@@ -30,7 +30,9 @@ if os.environ["DTRAIN_ATTEMPT"] == "1":
     failed = Path(sys.argv[1])
     if os.environ["RANK"] == "1":
         with open("/dev/kmsg", "a") as log:
-            log.write("3,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\\n")
+            now = time.monotonic() * 1e6
+            fallen = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+            log.write("3,1,%d,-;%s\\n" % (now, fallen))
         failed.touch()
         time.sleep(600)
     while not failed.exists():
@@ -57,10 +59,36 @@ def test_a_spare_takes_the_place_of_a_host_whose_gpu_fails(
     assert launcher.left(cluster) == {}
 
 
+FAILS_LONG_AFTER = """
+import os, time
+if os.environ["DTRAIN_ATTEMPT"] == "1" and os.environ["RANK"] == "1":
+    an_hour_ago = (time.monotonic() - 3600) * 1e6
+    with open("/dev/kmsg", "a") as log:
+        log.write("3,1,%d,-;NVRM: Xid (PCI:0000:3b:00): 74, NVLink\\n" % an_hour_ago)
+    raise ValueError("bad batch")
+print("trained on", os.environ["DTRAIN_HOST"], flush=True)
+"""
+
+
+def test_a_fault_of_long_ago_costs_no_spare(hosts: Hosts, launcher: Launcher) -> None:
+    cluster = with_kernel_logs(hosts(3))
+    script = launcher.folder / "train.py"
+    script.write_text(FAILS_LONG_AFTER)
+    job = {"framework": "torch", "script": str(script), "restart": {"max": 1}}
+    file = launcher.file(cluster, job, hosts=["node1", "node2"], spares=["node3"], gpus=1)
+    done = launcher.run(file)
+    assert done.code == 0, str(done)
+    assert "rank 1 on node2 exited with status 1" in done.stderr
+    assert "takes the place" not in done.stderr
+    assert "trained on node2" in done.stdout
+
+
 KILLED = """
-import os, signal
+import os, signal, time
+now = time.monotonic() * 1e6
 with open("/dev/kmsg", "a") as log:
-    log.write("3,1,1,-;Out of memory: Killed process %d (python) total-vm:1kB\\n" % os.getpid())
+    killed = "Out of memory: Killed process %d (python) total-vm:1kB" % os.getpid()
+    log.write("3,1,%d,-;%s\\n" % (now, killed))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -94,7 +94,13 @@ def test_words() -> None:
 
 
 OFF_THE_BUS = KernelMessage(
-    "xid-79", "NVRM: Xid …", "GPU 3 fell off the bus (Xid 79)", "reboot the host", host=True, gpu=3
+    "xid-79",
+    "NVRM: Xid …",
+    "GPU 3 fell off the bus (Xid 79)",
+    "reboot the host",
+    0.0,
+    host=True,
+    gpu=3,
 )
 
 
@@ -108,7 +114,7 @@ def test_what_the_kernel_says_of_a_host_explains_what_looks_like_an_echo() -> No
 
 
 def test_whom_the_kernel_killed() -> None:
-    told = KernelMessage("out-of-memory-killer", "Out of memory: …", "memory was full", "less")
+    told = KernelMessage("out-of-memory-killer", "Out of memory: …", "memory was full", "less", 0.0)
     killed = failure(3, 0.0, code=None, signal="SIGKILL", kernel=told)
     assert f"{killed.who} {killed.how}" == (
         "rank 3 on n3 was killed by the kernel's out-of-memory killer"

@@ -184,9 +184,13 @@ def _xids(host: HostFacts) -> Iterator[Finding]:
         number = int(code)
         if number not in _FATAL_XIDS and number not in _BAD_XIDS:
             continue
+        owners = [gpu for gpu in host.fact("gpus").get("gpus", ()) if _is_at(gpu, place)]
+        if owners and not any(gpu["index"] in host.part.host.gpus for gpu in owners):
+            continue  # the job does not use it
         meaning = _FATAL_XIDS.get(number) or _BAD_XIDS[number]
-        # What the log tells may have been repaired since; a GPU off the bus cannot be.
-        judged = error if number == 79 else warning
+        # What the log tells may have been repaired since; a GPU off the bus cannot be. Where nobody
+        # knows which GPU it was, it may be none of the job's.
+        judged = error if number == 79 and owners else warning
         yield judged(
             "gpu",
             [host.name],
@@ -195,6 +199,11 @@ def _xids(host: HostFacts) -> Iterator[Finding]:
             "no such reports",
             "restart the host; have the GPU looked at if it comes back",
         )
+
+
+def _is_at(gpu: Facts, place: str) -> bool:
+    """Whether it is the GPU at this PCI address, of which the driver tells less than the tool."""
+    return place.lower() in (gpu.get("bus") or "").lower()
 
 
 def _alike(evidence: Evidence) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ _XID = re.compile(
     r"NVRM: Xid \((?:PCI:)?(?P<address>[0-9a-fA-F:.]{1,20})\): (?P<code>\d{1,5})"
     r"(?:, pid=(?P<pid>\d{1,10}))?"
 )
+RECENT = 60.0
+"""Seconds before a failure within which a host's fault is what one suspects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class KernelMessage:
     what: str
     """What happened, as a clause."""
     remedy: str
+    time: float
+    """Seconds since the epoch."""
     host: bool = False
     """Whether the host is to blame, and another one would do better."""
     weak: bool = False
@@ -46,13 +50,14 @@ class KernelMessage:
 
 
 def understand(
-    lines: Iterable[str], addresses: Sequence[str], gpus: Collection[int]
+    lines: Iterable[tuple[float, str]], addresses: Sequence[str], gpus: Collection[int]
 ) -> list[KernelMessage]:
     """What is known of those ``lines`` that concern a job which uses these ``gpus`` of the host.
+    Each comes with its time.
 
     ``addresses`` are the PCI addresses of all GPUs of the host, in the order of their numbers.
     """
-    found = (_understand(line, addresses) for line in lines)
+    found = (_understand(line, time, addresses) for time, line in lines)
     return [
         message
         for message in found
@@ -61,10 +66,19 @@ def understand(
 
 
 def concerning(
-    messages: Iterable[KernelMessage], pid: int | None, said: str
+    messages: Iterable[KernelMessage], pid: int | None, said: str, failed: float
 ) -> KernelMessage | None:
-    """The one that tells best why process ``pid``, which ``said`` this, has failed."""
-    fitting = [message for message in messages if _concerns(message, pid, said)]
+    """The one that tells best why process ``pid``, which ``said`` this, ``failed`` at that time.
+
+    Where the host's fault is not recent, it is no more than a guess, and the host not to blame.
+    """
+    fitting = [
+        replace(message, host=False, weak=True)
+        if message.host and not _names(message, pid) and message.time < failed - RECENT
+        else message
+        for message in messages
+        if _concerns(message, pid, said)
+    ]
     return min(fitting, key=lambda message: message.weak, default=None)
 
 
@@ -72,7 +86,11 @@ def _concerns(message: KernelMessage, pid: int | None, said: str) -> bool:
     phrases = _phrases().get(message.id, ())
     if phrases:
         return any(phrase in said for phrase in phrases)
-    return message.host or (message.pid is not None and message.pid == pid)
+    return message.host or _names(message, pid)
+
+
+def _names(message: KernelMessage, pid: int | None) -> bool:
+    return message.pid is not None and message.pid == pid
 
 
 def _used(message: KernelMessage, gpus: Collection[int]) -> bool:
@@ -80,9 +98,9 @@ def _used(message: KernelMessage, gpus: Collection[int]) -> bool:
     return message.gpu in gpus if message.gpu is not None else bool(gpus)
 
 
-def _understand(line: str, addresses: Sequence[str]) -> KernelMessage | None:
+def _understand(line: str, time: float, addresses: Sequence[str]) -> KernelMessage | None:
     if xid := _XID.search(line):
-        return _xid(line, xid, addresses)
+        return _xid(line, time, xid, addresses)
     for pattern, entry in _messages():
         if found := pattern.search(line):
             named = found.groupdict()
@@ -92,6 +110,7 @@ def _understand(line: str, addresses: Sequence[str]) -> KernelMessage | None:
                 text=line,
                 what=entry["what"].format(**named),
                 remedy=entry["remedy"],
+                time=time,
                 host=entry.get("host", False),
                 weak=entry.get("weak", False),
                 pid=int(pid) if pid is not None else None,
@@ -99,7 +118,9 @@ def _understand(line: str, addresses: Sequence[str]) -> KernelMessage | None:
     return None
 
 
-def _xid(line: str, found: re.Match[str], addresses: Sequence[str]) -> KernelMessage | None:
+def _xid(
+    line: str, time: float, found: re.Match[str], addresses: Sequence[str]
+) -> KernelMessage | None:
     code = int(found["code"])
     entry = _catalogue()["xids"].get(code)
     if entry is None:
@@ -114,6 +135,7 @@ def _xid(line: str, found: re.Match[str], addresses: Sequence[str]) -> KernelMes
         text=line,
         what=f"{name} {entry['what']} (Xid {code})",
         remedy=entry["remedy"],
+        time=time,
         host=entry.get("host", False),
         weak=entry.get("weak", False),
         pid=int(found["pid"]) if found["pid"] is not None else None,

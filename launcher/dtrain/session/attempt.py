@@ -26,7 +26,7 @@ from dtrain.diagnostics import (
     NodeError,
     PortBusyError,
 )
-from dtrain.failures.kernel import KernelMessage, concerning
+from dtrain.failures.kernel import RECENT, KernelMessage, concerning
 from dtrain.hang import collectives
 from dtrain.hang.stacks import compare, place, stack
 from dtrain.journal import Journal
@@ -460,11 +460,16 @@ class Attempt:
         return f"{failures[0].who} {failures[0].how}" if failures else "a worker was ended"
 
     def _broken_hosts(self) -> list[tuple[str, KernelMessage]]:
-        """Hosts whose kernel says that something is broken, each with the first that it said."""
+        """Hosts whose kernel says that something is broken, each with the first that it said.
+
+        Where a process has failed of itself, what was long before that has had no part in it.
+        """
+        own = [failure for failure in map(self._explained, self._failures) if not failure.is_echo]
+        since = min((failure.time for failure in own), default=0.0) - RECENT
         found: dict[str, KernelMessage] = {}
         for host, link in self._links.items():
             for message in link.kernel:
-                if message.host and not message.weak:
+                if message.host and not message.weak and message.time >= since:
                     found.setdefault(host, message)
         return list(found.items())
 
@@ -473,7 +478,9 @@ class Attempt:
         return in_order_of_blame(
             replace(
                 failure,
-                kernel=concerning(self._links[failure.host].kernel, failure.pid, failure.words),
+                kernel=concerning(
+                    self._links[failure.host].kernel, failure.pid, failure.words, failure.time
+                ),
             )
             for failure in map(self._explained, self._failures)
         )

@@ -195,6 +195,7 @@ class Link:
     def tell_stacks(self, *, abort: bool) -> None:
         """Ask where the host's workers are; ``abort`` allows to end them for it."""
         self.told = False
+        self.stacks, self.collectives = {}, {}
         self._orders.put({"op": "stacks", "abort": abort})
 
     def kill(self) -> None:
@@ -691,7 +692,10 @@ class Link:
             case "collectives":
                 self.collectives[int(event["rank"])] = collectives.read(event["groups"])
             case "kernel":
-                lines, addresses = list(map(str, event["lines"])), list(map(str, event["gpus"]))
+                addresses = list(map(str, event["gpus"]))
+                lines = [
+                    (float(then) + self._clock_offset, str(line)) for then, line in event["lines"]
+                ]
                 self.kernel += understand(lines, addresses, self._part.host.gpus)
             case "ended":
                 survivors = event["survivors"]

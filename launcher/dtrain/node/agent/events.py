@@ -10,13 +10,17 @@ import threading
 import time
 
 from dtrain.node.agent.folder import RESERVED, create
-from dtrain.node.agent.wire import encode
+from dtrain.node.agent.wire import MAX_PAYLOAD, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from dtrain.node.agent.wire import Json
+
+
+MAX_EVENT = MAX_PAYLOAD // 2
+"""Bytes of one, which a message has to hold."""
 
 
 class Events:
@@ -37,11 +41,14 @@ class Events:
         event = {"event": kind, "time": time.time(), **body}
         with self._lock:
             if not self._write(encode(event) + b"\n"):
-                # The disk is full and the reserve used up: what happened matters more than details.
+                # The disk is full and the reserve used up, or it is too long: what happened matters
+                # more than details.
                 event.update({name: None for name in ("error", "ranks") if name in event})
                 self._write(encode(event) + b"\n")
 
     def _write(self, line: bytes) -> bool:
+        if len(line) > MAX_EVENT:
+            return False
         done = 0
         try:
             while done < len(line):

@@ -10,10 +10,11 @@ import threading
 from dtrain.node.agent.folder import listed
 from dtrain.node.agent.kernel_log import MAX_LINE
 from dtrain.node.agent.processes import read_file
+from dtrain.node.agent.wire import encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Iterator
 
     from dtrain.node.agent.wire import Json
 
@@ -24,6 +25,8 @@ MAX_DUMP = 64 << 20
 LATEST = 8
 """Collectives of each process group that are told."""
 MAX_GROUPS, MAX_TENSORS, MAX_FRAMES = 64, 8, 40
+MAX_TOLD = 256 << 10
+"""Bytes of what is told of one rank."""
 FILES = (b"TORCH_FR_DUMP_TEMP_FILE", b"TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """What the files' names begin with: variables of torch 2.13, and of older ones."""
 PIPES = b"TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
@@ -51,8 +54,9 @@ class FlightRecorders:
         self._files = os.path.join(workdir, prefix) if prefix else b""
         pipes = environment.get(PIPES)
         self._pipes = os.path.join(workdir, pipes) if pipes else b""
-        self._seen: dict[int, tuple[int, int]] = {}
         self._lock = threading.Lock()
+        # Where the user has chosen the place, there may be those of an earlier run.
+        self._seen = {rank: mark_of(path) for rank, path in self._dumps()}
 
     def ask(self, rank: int | None) -> bool:
         """Have a rank write its dump. False where nobody is there to do so."""
@@ -70,24 +74,24 @@ class FlightRecorders:
     def fresh(self) -> list[tuple[int, list[Json]]]:
         """The ranks that have written a dump since the last call, and what is in it."""
         found = []
-        folder, name = os.path.split(self._files)
         with self._lock:
-            for file in listed(folder) if self._files else []:
-                rank = file[len(name) :]
-                if file.startswith(name) and rank.isdigit():
-                    path = os.path.join(folder, file)
-                    groups = self._read(int(rank), path)
-                    if groups is not None:
-                        found.append((int(rank), groups))
+            for rank, path in self._dumps():
+                groups = self._read(rank, path)
+                if groups is not None:
+                    found.append((rank, groups))
         return found
 
+    def _dumps(self) -> Iterator[tuple[int, bytes]]:
+        """The rank and path of each that is there."""
+        folder, name = os.path.split(self._files)
+        for file in listed(folder) if self._files else []:
+            rank = file[len(name) :]
+            if file.startswith(name) and rank.isdigit():
+                yield int(rank), os.path.join(folder, file)
+
     def _read(self, rank: int, path: bytes) -> list[Json] | None:
-        try:
-            status = os.stat(path)
-        except OSError:
-            return None
-        mark = status.st_mtime_ns, status.st_size
-        if self._seen.get(rank) == mark or status.st_size > MAX_DUMP:
+        mark = mark_of(path)
+        if mark is None or mark == self._seen.get(rank) or mark[1] > MAX_DUMP:
             return None
         try:
             groups = groups_of(unpickled(read_file(path, MAX_DUMP) or b""))
@@ -95,6 +99,15 @@ class FlightRecorders:
             return None
         self._seen[rank] = mark
         return groups
+
+
+def mark_of(path: bytes) -> tuple[int, int] | None:
+    """What tells a file from what is written in its place later."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 def record_flights(environment: dict[bytes, bytes], folder: bytes) -> None:
@@ -133,7 +146,26 @@ def groups_of(dump: Json) -> list[Json]:
                 "calls": [call_of(entry, entry is calls[-1]) for entry in calls[-LATEST:]],
             }
         )
-    return groups
+    return fitting(groups)
+
+
+def fitting(groups: list[Json]) -> list[Json]:
+    """As much of them as may be told: calls rather than frames, frames rather than members."""
+    if len(encode({"groups": groups})) > MAX_TOLD:
+        for group in groups:
+            for call in group["calls"]:
+                call["frames"] = []
+    if len(encode({"groups": groups})) > MAX_TOLD:
+        for group in groups:
+            group["ranks"] = []
+    told: list[Json] = []
+    left = MAX_TOLD
+    for group in groups:
+        left -= len(encode(group)) + 1
+        if left < 0:
+            break
+        told.append(group)
+    return told
 
 
 def call_of(entry: Json, last: bool) -> Json:

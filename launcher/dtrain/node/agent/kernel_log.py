@@ -7,6 +7,7 @@ import re
 import time
 
 from dtrain.node.agent.processes import read_file
+from dtrain.node.agent.sweep import Tag
 from dtrain.node.agent.wire import shown
 
 TROUBLE = re.compile(
@@ -14,8 +15,16 @@ TROUBLE = re.compile(
 )
 """Lines of the kernel's log that the launcher may want; `failures/kernel.yaml` knows them."""
 MAX_RECORDS, MAX_LINES, MAX_LINE = 1 << 16, 50, 500
+RECORD = re.compile(rb"\d+,\d+,(\d+),[^;]*;(.*)")
+"""One of the kernel's own: priority, number, microseconds since the boot, flags; message."""
+ENTRY = re.compile(rb"(\d+\.\d+) \S+ kernel: (.*)")
+"""One of the journal's: seconds since the epoch, host, message."""
 JOURNAL_LIMIT = 2.0
 """Seconds for journalctl to answer."""
+JOURNAL_LINES = 2000
+"""The latest ones, that it is asked for."""
+NO_RUN = Tag("none", "none", b"none")
+"""For a helper of ours, which the sweep that ends a run's processes leaves alone."""
 
 
 def oom_kills() -> int:
@@ -40,25 +49,25 @@ class KernelLog:
 
     def __init__(self, path: str = "/dev/kmsg") -> None:
         self._since = time.time()
-        self._told = 0
-        self._journal_answers = True
+        self._told: set[tuple[float, bytes]] = set()
+        self._journal = True
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._fd, 0, os.SEEK_END)
         except OSError:
             self._fd = -1
 
-    def read(self) -> list[str]:
-        """The lines that matter and are new since the last call."""
-        lines: list[bytes] = []
-        if self._fd >= 0:
-            lines = self._records()
-        elif self._journal_answers:
-            lines = self._journal()
-        found = [line for line in lines if TROUBLE.search(line)]
-        return [shown(line[:MAX_LINE]) for line in found[:MAX_LINES]]
+    def read(self) -> list[tuple[float, str]]:
+        """The lines that matter and are new since the last call, the latest ones if they are many,
+        each with its time (seconds since the epoch)."""
+        lines = self._records() if self._fd >= 0 else self._entries()
+        found = [(then, line) for then, line in lines if TROUBLE.search(line)]
+        fresh = [line for line in found if line not in self._told]
+        self._told.update(fresh)
+        return [(then, shown(line[:MAX_LINE])) for then, line in fresh[-MAX_LINES:]]
 
-    def _records(self) -> list[bytes]:
+    def _records(self) -> list[tuple[float, bytes]]:
+        booted = time.time() - time.monotonic()
         found = []
         for _ in range(MAX_RECORDS):
             try:
@@ -71,24 +80,29 @@ class KernelLog:
                 break
             if not data:
                 break
-            # "priority,number,time,flags;message", and lines with details that begin with a space
-            found += [
-                line.partition(b";")[2] for line in data.splitlines() if not line.startswith(b" ")
-            ]
+            # Lines with details, which begin with a space, are none.
+            records = filter(None, map(RECORD.match, data.splitlines()))
+            found += [(booted + int(record[1]) / 1e6, record[2]) for record in records]
         return found
 
-    def _journal(self) -> list[bytes]:
+    def _entries(self) -> list[tuple[float, bytes]]:
         """By systemd, which lets administrators read what the kernel itself keeps from them."""
         import subprocess
 
-        command = ["journalctl", "-k", "-q", "-o", "cat", "--no-pager", "--since"]
+        if not self._journal:
+            return []
+        command = ["journalctl", "-k", "-q", "-o", "short-unix", "--no-pager", "--since"]
+        # Backwards, because older ones take the first lines since that time.
+        command += ["@%d" % self._since, "-r", "-n", str(JOURNAL_LINES)]
+        environment = {**os.environb, **NO_RUN.environment}
         try:
             done = subprocess.run(
-                [*command, "@%d" % self._since], capture_output=True, timeout=JOURNAL_LIMIT
+                command, env=environment, capture_output=True, timeout=JOURNAL_LIMIT
             )
-        except (OSError, subprocess.SubprocessError):
-            self._journal_answers = False  # there is none, or it holds up the end of the others
+        except OSError:  # there is none
+            self._journal = False
             return []
-        lines = done.stdout.splitlines()
-        told, self._told = self._told, len(lines)
-        return lines[told:]
+        except subprocess.SubprocessError:
+            return []
+        entries = filter(None, map(ENTRY.match, reversed(done.stdout.splitlines())))
+        return [(float(entry[1]), entry[2]) for entry in entries]

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 START_WITHIN = 60.0
 """Seconds, besides the lease, that a prepared job waits for `start`."""
+SEARCH_LIMIT = 5.0
+"""Seconds that the end of a run waits for evidence of why it has ended."""
 
 
 class Worker:
@@ -76,6 +78,8 @@ class Supervisor:
         self._stopping = False
         self._started = False
         self._over = False
+        self._search: threading.Thread | None = None
+        self._to_search = False  # for evidence, once more
         self._next_step = self._next_scan = 0.0
         self._oom_kills = 0
         self._signal = 0  # that asked us to stop
@@ -256,6 +260,11 @@ class Supervisor:
                 self._give_up(RefusedError("agent", "stopped by " + signame).message)
                 return 0.0
             self._stop("the supervisor got " + signame, self._grace)
+        if self._to_search and not self._searching:
+            search = threading.Thread(target=self._tell_evidence, daemon=True)
+            with contextlib.suppress(RuntimeError):  # too many threads: it is done at the end
+                search.start()
+                self._search, self._to_search = search, False
         if not self._started:
             left = self._heard + START_WITHIN + self._lease - now
             if left <= 0:
@@ -339,18 +348,22 @@ class Supervisor:
             self._events.append("collectives", rank=rank, groups=groups)
         return {rank for rank, _ in fresh}
 
-    def _tell_kernel_log(self) -> None:
+    @property
+    def _searching(self) -> bool:
+        return self._search is not None and self._search.is_alive()
+
+    def _tell_evidence(self) -> None:
+        """Tell what the kernel and torch have written of a bad end by now. It may take seconds."""
         lines = self._kernel_log.read()
         if lines:
             # In the order in which nvidia-smi numbers them.
             gpus = sorted(map(shown, listed(b"/proc/driver/nvidia/gpus")))
             self._events.append("kernel", lines=lines, gpus=gpus)
+        self._tell_collectives()
 
     def _stop(self, reason: str, grace: float) -> None:
         if not self._stopping:
-            self._stopping = True
-            self._tell_kernel_log()
-            self._tell_collectives()
+            self._stopping = self._to_search = True
             self._events.append("stopping", reason=reason)
         if self._sweep is None:
             self._begin_sweep(grace)
@@ -366,6 +379,10 @@ class Supervisor:
         return Sweep(self._tag, 0.0, take, self._subreaper, self._groups).finish()
 
     def _finish(self, survivors: list[Proc]) -> None:
+        if self._search is not None:
+            self._search.join(SEARCH_LIMIT)
+        if self._to_search and not self._searching:
+            self._tell_evidence()
         self._events.append("ended", survivors=name_list(survivors))
         self._over = True
 
@@ -376,6 +393,7 @@ class Supervisor:
         self._next_step = 0.0
 
     def _exited(self, worker: Worker, status: int) -> None:
+        ended = time.time()
         code: int | None = None
         signame: str | None = None
         error = worker.error
@@ -386,9 +404,6 @@ class Supervisor:
         else:
             code = os.WEXITSTATUS(status)
         bad = code != 0
-        if bad and not self._stopping:
-            self._tell_kernel_log()
-            self._tell_collectives()
         if bad and error is None:
             error = error_report(os.path.join(self._folder, worker.name + b".error.json"))
         kills = oom_kills()
@@ -405,7 +420,9 @@ class Supervisor:
             self._find_ranks(worker, last=True)
             body["ranks"] = worker.ranks.failures() if bad else []
         self._oom_kills = kills
-        self._events.append("exited", **body)
+        self._events.append("exited", time=ended, **body)
+        if bad and not self._stopping:
+            self._to_search = True
 
     # What comes in
 

@@ -18,6 +18,7 @@ VERSION = 1
 PREAMBLE = b"\x00dtrain-relay-1\n"
 HEADER = struct.Struct(">BIQI")
 MESSAGE, DATA = 1, 2
+MAX_PAYLOAD = 1 << 20
 CHUNK = 512 << 10
 """Bytes of one stream sent before the next one has its turn."""
 MAX_TRACEBACK = 16 << 10

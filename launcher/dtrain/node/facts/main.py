@@ -13,7 +13,7 @@ from dtrain.node.facts.gather import gather
 from dtrain.node.facts.job import in_job
 from dtrain.node.facts.ports import dial, stop_listening
 from dtrain.node.facts.probing import guarded
-from dtrain.node.facts.programs import CHILDREN, end_group
+from dtrain.node.facts.programs import leave
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ def main() -> None:
     def listen() -> None:
         for line in iter(boot.readline, b""):
             orders.put(json.loads(line))
-        for pid in list(CHILDREN):
-            end_group(pid)
-        os._exit(0)
+        leave()
 
     out = os.fdopen(os.dup(1), "wb")
     out.write(PREAMBLE)

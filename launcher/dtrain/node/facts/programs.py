@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import threading
 import time
 
 from dtrain.node.facts.probing import LIMIT
@@ -14,12 +15,28 @@ from dtrain.node.facts.probing import LIMIT
 MAX_OUTPUT = 4 << 20
 CHILDREN: set[int] = set()
 """Process groups that were started here and may still run."""
+STARTING: set[int] = set()
+"""Threads of which each is about to add one."""
+MAY_START = threading.Lock()
+START_LIMIT = 5.0
+"""Seconds for a program to start before we leave without it: its file system may not answer."""
 
 
 def end_group(pid: int) -> None:
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
     CHILDREN.discard(pid)
+
+
+def leave() -> None:
+    """End all programs that were started here, and this process."""
+    MAY_START.acquire()  # for good
+    deadline = time.monotonic() + START_LIMIT
+    while STARTING and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for pid in list(CHILDREN):
+        end_group(pid)
+    os._exit(0)
 
 
 def run(
@@ -36,17 +53,23 @@ def run(
 
     What it leaves in the background may hold its output open: that is not waited for.
     """
-    process = subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE if feed else subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=cwd,
-        env=environment,
-        pass_fds=pipes,
-        start_new_session=True,
-    )
-    CHILDREN.add(process.pid)
+    thread = threading.get_ident()
+    with MAY_START:
+        STARTING.add(thread)
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE if feed else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=cwd,
+            env=environment,
+            pass_fds=pipes,
+            start_new_session=True,
+        )
+        CHILDREN.add(process.pid)
+    finally:
+        STARTING.discard(thread)
     for fd in pipes:
         os.close(fd)
     try:

@@ -1,0 +1,51 @@
+"""What the supervisor tells of the evidence of a bad end, and when."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dtrain.node.agent.events import Events, all_events
+from dtrain.node.programs import program
+from support.node import Node, wait_until
+
+# Answers when it may.
+JOURNAL = """#!/bin/sh
+touch {asked}
+while [ ! -e {go} ]; do sleep 0.02; done
+echo "1700000000.5 gpu01 kernel: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+"""
+
+
+def test_nothing_waits_for_the_evidence_but_the_end(host: Node, tmp_path: Path) -> None:
+    asked, go = tmp_path / "asked", tmp_path / "go"
+    journal = tmp_path / "journalctl"
+    journal.write_text(JOURNAL.format(asked=asked, go=go))
+    journal.chmod(0o755)
+    source = program("agent").replace(b'"/dev/kmsg"', b'"/dev/no-such-log"')
+    source = source.replace(b"JOURNAL_LIMIT = 2.0", b"JOURNAL_LIMIT = 60.0")
+    agent = host.agent(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, source=source)
+    host.launch(host.shell("exit 3"), host.shell("exec sleep 600", 1), agent=agent)
+    agent.expect("prepared")
+    agent.command("start")
+    failed = agent.event("exited", index=0)
+    assert (failed["code"], failed["stopping"]) == (3, False)
+    wait_until(asked.exists)
+    agent.command("stop", grace=10.0, reason="a worker failed")
+    assert agent.event("exited", index=1)["stopping"]
+    assert not any(event["event"] == "kernel" for event in agent.events)
+    go.touch()
+    agent.event("ended")
+    kinds = [event["event"] for event in agent.events]
+    assert kinds[-2:] == ["kernel", "ended"]
+    ((then, line),) = agent.event("kernel")["lines"]
+    assert (then, "Xid" in line) == (1700000000.5, True)
+
+
+def test_an_event_that_no_message_holds_loses_its_details(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path / "events")
+    events = Events(path)
+    events.append("exited", code=1, error={"message": "x" * (1 << 20)}, ranks=[])
+    events.append("ended", survivors=[])
+    exited, ended = all_events(path)
+    assert (exited["code"], exited["error"], ended["event"]) == (1, None, "ended")

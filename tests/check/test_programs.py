@@ -1,0 +1,41 @@
+"""What a host's check starts does not outlive it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from support.node import wait_until
+
+# Leaves at the worst moment: a program has been started, and nobody has noted so.
+LEAVES = """
+import subprocess, sys, threading
+from dtrain.node.facts import programs
+
+class Slow(subprocess.Popen):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        print(self.pid, flush=True)
+        threading.Thread(target=programs.leave).start()
+        threading.Event().wait(0.5)
+
+subprocess.Popen = Slow
+programs.run(["sleep", "600"])
+"""
+
+
+def test_a_program_that_has_just_been_started_is_ended() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=30
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    stat = Path(f"/proc/{int(done.stdout)}/stat")
+
+    def ended() -> bool:
+        try:
+            return stat.read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            return True
+
+    wait_until(ended)
