@@ -374,6 +374,7 @@ from dtrain.runtime import progress
 progress(float("inf"), **{f"metric{n}": n for n in range(99)})
 with open(f"{os.environ['DTRAIN_RUN_DIR']}/rank-{os.environ['RANK']}.progress", "a") as file:
     print('"x"', '{"event": "progress", "metrics": []}', sep="\\n", file=file)
+    print('"', "x" * (2 << 20), '"', sep="", file=file)
 progress(7, total=7)
 """
     done = scene.run(scene.cluster_file(scene.script(text)))

@@ -21,7 +21,7 @@ from dtrain.node.agent.control import (
     lives,
     machine_id,
 )
-from dtrain.node.agent.events import all_events, last_line, read_events
+from dtrain.node.agent.events import MAX_EVENT, all_events, last_line, read_events
 from dtrain.node.agent.evidence import tail_of
 from dtrain.node.agent.folder import (
     cannot_write,
@@ -477,12 +477,17 @@ class Relay:
                 for said, end in read_events(path, 0):
                     page = isinstance(said, dict) and said.get("event") == "tensorboard"
                     if page and end <= start:
-                        self._tell("progress", name=name, offset=start, said=said)
+                        self._tell_progress(name, start, said)
             for said, end in read_events(path, self._offsets.get(name, 0)):
                 found = True
                 self._offsets[name] = end
-                self._tell("progress", name=name, offset=end, said=said)
+                self._tell_progress(name, end, said)
         return found
+
+    def _tell_progress(self, name: str, offset: int, said: Any) -> None:
+        """What a worker says may be anything; a message has a limit."""
+        if len(encode(said)) <= MAX_EVENT:
+            self._tell("progress", name=name, offset=offset, said=said)
 
     def _add(self, name: str, out: bytes, err: bytes, role: str, event: Json) -> None:
         if self._quiet:
