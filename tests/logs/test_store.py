@@ -1,6 +1,7 @@
 """The run's folder: exact bytes, private files, errors that name the file."""
 
 import os
+import resource
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -130,7 +131,6 @@ def test_two_launchers_following_one_run_write_it_once(folder):
 
 
 def test_more_streams_than_open_files(folder):
-    resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
     try:
