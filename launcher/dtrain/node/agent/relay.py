@@ -63,6 +63,10 @@ will ever read what it may be waiting to write."""
 RESTARTED = "the machine was restarted, or this is another machine"
 
 
+FAREWELL = 2.0
+"""Seconds that a supervisor has to go after it has told of the end."""
+
+
 class Stream:
     """One output file, followed."""
 
@@ -439,6 +443,10 @@ class Relay:
                 break
             else:
                 pause = min(pause * 2, SLOW)
+        # It has told of the end, and is about to go: whoever hears `bye` finds nothing any more.
+        until = time.monotonic() + FAREWELL
+        while not gone and time.monotonic() < until:
+            gone = self._supervisor is None or self._hear(QUICK) is None
         self._tell("bye")
 
     def _relay_events(self) -> bool:
