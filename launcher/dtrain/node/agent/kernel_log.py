@@ -67,7 +67,9 @@ class KernelLog:
         return [(then, shown(line[:MAX_LINE])) for then, line in fresh[-MAX_LINES:]]
 
     def _records(self) -> list[tuple[float, bytes]]:
-        booted = time.time() - time.monotonic()
+        # The kernel's stamps know nothing of the corrections that time servers make.
+        now = time.time()
+        booted = now - time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
         found = []
         for _ in range(MAX_RECORDS):
             try:
@@ -82,7 +84,7 @@ class KernelLog:
                 break
             # Lines with details, which begin with a space, are none.
             records = filter(None, map(RECORD.match, data.splitlines()))
-            found += [(booted + int(record[1]) / 1e6, record[2]) for record in records]
+            found += [(min(now, booted + int(record[1]) / 1e6), record[2]) for record in records]
         return found
 
     def _entries(self) -> list[tuple[float, bytes]]:

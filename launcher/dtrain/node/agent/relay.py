@@ -447,6 +447,8 @@ class Relay:
         until = time.monotonic() + FAREWELL
         while not gone and time.monotonic() < until:
             gone = self._supervisor is None or self._hear(QUICK) is None
+        if self._child:
+            self._fate()  # it hangs up a moment before it has gone
         self._tell("bye")
 
     def _relay_events(self) -> bool:

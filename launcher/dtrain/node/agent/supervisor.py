@@ -262,7 +262,7 @@ class Supervisor:
             self._stop("the supervisor got " + signame, self._grace)
         if self._to_search and not self._searching:
             search = threading.Thread(target=self._tell_evidence, daemon=True)
-            with contextlib.suppress(RuntimeError):  # too many threads: it is done at the end
+            with contextlib.suppress(RuntimeError):  # too many threads: at the end, then
                 search.start()
                 self._search, self._to_search = search, False
         if not self._started:
@@ -379,10 +379,14 @@ class Supervisor:
         return Sweep(self._tag, 0.0, take, self._subreaper, self._groups).finish()
 
     def _finish(self, survivors: list[Proc]) -> None:
+        until = time.monotonic() + SEARCH_LIMIT
         if self._search is not None:
             self._search.join(SEARCH_LIMIT)
         if self._to_search and not self._searching:
-            self._tell_evidence()
+            last = threading.Thread(target=self._tell_evidence, daemon=True)
+            with contextlib.suppress(RuntimeError):  # too many threads
+                last.start()
+                last.join(max(0.0, until - time.monotonic()))
         self._events.append("ended", survivors=name_list(survivors))
         self._over = True
 
