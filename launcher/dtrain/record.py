@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from dtrain.launchplan import LaunchPlan, build
 from dtrain.restart import Again
 from dtrain.spec.elastic import without
 from dtrain.spec.layouts import MisfitError
-from dtrain.spec.load import parse
+from dtrain.spec.load import contents, parse
 from dtrain.spec.model import ClusterFile
 
 SCHEMA = 1
@@ -39,6 +39,25 @@ class Request:
     """Over ``job.env``."""
     check: bool = True
     """Whether hosts are looked at before anything is prepared on them."""
+
+    @classmethod
+    def of(
+        cls,
+        file: Path,
+        *,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        check: bool = True,
+    ) -> Request:
+        """A request for the cluster file ``file``. Raises UsageError if it cannot be read."""
+        return cls(
+            file=str(file),
+            folder=str(file.absolute().parent),
+            text=contents(file).decode(errors="surrogateescape"),
+            args=tuple(args),
+            env=env,
+            check=check,
+        )
 
     @property
     def base(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,12 @@ def test_help_names_every_verb_and_exit_code() -> None:
     assert done.returncode == 0
     for word in ("launch", "schema", "Exit codes", "130"):
         assert word in done.stdout
+
+
+@pytest.mark.parametrize("verb", app.VERBS)
+def test_a_verbs_summary_is_the_first_line_of_its_help(verb: str) -> None:
+    function = getattr(import_module(f"dtrain_cli.commands.{verb}"), verb)
+    assert function.__doc__.splitlines()[0] == app.VERBS[verb]
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -10,7 +10,7 @@ import pytest
 from dtrain.launchplan import build
 from dtrain.spec.load import parse, read
 from dtrain.spec.strategies import STRATEGIES
-from dtrain_cli.commands.plan import Options, plan
+from dtrain_cli.commands.plan import plan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 ROLES = "\n  roles: {chief: 1, worker: 2, ps: 1}"
@@ -52,7 +52,7 @@ def test_the_100b_file_is_what_plan_writes(tmp_path: Path) -> None:
     file = tmp_path / "gpt-100b.yaml"
     file.write_text(re.sub(r"\n  layout:\n(    .*\n)+", "\n", before))
     assert "tensor: 8" not in file.read_text()
-    plan(Options(file=file, model_size="100B", output=file))
+    plan(file=file, model_size="100B", output=file)
     assert file.read_text() == before
 
 

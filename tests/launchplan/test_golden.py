@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from dtrain.export import shell
-from dtrain.launchplan import build
+from dtrain.launchplan import LaunchPlan, build
 from dtrain.spec.load import read
-from dtrain_cli.commands.launch import Options, dry_run
+from dtrain_cli.commands.launch import rendered
 
 CASES = sorted(path for path in (Path(__file__).parent / "cases").iterdir() if path.is_dir())
 
@@ -27,8 +27,8 @@ def case(request: pytest.FixtureRequest) -> Path:
     return Path(request.param)
 
 
-def options(case: Path, *, json: bool = False) -> Options:
-    return Options(case / "cluster.yaml", json=json)
+def plan(case: Path) -> LaunchPlan:
+    return build(read(case / "cluster.yaml"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -40,9 +40,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_golden(case: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    (tmp_path / "plan.txt").write_text(dry_run(options(case), None))
-    (tmp_path / "plan.json").write_text(dry_run(options(case, json=True), None))
-    dry_run(options(case), tmp_path / "rendered")
+    (tmp_path / "plan.txt").write_text(rendered(plan(case)))
+    (tmp_path / "plan.json").write_text(rendered(plan(case), json=True))
+    rendered(plan(case), output=tmp_path / "rendered")
     if pytestconfig.getoption("--update-golden"):
         shutil.rmtree(case / "rendered", ignore_errors=True)
         shutil.copytree(tmp_path, case, dirs_exist_ok=True)
@@ -52,7 +52,7 @@ def test_golden(case: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None
 
 
 def test_scripts_are_valid_bash(case: Path) -> None:
-    for name, text in shell.files(build(read(case / "cluster.yaml"))):
+    for name, text in shell.files(plan(case)):
         if name.endswith(".sh"):
             subprocess.run(["bash", "-n"], input=text.encode(), check=True)
 
@@ -62,30 +62,26 @@ def test_no_secret_and_no_path_of_this_machine(
 ) -> None:
     for secret in ("WANDB_API_KEY", "TOKEN"):
         monkeypatch.setenv(secret, "hunter2")
-    dry_run(options(case), tmp_path / "rendered")
+    rendered(plan(case), output=tmp_path / "rendered")
     written = b"".join(contents(tmp_path / "rendered").values())
-    written += (
-        dry_run(options(case), None).encode() + dry_run(options(case, json=True), None).encode()
-    )
+    written += rendered(plan(case)).encode() + rendered(plan(case), json=True).encode()
     assert b"hunter2" not in written
     assert str(Path.cwd()).encode() not in written
     assert str(Path.home()).encode() + b"/" not in written
 
 
 def test_ranks_are_consecutive_over_hosts() -> None:
-    plan = build(read(CASES[0].parent / "torch-8x8" / "cluster.yaml"))
-    ranks = [process.rank for host in plan.hosts for process in host.processes]
+    hosts = plan(CASES[0].parent / "torch-8x8").hosts
+    ranks = [process.rank for host in hosts for process in host.processes]
     assert ranks == list(range(64))
-    last = plan.hosts[2].processes[3].environment
+    last = hosts[2].processes[3].environment
     assert last == {"RANK": "19", "LOCAL_RANK": "3", "ROLE_RANK": "19"}
 
 
 def test_tf_config_has_one_cluster_and_every_task_its_own_place() -> None:
-    plan = build(read(CASES[0].parent / "tensorflow-parameter-server" / "cluster.yaml"))
+    hosts = plan(CASES[0].parent / "tensorflow-parameter-server").hosts
     configs = [
-        json.loads(process.environment["TF_CONFIG"])
-        for host in plan.hosts
-        for process in host.processes
+        json.loads(process.environment["TF_CONFIG"]) for host in hosts for process in host.processes
     ]
     cluster = configs[0]["cluster"]
     assert all(config["cluster"] == cluster for config in configs)
@@ -102,7 +98,7 @@ def test_tf_config_has_one_cluster_and_every_task_its_own_place() -> None:
 def test_a_script_hands_over_every_byte(tmp_path: Path) -> None:
     """The hostile case, run: what the program gets is what the cluster file says."""
     spec = read(CASES[0].parent / "hostile" / "cluster.yaml")
-    dry_run(options(CASES[0].parent / "hostile"), tmp_path / "rendered")
+    rendered(plan(CASES[0].parent / "hostile"), output=tmp_path / "rendered")
     home = tmp_path / "home"
     (home / "my runs" / "$HOME").mkdir(parents=True)
     fake = tmp_path / "bin" / "python3"
@@ -132,7 +128,7 @@ def test_a_script_hands_over_every_byte(tmp_path: Path) -> None:
 
 
 def test_a_missing_secret_is_named(tmp_path: Path) -> None:
-    dry_run(options(CASES[0].parent / "hostile"), tmp_path / "rendered")
+    rendered(plan(CASES[0].parent / "hostile"), output=tmp_path / "rendered")
     done = subprocess.run(
         ["bash", str(tmp_path / "rendered" / "a" / "worker-0.sh")],
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
@@ -147,10 +143,10 @@ def test_a_missing_secret_is_named(tmp_path: Path) -> None:
 def test_a_new_dry_run_takes_away_what_it_no_longer_has(tmp_path: Path) -> None:
     case = tmp_path / "case"
     shutil.copytree(CASES[0].parent / "torchrun-static", case)
-    dry_run(options(case), tmp_path / "out")
+    rendered(plan(case), output=tmp_path / "out")
     cluster = case / "cluster.yaml"
     cluster.write_text(cluster.read_text().replace("hosts: [a, b]", "hosts: [a]"))
-    dry_run(options(case), tmp_path / "out")
+    rendered(plan(case), output=tmp_path / "out")
     assert sorted(contents(tmp_path / "out")) == [
         "a/torchrun-0.env",
         "a/torchrun-0.sh",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from typing import Annotated
+
+import typer
 
 from dtrain.cause import Report
 from dtrain.diagnostics import ExitCode, UsageError
@@ -17,18 +19,19 @@ from dtrain_cli.detachment import Detachment
 from dtrain_cli.views import Filters, make_view
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The command line of `dtrain attach`."""
+def attach(
+    run: Annotated[str, typer.Argument(help="A run, or how its name begins.", metavar="RUN")],
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per event.")] = False,
+    fold: Annotated[
+        bool, typer.Option("--fold", help="Show a line that several ranks write alike once.")
+    ] = False,
+) -> None:
+    """Watch a run that was launched before; Ctrl-C leaves it running."""
+    raise typer.Exit(_attach(RunFolder.find(run), json, fold))
 
-    run: str
-    json: bool
-    fold: bool
 
-
-def attach(options: Options) -> ExitCode:
+def _attach(folder: RunFolder, json: bool, fold: bool) -> ExitCode:
     """Show a run until it ends, or until Ctrl-C, after which it goes on; its exit code."""
-    folder = RunFolder.find(options.run)
     if ending(folder) is not None:
         raise UsageError(f"run {folder.name} is over", hint=f"`dtrain logs {folder.name}` shows it")
     departure = Departure()
@@ -40,16 +43,16 @@ def attach(options: Options) -> ExitCode:
                 try:
                     if (report := ending(folder)) is not None:
                         return report.exit_code
-                    return _take_charge(options, folder, departure)
+                    return _take_charge(folder, json, fold, departure)
                 finally:
                     claim.release()
-            code = _look_on(options, folder, departure)
+            code = _look_on(folder, json, fold, departure)
             if code is not None:
                 return code
             # Whoever was in charge has gone: it is our turn.
 
 
-def _take_charge(options: Options, folder: RunFolder, departure: Departure) -> ExitCode:
+def _take_charge(folder: RunFolder, json: bool, fold: bool, departure: Departure) -> ExitCode:
     # Only now, because whoever was in charge before may have started the job again.
     record = Record.load(folder.path)
     secrets = known_secrets(record.request.spec())
@@ -59,13 +62,13 @@ def _take_charge(options: Options, folder: RunFolder, departure: Departure) -> E
             session.leave()
         return session.attach(record, folder, secrets)
 
-    with Watch(record.request, options.json, Filters(), options.fold, Detachment.none()) as watch:
+    with Watch(record.request, json, Filters(), fold, Detachment.none()) as watch:
         return watch.until_over(work, stopping=False)
 
 
-def _look_on(options: Options, folder: RunFolder, departure: Departure) -> ExitCode | None:
+def _look_on(folder: RunFolder, json: bool, fold: bool, departure: Departure) -> ExitCode | None:
     """Show what the process in charge writes down. None when it went before the run was over."""
-    view = make_view(options.json, sys.stdout, sys.stderr, Filters(), options.fold, departure.ask)
+    view = make_view(json, sys.stdout, sys.stderr, Filters(), fold, departure.ask)
     follower = Follower(folder, Record.load(folder.path), view)
     follower.skip()
     report = follower.follow(departure.wait)

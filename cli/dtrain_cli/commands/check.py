@@ -2,93 +2,104 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from json import dumps
 from pathlib import Path
+from typing import Annotated
 
-from dtrain.check import Evidence, Finding, Severity, bandwidth, judge
+import typer
+
+from dtrain.check import Evidence, Severity, judge
+from dtrain.check import bandwidth as fabric
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.framing import clean
 from dtrain.launchplan import LaunchPlan, build
+from dtrain.session.preflight import THOROUGH, Preflight, over
 from dtrain.spec.load import read
+from dtrain.transport.select import Transports
 from dtrain_cli import passphrase
 from dtrain_cli.files import write_text
+from dtrain_cli.output import write
 from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import findings as view
 from dtrain_cli.views import names
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The command line of `dtrain check`."""
+def check(
+    file: Annotated[Path, typer.Argument(help="The cluster file.", metavar="FILE")],
+    rendezvous: Annotated[
+        bool,
+        typer.Option("--rendezvous", help="Also start a real process group, and end it again."),
+    ] = False,
+    bandwidth: Annotated[
+        bool,
+        typer.Option("--bandwidth", help="Also measure the speed of all-reduces and links."),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --bandwidth: write what `dtrain plan --calibrate` reads.", metavar="FILE"
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Find what would make a job fail, hang or slow down.
 
-    file: Path
-    rendezvous: bool
-    bandwidth: bool
-    output: Path | None
-    """Where the calibration file goes."""
-    json: bool
-
-
-def check(options: Options) -> tuple[str, ExitCode]:
-    """The findings as text for stdout, and the exit code. Ctrl-C ends it at once, and the hosts
-    clean up behind it."""
-    spec = read(options.file)
-    if options.bandwidth and spec.job.framework != "torch":
+    Looks at all hosts at once. Starts no job, but runs the setup lines and imports the framework as a launch would. Exit code 3
+    means that a launch would fail, 0 that nothing is worse than a warning.
+    """
+    spec = read(file)
+    if bandwidth and spec.job.framework != "torch":
         raise UsageError(
-            "--bandwidth measures with torch.distributed, and this job is of TensorFlow",
+            "--bandwidth measures with torch.distributed, and this is a TensorFlow job",
             hint="check a copy of the file that says `framework: torch`",
         )
-    if options.output is not None and not options.bandwidth:
+    if output is not None and not bandwidth:
         raise UsageError("--output is for what --bandwidth measures", hint="add --bandwidth")
-    if options.rendezvous or options.bandwidth:
-        # What is rehearsed is each rank by itself, whoever will start it.
+    if rendezvous or bandwidth:
+        # The rehearsal starts each rank by itself, whatever backend starts the job.
         direct = replace(spec.job.rendezvous, backend="direct")
         spec = replace(spec, job=replace(spec.job, rendezvous=direct))
     plan = build(spec, local_python=sys.executable)
     begun = time.monotonic()
     with progress(f"checking {names.count(len(plan.hosts), 'host')} …"):
-        evidence, found = _look(plan, options)
+        evidence = _look(plan, file.absolute().parent, rendezvous=rendezvous, bandwidth=bandwidth)
+    found = judge(evidence)
     seconds = time.monotonic() - begun
-    text = (
+    write(
         view.as_json(evidence, found)
-        if options.json
+        if json
         else view.as_text(evidence, found, seconds, stdout_paper())
     )
-    if options.output is not None:
-        _write_calibration(evidence, options.output)
+    if output is not None:
+        _write_calibration(evidence, output)
     fails = any(finding.severity is Severity.ERROR for finding in found)
-    return text, ExitCode.NODE_FAILED if fails else ExitCode.OK
+    raise typer.Exit(ExitCode.NODE_FAILED if fails else ExitCode.OK)
 
 
 def _write_calibration(evidence: Evidence, output: Path) -> None:
-    measured = bandwidth.fabric(evidence)
+    measured = fabric.fabric(evidence)
     if measured is None or not measured.collectives:
         notice(f"{output} is not written: there is no measurement of two ranks or more")
         return
-    write_text(output, json.dumps(bandwidth.calibration(measured), indent=2) + "\n")
+    write_text(output, dumps(fabric.calibration(measured), indent=2) + "\n")
     notice(f"{output} written; use it with: dtrain plan --calibrate {output}")
 
 
-def _look(plan: LaunchPlan, options: Options) -> tuple[Evidence, tuple[Finding, ...]]:
-    # Session brings threads and transports, which `--help` has no use for.
-    from dtrain.session.preflight import THOROUGH, Preflight, over
-    from dtrain.transport.select import Transports
-
-    base = options.file.absolute().parent
+def _look(plan: LaunchPlan, base: Path, *, rendezvous: bool, bandwidth: bool) -> Evidence:
     transport = Transports(base, asker(), notice=notice)
     preflight = Preflight(plan, over(transport), base=base)
     try:
         evidence = preflight.look(THOROUGH)
-        if options.rendezvous:
+        if rendezvous:
             evidence = preflight.rehearse(evidence)
-        if options.bandwidth:
+        if bandwidth:
             evidence = preflight.measure(evidence)
-        return evidence, judge(evidence)
+        return evidence
     finally:
         preflight.close()
         transport.close()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -13,67 +13,75 @@ from dtrain.check import Evidence
 from dtrain.diagnostics import UsageError
 from dtrain.framing import clean
 from dtrain.launchplan import build
+from dtrain.session.preflight import Depth, Preflight, over
 from dtrain.spec.load import parse
-from dtrain_cli import first_file
+from dtrain.transport.select import Transports
+from dtrain_cli import first_file, output
 from dtrain_cli.commands.check import asker, notice, progress
 from dtrain_cli.files import write_text
 from dtrain_cli.views import names
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The command line of `dtrain init`; None where an option is absent."""
-
-    file: Path
-    hosts: str | None
-    framework: str | None
-    script: str | None
-    user: str | None
-    probe: bool | None
-    force: bool
-
-
-def init(options: Options) -> str:
-    """Write the file; what to do next, as text for stdout.
-
-    Raises UsageError if the file exists already, if an answer is missing and nobody is there to
-    ask, or if the answers make no cluster file.
-    """
-    if options.file.exists() and not options.force:
+def init(
+    file: Annotated[Path, typer.Argument(help="The file to write.", metavar="[FILE]")] = Path(
+        "cluster.yaml"
+    ),
+    hosts: Annotated[
+        str | None, typer.Option(help="The machines, e.g. gpu[01-08].", metavar="HOSTS")
+    ] = None,
+    framework: Annotated[
+        str | None, typer.Option(help="torch or tensorflow.", metavar="NAME")
+    ] = None,
+    script: Annotated[str | None, typer.Option(help="The training script.", metavar="FILE")] = None,
+    user: Annotated[
+        str | None, typer.Option(help="SSH user (default: from ssh config).", metavar="NAME")
+    ] = None,
+    probe: Annotated[
+        bool | None,
+        typer.Option("--probe/--no-probe", help="Look at the hosts over SSH; default: ask."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+) -> None:
+    """Write a first cluster file from your answers."""
+    if file.exists() and not force:
         raise UsageError(
-            f"{str(options.file)!r} exists already",
+            f"{str(file)!r} exists already",
             hint="name another file, or replace it with --force",
         )
-    answers = _answers(options)
-    probe = options.probe
+    answers = first_file.Answers(
+        _hosts(hosts or _ask("--hosts", "Hosts, as ssh knows them (such as gpu[01-08])")),
+        _framework(framework or _ask("--framework", "Framework, torch or tensorflow", "torch")),
+        script or _ask("--script", "Training script", "train.py"),
+        user,
+    )
     if probe is None:
         probe = _interactive() and typer.confirm("Look at the hosts over SSH now?", default=True)
-    evidence = _look(answers, options.file) if probe else None
+    evidence = _look(answers, file) if probe else None
     text = first_file.text(answers, evidence)
-    parse(text, str(options.file))  # what is written here can be launched
-    write_text(options.file, text)
+    parse(text, str(file))  # what is written here can be launched
+    write_text(file, text)
     unreached = [failure.host for failure in evidence.failures] if evidence else []
-    said = f"{options.file} written\n"
+    said = f"{file} written\n"
     for failure in evidence.failures if evidence else ():
         said += f"not reached: {clean(failure.message)}\n"
     if unreached:
-        said += f"correct that, then look again: dtrain check {options.file}\n"
+        said += f"correct that, then look again: dtrain check {file}\n"
     elif "CHANGE" in text:
         said += "change what is marked CHANGE in it\n"
-    return said + f"next: dtrain check {options.file}, then dtrain launch {options.file}\n"
+    output.write(said + f"next: dtrain check {file}, then dtrain launch {file}\n")
 
 
-def _answers(options: Options) -> first_file.Answers:
-    hosts = options.hosts or _ask("--hosts", "Hosts, as ssh knows them (such as gpu[01-08])")
+def _hosts(text: str) -> tuple[str, ...]:
     try:
-        unfolded = hostlist.unfold(hosts)
+        return hostlist.unfold(text)
     except hostlist.HostListError as error:
-        raise UsageError(f"--hosts {hosts}: {error}", hint=error.hint) from None
-    framework = options.framework or _ask("--framework", "Framework, torch or tensorflow", "torch")
-    if framework not in ("torch", "tensorflow"):
-        raise UsageError(f"--framework {framework}: known are torch and tensorflow")
-    script = options.script or _ask("--script", "Training script", "train.py")
-    return first_file.Answers(unfolded, framework, script, options.user)
+        raise UsageError(f"--hosts {text}: {error}", hint=error.hint) from None
+
+
+def _framework(name: str) -> str:
+    if name not in ("torch", "tensorflow"):
+        raise UsageError(f"--framework {name} is unknown", hint="use torch or tensorflow")
+    return name
 
 
 def _ask(option: str, question: str, default: str | None = None) -> str:
@@ -90,9 +98,6 @@ def _interactive() -> bool:
 
 
 def _look(answers: first_file.Answers, file: Path) -> Evidence:
-    from dtrain.session.preflight import Depth, Preflight, over
-    from dtrain.transport.select import Transports
-
     # One GPU makes the look ask about GPUs.
     draft = first_file.text(answers, None).replace("gpus: 0", "gpus: 1", 1)
     plan = build(parse(draft, str(file)), local_python=sys.executable)

@@ -4,55 +4,95 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.launchplan import LaunchPlan, build
 from dtrain.record import Request
-from dtrain.spec.load import contents
-from dtrain.spec.model import ClusterFile
 from dtrain.spec.report import render_warnings
 from dtrain_cli.commands.secrets import secret_values
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.detachment import Detachment
+from dtrain_cli.output import write
 from dtrain_cli.views import Filters
 
 _RENDERED = re.compile(r"(?!\.\.?/)[A-Za-z0-9._:-]+/[a-z]+-[0-9]+\.(?:sh|env)")
 """What a dry run names its files."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The command line of `dtrain launch`."""
-
-    file: Path
-    args: Sequence[str] = ()
-    """Added to ``job.args``."""
-    json: bool = False
-    fold: bool = False
-    ranks: str | None = None
-    hosts: str | None = None
-    tensorboard: bool = False
-    detach: bool = False
-    check: bool = True
-    """Whether to look at the hosts before anything is prepared on them."""
-
-
-def launch(options: Options) -> ExitCode:
-    """Run the job of a cluster file until nothing of it is left; returns the exit code.
-
-    With ``detach``, until all workers have been started: the launch goes on in the background.
-    """
-    request, spec = _request(options)
-    filters = Filters(ranks(options.ranks, spec), hosts(options.hosts, spec))
+def launch(
+    file: Annotated[Path, typer.Argument(help="The cluster file.", metavar="FILE")],
+    args: Annotated[
+        list[str] | None,
+        typer.Argument(help="Arguments for the script, after --.", metavar="ARGS"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be started; touch no host.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --dry-run: write a script and its environment for each process.",
+            metavar="DIR",
+        ),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="JSON: the dry run's plan, or one event per line.")
+    ] = False,
+    rank: Annotated[
+        str | None, typer.Option(help="Show only these ranks' output, e.g. 0,4-7.", metavar="RANKS")
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Show only these hosts' output, e.g. gpu[01-03].", metavar="HOSTS"),
+    ] = None,
+    fold: Annotated[
+        bool, typer.Option("--fold", help="Show a line that several ranks write alike once.")
+    ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Bring the job's TensorBoard to this machine.")
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Go on in the background once it runs.")
+    ] = False,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Start without checking the hosts first.")
+    ] = False,
+) -> None:
+    """Start a job on all its hosts, stream its output, and clean up."""
+    if output is not None and not dry_run:
+        raise UsageError("--output is for --dry-run", hint="add --dry-run")
+    if dry_run and (rank is not None or host is not None or fold):
+        raise UsageError("--rank, --host and --fold have no effect with --dry-run")
+    # A script asks for a TensorBoard through `dtrain.runtime`, which starts one only if told to.
+    env = {"DTRAIN_TENSORBOARD": "1"} if tensorboard else {}
+    request = Request.of(file, args=args or (), env=env, check=not no_check)
+    spec = request.spec()
+    if spec.warnings and sys.stderr is not None:
+        sys.stderr.write(render_warnings(spec.warnings))
+    if dry_run:
+        write(rendered(build(spec), json=json, output=output))
+        return
+    filters = Filters(ranks(rank, spec), hosts(host, spec))
     secrets = secret_values(spec)
-    if not options.detach:
-        return _launch(options, request, filters, secrets, Detachment.none())
-    detachment = Detachment()
-    if detachment.in_background:
-        raise SystemExit(_launch(options, request, filters, secrets, detachment))
+    detachment = Detachment() if detach else Detachment.none()
+    if detach and not detachment.in_background:
+        raise typer.Exit(_await_start(detachment, json=json))
+    # A session brings threads and transports, which a dry run does not need.
+    from dtrain_cli.commands.watch import Watch
+
+    with Watch(request, json, filters, fold, detachment) as watch:
+        if spec.job.strategy_reason:
+            watch.view.notice(f"strategy auto is {spec.job.strategy}: {spec.job.strategy_reason}")
+        code = watch.until_over(lambda session: session.run(secrets), stopping=True)
+    raise typer.Exit(code)
+
+
+def _await_start(detachment: Detachment, *, json: bool) -> ExitCode:
+    """Wait until the process in the background has started all workers, or failed."""
     begun = detachment.wait()
     if isinstance(begun, ExitCode):
         return begun
@@ -60,60 +100,23 @@ def launch(options: Options) -> ExitCode:
         f"dtrain: it goes on in the background; `dtrain attach {begun}` shows it,"
         f" `dtrain stop {begun}` ends it\n"
     )
-    if not options.json:
+    if not json:
         sys.stdout.write(f"{begun}\n")
     return ExitCode.OK
 
 
-def _launch(
-    options: Options,
-    request: Request,
-    filters: Filters,
-    secrets: dict[str, str],
-    detachment: Detachment,
-) -> ExitCode:
-    # A session brings threads and transports, which a dry run and `--help` have no use for.
-    from dtrain_cli.commands.watch import Watch
+def rendered(plan: LaunchPlan, *, json: bool = False, output: Path | None = None) -> str:
+    """A dry run, as text for stdout; written into the folder ``output`` if given.
 
-    with Watch(request, options.json, filters, options.fold, detachment) as watch:
-        spec = request.spec()
-        if spec.job.strategy_reason:
-            watch.view.notice(f"strategy auto is {spec.job.strategy}: {spec.job.strategy_reason}")
-        return watch.until_over(lambda session: session.run(secrets), stopping=True)
-
-
-def dry_run(options: Options, output: Path | None) -> str:
-    """What a launch would execute, as text for stdout; written into ``output`` if given.
-
-    Touches no network and no clock, and gives the same bytes wherever it runs.
+    Touches no network and no clock, and gives the same bytes on every machine.
     """
-    from dtrain_cli.views import plan as plan_view
+    from dtrain_cli.views import plan as view
 
-    _, spec = _request(options)
-    plan = build(spec)
     if output is not None:
-        count = _write(plan, plan_view.as_json(plan), output)
-        if not options.json:
+        count = _write(plan, view.as_json(plan), output)
+        if not json:
             return f"{count} files for {len(plan.hosts)} hosts written to {output}\n"
-    return plan_view.as_json(plan) if options.json else plan_view.as_text(plan)
-
-
-def _request(options: Options) -> tuple[Request, ClusterFile]:
-    """What is asked for, and what it comes to; the file's warnings go to stderr."""
-    # A script asks for a TensorBoard through `dtrain.runtime`, which starts one only if told to.
-    wanted = {"DTRAIN_TENSORBOARD": "1"} if options.tensorboard else {}
-    request = Request(
-        file=str(options.file),
-        folder=str(options.file.absolute().parent),
-        text=contents(options.file).decode(errors="surrogateescape"),
-        args=tuple(options.args),
-        env=wanted,
-        check=options.check,
-    )
-    spec = request.spec()
-    if spec.warnings and sys.stderr is not None:
-        sys.stderr.write(render_warnings(spec.warnings))
-    return request, spec
+    return view.as_json(plan) if json else view.as_text(plan)
 
 
 def _write(plan: LaunchPlan, manifest: str, output: Path) -> int:

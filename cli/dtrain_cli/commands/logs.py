@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Annotated
 
-from dtrain.diagnostics import ExitCode
+import typer
+
+from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.journal import JournalReader
 from dtrain.launchplan import LaunchPlan
 from dtrain.logs.store import RunFolder, Stream
 from dtrain.record import Record
+from dtrain.spec.schema import seconds
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.commands.watch import Departure, on_signals
 from dtrain_cli.views import Filters, View, make_view
@@ -20,35 +24,58 @@ POLL = 0.1
 """Seconds between two looks at files that may have grown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The command line of `dtrain logs`."""
-
-    run: str
-    follow: bool
-    json: bool
-    fold: bool
-    ranks: str | None
-    hosts: str | None
-    since: float | None
-    """Seconds; what came before is left out."""
-
-
-def logs(options: Options) -> ExitCode:
-    """Show a run's output, and with ``follow`` what comes as it comes, until the run is over."""
-    folder = RunFolder.find(options.run)
+def logs(
+    run: Annotated[str, typer.Argument(help="A run, or how its name begins.", metavar="RUN")],
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as output comes, until the run is over.")
+    ] = False,
+    rank: Annotated[
+        str | None, typer.Option(help="Only these ranks' output, e.g. 0,4-7.", metavar="RANKS")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Only these hosts' output.", metavar="HOSTS")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Only what came in this time, e.g. 10m.", metavar="TIME")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    fold: Annotated[
+        bool, typer.Option("--fold", help="Show a line that several ranks write alike once.")
+    ] = False,
+) -> None:
+    """Show the output of a run's workers."""
+    age = None if since is None else seconds(since)
+    if since is not None and age is None:
+        raise UsageError(f"--since {since}: not a duration", hint="write e.g. 30s, 10m or 1h30m")
+    folder = RunFolder.find(run)
     record = Record.load(folder.path)
-    plan, spec = record.plan(), record.request.spec()
-    filters = Filters(ranks(options.ranks, spec), hosts(options.hosts, spec))
+    spec = record.request.spec()
+    filters = Filters(ranks(rank, spec), hosts(host, spec))
     departure = Departure()
-    view = make_view(options.json, sys.stdout, sys.stderr, filters, options.fold, departure.ask)
+    view = make_view(json, sys.stdout, sys.stderr, filters, fold, departure.ask)
+    _show(view, folder, record, departure, follow=follow, age=age)
+    raise typer.Exit(ExitCode.INTERRUPTED if departure.asked else ExitCode.OK)
+
+
+def _show(
+    view: View,
+    folder: RunFolder,
+    record: Record,
+    departure: Departure,
+    *,
+    follow: bool,
+    age: float | None,
+) -> None:
+    """Show a run's output, and with ``follow`` new output until the run is over. Output older than
+    ``age`` seconds is left out."""
+    plan = record.plan()
     view.known(plan)
     journal = JournalReader(folder.journal)
     with on_signals(departure.ask):
-        if options.since is not None:
-            _skip(view, _streams(folder, plan, record.attempt), folder, time.time() - options.since)
+        if age is not None:
+            _skip(view, _streams(folder, plan, record.attempt), folder, time.time() - age)
         while True:
-            going_on = options.follow and folder.in_charge() is not None
+            going_on = follow and folder.in_charge() is not None
             if "attempt" in {event["event"] for event in journal.read()}:
                 record = Record.load(folder.path)
                 plan = record.plan()
@@ -59,7 +86,6 @@ def logs(options: Options) -> ExitCode:
         view.close()
         while not view.wait(POLL) and not departure.asked:
             pass
-    return ExitCode.INTERRUPTED if departure.asked else ExitCode.OK
 
 
 def _streams(folder: RunFolder, plan: LaunchPlan, attempts: int) -> dict[Stream, int]:

@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated
+
+import typer
 
 from dtrain.diagnostics import UsageError
 from dtrain.logs.store import RunFolder
 from dtrain.record import Record
 from dtrain.session.status import RunStatus, status, statuses
+from dtrain_cli import output
 from dtrain_cli.views import runs as view
 
 
-def ps(run: str | None, *, json: bool, everything: bool) -> str:
-    """Text for stdout."""
+def ps(
+    run: Annotated[
+        str | None, typer.Argument(help="One run, with its hosts.", metavar="[RUN]")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="All runs; default: active ones, or the last five.")
+    ] = False,
+) -> None:
+    """List the runs of this machine."""
     if run is not None:
-        folder = RunFolder.find(run)
-        one = status(folder)
-        if one is None:
-            raise UsageError(
-                f"{folder.path}: written by another version of dtrain",
-                hint="its logs folder can be read as it is",
-            )
-        if one.state == "unattended":
-            one = _asked(one, Record.load(folder.path))
-        return view.as_json([one]) if json else view.details(one)
+        one = _one(run)
+        output.write(view.as_json([one]) if json else view.details(one))
+        return
     found = statuses()
     shown = found if everything else [one for one in found if one.report is None] or found[-5:]
-    return view.as_json(shown) if json else view.table(shown, of=len(found))
+    output.write(view.as_json(shown) if json else view.table(shown, of=len(found)))
+
+
+def _one(run: str) -> RunStatus:
+    folder = RunFolder.find(run)
+    one = status(folder)
+    if one is None:
+        raise UsageError(
+            f"{folder.path}: written by another version of dtrain",
+            hint="its logs folder can be read as it is",
+        )
+    if one.state == "unattended":
+        one = _asked(one, Record.load(folder.path))
+    return one
 
 
 def _asked(run: RunStatus, record: Record) -> RunStatus:

@@ -8,7 +8,9 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from typing import Annotated
+
+import typer
 
 from dtrain.cause import Report
 from dtrain.diagnostics import ExitCode, UsageError
@@ -24,17 +26,15 @@ LETTING_GO = 5.0
 """Seconds that a process has to go after the run is over: nobody may read what it shows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The command line of `dtrain stop`."""
+def stop(
+    run: Annotated[str, typer.Argument(help="A run, or how its name begins.", metavar="RUN")],
+    force: Annotated[bool, typer.Option("--force", help="Kill at once, without TERM.")] = False,
+) -> None:
+    """Stop a run on all its hosts."""
+    raise typer.Exit(_stop(RunFolder.find(run), force))
 
-    run: str
-    force: bool
 
-
-def stop(options: Options) -> ExitCode:
-    """End a run and see that nothing is left of it."""
-    folder = RunFolder.find(options.run)
+def _stop(folder: RunFolder, force: bool) -> ExitCode:
     departure = Departure()
     waited = False
     asked: set[int] = set()
@@ -44,10 +44,10 @@ def stop(options: Options) -> ExitCode:
             claim = folder.claim()
             if claim is not None:
                 try:
-                    return _end(options, folder, departure)
+                    return _end(folder, force, departure)
                 finally:
                     claim.release()
-            _ask(options, folder, asked, departure)
+            _ask(folder, force, asked, departure)
             waited = True
     if not waited:
         raise UsageError(f"run {folder.name} is over already")
@@ -59,14 +59,14 @@ def _is_over(folder: RunFolder) -> bool:
     return ending(folder) is not None and not Record.load(folder.path).stray
 
 
-def _end(options: Options, folder: RunFolder, departure: Departure) -> ExitCode:
+def _end(folder: RunFolder, force: bool, departure: Departure) -> ExitCode:
     """Nobody is in charge of the run: take charge, and end it, or what it has left behind."""
     record = Record.load(folder.path)
     with Watch(record.request, False, Filters(), False, Detachment.none()) as watch:
         watch.view.mute()
         if ending(folder) is not None:
             return watch.clean(record, folder)
-        for _ in range(2 if options.force else 1):
+        for _ in range(2 if force else 1):
             watch.stop("dtrain stop")
 
         def work(session: Session) -> Report:
@@ -79,7 +79,7 @@ def _end(options: Options, folder: RunFolder, departure: Departure) -> ExitCode:
     return ExitCode.OK if code is ExitCode.INTERRUPTED else code
 
 
-def _ask(options: Options, folder: RunFolder, asked: set[int], departure: Departure) -> None:
+def _ask(folder: RunFolder, force: bool, asked: set[int], departure: Departure) -> None:
     """Have the process in charge end the run, and wait until it has gone. ``asked`` are those that
     have been asked before."""
     view = make_view(False, sys.stdout, sys.stderr, Filters(), False, departure.ask)
@@ -94,7 +94,7 @@ def _ask(options: Options, folder: RunFolder, asked: set[int], departure: Depart
         if pid is not None and pid not in asked:
             asked.add(pid)
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, INSIST if options.force else signal.SIGTERM)
+                os.kill(pid, INSIST if force else signal.SIGTERM)
                 os.kill(pid, signal.SIGCONT)  # Ctrl-Z may have stopped it
         # Somebody else may take charge when it leaves, and is to be asked in its turn.
         follower.follow(lambda seconds: departure.wait(seconds) or folder.in_charge() != pid)

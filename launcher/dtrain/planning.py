@@ -1,0 +1,419 @@
+"""From what somebody asks of the planner to a `Question`: a model named in one of four ways, a
+cluster from options or a cluster file, and defaults for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.cluster.hardware import (
+    PRECISIONS,
+    Cluster,
+    Gpu,
+    Hardware,
+    Precision,
+    hardware,
+)
+from dtrain.parallelism.layout import Layout
+from dtrain.parallelism.model.shape import Shape
+from dtrain.parallelism.model.sizes import parse_count, shape_for_size, shape_from_sizes
+from dtrain.parallelism.question import Answer, Question, usual_batch
+
+if TYPE_CHECKING:
+    from dtrain.parallelism.cluster.efficiency import Efficiency
+    from dtrain.spec.model import ClusterFile
+
+_T = TypeVar("_T")
+
+USUAL_GPU, USUAL_HOSTS = "a100-80gb", 8
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What to plan for; None where the cluster file or a default decides.
+
+    Name the model in one way: ``model_size``, ``model``, ``model_config`` or ``sizes``.
+    """
+
+    file: Path | None = None
+    """A cluster file: its hosts, GPUs and network."""
+    model_size: str | None = None
+    """Parameter count such as ``100B``."""
+    model: str | None = None
+    """Name of a well-known model."""
+    model_config: Path | None = None
+    """A Hugging Face ``config.json``."""
+    sizes: Mapping[str, int | None] = field(default_factory=dict)
+    """``layers``, ``hidden``, ``heads``, ``kv_heads``, ``ffn_hidden``, ``experts`` and
+    ``experts_per_token``."""
+    vocab: int | None = None
+    seq_len: int | None = None
+    global_batch: int | None = None
+    tokens: str | None = None
+    precision: str | None = None
+    gpus: int | None = None
+    gpu: str | None = None
+    gpus_per_host: int | None = None
+    network_gbps: float | None = None
+    hardware: Path | None = None
+    calibrate: Path | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of a layout that may have only one value."""
+    framework: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Posed:
+    """A question with what the answer's views need beside it."""
+
+    question: Question
+    framework: str
+    """``torch`` or ``tensorflow``."""
+    spec: ClusterFile | None
+    hardware: Hardware
+    notes: tuple[str, ...]
+    """What was assumed or overruled, for people."""
+
+
+def pose(request: PlanRequest) -> Posed:
+    """The question that a request comes to.
+
+    Raises UsageError, or SpecError where the cluster file is wrong.
+    """
+    spec = _spec(request.file)
+    table = _table(request.hardware)
+    where = _Where(request, spec, table)
+    cluster = where.cluster()
+    shape = _shape(request, spec)
+    precision, note = _precision(request, spec, cluster.gpu)
+    batch, batch_source = _batch(request, spec, shape, cluster)
+    question = Question(
+        shape,
+        cluster,
+        _efficiency(request, cluster),
+        batch,
+        precision=precision,
+        fixed=request.fixed,
+        tokens=None if request.tokens is None else parse_count(request.tokens, "--tokens"),
+        cluster_source=where.source,
+        batch_source=batch_source,
+    )
+    notes = (*where.overruled, *([note] if note else []))
+    return Posed(question, _framework(request, spec), spec, table, notes)
+
+
+def written(answer: Answer, text: str | None, spec: ClusterFile | None, *, file: str) -> str:
+    """The cluster file ``text`` with the best layout in it; a new file where ``text`` is None.
+
+    ``file`` is the name for messages. Raises UsageError if no layout fits, and SpecError if
+    ``text`` is not a cluster file.
+    """
+    from dtrain.spec.edit import new_file, write_layout
+
+    if not answer.fits:
+        raise UsageError(
+            f"no layout fits, so nothing is written to {file!r}",
+            hint="leave --output out to see what would fit",
+        )
+    layout, training, strategy = _keys(answer, spec)
+    if text is not None:
+        return write_layout(text, layout, training, strategy=strategy, file=file)
+    cluster = answer.question.cluster
+    width = max(2, len(str(cluster.hosts)))
+    return new_file(
+        [f"gpu{number:0{width}}" for number in range(1, cluster.hosts + 1)],
+        cluster.gpus_per_host,
+        layout,
+        training,
+        gpu=cluster.gpu.name,
+        gbps=cluster.network * 8,
+        strategy=strategy,
+        file=file,
+    )
+
+
+def _framework(request: PlanRequest, spec: ClusterFile | None) -> str:
+    framework = request.framework or (spec.job.framework if spec else "torch")
+    if framework not in ("torch", "tensorflow"):
+        raise UsageError(
+            f"--framework {framework} is not one that dtrain plans for",
+            hint="torch or tensorflow",
+        )
+    return framework
+
+
+# The model.
+
+
+def _shape(request: PlanRequest, spec: ClusterFile | None) -> Shape:
+    """The model's shape, from exactly one of the four ways of naming one."""
+    sizes = {name: value for name, value in request.sizes.items() if value is not None}
+    ways = {
+        "--model-size": request.model_size,
+        "--model": request.model,
+        "--model-config": request.model_config,
+        " ".join(f"--{name.replace('_', '-')}" for name in sizes): sizes or None,
+    }
+    given = [way for way, value in ways.items() if value is not None]
+    if not given:
+        raise UsageError(
+            "no model to plan for",
+            hint=(
+                "say --model-size 100B, --model llama-3-70b, --model-config config.json, or "
+                "--layers and --hidden"
+            ),
+        )
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} each describe a model", hint="keep one of them")
+    training = spec.job.training if spec else None
+    seq_len = request.seq_len or (training.seq_len if training else None)
+    if request.seq_len is not None and request.seq_len < 1:
+        raise UsageError(f"--seq-len {request.seq_len} is not a length", hint="such as 4096")
+    if request.model_size is not None:
+        return shape_for_size(parse_count(request.model_size), seq_len=seq_len, vocab=request.vocab)
+    if sizes:
+        missing = [name for name in ("layers", "hidden") if name not in sizes]
+        if missing:
+            raise UsageError(
+                f"{given[0]}: --{' and --'.join(missing)} missing",
+                hint="a model's sizes are at least --layers and --hidden",
+            )
+        return shape_from_sizes(
+            layers=sizes["layers"],
+            hidden=sizes["hidden"],
+            heads=sizes.get("heads"),
+            kv_heads=sizes.get("kv_heads"),
+            ffn_hidden=sizes.get("ffn_hidden"),
+            vocab=request.vocab,
+            seq_len=seq_len,
+            experts=sizes.get("experts", 0),
+            experts_per_token=sizes.get("experts_per_token"),
+        )
+    if request.vocab is not None and request.vocab < 1:
+        raise UsageError(f"--vocab {request.vocab} is not a vocabulary", hint="such as 128256")
+    if request.model_config is not None:
+        from dtrain.parallelism.model.huggingface import shape_from_config
+
+        shape = _parsed(request.model_config, shape_from_config)
+    else:
+        from dtrain.parallelism.model.models import model
+
+        shape = model(request.model or "")
+    return replace(shape, seq_len=seq_len or shape.seq_len, vocab=request.vocab or shape.vocab)
+
+
+# Where.
+
+
+@dataclass(slots=True)
+class _Where:
+    """The cluster, from options, else the cluster file, else 8 hosts of 8 A100s."""
+
+    request: PlanRequest
+    spec: ClusterFile | None
+    table: Hardware
+    overruled: list[str] = field(default_factory=list)
+    source: str = ""
+
+    def cluster(self) -> Cluster:
+        request = self.request
+        chosen = (request.gpus, request.gpu, request.gpus_per_host, request.network_gbps)
+        if self.spec is None:
+            if all(value is None for value in chosen):
+                self.source = "assumed: give a cluster file, or --gpus and --gpu, for yours"
+            gpu = self.table.gpu(request.gpu or USUAL_GPU)
+            per_host = request.gpus_per_host
+            usual = per_host or self.table.machine(gpu.machine).gpus_per_host
+            gpus = USUAL_HOSTS * usual if request.gpus is None else request.gpus
+            if self.source == "" and (request.gpus is None or request.gpu is None):
+                assumed = [f"--gpus {gpus}"] * (request.gpus is None)
+                assumed += [f"--gpu {gpu.name}"] * (request.gpu is None)
+                self.source = f"assumed: {', '.join(assumed)}"
+            return self.table.cluster(
+                gpu, gpus, gpus_per_host=per_host, network_gbps=request.network_gbps
+            )
+        return self._of_file(self.spec)
+
+    def _of_file(self, spec: ClusterFile) -> Cluster:
+        request, name = self.request, str(self.request.file)
+        self.source = f"from {name}"
+        hosts = spec.cluster.hosts
+        per_host = request.gpus_per_host
+        gpus = request.gpus
+        if per_host is None:
+            counts = sorted({len(host.gpus) for host in hosts})
+            if len(counts) > 1:
+                raise UsageError(
+                    f"{name}: hosts have {', '.join(map(str, counts[:-1]))} and {counts[-1]} GPUs, "
+                    "and a layout needs as many on each",
+                    hint=f"list equal hosts alone, or plan for --gpus-per-host {counts[0] or 1}",
+                )
+            per_host = counts[0]
+            if not per_host and gpus is None:
+                raise UsageError(
+                    f"{name}: its hosts have no GPUs, and layouts are planned for GPUs",
+                    hint="set cluster.gpus, or say --gpus and --gpus-per-host",
+                )
+        if gpus is None:
+            gpus = len(hosts) * per_host
+        gpu_name = request.gpu or spec.cluster.gpu
+        if gpu_name is None:
+            raise UsageError(
+                f"{name} does not say which GPU its hosts have",
+                hint=f"add 'gpu: {USUAL_GPU}' to cluster, or say --gpu {USUAL_GPU}",
+            )
+        gbps = spec.cluster.gbps if request.network_gbps is None else request.network_gbps
+        for name_of_option, value, of_file in (
+            ("--gpu", request.gpu, spec.cluster.gpu),
+            ("--gpus", request.gpus, sum(len(host.gpus) for host in hosts)),
+            ("--network-gbps", request.network_gbps, spec.cluster.gbps),
+        ):
+            if value is not None and of_file is not None and value != of_file:
+                self.overruled.append(f"{name_of_option} {value} goes before {of_file} of {name}")
+        cluster = self.table.cluster(
+            self.table.gpu(gpu_name), gpus, gpus_per_host=per_host or None, network_gbps=gbps
+        )
+        if gbps is None and cluster.hosts > 1:
+            self.overruled.append(
+                f"{name} has no network.gbps: {cluster.network * 8:g} Gb/s is usual for "
+                f"{cluster.gpu.name}"
+            )
+        return cluster
+
+
+def _spec(path: Path | None) -> ClusterFile | None:
+    if path is None:
+        return None
+    from dtrain.spec.load import read
+
+    # What the file says of how to split is what a plan is to say anew.
+    return read(path, without=("strategy", "layout", "roles"))
+
+
+def _table(path: Path | None) -> Hardware:
+    return hardware() if path is None else _parsed(path, hardware().extended)
+
+
+def _efficiency(request: PlanRequest, cluster: Cluster) -> Efficiency:
+    from dtrain.parallelism.cluster.efficiency import of_family
+
+    made = of_family(cluster.gpu.family)
+    if request.calibrate is None:
+        return made
+    from dtrain.parallelism.cluster.calibration import read
+
+    return _parsed(
+        request.calibrate,
+        lambda text, where: read(text, where, made, cluster.gpu, cluster.network),
+    )
+
+
+def _parsed(path: Path, parse: Callable[[str, str], _T]) -> _T:
+    """What ``parse`` makes of a user's file and its name. Raises UsageError."""
+    try:
+        return parse(_text(path), str(path))
+    except RecursionError:
+        raise UsageError(f"{str(path)!r} is nested too deeply to be what it should be") from None
+
+
+def _text(path: Path) -> str:
+    """A user's own file of UTF-8. Raises UsageError."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError(f"{str(path)!r} is not a text file") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(
+            f"{str(path)!r} cannot be read: {(reason or str(error)).lower()}"
+        ) from None
+
+
+# How.
+
+
+def _precision(request: PlanRequest, spec: ClusterFile | None, gpu: Gpu) -> tuple[Precision, str]:
+    """Of the computation, and a note where it was not a choice."""
+    training = spec.job.training if spec else None
+    wanted = request.precision or (training.precision if training else None)
+    if wanted == "tf32" and request.precision is None:
+        wanted = "fp32"
+    if wanted is None:
+        if "bf16" in gpu.flops:
+            return "bf16", ""
+        first: Precision = next(one for one in PRECISIONS if one in gpu.flops)
+        return first, f"{gpu.name} does not multiply in bf16: planned for {first}"
+    for precision in PRECISIONS:
+        if precision == wanted:
+            gpu.peak(precision)
+            return precision, ""
+    raise UsageError(
+        f"--precision {wanted} is not one of {', '.join(PRECISIONS)}",
+        hint="bf16 is usual; fp8 needs an H100 or newer",
+    )
+
+
+def _batch(
+    request: PlanRequest, spec: ClusterFile | None, shape: Shape, cluster: Cluster
+) -> tuple[int, str]:
+    """Sequences in a step, and where that comes from."""
+    if request.global_batch is not None:
+        if request.global_batch < 1:
+            raise UsageError(
+                f"--global-batch {request.global_batch} is not a batch", hint="at least 1 sequence"
+            )
+        return request.global_batch, ""
+    training = spec.job.training if spec else None
+    if training and training.global_batch:
+        return training.global_batch, f"from {request.file}"
+    batch = usual_batch(shape.seq_len, cluster.gpus)
+    return batch, "assumed: --global-batch sets another"
+
+
+# The cluster file.
+
+
+def _keys(
+    answer: Answer, spec: ClusterFile | None
+) -> tuple[dict[str, object], dict[str, object], str]:
+    """The keys of the layout and the training that go into a cluster file, and the strategy."""
+    # Only here: a plan that is not written down needs nothing of cluster files.
+    from dtrain.runtime.layout import Layout as LaunchLayout
+    from dtrain.spec.layouts import strategy_of
+
+    layout, plain = answer.best.layout, Layout()
+    always: tuple[str, ...] = (
+        "tensor",
+        "pipeline",
+        "data",
+        "sharding",
+        "micro_batch",
+        "grad_accumulation",
+    )
+    if layout.tensor > 1:
+        # A strategy may take it for granted, where a plan has decided against it.
+        always += ("sequence_parallel",)
+    values: dict[str, Any] = {
+        name: getattr(layout, name)
+        for name in (
+            "tensor", "pipeline", "virtual_pipeline", "context", "expert", "data", "sharding",
+            "shard", "micro_batch", "grad_accumulation", "recompute", "sequence_parallel",
+            "offload",
+        )
+        if name in always or getattr(layout, name) != getattr(plain, name)
+    }  # fmt: skip
+    training: dict[str, object] = {
+        "global_batch": layout.global_batch,
+        "precision": _kept(layout.precision, spec),
+        "seq_len": answer.question.shape.seq_len,
+    }
+    return values, training, strategy_of(LaunchLayout(**values))
+
+
+def _kept(precision: str, spec: ClusterFile | None) -> str:
+    """``tf32`` where a file says so: it is planned for as fp32."""
+    now = spec.job.training.precision if spec and spec.job.training else None
+    return "tf32" if now == "tf32" and precision == "fp32" else precision
