@@ -49,8 +49,9 @@ def check(
 ) -> None:
     """Find what would make a job fail, hang or slow down.
 
-    Looks at all hosts at once. Starts no job, but runs the setup lines and imports the framework as a launch would. Exit code 3
-    means that a launch would fail, 0 that nothing is worse than a warning.
+    Looks at all hosts at once. Starts no job, but runs the setup lines and imports the framework
+    as a launch would. Exit code 3 means that a launch would fail, 0 that nothing is worse than a
+    warning.
     """
     spec = read(file)
     if bandwidth and spec.job.framework != "torch":
