@@ -557,7 +557,7 @@ def keep(count: int, port: int, home_size: str) -> None:
             f"  overrides:\n{hosts}"
             f"job:\n"
             f"  framework: torch\n"
-            f"  script: {Path(__file__).resolve().parent / 'train_lm.py'}\n"
+            f"  script: {Path(__file__).resolve().parent / 'recipes' / 'train_lm.py'}\n"
             f"  args: [--steps, 100]",
             flush=True,
         )

@@ -26,7 +26,7 @@ from typing import Any
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cluster.efficiency import of_family
-from published_runs import Run, read
+from planner.published_runs import Run, read
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "parallelism" / "data"
 RUNS = (DATA / "published_runs.csv", DATA / "published_runs_single_node.csv")

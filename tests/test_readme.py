@@ -297,7 +297,7 @@ dataset = Windows(bytes(range(256)) * 2, 32)
     script.write_text(
         f"{around}{loop}        if step == 3:\n            break\nprint('trained', step)\n"
     )
-    done = desk.run(f"python3 loop.py {ROOT / 'scripts'}")
+    done = desk.run(f"python3 loop.py {ROOT / 'scripts' / 'recipes'}")
     assert done.stdout == "trained 3\n", done.stderr
 
 

@@ -25,7 +25,7 @@ ELASTIC = {"elastic": {"min_hosts": 2}}
 
 
 class Training:
-    """A script of scripts/ on one worker of each host that is used; the others are spares."""
+    """A recipe on one worker of each host that is used; the others are spares."""
 
     def __init__(self, hosts: Hosts, launcher: Launcher) -> None:
         self.cluster, self.launcher = hosts(3), launcher

@@ -15,7 +15,7 @@ import pytest
 
 from cluster import Cluster
 from support.cluster import Launcher
-from support.recipes import GPT, SCRIPTS, alone, corpus, losses
+from support.recipes import GPT, RECIPES, alone, corpus, losses
 
 pytestmark = pytest.mark.netns
 Hosts = Callable[..., Cluster]
@@ -52,7 +52,7 @@ class TorchJob:
         document = {
             "framework": "torch",
             "strategy": strategy,
-            "script": str(SCRIPTS / "train_gpt.py"),
+            "script": str(RECIPES / "train_gpt.py"),
             "args": [*self._options, "--steps", str(steps), "--losses", str(file), *more],
             "training": {"global_batch": BATCH},
             **job,
@@ -143,7 +143,7 @@ def tensorflow_job(
     document = {
         "framework": "tensorflow",
         "strategy": strategy,
-        "script": str(SCRIPTS / "classify_images.py"),
+        "script": str(RECIPES / "classify_images.py"),
         "args": [*(options or IMAGES), "--losses", str(file)],
         **job,
     }

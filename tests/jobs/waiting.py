@@ -1,7 +1,7 @@
 """A training script, whose first attempt waits once WAIT_AT steps are done, before they are
 saved: as ranks do whose peer is gone.
 
-    waiting.py MODULE OPTIONS    MODULE is a script of scripts/: train_gpt, say
+    waiting.py MODULE OPTIONS    MODULE is a recipe of scripts/recipes/: train_gpt, say
 """
 
 import importlib
@@ -22,7 +22,7 @@ def progress_or_wait(step: int, **more: Any) -> None:
             time.sleep(1)
 
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts" / "recipes"))
 training: Any = importlib.import_module(sys.argv.pop(1))
 training.progress = progress_or_wait
 training.main()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cost.speed import flop_per_token
-from published_runs import Run, gpu_of, network_gbps, origin, read, rows, run_of
-from published_shapes import UnusableError
+from planner.published_runs import Run, gpu_of, network_gbps, origin, read, rows, run_of
+from planner.published_shapes import UnusableError
 from validate_planner import RUNS, outcome_of
 
 PLAIN = {

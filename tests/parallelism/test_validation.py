@@ -1,4 +1,4 @@
-"""scripts/validate_planner.py and scripts/fit_planner.py, and the planner's error itself."""
+"""scripts/validate_planner.py and scripts/planner/fit.py, and the planner's error itself."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import fit_planner
 import validate_planner
 from dtrain.parallelism.cluster.efficiency import FAMILIES
-from published_runs import Run, read, rows
+from planner import fit as fit_planner
+from planner.published_runs import Run, read, rows
 from validate_planner import RUNS
 
 SCRIPT = Path(validate_planner.__file__)

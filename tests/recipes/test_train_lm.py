@@ -15,7 +15,7 @@ from support.cluster import Launcher
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPE = ROOT / "scripts" / "train_lm.py"
+RECIPE = ROOT / "scripts" / "recipes" / "train_lm.py"
 STEP = re.compile(r"step (\d+)/(\d+) loss (\d+\.\d\d) \d+\.\dk tokens/s")
 
 

@@ -1,4 +1,4 @@
-"""The training scripts of scripts/, and what they do in one process alone."""
+"""The training scripts of scripts/recipes/, and what they do in one process alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 GPT = ["--width", "64", "--heads", "4", "--kv-heads", "4", "--context", "32"]
 GPT += ["--every", "1", "--lr", "0.01", "--warmup", "1"]
 """A small model for train_gpt.py that learns in a few steps."""
@@ -29,6 +29,6 @@ def losses(file: Path) -> list[float]:
 def alone(script: str, folder: Path, options: list[str]) -> list[float]:
     """The losses of one process that no launcher started."""
     file = folder / "losses.json"
-    command = [sys.executable, str(SCRIPTS / script), *options, "--losses", str(file)]
+    command = [sys.executable, str(RECIPES / script), *options, "--losses", str(file)]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     return losses(file)

@@ -17,7 +17,7 @@ import pytest
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
-SCRIPTS = REPOSITORY / "scripts"
+RECIPES = REPOSITORY / "scripts" / "recipes"
 CHECKS = HERE / "checks"
 
 
@@ -110,7 +110,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def base_environment() -> dict[str, str]:
-    paths = [str(REPOSITORY / "launcher"), str(SCRIPTS)]
+    paths = [str(REPOSITORY / "launcher"), str(RECIPES)]
     return {
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",
@@ -145,7 +145,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     options = ["--loop", "custom", "--steps", "120", "--losses", folder / "losses.json"]
     task = Task(
         "alone",
-        [str(SCRIPTS / "classify_images.py"), *map(str, options)],
+        [str(RECIPES / "classify_images.py"), *map(str, options)],
         folder,
         {**base_environment(), "DTRAIN_STRATEGY": "none"},
     )

@@ -3,7 +3,7 @@ most of the time. The checks are assertions in the programs."""
 
 import pytest
 
-from runtime.tensorflow.conftest import CHECKS, SCRIPTS
+from runtime.tensorflow.conftest import CHECKS, RECIPES
 
 pytestmark = pytest.mark.tensorflow
 
@@ -39,5 +39,5 @@ def test_the_recipes_read_the_formats_they_name(start) -> None:
 def test_texts_are_learned(start) -> None:
     """Always naming the largest of the 8 packages would get 0.2 of the held-out passages right."""
     options = ["--steps", "150", "--words", "5000", "--width", "32", "--lr", "0.005"]
-    task = start("none", [SCRIPTS / "classify_text.py", *options])["-0"]
+    task = start("none", [RECIPES / "classify_text.py", *options])["-0"]
     assert float(task.succeeds().rpartition("held-out accuracy ")[2]) > 0.6

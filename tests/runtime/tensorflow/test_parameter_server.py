@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from runtime.tensorflow.conftest import CHECKS, SCRIPTS, losses
+from runtime.tensorflow.conftest import CHECKS, RECIPES, losses
 
 pytestmark = pytest.mark.tensorflow
 
@@ -17,7 +17,7 @@ def accuracy(output: str) -> float:
 
 
 def test_a_custom_loop_converges_and_an_evaluator_follows(start, tmp_path) -> None:
-    command = [SCRIPTS / "classify_images.py", "--loop", "custom", "--steps", "160"]
+    command = [RECIPES / "classify_images.py", "--loop", "custom", "--steps", "160"]
     command += ["--checkpoint", tmp_path / "saved"]
     tasks = start("parameter_server", command, chief=1, worker=2, ps=1, evaluator=1)
     # A single process comes to 0.95 to 0.97.
@@ -32,7 +32,7 @@ def test_a_custom_loop_converges_and_an_evaluator_follows(start, tmp_path) -> No
 
 
 def test_a_stopped_job_saves_before_its_servers_leave_and_goes_on(start) -> None:
-    command = [SCRIPTS / "classify_text.py", "--checkpoint", "saved", "--every", "10"]
+    command = [RECIPES / "classify_text.py", "--checkpoint", "saved", "--every", "10"]
     command += ["--words", "9000", "--width", "16", "--steps", "400", "--lr", "0.01"]
     tasks = start("parameter_server", command, chief=1, worker=1, ps=2)
     tasks["chief-0"].wait_for("step 20/400")
@@ -50,7 +50,7 @@ def test_a_stopped_job_saves_before_its_servers_leave_and_goes_on(start) -> None
 
 def test_fit_takes_every_step_and_the_loss_of_a_server_is_told(start, tmp_path) -> None:
     """25 steps are no multiple of the 20 after which Keras calls back."""
-    command = [SCRIPTS / "classify_images.py", "--every", "20", "--losses", "losses.json"]
+    command = [RECIPES / "classify_images.py", "--every", "20", "--losses", "losses.json"]
     roles = {"chief": 1, "worker": 1, "ps": 1}
     tasks = start("parameter_server", [*command, "--steps", "25"], **roles)
     assert "held-out accuracy" in tasks["chief-0"].succeeds()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.tensorflow.conftest import SCRIPTS, losses
+from runtime.tensorflow.conftest import RECIPES, losses
 
 pytestmark = pytest.mark.tensorflow
 
-IMAGES = SCRIPTS / "classify_images.py"
+IMAGES = RECIPES / "classify_images.py"
 # Relative: each worker's folder is its own, as on hosts that share no file system.
 SAVING = ["--checkpoint", "saved", "--losses", "losses.json"]
 

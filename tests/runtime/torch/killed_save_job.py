@@ -13,10 +13,10 @@ from typing import Any
 import torch.distributed as dist
 from oracle import BATCH, SEED, Rows, meta_model, optimizer_of
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from train_gpt import cross_entropy, first_weights
 
 from dtrain.runtime import torch as parallel
 from dtrain.runtime.torch import checkpoint
-from train_gpt import cross_entropy, first_weights
 
 
 class Killed(FileSystemWriter):

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from oracle import BATCH, SEED, STEPS, Rows, expected, meta_model, optimizer_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from train_gpt import cross_entropy, first_weights
 
 from dtrain.runtime import torch as parallel
 from dtrain.runtime.torch import checkpoint
-from train_gpt import cross_entropy, first_weights
 
 
 def whole_weights(model: parallel.ParallelModel) -> dict[str, Tensor]:

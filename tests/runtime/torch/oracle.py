@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from train_gpt import GPT, Attention, Config, cross_entropy, first_weights, rotate
 
 from dtrain.runtime.torch.weights import Materializer
-from train_gpt import GPT, Attention, Config, cross_entropy, first_weights, rotate
 
 SEED = 3
 BATCH = 8

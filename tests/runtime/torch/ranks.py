@@ -20,7 +20,7 @@ def start(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    sources = [ROOT / "launcher", ROOT / "scripts", HERE]
+    sources = [ROOT / "launcher", ROOT / "scripts" / "recipes", HERE]
     shared = {
         **{key: value for key, value in os.environ.items() if not key.startswith("DTRAIN_")},
         "PYTHONPATH": os.pathsep.join(map(str, sources)),

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from oracle import BATCH, meta_model
 from torch import Tensor, nn
+from train_gpt import GPT, Config, cross_entropy, first_weights
 
 from dtrain.runtime import torch as parallel
-from train_gpt import GPT, Config, cross_entropy, first_weights
 
 Layout = parallel.Layout
 TENSOR = Layout(tensor=2, sequence_parallel=True)

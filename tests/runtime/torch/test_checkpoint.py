@@ -16,7 +16,7 @@ from runtime.torch.ranks import HERE, ROOT, finish, run, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
-RECIPE = ROOT / "scripts" / "train_gpt.py"
+RECIPE = ROOT / "scripts" / "recipes" / "train_gpt.py"
 SMALL = ["--width", "32", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--context", "32",
          "--batch", "8", "--data", ROOT / "scripts", "--device", "cpu", "--every", "1"]  # fmt: skip
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from train_gpt import Windows, documents, read
 
 pytestmark = pytest.mark.torch

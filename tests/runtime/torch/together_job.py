@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from oracle import BATCH, Rows, meta_model
 from torch import Tensor
+from train_gpt import cross_entropy, first_weights
 
 from dtrain.runtime import torch as parallel
-from train_gpt import cross_entropy, first_weights
 
 
 class Random(Rows):

@@ -4,10 +4,9 @@ import pickle
 import tarfile
 from pathlib import Path
 
-import numpy as np
-
 import classify_images
 import classify_text
+import numpy as np
 
 folder = Path("cifar-10-batches-py")
 folder.mkdir()

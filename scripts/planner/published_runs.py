@@ -43,7 +43,7 @@ from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.speed import Speed, speed
 from dtrain.parallelism.layout import Layout, Recompute, Schedule, Sharding
 from dtrain.parallelism.model.shape import Shape
-from published_shapes import Row, UnusableError, count, number, shape_of
+from planner.published_shapes import Row, UnusableError, count, number, shape_of
 
 Counter = Literal["allocated", "reserved", "total"]
 """Whose figure a peak of memory is: PyTorch's allocator's, what that holds, or the driver's."""

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long `dtrain check` takes as hosts become more: against a bare SSH fan-out, in one run.
 
-    sudo .venv/bin/python scripts/bench_check.py [--hosts 2 4 8 16] [--rounds 5]
+    sudo .venv/bin/python scripts/bench/check.py [--hosts 2 4 8 16] [--rounds 5]
 
 Hosts are network namespaces with an sshd each (scripts/cluster.py), all on this machine, so that
 what they do themselves adds up, too: real hosts each have their own processors. The peer is one
@@ -22,6 +22,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cluster import Cluster, ClusterError
 

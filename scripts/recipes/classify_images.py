@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Classify images with TensorFlow, under any of its distribution strategies.
 
-    python scripts/classify_images.py                                one process, no launcher
-    DTRAIN_STRATEGY=mirrored python scripts/classify_images.py       one host, by hand
-    dtrain launch CLUSTER.yaml                                       what job.strategy names
+    python classify_images.py                                one process, no launcher
+    DTRAIN_STRATEGY=mirrored python classify_images.py       one host, by hand
+    dtrain launch CLUSTER.yaml                               what job.strategy names
 
 The same file trains with Keras's fit (--loop fit) and with a loop of its own (--loop custom),
 which is where to look for how each is done. Without --data it learns the handwritten digits that

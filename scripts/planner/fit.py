@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Fit the planner's constants to published training runs, and test them on runs left out.
 
-    scripts/fit_planner.py [--runs FILE ...] [--architecture NAME]             the constants
-    scripts/fit_planner.py [--runs FILE ...] [--architecture NAME] --held-out  their error
+    scripts/planner/fit.py [--runs FILE ...] [--architecture NAME]             the constants
+    scripts/planner/fit.py [--runs FILE ...] [--architecture NAME] --held-out  their error
 
 The constants of ``dtrain.parallelism.cluster.efficiency`` that ``FREE`` names are fitted, for each
 architecture on its own, to the step times of the runs on its GPUs. The others (``hop``,
@@ -34,9 +34,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cluster.efficiency import FAMILIES, Efficiency, of_family
-from published_runs import Run, read
+from planner.published_runs import Run, read
 from validate_planner import RUNS
 
 FREE: Mapping[str, tuple[str, ...]] = {

@@ -1,6 +1,6 @@
 """How fast output is framed, stored and shown, beside `cat` and `sed` on the same bytes.
 
-    python scripts/bench_logs.py [--lines 1000000] [--streams 8]
+    python scripts/bench/logs.py [--lines 1000000] [--streams 8]
 
 Ratios compare with `sed 's/^/[gpu01 0] /'`, one process that does nothing but prefix lines.
 """

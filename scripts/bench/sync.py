@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long code sync takes, against the tools at hand, in the same run on this machine.
 
-    scripts/bench_sync.py [--files 2000] [--repeat 5]
+    scripts/bench/sync.py [--files 2000] [--repeat 5]
 
 The folder is a copy of Python's own library, so that names, sizes and compressibility are those
 of code. Every tool brings it to another folder over pipes: dtrain with its local transport, tar

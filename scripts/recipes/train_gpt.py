@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Train a Llama-like language model on bytes, under every strategy of dtrain.
 
-    python scripts/train_gpt.py                          one process, no launcher
-    torchrun --nproc-per-node 2 scripts/train_gpt.py     copies (ddp); --strategy names another
-    dtrain launch CLUSTER.yaml                           what job.strategy and job.layout say
+    python train_gpt.py                          one process, no launcher
+    torchrun --nproc-per-node 2 train_gpt.py     copies (ddp); --strategy names another
+    dtrain launch CLUSTER.yaml                   what job.strategy and job.layout say
 
 The loop is the same whatever the strategy: change one word in the cluster file. Without --data it
 learns Python from the source of Python's own standard library, which every machine has. A run

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Classify texts with TensorFlow and Keras's fit, under any of its distribution strategies.
 
-    python scripts/classify_text.py                                   one process, no launcher
-    DTRAIN_STRATEGY=one_device python scripts/classify_text.py        one host, by hand
-    dtrain launch CLUSTER.yaml                                        what job.strategy names
+    python classify_text.py                                   one process, no launcher
+    DTRAIN_STRATEGY=one_device python classify_text.py        one host, by hand
+    dtrain launch CLUSTER.yaml                                what job.strategy names
 
 Without --data it learns to tell from which package of Python's standard library a passage of
 source code comes; --data takes the IMDb reviews (the folder aclImdb), good or bad. Under parameter

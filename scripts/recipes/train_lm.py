@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Train a small byte-level transformer language model with DistributedDataParallel.
 
-    python scripts/train_lm.py                      one process, no launcher
-    dtrain launch configs/local.yaml                two nodes of two workers on this machine
-    torchrun --nproc-per-node 2 scripts/train_lm.py
+    python train_lm.py                          one process, no launcher
+    dtrain launch configs/local.yaml            two nodes of two workers on this machine
+    torchrun --nproc-per-node 2 train_lm.py
 
 It reads what every launcher of torch sets (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
 MASTER_ADDR, MASTER_PORT) and needs nothing of dtrain. Without --corpus it learns Python from

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long until every worker runs: `dtrain launch` against plain SSH fan-out, in one run.
 
-    sudo .venv/bin/python scripts/bench_launch.py [--hosts 2 4 8] [--rounds 5]
+    sudo .venv/bin/python scripts/bench/launch.py [--hosts 2 4 8] [--rounds 5]
 
 Hosts are network namespaces with an sshd each (scripts/cluster.py). Every contestant starts the
 same one-line Python on every host, which reports when it began; what counts is the time from
@@ -27,6 +27,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cluster import Cluster, ClusterError
 
