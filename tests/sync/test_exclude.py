@@ -1,45 +1,74 @@
-"""Which paths patterns cover."""
+"""Which paths patterns cover: the same as with git."""
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
+from dtrain.diagnostics import UsageError
 from dtrain.sync.exclude import Exclusion
 
-CASES = [
-    # pattern, covered, not covered; a path that ends in a slash is a folder
-    ("*.pt", ["a.pt", "deep/er/a.pt", "x.pt/"], ["a.ptx", "a.py"]),
-    ("data/", ["data/", "deep/data/"], ["data", "mydata/"]),
-    ("/top", ["top", "top/"], ["a/top"]),
-    ("a/b", ["a/b"], ["x/a/b", "a/x/b"]),
-    ("**/x", ["x", "a/x", "a/b/x"], ["ax", "x2"]),
-    ("a/**", ["a/b", "a/b/c"], ["a/", "b/a"]),
-    ("a/**/b", ["a/b", "a/x/b", "a/x/y/b"], ["ab", "a/xb"]),
-    ("?.txt", ["a.txt", "d/b.txt"], ["ab.txt", ".txt"]),
-    ("[a-c]x", ["ax", "d/cx"], ["dx", "x"]),
-    ("[!a-c]x", ["dx"], ["ax", "x"]),
-    ("a\\*", ["a*"], ["ab"]),
-    ("[", [], ["a"]),
-    ("a[", ["a["], ["a"]),
-    (".git", [".git/", "sub/.git"], ["git", ".gitignore"]),
-    ("a(b|c).py", ["a(b|c).py"], ["ab.py"]),
-    ("new\nline", ["new\nline"], ["newline"]),
-    ("", [], ["a"]),
-    ("/", [], ["a", "a/"]),
+PATTERNS = [
+    ["*.pt"],
+    ["data/"],
+    ["/top"],
+    ["a/b"],
+    ["**/x"],
+    ["a/**"],
+    ["a/**/b"],
+    ["?.txt"],
+    ["[a-c]x"],
+    ["[!a-c]x"],
+    ["a\\*"],
+    [".git*"],
+    ["a(b|c).py"],
+    ["", "/"],
+    ["# a comment", "\\#x"],
+    ["x  ", "top\\ "],
+    ["*.pt", "!keep.pt", "/old/keep.pt"],
+    ["*", "!*/", "!*.py"],
+    ["data", "!data/x"],
 ]
+FILES = [
+    "a.pt", "deep/er/a.pt", "a.ptx", "a.py", "data/x", "deep/data/x", "mydata/x", "top", "top ",
+    "a/top", "a/b", "a/x/b", "a/x/y/b", "x/a/b", "x2", "ab", "a.txt", "d/b.txt", "ab.txt", ".txt",
+    "ax", "d/cx", "dx", "a*", ".gitignored", "a(b|c).py", "ab.py", "#x", "# a comment", "x  ",
+    "keep.pt", "x/keep.pt", "old/keep.pt", "é.pt",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("pattern", "covered", "spared"), CASES)
-def test_pattern(pattern: str, covered: list[str], spared: list[str]) -> None:
-    exclusion = Exclusion([pattern])
-    for path in covered:
-        assert exclusion.covers(path.rstrip("/"), folder=path.endswith("/")), path
-    for path in spared:
-        assert not exclusion.covers(path.rstrip("/"), folder=path.endswith("/")), path
+def sent(patterns: list[str]) -> set[str]:
+    """The files that a walk of the tree includes."""
+    exclusion = Exclusion(patterns)
+
+    def included(path: str) -> bool:
+        parents = [parent.as_posix() for parent in Path(path).parents if parent.name]
+        if any(exclusion.covers(parent, folder=True) for parent in parents):
+            return False
+        return not exclusion.covers(path, folder=False)
+
+    return {path for path in FILES if included(path)}
 
 
-def test_the_last_pattern_decides() -> None:
-    exclusion = Exclusion(["*.pt", "!keep.pt", "/old/keep.pt"])
-    assert exclusion.covers("a.pt", folder=False)
-    assert not exclusion.covers("x/keep.pt", folder=False)
-    assert exclusion.covers("old/keep.pt", folder=False)
+@pytest.mark.parametrize("patterns", PATTERNS, ids=" ".join)
+def test_git_agrees(patterns: list[str], tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / ".git" / "info" / "exclude").write_text("\n".join(patterns) + "\n")
+    found = subprocess.run(
+        ["git", "check-ignore", "-z", "--no-index", "--stdin"],
+        cwd=tmp_path,
+        input="\0".join(FILES).encode(),
+        capture_output=True,
+        check=False,
+    )
+    ignored = {path.decode() for path in found.stdout.split(b"\0") if path}
+    assert sent(patterns) == set(FILES) - ignored
+
+
+@pytest.mark.parametrize("pattern", ["!", "a\\", "[z-a]"])
+def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+    with pytest.raises(UsageError, match=r"job\.sync\.exclude: .* is not a pattern"):
+        Exclusion(["*.pt", pattern])
