@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dtrain.launchplan import build
+from dtrain.runtime.layout_rules import MisfitError
 from dtrain.spec.elastic import differences, without
-from dtrain.spec.layouts import MisfitError
 from dtrain.spec.load import parse
 from dtrain.spec.model import ClusterFile
 
