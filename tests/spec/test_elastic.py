@@ -115,6 +115,15 @@ def test_an_interleaved_pipeline_keeps_whole_rounds() -> None:
             ("context", "data", "expert"),
             (2, 2, 4),
         ),
+        (
+            {
+                "strategy": "none",
+                "layout": {"context": 2, "data": 4, "sharding": "hybrid", "shard": 4},
+            },
+            ["n1", "n3"],
+            ("context", "data", "shard"),
+            (2, 2, 4),
+        ),
     ],
 )
 def test_how_a_model_is_split_stays(
