@@ -4,7 +4,7 @@ cluster from options or a cluster file, and defaults for the rest."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,10 +17,10 @@ from dtrain.parallelism.cluster.hardware import (
     Precision,
     hardware,
 )
-from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import parse_count, shape_for_size, shape_from_sizes
 from dtrain.parallelism.question import Answer, Question, usual_batch
+from dtrain.runtime.layout import Layout
 
 if TYPE_CHECKING:
     from dtrain.parallelism.cluster.efficiency import Efficiency
@@ -381,10 +381,9 @@ def _keys(
 ) -> tuple[dict[str, object], dict[str, object], str]:
     """The keys of the layout and the training that go into a cluster file, and the strategy."""
     # Only here: a plan that is not written down needs nothing of cluster files.
-    from dtrain.runtime.layout import Layout as LaunchLayout
     from dtrain.spec.layouts import strategy_of
 
-    layout, plain = answer.best.layout, Layout()
+    layout, plain = answer.best.layout, asdict(Layout())
     always: tuple[str, ...] = (
         "tensor",
         "pipeline",
@@ -396,21 +395,17 @@ def _keys(
     if layout.tensor > 1:
         # A strategy may take it for granted, where a plan has decided against it.
         always += ("sequence_parallel",)
-    values: dict[str, Any] = {
-        name: getattr(layout, name)
-        for name in (
-            "tensor", "pipeline", "virtual_pipeline", "context", "expert", "data", "sharding",
-            "shard", "micro_batch", "grad_accumulation", "recompute", "sequence_parallel",
-            "offload",
-        )
-        if name in always or getattr(layout, name) != getattr(plain, name)
-    }  # fmt: skip
+    values = {
+        name: value
+        for name, value in asdict(layout).items()
+        if name in always or value != plain[name]
+    }
     training: dict[str, object] = {
         "global_batch": layout.global_batch,
-        "precision": _kept(layout.precision, spec),
+        "precision": _kept(answer.question.precision, spec),
         "seq_len": answer.question.shape.seq_len,
     }
-    return values, training, strategy_of(LaunchLayout(**values))
+    return values, training, strategy_of(layout)
 
 
 def _kept(precision: str, spec: ClusterFile | None) -> str:

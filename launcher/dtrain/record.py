@@ -14,8 +14,8 @@ from pathlib import Path
 from dtrain.diagnostics import UsageError
 from dtrain.launchplan import LaunchPlan, build
 from dtrain.restart import Again
+from dtrain.runtime.layout_rules import MisfitError
 from dtrain.spec.elastic import without
-from dtrain.spec.layouts import MisfitError
 from dtrain.spec.load import contents, parse
 from dtrain.spec.model import ClusterFile
 

@@ -37,12 +37,13 @@ from pathlib import Path
 from typing import Literal
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import Cluster, Gpu, Precision, hardware
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.speed import Speed, speed
-from dtrain.parallelism.layout import Layout, Recompute, Schedule, Sharding
 from dtrain.parallelism.model.shape import Shape
+from dtrain.runtime.layout import Layout, Recompute, Schedule, Sharding
 from planner.published_shapes import Row, UnusableError, count, number, shape_of
 
 Counter = Literal["allocated", "reserved", "total"]
@@ -101,6 +102,7 @@ class Run:
     """Of the publisher's tables, the one it stands in."""
     shape: Shape
     layout: Layout
+    assumed: Assumptions
     cluster: Cluster
     seconds: float | None
     """Of one step of the layout's global batch."""
@@ -112,7 +114,7 @@ class Run:
 
     def candidate(self, made: Efficiency) -> Candidate:
         """What the planner says of it."""
-        return Candidate(self.shape, self.layout, self.cluster, made)
+        return Candidate(self.shape, self.layout, self.cluster, made, self.assumed)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -197,7 +199,8 @@ def run_of(row: Row) -> Run:
     notes, source = row.get("notes", ""), row.get("source", "")
     practice = next((how for pattern, how in PRACTICES if re.search(pattern, source)), _RECENT)
     gpu = gpu_of(row.get("gpu_type", ""), row.get("interconnect", ""))
-    layout, known_batch = _layout(row, practice, gpu)
+    layout, known_batch = _layout(row, practice)
+    assumed = _assumptions(row, practice, gpu)
     shape = shape_of(row, tensor=layout.tensor, seq_len=practice.seq_len)
     if layout.pipeline > shape.layers:
         raise UnusableError("the pipeline has more stages than the model has layers")
@@ -205,7 +208,7 @@ def run_of(row: Row) -> Run:
     cluster = _cluster(row, gpu, layout)
     publisher, table = origin(source)
     failed = re.match(r"\W*(oom\b|out of memory)", notes, re.IGNORECASE) is not None
-    seconds = None if failed else _seconds(row, practice, shape, layout, cluster)
+    seconds = None if failed else _seconds(row, practice, shape, layout, assumed, cluster)
     no_batch = seconds is not None and not known_batch and not _has_rate(row)
     if no_batch:
         seconds = None
@@ -228,6 +231,7 @@ def run_of(row: Row) -> Run:
         table=table,
         shape=shape,
         layout=layout,
+        assumed=assumed,
         cluster=cluster,
         seconds=seconds,
         memory=None if moved else memory,
@@ -282,7 +286,7 @@ def _gpu(name: str) -> Gpu:
     return table.gpu(model[0])
 
 
-def _layout(row: Row, practice: Practice, gpu: Gpu) -> tuple[Layout, bool]:
+def _layout(row: Row, practice: Practice) -> tuple[Layout, bool]:
     """The split, and whether the row says how many sequences a step has."""
     notes, recompute = row.get("notes", ""), _recompute(row)
     tensor, pipeline = count(row, "tp") or 1, count(row, "pp") or 1
@@ -309,11 +313,6 @@ def _layout(row: Row, practice: Practice, gpu: Gpu) -> tuple[Layout, bool]:
     else:
         accumulation = steps or 4 * (pipeline if pipeline > 1 else 1)
     sharding = _sharding(row, practice)
-    precision = _precision(row, practice, gpu)
-    flash = {"y": True, "n": False}.get(
-        row.get("flash_attention", "").casefold()[:1] if not _unknown(row) else "",
-        practice.flash_attention,
-    )
     if re.search(r"no sequence parallel", notes, re.IGNORECASE):
         sequence = False
     else:
@@ -321,7 +320,7 @@ def _layout(row: Row, practice: Practice, gpu: Gpu) -> tuple[Layout, bool]:
         sequence = practice.sequence_parallel or said_so is not None
     # The length of the rings in which states are spread, where it is not all data ranks.
     group = _noted(notes, r"shard(?:ing)? group\w*\s*[=:]?\s*(\d+)", r"dp_shard\s*[=:]?\s*(\d+)")
-    shard = group if group and group < data * context else 0
+    shard = group if group and group < data * context else None
     if sharding == "hybrid" and not shard:
         shard = min(data, max(1, (count(row, "gpus_per_node") or 8) // tensor))
     offload = re.search(
@@ -341,6 +340,17 @@ def _layout(row: Row, practice: Practice, gpu: Gpu) -> tuple[Layout, bool]:
         recompute=recompute,
         sequence_parallel=sequence and tensor > 1,
         offload=offload is not None,
+    )
+    return layout, batch is not None or steps is not None
+
+
+def _assumptions(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
+    precision = _precision(row, practice, gpu)
+    flash = {"y": True, "n": False}.get(
+        row.get("flash_attention", "").casefold()[:1] if not _unknown(row) else "",
+        practice.flash_attention,
+    )
+    return Assumptions(
         precision=precision,
         flash_attention=flash,
         fused_loss=practice.fused_loss,
@@ -348,7 +358,6 @@ def _layout(row: Row, practice: Practice, gpu: Gpu) -> tuple[Layout, bool]:
         and precision != "fp16"
         and "PURE" not in row.get("precision", ""),
     )
-    return layout, batch is not None or steps is not None
 
 
 def _unknown(row: Row) -> bool:
@@ -504,7 +513,12 @@ def _has_rate(row: Row) -> bool:
 
 
 def _seconds(
-    row: Row, practice: Practice, shape: Shape, layout: Layout, cluster: Cluster
+    row: Row,
+    practice: Practice,
+    shape: Shape,
+    layout: Layout,
+    assumed: Assumptions,
+    cluster: Cluster,
 ) -> float | None:
     """Seconds of one step, from the most direct of what is reported.
 
@@ -519,8 +533,8 @@ def _seconds(
         batch = count(row, "global_batch") or layout.global_batch
         return seconds * layout.global_batch / batch
     # Everything else is a rate: what it would be if the step took a second.
-    unit: Speed = speed(shape, layout, cluster, 1.0)
-    peak = cluster.gpu.flops[layout.precision]
+    unit: Speed = speed(shape, layout, cluster, assumed, 1.0)
+    peak = cluster.gpu.flops[assumed.precision]
     causal = re.search(r"(?<!non-)(?<!non )\bcausal", notes, re.IGNORECASE) is not None
     mfu = unit.mfu_causal if causal else unit.mfu
     if (tokens := number(row, "reported_tokens_per_s_per_gpu")) is not None:

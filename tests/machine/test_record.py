@@ -9,7 +9,7 @@ import pytest
 
 from dtrain.record import Record, Request
 from dtrain.restart import Again
-from dtrain.spec.layouts import MisfitError
+from dtrain.runtime.layout_rules import MisfitError
 
 FILE = """
 cluster: {hosts: [a, b, c, d], spares: [s], gpus: 2}

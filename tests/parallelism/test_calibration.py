@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster import calibration
 from dtrain.parallelism.cluster.efficiency import AMPERE
 from dtrain.parallelism.cluster.hardware import Cluster, gpu
 from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.layer import Kernels, Product
-from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.model.models import model
+from dtrain.runtime.layout import Layout
 
 GPU = gpu("a100-80gb")
 CLUSTER = Cluster(GPU, 64, 8, 200.0)
@@ -27,7 +28,7 @@ def read(**table: Any) -> Any:
 
 def test_products_measured_on_a_known_gpu_are_found_again() -> None:
     truth = replace(AMPERE, gemm=0.61, gemm_half=2.5e9)
-    kernels = Kernels(truth, CLUSTER, model("llama-3-8b"), Layout())
+    kernels = Kernels(truth, CLUSTER, model("llama-3-8b"), Layout(), Assumptions())
     rows = []
     for m, k, n in ((1024, 1024, 1024), (4096, 4096, 4096), (8192, 8192, 28672)):
         product = Product(m, k, n)

@@ -8,29 +8,31 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import of_family
-from dtrain.parallelism.cluster.hardware import Cluster, gpu
+from dtrain.parallelism.cluster.hardware import Cluster, Precision, gpu
 from dtrain.parallelism.cost.activations import layer_activations
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.memory import memory
 from dtrain.parallelism.cost.stages import parameters_of_stage, stage_layers
-from dtrain.parallelism.cost.step_time import step_time
-from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.model.models import model
 from dtrain.parallelism.model.shape import Shape
+from dtrain.runtime.layout import Layout, Sharding
 
 MODELS = ("gpt-3-175b", "llama-3-70b", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "gpt2")
+ASSUMED = Assumptions()
+Split = tuple[Shape, Layout, Assumptions]
 POWERS = st.sampled_from([1, 2, 4, 8])
 
 
-def candidate(shape: Shape, layout: Layout, name: str = "a100-80gb") -> Candidate:
-    chosen = gpu(name)
+def candidate(shape: Shape, layout: Layout, assumed: Assumptions = ASSUMED) -> Candidate:
+    chosen = gpu("a100-80gb")
     cluster = Cluster(chosen, layout.world_size, min(8, layout.world_size), 200.0)
-    return Candidate(shape, layout, cluster, of_family(chosen.family))
+    return Candidate(shape, layout, cluster, of_family(chosen.family), assumed)
 
 
 @st.composite
-def splits(draw: st.DrawFn) -> tuple[Shape, Layout]:
+def splits(draw: st.DrawFn) -> Split:
     shape = model(draw(st.sampled_from(MODELS)))
     layout = Layout(
         tensor=draw(POWERS),
@@ -41,18 +43,22 @@ def splits(draw: st.DrawFn) -> tuple[Shape, Layout]:
         grad_accumulation=draw(st.sampled_from([1, 4, 8, 32])),
         sharding=draw(st.sampled_from(["none", "optimizer", "gradients", "full"])),
         recompute=draw(st.sampled_from(["none", "selective", "full"])),
-        precision=draw(st.sampled_from(["bf16", "fp16", "fp32"])),
-        flash_attention=draw(st.booleans()),
         offload=draw(st.booleans()),
     )
     layout = replace(layout, sequence_parallel=layout.tensor > 1 and draw(st.booleans()))
     assume(shape.heads % layout.tensor == 0 and layout.pipeline <= shape.layers)
-    return shape, layout
+    assumed = Assumptions(
+        precision=draw(st.sampled_from(["bf16", "fp16", "fp32"])),
+        flash_attention=draw(st.booleans()),
+    )
+    return shape, layout, assumed
 
 
 @given(splits())
 @settings(max_examples=300, deadline=None)
-def test_parts_are_not_negative_and_sum_to_the_total(split: tuple[Shape, Layout]) -> None:
+def test_parts_are_not_negative_and_sum_to_the_total(
+    split: Split,
+) -> None:
     one = candidate(*split)
     for costs in (one.memory, one.time):
         parts = [getattr(costs, field.name) for field in fields(costs)]
@@ -63,45 +69,52 @@ def test_parts_are_not_negative_and_sum_to_the_total(split: tuple[Shape, Layout]
 
 @given(splits())
 @settings(max_examples=300, deadline=None)
-def test_more_data_ranks_never_need_more_memory(split: tuple[Shape, Layout]) -> None:
-    shape, layout = split
+def test_more_data_ranks_never_need_more_memory(split: Split) -> None:
+    shape, layout, assumed = split
     assume(layout.data > 1)
     more = replace(layout, data=2 * layout.data)
-    assert candidate(shape, more).memory.total <= candidate(shape, layout).memory.total + 1e-9
+    assert (
+        candidate(shape, more, assumed).memory.total
+        <= candidate(shape, layout, assumed).memory.total + 1e-9
+    )
 
 
 @given(splits())
 @settings(max_examples=300, deadline=None)
-def test_more_work_takes_longer_and_more_saved_needs_more(split: tuple[Shape, Layout]) -> None:
-    shape, layout = split
-    now = candidate(shape, layout)
-    longer = candidate(shape, replace(layout, grad_accumulation=2 * layout.grad_accumulation))
+def test_more_work_takes_longer_and_more_saved_needs_more(
+    split: Split,
+) -> None:
+    shape, layout, assumed = split
+    now = candidate(shape, layout, assumed)
+    longer = candidate(
+        shape, replace(layout, grad_accumulation=2 * layout.grad_accumulation), assumed
+    )
     assert longer.time.total > now.time.total
-    larger = candidate(shape, replace(layout, micro_batch=2 * layout.micro_batch))
+    larger = candidate(shape, replace(layout, micro_batch=2 * layout.micro_batch), assumed)
     assert larger.memory.total >= now.memory.total
-    nothing = candidate(shape, replace(layout, recompute="none"))
-    everything = candidate(shape, replace(layout, recompute="full"))
+    nothing = candidate(shape, replace(layout, recompute="none"), assumed)
+    everything = candidate(shape, replace(layout, recompute="full"), assumed)
     assert everything.time.total > nothing.time.total
     assert everything.memory.total <= nothing.memory.total + 1e-9
 
 
 @given(splits())
 @settings(max_examples=200, deadline=None)
-def test_a_faster_network_never_takes_longer(split: tuple[Shape, Layout]) -> None:
-    shape, layout = split
-    one = candidate(shape, layout)
+def test_a_faster_network_never_takes_longer(split: Split) -> None:
+    shape, layout, assumed = split
+    one = candidate(shape, layout, assumed)
     faster = replace(one.cluster, network=2 * one.cluster.network)
-    assert step_time(shape, layout, faster, one.efficiency).total <= one.time.total + 1e-9
+    assert replace(one, cluster=faster).time.total <= one.time.total + 1e-9
 
 
 @given(splits())
 @settings(max_examples=200, deadline=None)
 def test_each_kind_of_sharding_needs_no_more_than_the_one_before(
-    split: tuple[Shape, Layout],
+    split: Split,
 ) -> None:
-    shape, layout = split
+    shape, layout, assumed = split
     needs = [
-        candidate(shape, replace(layout, sharding=sharding)).memory
+        candidate(shape, replace(layout, sharding=sharding), assumed).memory
         for sharding in ("none", "optimizer", "gradients")
     ]
     states = [each.parameters + each.gradients + each.optimizer for each in needs]
@@ -137,30 +150,29 @@ def test_activations_of_the_paper() -> None:
     shape = replace(model("gpt-3-175b"), dropout=True)
     h, s, a = shape.hidden, shape.seq_len, shape.heads
     square = 5 * a * s / h
-    old = Layout(flash_attention=False)
-    assert layer_activations(shape, old) == pytest.approx(h * (34 + square))
-    assert layer_activations(shape, replace(old, tensor=8)) == pytest.approx(
+    old = Assumptions(flash_attention=False)
+    assert layer_activations(shape, Layout(), old) == pytest.approx(h * (34 + square))
+    assert layer_activations(shape, Layout(tensor=8), old) == pytest.approx(
         h * (10 + 24 / 8 + square / 8)
     )
-    split = replace(old, tensor=8, sequence_parallel=True)
-    assert layer_activations(shape, split) == pytest.approx(h / 8 * (34 + square))
-    assert layer_activations(shape, replace(split, recompute="selective")) == pytest.approx(
+    split = Layout(tensor=8, sequence_parallel=True)
+    assert layer_activations(shape, split, old) == pytest.approx(h / 8 * (34 + square))
+    assert layer_activations(shape, replace(split, recompute="selective"), old) == pytest.approx(
         34 * h / 8
     )
-    assert layer_activations(shape, Layout()) == pytest.approx(34 * h)
-    assert layer_activations(shape, Layout(recompute="full")) == pytest.approx(2 * h)
+    assert layer_activations(shape, Layout(), ASSUMED) == pytest.approx(34 * h)
+    assert layer_activations(shape, Layout(recompute="full"), ASSUMED) == pytest.approx(2 * h)
 
 
 def test_states_of_the_papers() -> None:
     """Megatron-LM's ``dist_optimizer.md`` and ZeRO (arXiv 1910.02054), bytes a parameter."""
     shape = model("llama-3-70b")
 
-    def states(sharding: str, precision: str = "bf16", fp32_gradients: bool = True) -> float:
-        layout = Layout(
-            data=64, sharding=sharding, precision=precision, grad_accumulation=2,
-            fp32_gradients=fp32_gradients,
-        )  # fmt: skip
-        used = memory(shape, layout, Cluster(gpu("h100-80gb"), 64, 8, 400.0))
+    def states(
+        sharding: Sharding, precision: Precision = "bf16", fp32_gradients: bool = True
+    ) -> float:
+        layout = Layout(data=64, sharding=sharding, grad_accumulation=2)
+        used = memory(shape, layout, Assumptions(precision, fp32_gradients=fp32_gradients))
         total = used.parameters + used.gradients + used.optimizer
         return total * 2**30 / shape.parameters
 

@@ -52,7 +52,7 @@ def test_blanks_are_filled_in() -> None:
     assert (layout.context, layout.expert, layout.virtual_pipeline) == (1, 1, 1)
     assert layout.sharding == "optimizer"
     assert layout.sequence_parallel
-    assert layout.flash_attention
+    assert found.assumed.flash_attention
     assert layout.recompute == "none"
     assert (shape.kv_heads, shape.ffn_hidden, shape.gated) == (32, 16384, False)
     assert shape.vocab == 50688  # 50257, up to a multiple of 128 · 4
@@ -75,8 +75,9 @@ def test_blanks_are_filled_in() -> None:
 def test_a_source_s_software_decides_what_is_blank(
     cells: dict[str, str], said: tuple[str, bool, bool]
 ) -> None:
-    layout = run(**cells).layout
-    assert (layout.sharding, layout.sequence_parallel, layout.flash_attention) == said
+    found = run(**cells)
+    layout = found.layout
+    assert (layout.sharding, layout.sequence_parallel, found.assumed.flash_attention) == said
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_sharding_names(written: str, sharding: str) -> None:
 
 def test_the_shard_group_of_the_notes() -> None:
     assert run(sharding="zero1", notes="ZeRO-1 shard group: 4; x").layout.shard == 4
-    assert run(sharding="zero1", notes="ZeRO-1 shard group: all DP; x").layout.shard == 0
+    assert run(sharding="zero1", notes="ZeRO-1 shard group: all DP; x").layout.shard is None
 
 
 @pytest.mark.parametrize(
@@ -114,13 +115,13 @@ def test_the_shard_group_of_the_notes() -> None:
     ],
 )
 def test_precisions(written: str, precision: str) -> None:
-    assert run(precision=written).layout.precision == precision
+    assert run(precision=written).assumed.precision == precision
 
 
 def test_gradients_are_reduced_in_16_bits_where_the_source_says_so() -> None:
-    assert not run(precision="bf16 (PURE)").layout.fp32_gradients
-    assert not run(precision="fp16 mixed").layout.fp32_gradients
-    assert run(precision="bf16").layout.fp32_gradients
+    assert not run(precision="bf16 (PURE)").assumed.fp32_gradients
+    assert not run(precision="fp16 mixed").assumed.fp32_gradients
+    assert run(precision="bf16").assumed.fp32_gradients
 
 
 @pytest.mark.parametrize(

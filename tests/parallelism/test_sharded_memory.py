@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from dtrain.parallelism.cluster.hardware import Cluster, gpu
+from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.memory import memory
-from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.model.shape import Shape
+from dtrain.runtime.layout import Layout
 
 RECORD = json.loads(Path(__file__).with_name("oracle_cases.json").read_text())["entries"]
 # The planner gathers each layer again for the backward pass, as FSDP does unless told not to.
@@ -47,10 +47,9 @@ def allocated(case: dict[str, Any]) -> float:
         micro_batch=case.get("micro_batch", 1),
         grad_accumulation=case.get("grad_accumulation", 1),
         recompute=case.get("recompute", "none"),
-        fp32_gradients=case.get("reduce_dtype", "float32") == "float32",
     )
-    cluster = Cluster(gpu("a100-80gb"), case["data"], min(8, case["data"]), 200.0)
-    return memory(shape, layout, cluster).allocated * 2**30
+    assumed = Assumptions(fp32_gradients=case.get("reduce_dtype", "float32") == "float32")
+    return memory(shape, layout, assumed).allocated * 2**30
 
 
 @pytest.mark.parametrize("entry", CASES, ids=lambda entry: entry["case"]["name"])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dtrain.launchplan import build
+from dtrain.runtime.layout_rules import MisfitError
 from dtrain.spec.elastic import differences, without
-from dtrain.spec.layouts import MisfitError
 from dtrain.spec.load import parse
 from dtrain.spec.model import ClusterFile
 
@@ -113,6 +113,15 @@ def test_an_interleaved_pipeline_keeps_whole_rounds() -> None:
             {"strategy": "none", "layout": {"context": 2, "data": 4, "expert": 4}},
             ["n1", "n3"],
             ("context", "data", "expert"),
+            (2, 2, 4),
+        ),
+        (
+            {
+                "strategy": "none",
+                "layout": {"context": 2, "data": 4, "sharding": "hybrid", "shard": 4},
+            },
+            ["n1", "n3"],
+            ("context", "data", "shard"),
             (2, 2, 4),
         ),
     ],

@@ -7,7 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dtrain.runtime.layout import Layout
-from dtrain.spec.layouts import MisfitError, batched, disagreements, sized, strategy_of
+from dtrain.runtime.layout_rules import MisfitError
+from dtrain.spec.layouts import batched, disagreements, sized, strategy_of
 
 WORKERS = st.lists(st.integers(1, 8), min_size=1, max_size=6)
 NAMES = st.sampled_from(["ddp", "fsdp", "hsdp", "tensor", "pipeline"])

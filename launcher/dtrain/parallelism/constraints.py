@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, get_args
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cluster.hardware import Cluster
-from dtrain.parallelism.layout import Layout, Recompute, Sharding
 from dtrain.parallelism.model.shape import Shape
-
-SIZES = ("tensor", "pipeline", "context", "data")
-"""Their product is the number of GPUs."""
+from dtrain.runtime.layout import SIZES, Layout, Recompute, Sharding
+from dtrain.runtime.layout_rules import contradictions, uneven_rounds
 
 
 def option(field: str) -> str:
@@ -22,16 +21,12 @@ def option(field: str) -> str:
 
 def sound(layout: Layout, shape: Shape) -> bool:
     """Whether parts that were fixed one by one make sense together."""
-    ranks = layout.data * layout.context
     pieces = layout.pipeline * layout.virtual_pipeline
     return (
-        not (layout.sequence_parallel and layout.tensor == 1)
-        and not (layout.virtual_pipeline > 1 and layout.pipeline == 1)
+        not any(contradictions(layout))
+        and not any(uneven_rounds(layout))
         and not (layout.virtual_pipeline > 1 and shape.layers % pieces)
-        and not (layout.virtual_pipeline > 1 and layout.grad_accumulation % layout.pipeline)
-        and not (layout.sharding != "none" and ranks == 1)
-        and not (layout.sharding == "hybrid" and not layout.shard)
-        and ranks % layout.expert == 0
+        and not (layout.sharding == "hybrid" and layout.shard is None)
     )
 
 
@@ -87,18 +82,12 @@ def check(shape: Shape, cluster: Cluster, global_batch: int, fixed: Mapping[str,
         raise UsageError(error.message, hint=f"{error.hint}, or --global-batch {near}")
     _check_expert(shape, cluster, known)
     _check_batch(global_batch, known)
-    _check_pieces(shape, global_batch, known)
-    ranks = known["data"] * known["context"] if {"data", "context"} <= set(known) else 0
-    if fixed.get("sharding", "none") != "none" and ranks == 1:
-        raise UsageError(
-            f"--sharding {fixed['sharding']} needs more than one data rank to share states",
-            hint="leave --sharding out, or split less with --tensor and --pipeline",
-        )
-    if fixed.get("sequence_parallel") and known.get("tensor") == 1:
-        raise UsageError(
-            "--sequence-parallel splits what tensor parallelism leaves whole, but tensor is 1",
-            hint="leave it out, or use --tensor 2 or more",
-        )
+    # A size that is not known may be as large as what the others leave.
+    rest = cluster.gpus // math.prod(known.get(size, 1) for size in SIZES)
+    layout = Layout(**{**dict.fromkeys(SIZES, rest), **known})
+    for misfit in contradictions(layout, option):
+        raise UsageError(misfit.message, hint=misfit.hint)
+    _check_pieces(shape, global_batch, layout, known)
 
 
 def none_left(
@@ -195,15 +184,12 @@ def _check_batch(global_batch: int, known: Mapping[str, Any]) -> None:
         )
 
 
-def _check_pieces(shape: Shape, global_batch: int, known: Mapping[str, Any]) -> None:
-    pieces, stages = known.get("virtual_pipeline", 1), known.get("pipeline")
+def _check_pieces(
+    shape: Shape, global_batch: int, layout: Layout, known: Mapping[str, Any]
+) -> None:
+    pieces, stages = layout.virtual_pipeline, known.get("pipeline")
     if pieces == 1 or stages is None:
         return
-    if stages == 1:
-        raise UsageError(
-            f"--virtual-pipeline {pieces} cuts the stages of a pipeline, but pipeline is 1",
-            hint="leave it out, or use --pipeline 2 or more",
-        )
     if shape.layers % (stages * pieces):
         raise UsageError(
             f"--virtual-pipeline {pieces} with {stages} stages does not divide the model's "
@@ -213,11 +199,10 @@ def _check_pieces(shape: Shape, global_batch: int, known: Mapping[str, Any]) -> 
             else f"an interleaved pipeline needs stages that divide {shape.layers}",
         )
     if {"data", "micro_batch"} <= set(known):
-        rounds = global_batch // known["data"] // known["micro_batch"]
-        if rounds % stages:
+        steps = global_batch // layout.data // layout.micro_batch
+        for misfit in uneven_rounds(replace(layout, grad_accumulation=steps)):
             raise UsageError(
-                f"--virtual-pipeline {pieces} needs micro-batches in whole rounds of the {stages} "
-                f"stages, but each data rank has {rounds} in a step",
+                f"--virtual-pipeline {pieces}: {misfit.message}",
                 hint="leave it out, or change --global-batch or --micro-batch",
             )
 

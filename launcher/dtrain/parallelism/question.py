@@ -8,12 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from dtrain.parallelism import constraints
+from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import Cluster, Precision
 from dtrain.parallelism.cost.candidate import Candidate
-from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.search import Plan, search
+from dtrain.runtime.layout import SIZES, Layout
 
 USUAL_BATCH = 4e6
 """Tokens in one step where nobody says: what models of tens of billions of parameters use."""
@@ -54,10 +55,10 @@ class Question:
     @property
     def pinned(self) -> bool:
         """Whether all parallel sizes are fixed, so that one layout is asked about."""
-        if not any(size in self.fixed for size in constraints.SIZES):
+        if not any(size in self.fixed for size in SIZES):
             return False
         known, _ = constraints.completed(self.cluster, self.fixed)
-        return all(size in known for size in constraints.SIZES)
+        return all(size in known for size in SIZES)
 
     def search(self, **fixed: Any) -> Plan:
         """The layouts that also have ``fixed``; may be none. Raises nothing.
@@ -75,7 +76,9 @@ class Question:
         )
 
     def candidate(self, layout: Layout) -> Candidate:
-        return Candidate(self.shape, layout, self.cluster, self.efficiency)
+        return Candidate(
+            self.shape, layout, self.cluster, self.efficiency, Assumptions.usual(self.precision)
+        )
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import Cluster, Precision
 from dtrain.parallelism.constraints import sound
 from dtrain.parallelism.cost.candidate import Candidate
-from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.model.shape import Shape
+from dtrain.runtime.layout import Layout
 
 LARGEST_MICRO_BATCH = 16
 LARGEST_CONTEXT = 32
@@ -63,14 +64,14 @@ def search(
         UsageError: the GPU has no arithmetic in ``precision``.
     """
     cluster.gpu.peak(precision)
-    choices = _Choices(shape, cluster, global_batch, fixed or {})
-    start = Layout(precision=precision, fp32_gradients=precision != "fp16")
+    assumed = Assumptions.usual(precision)
+    choices = _Choices(shape, cluster, global_batch, fixed or {}, assumed)
     fitting: list[Candidate] = []
     rest: list[Candidate] = []
     for offload in choices.of("offload", (False, True)):
         every = [
-            Candidate(shape, layout, cluster, made)
-            for layout in choices.layouts(replace(start, offload=offload))
+            Candidate(shape, layout, cluster, made, assumed)
+            for layout in choices.layouts(Layout(offload=offload))
         ]
         fitting = [candidate for candidate in every if candidate.fits]
         rest += [candidate for candidate in every if not candidate.fits]
@@ -88,6 +89,7 @@ class _Choices:
     cluster: Cluster
     global_batch: int
     fixed: Mapping[str, Any]
+    assumed: Assumptions
 
     def of(self, name: str, choices: Iterable[Any]) -> Iterable[Any]:
         return (self.fixed[name],) if name in self.fixed else choices
@@ -96,11 +98,10 @@ class _Choices:
         """Every layout that divides evenly."""
         for sizes in self._sizes(start):
             share = self.global_batch // sizes.data
-            ranks = sizes.data * sizes.context
-            experts = [size for size in _divisors(self.shape.experts) if ranks % size == 0]
+            experts = [size for size in _divisors(self.shape.experts) if sizes.copies % size == 0]
             for expert in self.of("expert", experts or (1,)):
                 for sharding in self.of("sharding", self._shardings(sizes)):
-                    shard = self._shard(sizes) if sharding == "hybrid" else 0
+                    shard = self._shard(sizes) if sharding == "hybrid" else None
                     split = replace(sizes, expert=expert, sharding=sharding, shard=shard)
                     for layout in self._schedules(split, share):
                         # Only what was fixed one by one can contradict itself.
@@ -137,7 +138,7 @@ class _Choices:
 
     def _shardings(self, sizes: Layout) -> Iterator[str]:
         yield "none"
-        if sizes.data * sizes.context == 1:
+        if sizes.copies == 1:
             return
         yield "optimizer"
         if sizes.pipeline == 1:
@@ -148,11 +149,11 @@ class _Choices:
         if self._shard(sizes) and sizes.pipeline == 1:
             yield "hybrid"
 
-    def _shard(self, sizes: Layout) -> int:
-        """Data ranks of one host; 0 where they are all, or only one."""
-        ranks = sizes.data * sizes.context
+    def _shard(self, sizes: Layout) -> int | None:
+        """Data ranks of one host; None if they are all, or only one."""
+        ranks = sizes.copies
         local = min(ranks, self.cluster.gpus_per_host // sizes.tensor)
-        return local if 1 < local < ranks and ranks % local == 0 else 0
+        return local if 1 < local < ranks and ranks % local == 0 else None
 
     def _schedules(self, split: Layout, share: int) -> Iterator[Layout]:
         """How ``share`` sequences of each data rank pass through the model."""
@@ -179,7 +180,7 @@ class _Choices:
         return _divisors(self.shape.layers // p, MOST_PIECES)
 
     def _recomputes(self, sized: Layout) -> Iterable[str]:
-        if sized.sharding in ("full", "hybrid") or not sized.flash_attention:
+        if self.assumed.by_torch(sized) or not self.assumed.flash_attention:
             return ("none", "selective", "full")
         # With flash attention there is no square of scores left to select.
         return ("none", "full")
@@ -216,13 +217,7 @@ def _grouped(rest: Iterable[Candidate]) -> Iterator[Rejected]:
 
 def _kind(candidate: Candidate) -> str:
     layout, cluster = candidate.layout, candidate.cluster
-    parts = [
-        name
-        for name, size in (
-            ("tensor", layout.tensor), ("pipeline", layout.pipeline), ("context", layout.context)
-        )
-        if size > 1
-    ]  # fmt: skip
+    parts = layout.split_by(("tensor", "pipeline", "context"))
     inside = layout.tensor * layout.pipeline * layout.context <= cluster.gpus_per_host
     if parts and inside and layout.sharding == "none" and cluster.hosts > 1:
         return "split inside each host, copied across hosts"

@@ -135,6 +135,7 @@ class TensorFlowPlan:
             "torch": self.torch
             and {
                 **asdict(self.torch.layout),
+                **asdict(self.torch.assumed),
                 "memory_gib": _rounded(self.torch.memory.total),
                 "step_s": _rounded(self.torch.time.total, 3),
             },

@@ -11,7 +11,7 @@ from typing import TypeVar
 from dtrain.runtime.layout import Layout, Training
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
     """What the cluster file said, and what holds for a script that was started without dtrain."""
 

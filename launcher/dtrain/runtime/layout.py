@@ -1,53 +1,94 @@
-"""What a cluster file says about the model: ``job.layout`` and ``job.training``.
+"""How a model is split over processes: ``job.layout``. And ``job.training``.
 
-A launch passes both to every worker, as JSON in ``DTRAIN_LAYOUT`` and ``DTRAIN_TRAINING``.
+The planner computes with the same class, and a launch passes it to every worker as JSON in
+``DTRAIN_LAYOUT``, beside ``DTRAIN_TRAINING``. Python 3.8 can read this file.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
+
+Sharding = Literal["none", "optimizer", "gradients", "full", "hybrid"]
+Schedule = Literal["gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v"]
+Recompute = Literal["none", "selective", "full"]
+
+SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "zb-1p", "zb-v")
+"""PyTorch's, which a cluster file can name. ``zb-2p`` occurs in published runs only."""
+SIZES = ("tensor", "pipeline", "context", "data")
+"""Their product is the world size."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
-    """How a model is split. The product of the parallel sizes is the world size."""
+    """How a model is split. Some fields depend on each other: see `layout_rules`."""
 
     tensor: int = 1
     pipeline: int = 1
     virtual_pipeline: int = 1
     """Stages on each pipeline rank."""
-    schedule: str = "1f1b"
-    """Order of a pipeline's micro-batches: ``gpipe``, ``1f1b`` (interleaved, where
-    ``virtual_pipeline`` is more than 1), ``zb-1p`` or ``zb-v``."""
+    schedule: Schedule = "1f1b"
+    """Order of a pipeline's micro-batches. ``1f1b`` is interleaved if ``virtual_pipeline`` is more
+    than 1; ``zb-*`` are zero-bubble variants of it."""
     context: int = 1
     expert: int = 1
+    """Taken from the data and context ranks: it is no factor of the world size."""
     data: int = 1
-    sharding: str = "none"
-    """``none``, ``optimizer``, ``gradients``, ``full`` or ``hybrid``."""
+    sharding: Sharding = "none"
+    """States that the data and context ranks divide among them instead of each holding a copy."""
     shard: int | None = None
-    """Data ranks in one group of ``hybrid`` sharding. ``None`` means those of one host."""
+    """Data and context ranks in one group that holds all states. ``None`` means all of them, or
+    for ``hybrid`` sharding those of one host."""
     micro_batch: int = 1
-    """Sequences that one data rank puts through the model at a time."""
+    """Sequences in one forward pass of a data rank."""
     grad_accumulation: int = 1
-    """Micro-batches of one data rank in one optimizer step."""
-    recompute: str = "none"
-    """``none``, ``selective`` or ``full``."""
+    """Micro-batches of a data rank in one optimizer step."""
+    recompute: Recompute = "none"
     sequence_parallel: bool = False
     offload: bool = False
     """Whether optimizer states live in the hosts' memory."""
 
     @property
     def world_size(self) -> int:
-        """Ranks that the layout is for."""
-        return self.tensor * self.pipeline * self.context * self.data
+        return math.prod(getattr(self, size) for size in SIZES)
 
     @property
     def global_batch(self) -> int:
         """Sequences in one optimizer step, over all ranks."""
         return self.data * self.micro_batch * self.grad_accumulation
 
+    @property
+    def copies(self) -> int:
+        """Ranks that hold the same part of the model if nothing is sharded."""
+        return self.data * self.context
 
-@dataclass(frozen=True, slots=True)
+    @property
+    def shards(self) -> int:
+        """Ranks that one copy of the sharded states is divided among."""
+        return 1 if self.sharding == "none" else self.shard or self.copies
+
+    @property
+    def shards_parameters(self) -> bool:
+        return self.sharding in ("full", "hybrid")
+
+    @property
+    def round_size(self) -> int:
+        """Micro-batches in one round of an interleaved schedule, which needs whole rounds."""
+        interleaved = self.virtual_pipeline > 1 or self.schedule == "zb-1p"
+        return self.pipeline if interleaved else 1
+
+    def product(self, keys: Iterable[str]) -> str:
+        """``tensor 4 x data 2``."""
+        return " x ".join(f"{key} {getattr(self, key)}" for key in keys)
+
+    def split_by(self, keys: Iterable[str] = SIZES) -> list[str]:
+        """Those of ``keys`` that are more than 1."""
+        return [key for key in keys if getattr(self, key) > 1]
+
+
+@dataclass(frozen=True)
 class Training:
     global_batch: int | None = None
     """Sequences (or images) in one optimizer step, over all ranks."""

@@ -26,11 +26,11 @@ from dtrain.journal import Journal, JournalReader
 from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.logs.store import RunFolder, StorageError, storage_error
 from dtrain.record import Record, Request
+from dtrain.runtime.layout_rules import MisfitError
 from dtrain.session.attempt import Attempt, straggler
 from dtrain.session.inspection import Inspection
 from dtrain.session.link import Link, Post, Run, close
 from dtrain.session.observer import Observer
-from dtrain.spec.layouts import MisfitError
 from dtrain.spec.model import ClusterFile
 from dtrain.sync import Tree, scan
 from dtrain.transport.contract import Transport

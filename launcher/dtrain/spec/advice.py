@@ -113,13 +113,12 @@ def _bubble(layout: Layout) -> float:
 
 
 def _advise_on_script(layout: Layout, job: Section, warnings: Problems) -> None:
-    for key in ("context", "expert"):
-        if getattr(layout, key) > 1:
-            warnings.add(
-                f"dtrain.runtime does not split a model by {key}, so the script has to",
-                _place(key, job),
-                f"write 'strategy: none' for a script that does, or remove {key}",
-            )
+    for key in layout.split_by(("context", "expert")):
+        warnings.add(
+            f"dtrain.runtime does not split a model by {key}, so the script has to",
+            _place(key, job),
+            f"write 'strategy: none' for a script that does, or remove {key}",
+        )
 
 
 def _place(key: str, job: Section) -> Place:

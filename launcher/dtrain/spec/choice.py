@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from dtrain.hostlist import fold
 from dtrain.runtime.layout import Layout
-from dtrain.spec.layouts import Given, MisfitError, strategy_of
+from dtrain.runtime.layout_rules import MisfitError
+from dtrain.spec.layouts import Given, strategy_of
 from dtrain.spec.model import Host
 
 

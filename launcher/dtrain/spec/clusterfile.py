@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 from dtrain.hostlist import MAX_HOSTS
+from dtrain.runtime.layout import SCHEDULES, Recompute, Sharding
 from dtrain.spec.hosts import HostList, Overrides, host_name_fault
 from dtrain.spec.model import LAUNCH_ROLES
 from dtrain.spec.schema import (
@@ -233,7 +234,7 @@ LAYOUT = Record(
             _SIZE, "Pieces of each stage in an interleaved pipeline schedule.", default=1
         ),
         "schedule": Field(
-            Choice(("gpipe", "1f1b", "zb-1p", "zb-v")),
+            Choice(SCHEDULES),
             "Order of a pipeline's micro-batches: all forward passes first (gpipe), each backward "
             "pass as soon as it can be (1f1b, interleaved where virtual_pipeline is more than 1), "
             "or zero-bubble orders that split the backward pass (zb-1p, zb-v), for pipeline alone.",
@@ -249,7 +250,7 @@ LAYOUT = Record(
             "the workers (with 3d or none: 1).",
         ),
         "sharding": Field(
-            Choice(("none", "optimizer", "gradients", "full", "hybrid")),
+            Choice(get_args(Sharding)),
             "What the data ranks share out instead of each keeping it all: optimizer (ZeRO-1), "
             "gradients too (ZeRO-2), parameters too (full: ZeRO-3, FSDP), or all of it within "
             "groups that are copies of each other (hybrid: HSDP); without it, what the strategy "
@@ -269,7 +270,7 @@ LAYOUT = Record(
             "leaves, else 1, or twice the stages of a pipeline.",
         ),
         "recompute": Field(
-            Choice(("none", "selective", "full")),
+            Choice(get_args(Recompute)),
             "Activations that are computed again in the backward pass to save memory.",
             default="none",
         ),

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from math import gcd, lcm
+from math import lcm
 
 from dtrain.environ.placement import gpus_of_trainers, place_tasks, trains
 from dtrain.runtime.layout import Layout, Training
-from dtrain.spec.layouts import MisfitError
+from dtrain.runtime.layout_rules import MisfitError
 from dtrain.spec.model import ClusterFile, Host, Job
 from dtrain.spec.problems import Problems
 from dtrain.spec.schema import Section
@@ -71,20 +71,19 @@ def check_elastic(spec: ClusterFile, given: Section, problems: Problems) -> None
 
 def _usable(layout: Layout, hosts: Sequence[Host], least: int) -> int:
     """How many of ``hosts``, from the first on, the layout can use."""
-    split = layout.tensor * layout.pipeline * layout.context
-    shard = layout.shard if layout.sharding == "hybrid" and layout.shard else 1
-    # Experts are spread over context and data ranks together.
-    unit = split * lcm(shard, layout.expert // gcd(layout.expert, layout.context))
+    shard = layout.shard or 1
+    # Groups are of context and data ranks together.
+    group = lcm(shard, layout.expert)
+    unit = layout.tensor * layout.pipeline * lcm(layout.context, group)
     worlds = [*accumulate(host.workers for host in hosts)]
     usable = [count for count, world in enumerate(worlds, 1) if world % unit == 0]
     if usable and usable[-1] >= least:
         return usable[-1]
-    sizes = {name: getattr(layout, name) for name in ("tensor", "pipeline", "context", "expert")}
-    sizes["shard"] = shard
-    product = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+    sizes = layout.split_by(("tensor", "pipeline", "context", "expert"))
+    parts = ", ".join(layout.product([key]) for key in [*sizes, *["shard"] * (shard > 1)])
     raise MisfitError(
         "layout",
-        f"the layout ({product}) is for a multiple of {unit} workers; the {len(hosts)} hosts left "
+        f"the layout ({parts}) is for a multiple of {unit} workers; the {len(hosts)} hosts left "
         f"have {worlds[-1]}, and job.elastic.min_hosts is {least}",
         f"set min_hosts to {usable[-1]} or less"
         if usable
@@ -95,7 +94,7 @@ def _usable(layout: Layout, hosts: Sequence[Host], least: int) -> int:
 def _torch(job: Job, layout: Layout, world: int) -> Job:
     data = world // (layout.tensor * layout.pipeline * layout.context)
     layout = _shared(layout, data)
-    if layout.sharding != "none" and data * layout.context == 1:
+    if layout.sharding != "none" and layout.copies == 1:
         layout = replace(layout, sharding="none", shard=None)
     return replace(job, layout=layout, training=_with_batch(job.training, layout.global_batch))
 
@@ -103,8 +102,7 @@ def _torch(job: Job, layout: Layout, world: int) -> Job:
 def _shared(layout: Layout, data: int) -> Layout:
     """The layout over ``data`` ranks, with the same global batch in micro-batches that are no
     larger; where it does not divide, with the nearest that is whole micro-batches of each rank."""
-    # An interleaved schedule goes round its stages with as many micro-batches.
-    rounds = layout.pipeline if layout.virtual_pipeline > 1 else 1
+    rounds = layout.round_size
     share, rest = divmod(layout.global_batch, data)
     for size in range(layout.micro_batch, 0, -1) if not rest else ():
         if share % (size * rounds) == 0:

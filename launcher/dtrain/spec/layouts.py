@@ -11,13 +11,13 @@ from dataclasses import replace
 from math import gcd
 from typing import Any
 
-from dtrain.runtime.layout import Layout
+from dtrain.runtime.layout import SIZES, Layout
+from dtrain.runtime.layout_rules import MisfitError
 from dtrain.spec.problems import either
 
 Given = Mapping[str, Any]
 """The keys of ``job.layout`` that stand in the file."""
 
-_SIZES = ("tensor", "pipeline", "context", "data")
 _SPLITS = {"ddp": (), "fsdp": (), "hsdp": (), "tensor": ("tensor",), "pipeline": ("pipeline",)}
 """What each strategy may split; ``3d`` and ``none`` may split everything."""
 _SHARDING = {"ddp": "none", "fsdp": "full", "hsdp": "hybrid"}
@@ -25,20 +25,9 @@ _SHARDING = {"ddp": "none", "fsdp": "full", "hsdp": "hybrid"}
 _OF_SHARDING = {sharding: strategy for strategy, sharding in _SHARDING.items()}
 
 
-class MisfitError(ValueError):
-    """A layout that cannot be. ``key`` is the key of ``job.layout`` to blame, or ``layout``,
-    ``strategy`` or ``global_batch``."""
-
-    def __init__(self, key: str, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.key = key
-        self.message = message
-        self.hint = hint
-
-
 def strategy_of(layout: Layout) -> str:
     """The name of the torch strategy that is this layout; ``3d`` where it is several at once."""
-    split = [size for size in ("tensor", "pipeline") if getattr(layout, size) > 1]
+    split = layout.split_by(("tensor", "pipeline"))
     if layout.context > 1 or layout.expert > 1 or len(split) > 1:
         return "3d"
     if not split:
@@ -159,7 +148,7 @@ def _on_each_host(workers: Sequence[int], what: str, key: str) -> int:
 
 def _wrong_product(layout: Layout, given: Given, workers: Sequence[int]) -> MisfitError:
     world = sum(workers)
-    sizes = [size for size in _SIZES if size in given or getattr(layout, size) > 1]
+    sizes = [size for size in SIZES if size in given or getattr(layout, size) > 1]
     tensor = gcd(layout.tensor, *workers)
     pipeline = gcd(layout.pipeline, world // tensor)
     context = gcd(layout.context, world // (tensor * pipeline))
@@ -168,15 +157,15 @@ def _wrong_product(layout: Layout, given: Given, workers: Sequence[int]) -> Misf
     return MisfitError(
         "layout",
         f"the layout is for {layout.world_size} workers "
-        f"({_product(layout, sizes) or 'one of each'}), but the hosts have {world}",
+        f"({layout.product(sizes) or 'one of each'}), but the hosts have {world}",
         "the product of tensor, pipeline, context and data has to be the number of workers: "
-        f"{_product(fitting, [s for s in _SIZES if s in sizes or s == 'data'])}, for example",
+        f"{fitting.product(s for s in SIZES if s in sizes or s == 'data')}, for example",
     )
 
 
 def _wrong_batch(layout: Layout, given: Given, global_batch: int) -> MisfitError:
     factors = ("data", *(key for key in ("micro_batch", "grad_accumulation") if key in given))
-    product = _product(layout, factors)
+    product = layout.product(factors)
     if len(factors) == 3:
         return MisfitError(
             "global_batch",
@@ -192,7 +181,3 @@ def _wrong_batch(layout: Layout, given: Given, global_batch: int) -> MisfitError
         f"the global batch is {global_batch}, which is no multiple of {step} ({product})",
         f"{either(map(str, near))} would do{f'; or change {either(free)}' if free else ''}",
     )
-
-
-def _product(layout: Layout, keys: Sequence[str]) -> str:
-    return " x ".join(f"{key} {getattr(layout, key)}" for key in keys)

@@ -5,12 +5,13 @@ A cluster file may leave them to dtrain; a launch has them all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dtrain.environ import tpu
 from dtrain.environ.placement import gpus_of_trainers
 from dtrain.runtime.layout import Layout
+from dtrain.runtime.layout_rules import MisfitError, contradictions, torch_limits, uneven_rounds
 from dtrain.spec.choice import (
     choose_tensorflow,
     choose_torch,
@@ -19,8 +20,7 @@ from dtrain.spec.choice import (
     without_gpus,
     written,
 )
-from dtrain.spec.layout_checks import check_parts, check_rounds
-from dtrain.spec.layouts import MisfitError, batched, disagreements, sized
+from dtrain.spec.layouts import batched, disagreements, sized
 from dtrain.spec.machines import devices_sound, machines
 from dtrain.spec.model import LAUNCH_ROLES, Host
 from dtrain.spec.problems import Problems, either
@@ -52,7 +52,7 @@ def resolve(document: Section, problems: Problems) -> Resolved:
             return _torch(job, hosts, problems)
         return _tensorflow(cluster, job, hosts)
     except MisfitError as misfit:
-        _report(misfit, job, problems)
+        _report([misfit], job, problems)
         return Resolved()
 
 
@@ -73,8 +73,7 @@ def _readable(cluster: Section, job: Section) -> bool:
 
 def _torch(job: Section, hosts: Sequence[Host], problems: Problems) -> Resolved:
     name, reason = job.get("strategy"), ""
-    section = job.section("layout")
-    given = section.values if "layout" in job else None
+    given = job.section("layout").values if "layout" in job else None
     if name == "auto" or (name is None and given is not None):
         choice = choose_torch(given, hosts)
         name, reason = choice.strategy, choice.reason if name == "auto" else ""
@@ -95,17 +94,16 @@ def _torch(job: Section, hosts: Sequence[Host], problems: Problems) -> Resolved:
         )
     if name != "none":
         _check_backend(name, hosts)
-    found = [*disagreements(name, given or {})]
-    for misfit in found:
-        _report(misfit, job, problems)
-    if found:
+    if _report(disagreements(name, given or {}), job, problems):
         return Resolved()
+    # A script of strategy none may have schedules of its own.
+    by_torch = name != "none"
     layout = sized(name, given or {}, [host.workers for host in hosts])
-    check_parts(name, layout, section, problems)
+    _report(contradictions(layout), job, problems)
+    _report(torch_limits(layout) if by_torch else (), job, problems)
     global_batch = job.section("training").get("global_batch")
     layout = batched(layout, given or {}, global_batch)
-    if name != "none":
-        check_rounds(layout, section, problems)
+    _report(uneven_rounds(layout) if by_torch else (), job, problems)
     return Resolved(name, reason, layout=layout)
 
 
@@ -192,13 +190,17 @@ def _check_tpu(cluster: Section, hosts: Sequence[Host]) -> None:
         )
 
 
-def _report(misfit: MisfitError, job: Section, problems: Problems) -> None:
-    """Put a misfit where the key stands that it blames."""
-    if misfit.key == "layout":
-        place = job.key_place("layout")
-    elif misfit.key == "strategy":
-        place = job.place("strategy")
-    else:
-        section = "training" if misfit.key == "global_batch" else "layout"
-        place = job.section(section).place(misfit.key)
-    problems.add(misfit.message, place, misfit.hint)
+def _report(misfits: Iterable[MisfitError], job: Section, problems: Problems) -> bool:
+    """Add each misfit at the position of its key; whether there was one."""
+    found = False
+    for misfit in misfits:
+        found, key = True, misfit.key
+        if key == "layout":
+            place = job.key_place(key)
+        elif key == "strategy":
+            place = job.place(key)
+        else:
+            section = job.section("training" if key == "global_batch" else "layout")
+            place = section.key_place(key) if misfit.unused else section.place(key)
+        problems.add(misfit.message, place, misfit.hint)
+    return found

@@ -66,7 +66,7 @@ def test_blocks_left_over_go_to_the_middle() -> None:
 def test_which_rank_holds_which_stage() -> None:
     interleaved = Layout(pipeline=2, virtual_pipeline=2)
     assert [stages_of_rank(interleaved, rank) for rank in (0, 1)] == [[0, 2], [1, 3]]
-    down_and_up = Layout(pipeline=2, schedule="zb-v")
+    down_and_up = Layout(pipeline=2, virtual_pipeline=2, schedule="zb-v")
     assert [stages_of_rank(down_and_up, rank) for rank in (0, 1)] == [[0, 3], [1, 2]]
     assert owners_of_stages(down_and_up) == [0, 1, 1, 0]
 

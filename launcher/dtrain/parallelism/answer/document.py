@@ -115,10 +115,11 @@ def split(candidate: Candidate) -> dict[str, Any]:
     names = (
         "tensor", "pipeline", "virtual_pipeline", "schedule", "context", "expert", "data",
         "sharding", "shard", "micro_batch", "grad_accumulation", "global_batch", "recompute",
-        "sequence_parallel", "offload", "precision",
+        "sequence_parallel", "offload",
     )  # fmt: skip
-    found = {name: getattr(layout, name) for name in names}
-    return found | {"shard": layout.shard or None}
+    return {name: getattr(layout, name) for name in names} | {
+        "precision": candidate.assumed.precision
+    }
 
 
 def memory(candidate: Candidate) -> dict[str, float]:

@@ -9,9 +9,9 @@ from typing import Any
 from dtrain.parallelism.cluster.hardware import Cluster, Gpu, Hardware
 from dtrain.parallelism.constraints import option
 from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
-from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.question import Answer, Question
+from dtrain.runtime.layout import Layout
 
 MEMORY_PARTS = {
     "parameters": "parameters",
@@ -77,7 +77,7 @@ def _split(shape: Shape, layout: Layout, cluster: Cluster) -> str:
         steps.append(f"split each sequence over {layout.context} GPUs (context parallelism)")
     if layout.expert > 1:
         steps.append(f"spread the {shape.experts} experts over {layout.expert} GPUs")
-    ranks = layout.data * layout.context
+    ranks = layout.copies
     if layout.data > 1 or (ranks > 1 and layout.sharding != "none"):
         steps.append(_replicas(layout, ranks, split=layout.world_size > layout.data))
     if not steps:
@@ -93,8 +93,8 @@ def _replicas(layout: Layout, ranks: int, *, split: bool) -> str:
         return f"shard parameters, gradients and optimizer over {over} (FSDP, ZeRO-3)"
     if layout.sharding == "hybrid":
         return (
-            f"shard parameters, gradients and optimizer over {layout.shard} of them and keep "
-            f"{ranks // layout.shard} copies of that (HSDP)"
+            f"shard parameters, gradients and optimizer over {layout.shards} of them and keep "
+            f"{ranks // layout.shards} copies of that (HSDP)"
         )
     over = f" over {ranks} GPUs" if ranks != layout.data else ""
     shared = {
@@ -181,10 +181,10 @@ def textbook(answer: Answer) -> str:
         return ""
     inside = cluster.gpus_per_host
     leanest = Layout(
-        data=cluster.hosts, recompute="full", precision=question.precision,
+        data=cluster.hosts,
+        recompute="full",
         grad_accumulation=max(1, question.global_batch // cluster.hosts),
-        fp32_gradients=question.precision != "fp16",
-    )  # fmt: skip
+    )
     candidates = [
         question.candidate(
             replace(
@@ -205,11 +205,7 @@ def textbook(answer: Answer) -> str:
         return ""
     need = least.memory
     kept = need.parameters + need.gradients + need.optimizer
-    split = " x ".join(
-        f"{name} {size}"
-        for name, size in (("tensor", least.layout.tensor), ("pipeline", least.layout.pipeline))
-        if size > 1
-    )
+    split = least.layout.product(least.layout.split_by(("tensor", "pipeline")))
     hosts = "both" if cluster.hosts == 2 else f"all {cluster.hosts:,}"
     text = (
         f"Splitting the model only inside each host ({split}) and copying it to {hosts} hosts, the "
@@ -225,15 +221,7 @@ def textbook(answer: Answer) -> str:
 def brief(candidate: Candidate) -> str:
     """``tensor 4 x pipeline 4 x data 4, ZeRO-1``."""
     layout = candidate.layout
-    sizes = [
-        f"{name} {size}"
-        for name, size in (
-            ("tensor", layout.tensor), ("pipeline", layout.pipeline),
-            ("context", layout.context), ("data", layout.data),
-        )
-        if size > 1
-    ]  # fmt: skip
-    text = " x ".join(sizes) or "one GPU"
+    text = layout.product(layout.split_by()) or "one GPU"
     if layout.expert > 1:
         text += f", experts over {layout.expert}"
     if layout.sharding != "none":

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.layer import BYTES
-from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.model.shape import Shape
+from dtrain.runtime.layout import Layout
 
 
-def layer_activations(shape: Shape, layout: Layout) -> float:
+def layer_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
     """Bytes that one layer keeps for each token of a micro-batch.
 
     Term by term after RAR (arXiv 2205.05198, section 4.1), whose 34·h with GELU and dropout this
     gives; gated MLPs and grouped keys have their own terms.
     """
-    return sum(_saved(shape, layout)) * BYTES[layout.precision] / 2
+    return sum(_saved(shape, layout, assumed)) * BYTES[assumed.precision] / 2
 
 
-def _saved(shape: Shape, layout: Layout) -> Iterator[float]:
+def _saved(shape: Shape, layout: Layout, assumed: Assumptions) -> Iterator[float]:
     """The terms, in bytes for 16-bit activations."""
     t = layout.tensor
     h, s = shape.hidden, shape.seq_len
@@ -36,7 +37,7 @@ def _saved(shape: Shape, layout: Layout) -> Iterator[float]:
         width *= shape.experts_per_token + shape.shared_experts
         # Tokens as they were sent to their experts, and what came back.
         yield 4 * h * shape.experts_per_token / split
-    if layout.recompute == "selective" and layout.by_torch:
+    if layout.recompute == "selective" and assumed.by_torch(layout):
         # torchtitan's policy: every second product's output and attention's, all else again.
         yield 2 * h / split
         yield 2 * (queries + grouped + values + width) / t
@@ -49,8 +50,8 @@ def _saved(shape: Shape, layout: Layout) -> Iterator[float]:
         keys = queries
         yield 2 * (shape.query_rank + shape.kv_rank + shape.rope_head_size)
     yield 2 * (queries + keys + grouped + values) / t
-    if not layout.flash_attention and layout.recompute != "selective":
+    if not assumed.flash_attention and layout.recompute != "selective":
         yield (5 if shape.dropout else 4) * shape.heads * s / t
     # Megatron-LM's fused SwiGLU works out its output again; in torch two more are kept.
-    matrices = (4 if layout.by_torch else 3) if shape.gated else 2
+    matrices = (4 if assumed.by_torch(layout) else 3) if shape.gated else 2
     yield matrices * 2 * width / t

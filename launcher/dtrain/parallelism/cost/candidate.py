@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import Cluster
 from dtrain.parallelism.cost.memory import Memory, memory
 from dtrain.parallelism.cost.speed import Speed, speed
 from dtrain.parallelism.cost.step_time import StepTime, step_time
-from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.model.shape import Shape
+from dtrain.runtime.layout import Layout
 
 HEADROOM = 0.04
 """Share of a GPU's memory that a layout must leave: estimates err, and a run must not."""
@@ -25,18 +26,19 @@ class Candidate:
     layout: Layout
     cluster: Cluster
     efficiency: Efficiency
+    assumed: Assumptions
 
     @cached_property
     def memory(self) -> Memory:
-        return memory(self.shape, self.layout, self.cluster)
+        return memory(self.shape, self.layout, self.assumed)
 
     @cached_property
     def time(self) -> StepTime:
-        return step_time(self.shape, self.layout, self.cluster, self.efficiency)
+        return step_time(self.shape, self.layout, self.cluster, self.efficiency, self.assumed)
 
     @cached_property
     def speed(self) -> Speed:
-        return speed(self.shape, self.layout, self.cluster, self.time.total)
+        return speed(self.shape, self.layout, self.cluster, self.assumed, self.time.total)
 
     @property
     def limit(self) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import Cluster, Precision
-from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.model.shape import Shape
+from dtrain.runtime.layout import Layout
 
 BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4}
 """Of one activation. With fp8 only the inputs of matrix products shrink, as copies."""
@@ -36,6 +37,7 @@ class Kernels:
     cluster: Cluster
     shape: Shape
     layout: Layout
+    assumed: Assumptions
 
     @property
     def tokens(self) -> float:
@@ -88,12 +90,12 @@ class Kernels:
     @property
     def _wide(self) -> Precision:
         """What computes where fp8 is too coarse: the output layer and attention."""
-        return "bf16" if self.layout.precision == "fp8" else self.layout.precision
+        return "bf16" if self.assumed.precision == "fp8" else self.assumed.precision
 
     def product_seconds(self, product: Product, *, wide: bool = False) -> float:
         """A product's time: by its FLOP on large ones, by the memory it reads on thin ones."""
         made, gpu = self.efficiency, self.cluster.gpu
-        precision = self._wide if wide else self.layout.precision
+        precision = self._wide if wide else self.assumed.precision
         one = product.flop / product.count
         # A faster unit needs a larger product to fill it.
         half = made.gemm_half * gpu.peak(precision) / 312
@@ -119,7 +121,7 @@ class Kernels:
         made, gpu, layout = self.efficiency, self.cluster.gpu, self.layout
         peak = self._peak(self._wide)
         flop = self.attention_flop()
-        if layout.flash_attention:
+        if self.assumed.flash_attention:
             return flop / 2 / (peak * made.attention)
         scores = 2.0 * self.tokens * self.shape.seq_len * self.shape.heads / layout.tensor
         square = made.scores * scores / (gpu.bandwidth * 1e9 * made.stream)
@@ -139,12 +141,12 @@ class Kernels:
         split = (6.0 * shape.heads * shape.head_size + (5.0 if shape.gated else 4.0) * f) / (
             layout.tensor
         )
-        size = BYTES[layout.precision] * self.tokens * (whole * shape.hidden + split)
+        size = BYTES[self.assumed.precision] * self.tokens * (whole * shape.hidden + split)
         return made.passes * size / (self.cluster.gpu.bandwidth * 1e9 * made.stream)
 
     def launches(self) -> float:
         """Kernels that the host starts for one layer and micro-batch, all passes, about."""
-        forward = 24.0 if self.layout.flash_attention else 32.0
+        forward = 24.0 if self.assumed.flash_attention else 32.0
         if self.shape.experts:
             forward += 30
         again = {"full": 1.0, "selective": 0.5, "none": 0.0}[self.layout.recompute]
@@ -156,7 +158,7 @@ class Kernels:
     def backward(self, *, moe: bool) -> float:
         """Two products for each of the forward's; attention's works at a lower share."""
         attention = self.attention_forward()
-        attention *= 2.5 / 0.85 if self.layout.flash_attention else 2.0
+        attention *= 2.5 / 0.85 if self.assumed.flash_attention else 2.0
         return 2 * self.weights_forward(moe=moe) + attention + 2 * self.stream_forward()
 
     def again(self, *, moe: bool) -> float:
@@ -164,10 +166,10 @@ class Kernels:
         match self.layout.recompute:
             case "full":
                 return self.forward(moe=moe)
-            case "selective" if self.layout.sharding in ("full", "hybrid"):
+            case "selective" if self.assumed.by_torch(self.layout):
                 # torch saves every second product's output and runs the rest again.
                 return 0.5 * self.forward(moe=moe)
-            case "selective" if not self.layout.flash_attention:
+            case "selective" if not self.assumed.flash_attention:
                 return self.attention_forward()
             case _:
                 return 0.0

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dtrain.parallelism.cluster.hardware import Cluster
+from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.activations import layer_activations
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.sharded_memory import highest_phase
 from dtrain.parallelism.cost.stages import parameters_of_stage, stage_layers
-from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.model.shape import Shape
+from dtrain.runtime.layout import Layout
 
 CONTEXT = 0.7
 """GiB of CUDA's context and loaded kernels (0.5 to 0.9; PyTorch 2, CUDA 12)."""
@@ -54,20 +54,25 @@ class Memory:
         )  # fmt: skip
 
 
-def memory(shape: Shape, layout: Layout, cluster: Cluster) -> Memory:
+def memory(shape: Shape, layout: Layout, assumed: Assumptions) -> Memory:
     """Of the GPU with the most in use, over all stages of the pipeline."""
     counts = stage_layers(shape, layout.pipeline)
     # Between the ends stages differ in what they hold in flight alone: the second has the most.
     stages = sorted({0, min(1, layout.pipeline - 1), layout.pipeline - 1})
-    return max((_stage(shape, layout, counts, stage) for stage in stages), key=lambda m: m.total)
+    return max(
+        (_stage(shape, layout, assumed, counts, stage) for stage in stages),
+        key=lambda m: m.total,
+    )
 
 
-def _stage(shape: Shape, layout: Layout, counts: tuple[int, ...], stage: int) -> Memory:
+def _stage(
+    shape: Shape, layout: Layout, assumed: Assumptions, counts: tuple[int, ...], stage: int
+) -> Memory:
     p, t = layout.pipeline, layout.tensor
     layers = counts[stage]
     dense, experts = parameters_of_stage(shape, layout, layers, stage)
-    states = _States.of(layout)
-    ranks = layout.data * layout.context
+    states = _States.of(layout, assumed)
+    ranks = layout.copies
     alike = max(1, ranks // layout.expert)
     parameters = states.parameters(dense, ranks) + states.parameters(experts, alike)
     gradients = states.gradients(dense, ranks) + states.gradients(experts, alike)
@@ -75,27 +80,26 @@ def _stage(shape: Shape, layout: Layout, counts: tuple[int, ...], stage: int) ->
 
     tokens = shape.seq_len * layout.micro_batch / layout.context
     last = stage == p - 1
-    activations = layers * layer_activations(shape, layout) * tokens * in_flight(layout, stage)
+    held = in_flight(layout, stage)
+    activations = layers * layer_activations(shape, layout, assumed) * tokens * held
     # Logits, and their gradient in 32 bits (cross-entropy works in place on a copy).
-    logits = (BYTES[layout.precision] + 4.0) * tokens * shape.vocab / t if last else 0.0
+    logits = (BYTES[assumed.precision] + 4.0) * tokens * shape.vocab / t if last else 0.0
     widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / t
     temporary = 6.0 * widest
     gathered = 0.0
-    if layout.by_torch:
+    if assumed.by_torch(layout):
         phase = highest_phase(
-            shape, layout, layers=layers, first=stage == 0, last=last,
-            shards=min(layout.shard or ranks, ranks), held=in_flight(layout, stage),
+            shape, layout, assumed,
+            layers=layers, first=stage == 0, last=last, held=held,
         )  # fmt: skip
         gradients, activations, logits = phase.gradients, phase.activations, phase.logits
         gathered, temporary = phase.gathered, phase.temporary
     elif layout.recompute == "full":
         # The layer whose backward pass runs has all of its activations again.
-        whole = Layout(
-            tensor=t, context=layout.context, sequence_parallel=layout.sequence_parallel,
-            precision=layout.precision, flash_attention=layout.flash_attention,
-        )  # fmt: skip
-        temporary = max(temporary, layer_activations(shape, whole) * tokens)
+        whole = replace(layout, recompute="none")
+        temporary = max(temporary, layer_activations(shape, whole, assumed) * tokens)
 
+    fragmentation = FRAGMENTATION_BY_TORCH if assumed.by_torch(layout) else FRAGMENTATION
     used = parameters + gradients + optimizer + activations + logits + gathered + temporary
     several = layout.world_size > 1
     return Memory(
@@ -108,7 +112,7 @@ def _stage(shape: Shape, layout: Layout, counts: tuple[int, ...], stage: int) ->
         temporary=temporary / _GIB,
         communication=COMMUNICATION if several else 0.0,
         context=CONTEXT,
-        fragmentation=(FRAGMENTATION_BY_TORCH if layout.by_torch else FRAGMENTATION) * used / _GIB,
+        fragmentation=fragmentation * used / _GIB,
     )
 
 
@@ -128,19 +132,15 @@ class _States:
     moments: float
 
     @staticmethod
-    def of(layout: Layout) -> _States:
-        if layout.sharding in ("full", "hybrid"):
+    def of(layout: Layout, assumed: Assumptions) -> _States:
+        if layout.shards_parameters or assumed.precision == "fp32":
             return _States(layout, 4, 4, 8)
-        if layout.precision == "fp32":
-            return _States(layout, 4, 4, 8)
-        if layout.precision == "fp16":
+        if assumed.precision == "fp16":
             return _States(layout, 2, 2, 16)
-        return _States(layout, 2, 4 if layout.fp32_gradients else 2, 12)
+        return _States(layout, 2, 4 if assumed.fp32_gradients else 2, 12)
 
     def _spread(self, ranks: int, least: tuple[str, ...]) -> int:
-        if self.layout.sharding not in least:
-            return 1
-        return min(self.layout.shard or ranks, ranks)
+        return min(self.layout.shards, ranks) if self.layout.sharding in least else 1
 
     def parameters(self, count: float, ranks: int) -> float:
         return self.parameter * count / self._spread(ranks, ("full", "hybrid"))
@@ -163,6 +163,8 @@ def in_flight(layout: Layout, stage: int) -> float:
     twice as many; ZB-V as many as the first stage of 1F1B, on every stage.
     """
     p, v, m = layout.pipeline, layout.virtual_pipeline, layout.grad_accumulation
+    if layout.schedule == "gpipe":
+        return float(m)
     if layout.schedule == "zb-v":
         held = float(p)
     else:

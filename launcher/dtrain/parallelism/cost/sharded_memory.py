@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.activations import layer_activations
-from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.model.shape import Shape
+from dtrain.runtime.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,16 @@ class Phase:
 
 
 def highest_phase(
-    shape: Shape, layout: Layout, *, layers: int, first: bool, last: bool, shards: int, held: float
-) -> Phase:
-    """Of a stage of ``layers``, whose parameters are spread over ``shards`` ranks.
+    shape: Shape, layout: Layout, assumed: Assumptions,
+    *, layers: int, first: bool, last: bool, held: float,
+) -> Phase:  # fmt: skip
+    """Of a stage of ``layers``.
 
     ``held`` are the micro-batches in flight; all but one wait with all of their activations.
     """
-    waiting = (held - 1) * layers * layer_activations(shape, layout) * _tokens(shape, layout)
-    phases = _phases(shape, layout, layers, first, last, shards)
+    kept = layer_activations(shape, layout, assumed)
+    waiting = (held - 1) * layers * kept * _tokens(shape, layout)
+    phases = _phases(shape, layout, assumed, layers, first, last)
     highest = max(phases, key=lambda phase: phase.total)
     return replace(highest, activations=highest.activations + waiting)
 
@@ -48,7 +51,7 @@ def _tokens(shape: Shape, layout: Layout) -> float:
 
 
 def _phases(
-    shape: Shape, layout: Layout, layers: int, first: bool, last: bool, shards: int
+    shape: Shape, layout: Layout, assumed: Assumptions, layers: int, first: bool, last: bool
 ) -> Iterator[Phase]:
     t, h = layout.tensor, shape.hidden / layout.tensor
     split = shape.hidden / (t if layout.sequence_parallel else 1)
@@ -56,21 +59,22 @@ def _phases(
     layer = (shape.layer_parameters() - _idle_experts(shape, layout)) / t
     # Of a layer's gradients one rank keeps its share; experts' are spread over fewer ranks.
     experts = shape.experts * shape.expert_parameters / layout.expert / t
-    alike = max(1, layout.data * layout.context // layout.expert)
+    shards = layout.shards
+    alike = max(1, layout.copies // layout.expert)
     shard = (layer - experts) / shards + experts / min(shards, alike)
     head = shape.head_parameters / t if last else 0.0
     root = head if last and not (shape.tied and first) else 0.0
     root += shape.embedding_parameters / t if first else 0.0
-    reduced = 4.0 if layout.fp32_gradients else 2.0
+    reduced = 4.0 if assumed.fp32_gradients else 2.0
     every = 4 * (layers * shard + root / shards)
     accumulated = every if layout.grad_accumulation > 1 else 0.0
 
-    kept = layer_activations(shape, layout) * tokens
+    kept = layer_activations(shape, layout, assumed) * tokens
     ends = 4 * split * tokens if last else 0.0
     logits = tokens * shape.vocab / t if last else 0.0
 
     # Cross-entropy in 32 bits: log-softmax, its gradient, and the logits' gradient.
-    loss = 2 if layout.fused_loss else 12
+    loss = 2 if assumed.fused_loss else 12
     yield Phase(accumulated, layers * kept + ends, loss * logits, 2 * root)
     # The output layer's backward pass, with its gradient and the logits in 16 bits.
     yield Phase(
@@ -80,7 +84,7 @@ def _phases(
 
     whole = kept
     if layout.recompute != "none":
-        whole = layer_activations(shape, replace(layout, recompute="none")) * tokens
+        whole = layer_activations(shape, replace(layout, recompute="none"), assumed) * tokens
     width = shape.ffn_hidden / t
     # While the MLP's backward pass runs: two more of its widest, and gradients of a product.
     inside = whole + (4 if shape.gated else 2) * width * tokens + 2 * split * tokens + 2 * width * h

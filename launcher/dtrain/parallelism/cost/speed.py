@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.hardware import Cluster
-from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.model.shape import Shape
+from dtrain.runtime.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +39,18 @@ def flop_per_token(shape: Shape, *, causal: bool = False) -> float:
     return 6.0 * products + (attention / 2 if causal else attention)
 
 
-def speed(shape: Shape, layout: Layout, cluster: Cluster, seconds: float) -> Speed:
+def speed(
+    shape: Shape, layout: Layout, cluster: Cluster, assumed: Assumptions, seconds: float
+) -> Speed:
     """Of steps of ``seconds`` each."""
     tokens = layout.global_batch * shape.seq_len / layout.world_size / seconds
-    peak = cluster.gpu.peak(layout.precision) * 1e12
+    peak = cluster.gpu.peak(assumed.precision) * 1e12
     flop = flop_per_token(shape)
     head = 6.0 * shape.head_parameters
     again = {"none": 0.0, "selective": 0.0, "full": (flop - head) / 3}[layout.recompute]
-    if layout.recompute == "selective" and layout.by_torch:
+    if layout.recompute == "selective" and assumed.by_torch(layout):
         again = (flop - head) / 6
-    elif layout.recompute == "selective" and not layout.flash_attention:
+    elif layout.recompute == "selective" and not assumed.flash_attention:
         again = (flop - flop_per_token(shape, causal=True)) * 2 / 3
     return Speed(
         tokens_per_s_per_gpu=tokens,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.model.shape import Shape
+from dtrain.runtime.layout import Layout
 
 
 def stage_layers(shape: Shape, stages: int) -> tuple[int, ...]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import Cluster
 from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.layer import BYTES, Kernels
 from dtrain.parallelism.cost.stages import parameters_of_stage, stage_layers
-from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.model.shape import Shape
+from dtrain.runtime.layout import Layout
 
 LAUNCHES = 100
 """Kernels of one micro-batch outside of the layers, about."""
@@ -19,8 +20,8 @@ PCIE = 20e9
 """Bytes/s of one GPU to its host's memory and back (PCIe 4.0 x16, sustained)."""
 HOST_MEMORY = 200e9
 """Bytes/s that all processors of a host sustain together (two sockets of DDR4)."""
-BUBBLE = {"1f1b": 1.0, "zb-1p": 1 / 3, "zb-2p": 0.0, "zb-v": 0.0}
-"""What is left of 1F1B's bubble (Zero Bubble Pipeline Parallelism, arXiv 2401.10241)."""
+BUBBLE = {"zb-1p": 1 / 3, "zb-2p": 0.0, "zb-v": 0.0}
+"""Shares of 1F1B's bubble (Zero Bubble Pipeline Parallelism, arXiv 2401.10241)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,11 @@ class _Layer:
         return self.compute + self.recompute + self.tensor + self.context + self.expert
 
 
-def step_time(shape: Shape, layout: Layout, cluster: Cluster, made: Efficiency) -> StepTime:
+def step_time(
+    shape: Shape, layout: Layout, cluster: Cluster, made: Efficiency, assumed: Assumptions
+) -> StepTime:
     """The time of one step of ``layout.global_batch`` sequences."""
-    kernels = Kernels(made, cluster, shape, layout)
+    kernels = Kernels(made, cluster, shape, layout, assumed)
     layer = _layer(kernels)
     head = kernels.head_forward() + kernels.head_backward()
     m, p = layout.grad_accumulation, layout.pipeline
@@ -84,7 +87,7 @@ def step_time(shape: Shape, layout: Layout, cluster: Cluster, made: Efficiency) 
     # All wait for the slowest stage, and at both ends of the step for all the others:
     # (p−1)/v of a micro-batch where stages are equal (SC21, arXiv 2104.04473, section 2.2).
     others = sum(max(stage, host) for stage in stages) - max(stages[slowest], host)
-    bubble = BUBBLE[layout.schedule] * others / layout.virtual_pipeline
+    bubble = BUBBLE.get(layout.schedule, 1.0) * others / layout.virtual_pipeline
 
     layers = counts[slowest]
     data, optimizer = _between_steps(kernels, max(counts), m * max(stages[slowest], host))
@@ -122,7 +125,7 @@ def _layer(kernels: Kernels) -> _Layer:
 
 def _activation(kernels: Kernels) -> float:
     """Bytes of one activation of one micro-batch: 2·s·b·h, over the context ranks."""
-    return BYTES[kernels.layout.precision] * kernels.tokens * kernels.shape.hidden
+    return BYTES[kernels.assumed.precision] * kernels.tokens * kernels.shape.hidden
 
 
 def _tensor(kernels: Kernels) -> float:
@@ -149,7 +152,7 @@ def _context(kernels: Kernels) -> float:
     group = Group(kernels.cluster, kernels.efficiency, layout.context, layout.tensor)
     values = shape.value_head_size or shape.head_size
     width = max(shape.kv_heads / layout.tensor, 1) * (shape.head_size + values)
-    size = BYTES[layout.precision] * kernels.tokens * layout.context * width
+    size = BYTES[kernels.assumed.precision] * kernels.tokens * layout.context * width
     passes = 3 + (layout.recompute == "full")
     return 0.5 * passes * group.all_gather(size)
 
@@ -184,16 +187,16 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     ``layers`` are the fullest stage's; ``busy`` is how long it computes in a step.
     """
     shape, layout, made = kernels.shape, kernels.layout, kernels.efficiency
-    ranks = layout.data * layout.context
+    ranks = layout.copies
     dense, experts = max(
         (parameters_of_stage(shape, layout, layers, stage) for stage in (0, layout.pipeline - 1)),
         key=sum,
     )
-    shards = _shards(layout)
+    shards = layout.shards
     # Copies of an expert are on every ``expert``-th rank only.
     alike = max(1, ranks // layout.expert)
     # Adam reads gradient, two moments and the copy in 32 bits, and writes them and the parameter.
-    gradient = 4 if layout.fp32_gradients else 2
+    gradient = 4 if kernels.assumed.fp32_gradients else 2
     mine = dense / shards + experts / min(shards, alike)
     if layout.offload:
         # Gradients go to the host and parameters come back over PCIe, and the host's processors
@@ -222,10 +225,10 @@ def _traffic(
     """Seconds that data ranks exchange ``count`` parameters and their gradients in one step."""
     layout, made = kernels.layout, kernels.efficiency
     group = Group(kernels.cluster, made, ranks, apart)
-    shards = min(_shards(layout), ranks)
+    shards = min(layout.shards, ranks)
     near = Group(kernels.cluster, made, shards, apart)
-    parameter = BYTES[layout.precision]
-    if layout.by_torch:
+    parameter = BYTES[kernels.assumed.precision]
+    if kernels.assumed.by_torch(layout):
         one = count / (layers + 1)
         gathers = (layers + 1) * 2 * near.all_gather(parameter * one)
         scatters = (layers + 1) * near.all_gather(gradient * one)
@@ -244,10 +247,3 @@ def _traffic(
     return scatters * group.in_buckets(group.all_gather, gradient * count) + group.in_buckets(
         group.all_gather, parameter * count
     )
-
-
-def _shards(layout: Layout) -> int:
-    """Ranks that the optimizer's states are spread over."""
-    if layout.sharding == "none":
-        return 1
-    return layout.shard or layout.data * layout.context

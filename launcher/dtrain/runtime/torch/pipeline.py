@@ -39,17 +39,12 @@ class PassThrough(nn.Module):
         return x
 
 
-def stages_per_rank(layout: Layout) -> int:
-    """How many stages each pipeline rank holds."""
-    return 2 if layout.schedule == "zb-v" else layout.virtual_pipeline
-
-
 def stages_of_rank(layout: Layout, rank: int) -> list[int]:
     """The stages of pipeline rank ``rank``: round after round, or down and up again for zb-v."""
     ranks = layout.pipeline
     if layout.schedule == "zb-v":
         return [rank, 2 * ranks - 1 - rank]
-    return [rank + ranks * turn for turn in range(stages_per_rank(layout))]
+    return [rank + ranks * turn for turn in range(layout.virtual_pipeline)]
 
 
 def owners_of_stages(layout: Layout) -> list[int]:

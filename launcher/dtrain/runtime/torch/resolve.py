@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
+from typing import get_args
 
-from dtrain.runtime.layout import Layout, Training
+from dtrain.runtime.layout import SCHEDULES, SIZES, Layout, Recompute, Sharding, Training
+from dtrain.runtime.layout_rules import contradictions, torch_limits, uneven_rounds
 
 STRATEGIES = ("none", "data_parallel", "ddp", "fsdp", "hsdp", "tensor", "pipeline", "3d")
-SHARDINGS = ("none", "optimizer", "gradients", "full", "hybrid")
-SCHEDULES = ("gpipe", "1f1b", "zb-1p", "zb-v")
-RECOMPUTES = ("none", "selective", "full")
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
@@ -52,10 +53,13 @@ def resolve(
     layout = layout or _batched(_by_name(strategy, world), training)
     if layout.sharding == "hybrid" and layout.shard is None:
         layout = replace(layout, shard=_shard_within_a_host(layout, world))
+    if layout.schedule == "zb-v" and layout.virtual_pipeline == 1:
+        layout = replace(layout, virtual_pipeline=2)
     layout = _accumulating(layout, training, fixed=fixed)
     _check_names(layout)
     _check_sizes(strategy, layout, world)
-    _check_pipeline(layout)
+    for misfit in chain(contradictions(layout), torch_limits(layout), uneven_rounds(layout)):
+        raise ValueError(f"{misfit.message}; {misfit.hint}")
     return layout
 
 
@@ -65,7 +69,7 @@ def over(script: Training, cluster_file: Training) -> Training:
     return replace(script, **{name: value for name, value in chosen.items() if value is not None})
 
 
-def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
+def _one_of(key: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise ValueError(f"{key} {value!r} is not one of {', '.join(known)}")
 
@@ -110,34 +114,34 @@ def _accumulating(layout: Layout, training: Training, *, fixed: bool) -> Layout:
     batch = training.global_batch
     if fixed:
         raise ValueError(
-            f"the layout makes a global batch of {layout.global_batch} (data {layout.data} x"
-            f" micro_batch {layout.micro_batch} x grad_accumulation {layout.grad_accumulation}),"
+            f"the layout makes a global batch of {layout.global_batch}"
+            f" ({layout.product(('data', 'micro_batch', 'grad_accumulation'))}),"
             f" but training.global_batch is {batch}; leave one of the two out"
         )
     if batch % at_once:
         raise ValueError(
-            f"a global batch of {batch} cannot be shared by data {layout.data} x micro_batch"
-            f" {layout.micro_batch}; use a multiple of {at_once}"
+            f"a global batch of {batch} cannot be shared by"
+            f" {layout.product(('data', 'micro_batch'))}; use a multiple of {at_once}"
         )
     return replace(layout, grad_accumulation=batch // at_once)
 
 
 def _check_names(layout: Layout) -> None:
-    _one_of("sharding", layout.sharding, SHARDINGS)
+    _one_of("sharding", layout.sharding, get_args(Sharding))
     _one_of("schedule", layout.schedule, SCHEDULES)
-    _one_of("recompute", layout.recompute, RECOMPUTES)
+    _one_of("recompute", layout.recompute, get_args(Recompute))
 
 
 def _check_sizes(strategy: str, layout: Layout, world: World) -> None:
-    for name in ("context", "expert"):
-        if getattr(layout, name) > 1:
-            raise ValueError(
-                f"this runtime does not split by {name}; use strategy none and split it in the"
-                f" script, or a layout with {name} 1"
-            )
-    for name in ("tensor", "pipeline", "data", "micro_batch", "grad_accumulation"):
-        if getattr(layout, name) < 1:
-            raise ValueError(f"{name} {getattr(layout, name)} is not a size; it is at least 1")
+    for name in layout.split_by(("context", "expert")):
+        raise ValueError(
+            f"this runtime does not split by {name}; use strategy none and split it in the"
+            f" script, or a layout with {name} 1"
+        )
+    for name in (*SIZES, "virtual_pipeline", "shard", "micro_batch", "grad_accumulation"):
+        size = getattr(layout, name)
+        if size is not None and size < 1:
+            raise ValueError(f"{name} {size} is not a size; it is at least 1")
     if strategy == "data_parallel":
         if world.size != 1 or layout.world_size != layout.data:
             raise ValueError(
@@ -150,47 +154,13 @@ def _check_sizes(strategy: str, layout: Layout, world: World) -> None:
             )
     elif layout.world_size != world.size:
         raise ValueError(
-            f"the layout is for {layout.world_size} ranks (tensor {layout.tensor} x pipeline"
-            f" {layout.pipeline} x data {layout.data}), but {world.size} were started"
+            f"the layout is for {layout.world_size} ranks"
+            f" ({layout.product(('tensor', 'pipeline', 'data'))}), but {world.size} were started"
         )
-    if layout.sharding == "hybrid" and (not layout.shard or layout.data % layout.shard):
-        raise ValueError(f"shard {layout.shard} does not divide the {layout.data} data ranks")
-    if layout.sharding != "none" and layout.data == 1:
-        raise ValueError(
-            f"sharding {layout.sharding} needs more than one data rank to share states; use none"
-        )
-    if layout.sequence_parallel and layout.tensor == 1:
-        raise ValueError("sequence_parallel splits over the tensor ranks, but tensor is 1")
-
-
-def _check_pipeline(layout: Layout) -> None:
-    if layout.pipeline == 1:
-        if layout.virtual_pipeline > 1:
-            raise ValueError("virtual_pipeline puts stages on pipeline ranks, but pipeline is 1")
-        return
-    if layout.schedule.startswith("zb") and layout.data > 1:
-        # The weights' part of their backward pass runs outside of autograd's hooks.
-        raise ValueError(
-            f"schedule {layout.schedule} computes wrong gradients with more than one data rank:"
-            " FSDP2 and DDP miss the delayed weight gradients (pytorch issue 144530); use 1f1b, or"
-            " data 1"
-        )
-    if layout.schedule.startswith("zb") and layout.recompute != "none":
-        raise ValueError(
-            f"schedule {layout.schedule} splits each backward pass in two, and recomputation would"
-            " run in both; use 1f1b, or recompute none"
-        )
-    if layout.schedule == "zb-v" and layout.virtual_pipeline not in (1, 2):
-        raise ValueError("schedule zb-v always has two stages on each rank: virtual_pipeline 2")
     batches, ranks = layout.grad_accumulation, layout.pipeline
     if layout.schedule != "gpipe" and batches < ranks:
         raise ValueError(
             f"schedule {layout.schedule} needs at least as many micro-batches as pipeline ranks:"
             f" grad_accumulation is {batches}, pipeline {ranks}; raise the global batch to"
             f" {layout.data * layout.micro_batch * ranks} or more"
-        )
-    if (layout.virtual_pipeline > 1 or layout.schedule == "zb-1p") and batches % ranks:
-        raise ValueError(
-            f"an interleaved schedule works in rounds of {ranks} micro-batches, one for each"
-            f" pipeline rank; grad_accumulation {batches} is not a multiple"
         )

@@ -35,10 +35,7 @@ def by_fsdp(layout: Layout) -> bool:
 
 def mesh_sizes(layout: Layout) -> tuple[int, int]:
     """Copies of the states among the data ranks, and ranks that share one copy."""
-    if layout.sharding == "none":
-        return layout.data, 1
-    shard = layout.shard if layout.sharding == "hybrid" and layout.shard else layout.data
-    return layout.data // shard, shard
+    return layout.copies // layout.shards, layout.shards
 
 
 class Sharder:
@@ -50,7 +47,7 @@ class Sharder:
             warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         copied = layout.sharding in ("none", "hybrid")
         self._mesh = mesh["replicate", "shard"] if copied else mesh["shard"]
-        self._reshard = layout.sharding in ("full", "hybrid")
+        self._reshard = layout.shards_parameters
         self._precision = (
             MixedPrecisionPolicy()
             if precision == "fp32"
@@ -94,7 +91,7 @@ def reducing(module: nn.Module, layout: Layout, *, last: bool) -> AbstractContex
         if layout.sharding in ("none", "optimizer"):
             module.set_requires_gradient_sync(last)
         module.set_requires_all_reduce(last)
-        module.set_reshard_after_backward(last or layout.sharding in ("full", "hybrid"))
+        module.set_reshard_after_backward(last or layout.shards_parameters)
     return nullcontext()
 
 
