@@ -14,6 +14,7 @@ from dtrain.check import Evidence, Finding, Severity, bandwidth, judge
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.framing import clean
 from dtrain.launchplan import LaunchPlan, build
+from dtrain.session.ports import draw_ports
 from dtrain.spec.load import read
 from dtrain_cli import passphrase
 from dtrain_cli.files import write_text
@@ -49,7 +50,7 @@ def check(options: Options) -> tuple[str, ExitCode]:
         # What is rehearsed is each rank by itself, whoever will start it.
         direct = replace(spec.job.rendezvous, backend="direct")
         spec = replace(spec, job=replace(spec.job, rendezvous=direct))
-    plan = build(spec, local_python=sys.executable)
+    plan = build(spec, port=draw_ports(spec)[0], local_python=sys.executable)
     begun = time.monotonic()
     with progress(f"checking {names.count(len(plan.hosts), 'host')} …"):
         evidence, found = _look(plan, options)
