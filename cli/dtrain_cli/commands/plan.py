@@ -16,7 +16,7 @@ from dtrain.parallelism.cluster.hardware import (
     Precision,
     hardware,
 )
-from dtrain.parallelism.constraints import option
+from dtrain.parallelism.constraints import check_sizes, option
 from dtrain.parallelism.layout import Layout
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import parse_count, shape_for_size, shape_from_sizes
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 USUAL_GPU, USUAL_HOSTS = "a100-80gb", 8
+LARGEST = 10**15
+"""Of an integer among the options."""
+MAX_FILE = 16 << 20
+"""Characters of a file; a longer one is not what it should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ def plan(options: Options) -> str:
 
     Raises UsageError, or SpecError where the cluster file is wrong.
     """
+    _check_digits(options)
     if options.top < 1:
         raise UsageError(f"--top {options.top} shows nothing", hint="at least 1")
     spec = _spec(options.file)
@@ -78,6 +83,7 @@ def plan(options: Options) -> str:
     precision, note = _precision(options, spec, cluster.gpu)
     notes += [note] if note else []
     batch, batch_source = _batch(options, spec, shape, cluster)
+    check_sizes(shape, batch)
     question = Question(
         shape,
         cluster,
@@ -111,6 +117,22 @@ def plan(options: Options) -> str:
     return layouts.as_text(
         answer, table, stdout_paper(), count=options.top, notes=notes, written=written
     )
+
+
+def _check_digits(options: Options) -> None:
+    """Raise UsageError for an integer that floating-point numbers cannot hold."""
+    given = {
+        **{name: getattr(options, name) for name in ("vocab", "seq_len", "global_batch", "gpus")},
+        "gpus_per_host": options.gpus_per_host,
+        **options.sizes,
+        **options.fixed,
+    }
+    for name, value in given.items():
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise UsageError(
+                f"{option(name)}: a number of {len(str(abs(value)))} digits is too long",
+                hint=f"at most {LARGEST:,}",
+            )
 
 
 def _framework(options: Options, spec: ClusterFile | None) -> str:
@@ -330,16 +352,14 @@ def _efficiency(options: Options, cluster: Cluster) -> Efficiency:
 
 def _parsed(path: Path, parse: Callable[[str, str], _T]) -> _T:
     """What ``parse`` makes of a user's file and its name. Raises UsageError."""
-    try:
-        return parse(_text(path), str(path))
-    except RecursionError:
-        raise UsageError(f"{str(path)!r} is nested too deeply to be what it should be") from None
+    return parse(_text(path), str(path))
 
 
 def _text(path: Path) -> str:
     """A user's own file of UTF-8. Raises UsageError."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(MAX_FILE + 1)
     except UnicodeDecodeError:
         raise UsageError(f"{str(path)!r} is not a text file") from None
     except (OSError, ValueError) as error:
@@ -347,6 +367,9 @@ def _text(path: Path) -> str:
         raise UsageError(
             f"{str(path)!r} cannot be read: {(reason or str(error)).lower()}"
         ) from None
+    if len(text) > MAX_FILE:
+        raise UsageError(f"{str(path)!r} is too large: more than {MAX_FILE >> 20} MiB")
+    return text
 
 
 # How.
