@@ -144,7 +144,7 @@ class Hardware:
         usual = self.machine(gpu.machine)
         per_host = usual.gpus_per_host if gpus_per_host is None else gpus_per_host
         network = usual.network_gbps if network_gbps is None else network_gbps
-        for option, value in (("--gpus", gpus), ("--gpus-per-host", per_host)):
+        for option, value in (("--gpus-per-host", per_host), ("--gpus", gpus)):
             if not 1 <= value <= MAX_GPUS:
                 raise UsageError(
                     f"{option} {value} is not a number of GPUs that dtrain plans for",
