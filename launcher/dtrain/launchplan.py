@@ -15,14 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from dtrain.diagnostics import UsageError
 from dtrain.environ import devices, tf_config, torchrun, tpu
-from dtrain.environ.placement import is_service, place_tasks, trains
+from dtrain.environ.placement import is_service, trains
 from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.model import ClusterFile, Host, Job
 from dtrain.spec.strategies import STRATEGIES
-
-MAX_PORT = 65535
+from dtrain.spec.tasks import tasks_listen, tensorflow_tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +102,10 @@ def build(
 ) -> LaunchPlan:
     """The launch plan of a cluster file.
 
-    A launch gives what only it knows: the ``run``'s unique name, a ``port`` other than the
-    file's, which ``attempt`` it is, and the interpreter that stands for ``python3`` on this
-    machine. Raises UsageError when there are not as many ports as tasks.
+    A launch gives what only it knows: the ``run``'s unique name, the ``port`` that it has drawn,
+    which ``attempt`` it is, and the interpreter that stands for ``python3`` on this machine.
     """
-    port = port or spec.job.rendezvous.port
+    port = port or spec.job.rendezvous.first_port
     if spec.job.framework == "tensorflow":
         hosts = _tensorflow(spec, port, local_python)
     else:
@@ -156,7 +153,7 @@ def _torch(
 
 def _tensorflow(spec: ClusterFile, port: int, local_python: str) -> Iterator[HostPlan]:
     job, hosts = spec.job, spec.cluster.hosts
-    placed = _tensorflow_tasks(spec)
+    placed = tensorflow_tasks(spec)
     listening: Counter[str] = Counter()
     tasks: list[tf_config.Task] = []
     for role, index, on in placed:
@@ -164,13 +161,7 @@ def _tensorflow(spec: ClusterFile, port: int, local_python: str) -> Iterator[Hos
         address = hosts[on].address
         tasks.append(tf_config.Task(role, index, address, port + listening[address]))
         listening[address] += 1
-    if (most := max(task.port for task in tasks)) > MAX_PORT:
-        raise UsageError(
-            f"job.rendezvous.port {port} leaves no room: the last of {len(tasks)} tasks would"
-            f" listen on port {most}",
-            hint="choose a lower port",
-        )
-    shared, own, listens = _tensorflow_identity(spec, tasks)
+    shared, own = _tensorflow_identity(spec, tasks)
     for node_rank, host in enumerate(hosts):
         mine = [task for task, (_, _, on) in zip(tasks, placed, strict=True) if on == node_rank]
         gpus = _gpus_by_task(mine, job.roles, host)
@@ -192,43 +183,26 @@ def _tensorflow(spec: ClusterFile, port: int, local_python: str) -> Iterator[Hos
             _host_environment(spec, host, shared),
             processes,
             _workdir(spec, host),
-            tuple(task.port for task in mine) if listens else (),
+            tuple(task.port for task in mine) if tasks_listen(job) else (),
         )
 
 
 def _tensorflow_identity(
     spec: ClusterFile, tasks: list[tf_config.Task]
-) -> tuple[dict[str, str], Callable[[tf_config.Task], dict[str, str]], bool]:
-    """How tasks find each other: what a host's processes share, what each has of its own, and
-    whether they listen."""
-    strategy = spec.job.strategy
-    if strategy == "tpu":
+) -> tuple[dict[str, str], Callable[[tf_config.Task], dict[str, str]]]:
+    """How tasks find each other: what a host's processes share, and what each has of its own."""
+    if spec.job.strategy == "tpu":
         addresses = [host.address for host in spec.cluster.hosts]
         if len(addresses) == 1:
-            return {}, lambda _task: {}, False
+            return {}, lambda _task: {}
         shared = tf_config.direct_connections(addresses) | tpu.coordinator_environment(addresses)
-        return shared, lambda _task: {}, False
-    if strategy is not None and STRATEGIES["tensorflow"][strategy].single_host:
-        return {}, lambda _task: {}, False
+        return shared, lambda _task: {}
+    if not tasks_listen(spec.job):
+        return {}, lambda _task: {}
     return (
         tf_config.direct_connections([task.address for task in tasks]),
         lambda task: {"TF_CONFIG": tf_config.tf_config(tasks, task)},
-        True,
     )
-
-
-def _tensorflow_tasks(spec: ClusterFile) -> list[tuple[str, int, int]]:
-    """``(role, index, host)`` of every task; without ``job.roles``, workers on every host.
-
-    A TPU slice has one, on the first: its other hosts' runtime services need no script.
-    """
-    hosts = spec.cluster.hosts
-    if spec.job.strategy == "tpu":
-        return [("worker", 0, 0)]
-    if spec.job.roles:
-        return place_tasks(spec.job.roles, [len(host.gpus) for host in hosts])
-    on = [n for n, host in enumerate(hosts) for _ in range(1 if host.gpus else host.slots)]
-    return [("worker", index, host) for index, host in enumerate(on)]
 
 
 def _gpus_by_task(

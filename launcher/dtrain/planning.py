@@ -17,6 +17,7 @@ from dtrain.parallelism.cluster.hardware import (
     Precision,
     hardware,
 )
+from dtrain.parallelism.constraints import check_sizes, option
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import parse_count, shape_for_size, shape_from_sizes
 from dtrain.parallelism.question import Answer, Question, usual_batch
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 USUAL_GPU, USUAL_HOSTS = "a100-80gb", 8
+LARGEST = 10**15
+"""The largest integer that a request may have."""
+MAX_FILE = 16 << 20
+"""Characters of a model, hardware or calibration file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,7 @@ def pose(request: PlanRequest) -> Posed:
 
     Raises UsageError, or SpecError where the cluster file is wrong.
     """
+    _check_digits(request)
     spec = _spec(request.file)
     table = _table(request.hardware)
     where = _Where(request, spec, table)
@@ -90,6 +96,7 @@ def pose(request: PlanRequest) -> Posed:
     shape = _shape(request, spec)
     precision, note = _precision(request, spec, cluster.gpu)
     batch, batch_source = _batch(request, spec, shape, cluster)
+    check_sizes(shape, batch)
     question = Question(
         shape,
         cluster,
@@ -133,6 +140,18 @@ def written(answer: Answer, text: str | None, spec: ClusterFile | None, *, file:
         strategy=strategy,
         file=file,
     )
+
+
+def _check_digits(request: PlanRequest) -> None:
+    """Raise UsageError for an integer that floating-point numbers cannot hold."""
+    names = ("vocab", "seq_len", "global_batch", "gpus", "gpus_per_host")
+    given = {**{name: getattr(request, name) for name in names}, **request.sizes, **request.fixed}
+    for name, value in given.items():
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise UsageError(
+                f"{option(name)}: a number of {len(str(abs(value)))} digits is too long",
+                hint=f"at most {LARGEST:,}",
+            )
 
 
 def _framework(request: PlanRequest, spec: ClusterFile | None) -> str:
@@ -313,16 +332,14 @@ def _efficiency(request: PlanRequest, cluster: Cluster) -> Efficiency:
 
 def _parsed(path: Path, parse: Callable[[str, str], _T]) -> _T:
     """What ``parse`` makes of a user's file and its name. Raises UsageError."""
-    try:
-        return parse(_text(path), str(path))
-    except RecursionError:
-        raise UsageError(f"{str(path)!r} is nested too deeply to be what it should be") from None
+    return parse(_text(path), str(path))
 
 
 def _text(path: Path) -> str:
     """A user's own file of UTF-8. Raises UsageError."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(MAX_FILE + 1)
     except UnicodeDecodeError:
         raise UsageError(f"{str(path)!r} is not a text file") from None
     except (OSError, ValueError) as error:
@@ -330,6 +347,9 @@ def _text(path: Path) -> str:
         raise UsageError(
             f"{str(path)!r} cannot be read: {(reason or str(error)).lower()}"
         ) from None
+    if len(text) > MAX_FILE:
+        raise UsageError(f"{str(path)!r} is too large: more than {MAX_FILE >> 20} MiB")
+    return text
 
 
 # How.

@@ -146,7 +146,6 @@ class Record:
         )
 
     def plan(self) -> LaunchPlan:
-        """Raises UsageError when there are not as many ports as tasks."""
         return build(
             self.spec(),
             run=self.on_hosts,

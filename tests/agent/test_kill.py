@@ -16,6 +16,19 @@ from support.node import Node, wait_until
 # Each says how it got away by creating `ready`, with only shell built-ins and Python at hand.
 READY = "import os,signal,sys,time\ndef ready(name='ready'): open(name,'w').close()\n"
 
+# Ends in a process that only its forged tag tells from a run of its own.
+FORGED = """
+def forge(folder):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork(): os._exit(0)
+        tag = {'DTRAIN_RUN_ID': 'other', 'DTRAIN_HOST': 'elsewhere', 'DTRAIN_RUN_DIR': folder}
+        code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);" \\
+            "open('ready', 'w').close(); time.sleep(600)"
+        os.execve(sys.executable, [sys.executable, '-ISc', code, MARK], tag)
+    time.sleep(600)
+"""
+
 ESCAPES = {
     "ignores TERM": "signal.signal(signal.SIGTERM, signal.SIG_IGN); ready(); time.sleep(600)",
     "is stopped": "ready(); os.kill(os.getpid(), signal.SIGSTOP)",
@@ -50,6 +63,19 @@ for generation in range(30):
         time.sleep(600)
     os.setsid(); signal.signal(signal.SIGTERM, signal.SIG_IGN)
 ready(); time.sleep(600)
+""",
+    "forged tag": FORGED + "forge('/nowhere')",
+    "forged tag of a run whose supervisor lives": FORGED
+    + "forge(os.environ['DTRAIN_RUN_DIR'] + '/.')",
+    "forged tag with a broken record": FORGED
+    + """
+os.mkdir('run'); open('run/supervisor', 'w').write('[' * 50000)
+forge('run')
+""",
+    "forged tag with a pipe as a record": FORGED
+    + """
+os.mkdir('run'); os.mkfifo('run/supervisor')
+forge('run')
 """,
     # Doubles until there are 64, each replacing children that die.
     "fork bomb": """

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
+import re
 import socket
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,12 @@ def refusal(host: Node, agent: Agent) -> dict[str, Any]:
     host.until_nothing_runs()
     assert not host.run_dir.exists()
     return body
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
 
 
 def test_an_interpreter_that_is_not_on_path(host: Node) -> None:
@@ -103,20 +113,86 @@ def test_a_port_that_a_process_listens_on(host: Node, address: str) -> None:
 
 
 def test_a_port_of_another_run(host: Node) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    """Reserved from the preparation on, and also while no worker listens yet."""
+    port = free_port()
     first = host.launch(host.shell("exit"), run="first", ports=[port])
     first.expect("prepared")
-    # Nobody answers those who ask, so many may ask.
-    for number in range(6):
-        other = host.launch(host.shell("exit"), run=f"other{number}", ports=[port])
-        body = other.expect("refused")
-        assert body["reason"] == f"port {port} is taken by another dtrain run, first"
+    refused = f"port {port} is taken by a process that does not listen yet, such as another launch"
+    second = host.launch(host.shell("exit"), run="second", ports=[port])
+    assert second.expect("refused")["reason"] == refused
     first.command("abort")
     first.expect("bye")
     first.wait()
-    third = host.launch(host.shell("exit"), run="third", ports=[port])
-    third.expect("prepared")
+    third = host.start(host.shell("exec sleep 3600"), run="third", ports=[port])
+    fourth = host.launch(host.shell("exit"), run="fourth", ports=[port])
+    assert fourth.expect("refused")["reason"] == refused
+    third.command("kill")
+    third.wait()
+    host.launch(host.shell("exit"), run="fifth", ports=[port]).expect("prepared")
+
+
+def test_a_worker_listens_on_a_reserved_port(host: Node) -> None:
+    port = free_port()
+    serve = f"import socket; socket.create_server(('', {port})); print('up')"
+    agent = host.start(host.process([sys.executable, "-c", serve]), ports=[port])
+    agent.wait()
+    assert agent.text("worker-0.out") == "up\n"
+
+
+def test_closed_connections_of_an_earlier_job_do_not_keep_a_port(host: Node) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        accepted, _ = server.accept()
+        accepted.close()  # whoever closes first keeps the port in TIME_WAIT
+        assert client.recv(1) == b""
+        client.close()
+    host.launch(host.shell("exit"), ports=[port]).expect("prepared")
+
+
+@pytest.fixture
+def stranger() -> Iterator[Callable[[str], None]]:
+    """Runs Python code as another user: until it has printed a line, and then to the test's end."""
+    nobody = pwd.getpwnam("nobody")
+    become_nobody = f"import os, socket; os.setgid({nobody.pw_gid}); os.setuid({nobody.pw_uid})"
+    with contextlib.ExitStack() as processes:
+
+        def run(code: str) -> None:
+            process = subprocess.Popen(
+                [sys.executable, "-c", f"{become_nobody}\n{code}\nprint(flush=True); input()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            processes.enter_context(process)
+            processes.callback(process.kill)
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"\n"
+
+        yield run
+
+
+def test_a_port_of_another_user(host: Node, stranger: Callable[[str], None]) -> None:
+    port = free_port()
+    stranger(f"server = socket.create_server(('', {port}))")
+    body = refusal(host, host.launch(host.shell("exit"), ports=[port]))
+    assert re.fullmatch(
+        rf"(?s)port {port} is taken by process \d+ \(.*\) of user nobody", body["reason"]
+    )
+
+
+def test_abstract_sockets_of_another_user_take_no_port(
+    host: Node, stranger: Callable[[str], None]
+) -> None:
+    port = free_port()
+    stranger(
+        "held = [socket.socket(socket.AF_UNIX) for _ in range(500)]\n"
+        f"for number, sock in enumerate(held, {port} - 250):\n"
+        "    sock.bind('\\0dtrain-port/%d' % number); sock.listen()"
+    )
+    host.launch(host.shell("exit"), ports=[port]).expect("prepared")
+    with open("/proc/net/unix") as sockets:
+        own = [line for line in sockets if str(port) in line.partition("@")[2]]
+    assert len(own) == 1  # the stranger's
 
 
 def test_a_run_of_the_same_name(host: Node) -> None:

@@ -120,7 +120,7 @@ def test_the_rendezvous_port_alone_is_blocked(hosts: Hosts, launcher: Launcher) 
     file = launcher.file(cluster, JOB)
     found = check(launcher, file).only("network", "node1", "node2", "node3")
     assert "port 29500 of node1" in found["seen"]
-    assert "job.rendezvous.port" in found["remedy"]
+    assert "sudo ufw allow 29500:30523/tcp" in found["remedy"]
     other = {**JOB, "rendezvous": {"port": 29600}}
     healthy(launcher, launcher.file(cluster, other, name="other.yaml"))
 
@@ -290,8 +290,10 @@ def test_a_busy_port(hosts: Hosts, launcher: Launcher) -> None:
         found = check(launcher, fixed).only("port", "node1")
         assert "29500" in found["seen"]
         assert "create_server" in found["seen"]
-        moved = check(launcher, launcher.file(cluster, JOB))
-        moved.only("port", "node1", severity="warning")
+        only = {**JOB, "rendezvous": {"ports": "29500-29500"}}
+        found = check(launcher, launcher.file(cluster, only, name="only.yaml"))
+        assert "widen job.rendezvous.ports" in found.only("port", "node1")["remedy"]
+        healthy(launcher, launcher.file(cluster, JOB))
     healthy(launcher, fixed)
 
 

@@ -119,10 +119,17 @@ def test_a_busy_port(hosts: Hosts, launcher: Launcher) -> None:
         assert done.code == 3, done
         for word in ("node1", "29500", "python", "hint: "):
             assert word in done.stderr
+        only = launcher.file(
+            cluster, {**JOB, "rendezvous": {"ports": "29500-29500"}}, name="only.yaml"
+        )
+        done = launcher.run(only)
+        assert done.code == 3, done
+        for word in ("node1", "port 29500 is taken by", "job.rendezvous.ports"):
+            assert word in done.stderr
         # A port that the file does not name is not worth failing for.
-        free = launcher.run(launcher.file(cluster, JOB))
+        two = {**JOB, "rendezvous": {"ports": "29500-29501"}}
+        free = launcher.run(launcher.file(cluster, two))
         assert free.code == 0, str(free)
-        assert "29564" in free.stderr
         assert "failed" not in free.stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -166,15 +167,23 @@ def test_a_killed_launcher_leaves_a_job_that_its_lease_ends(scene: Scene) -> Non
     until(lambda: not scene.leftovers(), "the lease to end the job")
 
 
+def port_of(scene: Scene) -> int:
+    """The port that the scene's only run has drawn."""
+    (record,) = scene.home.glob("runs/*/run.json")
+    port: int = json.loads(record.read_text())["port"]
+    return port
+
+
 def test_two_runs_at_once_do_not_touch_each_other(scene: Scene, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = Scene(tmp_path / "other")
     try:
-        one = scene.launch(scene.cluster_file(scene.script(WAIT)))
+        ports = {"ports": "29500-29501"}
+        one = scene.launch(scene.cluster_file(scene.script(WAIT), rendezvous=ports))
+        two = other.launch(other.cluster_file(scene.script(WAIT), rendezvous=ports))
         one.until("up", count=4)
-        two = other.launch(other.cluster_file(scene.script(WAIT)))
         two.until("up", count=4)
-        assert "trying port 29564" in two.stderr
+        assert {port_of(scene), port_of(other)} == {29500, 29501}
         one.send(signal.SIGINT)
         assert one.wait().code == 130
         assert scene.leftovers() == []
@@ -248,11 +257,14 @@ def test_a_pipe_that_closes_with_ctrl_c_does_not_ask_twice(scene: Scene) -> None
 
 def test_called_off_while_a_port_is_busy(scene: Scene) -> None:
     """A request to end is not forgotten on the way to the next port."""
-    with socket.create_server(("127.0.0.1", 29500)):
+    with contextlib.ExitStack() as taken:
+        for port in (29500, 29501):
+            taken.enter_context(socket.create_server(("127.0.0.1", port)))
         flag = scene.folder / "setting-up"
         cluster = scene.cluster_file(
             scene.script(TALK),
             setup=[f'[ "$DTRAIN_HOST" = node0 ] || {{ touch {flag}; sleep 1; }}'],
+            rendezvous={"ports": "29500-29501"},
         )
         launch = scene.launch(cluster)
         until(flag.exists, "node1's setup, while node0 finds its port taken")

@@ -154,3 +154,35 @@ def test_a_new_dry_run_takes_away_what_it_no_longer_has(tmp_path: Path) -> None:
         "plan.json",
     ]
     assert not (tmp_path / "out" / "b").exists()
+
+
+@pytest.mark.parametrize("rendezvous", ["{}", "{backend: static}", "{backend: c10d}"])
+@pytest.mark.parametrize("own", ["", "4000"])
+def test_scripts_keep_the_port_of_whoever_runs_them(
+    tmp_path: Path, rendezvous: str, own: str
+) -> None:
+    program = run_by_hand(tmp_path, rendezvous, MASTER_PORT=own)
+    assert (own or "29500") in program
+    assert not own or "29500" not in program
+
+
+def test_scripts_keep_to_the_port_in_the_file(tmp_path: Path) -> None:
+    assert "MASTER_PORT=29511" in run_by_hand(tmp_path, "{port: 29511}", MASTER_PORT="4000")
+
+
+def run_by_hand(folder: Path, rendezvous: str, **environment: str) -> str:
+    """The arguments and ports that the only script of a file gives its program."""
+    file = folder / "cluster.yaml"
+    file.write_text(
+        "cluster: {hosts: [a], gpus: 0, python: ./python}\n"
+        f"job: {{framework: torch, script: t.py, workdir: {folder}, rendezvous: {rendezvous}}}\n"
+    )
+    rendered(build(read(file)), output=folder / "rendered")
+    python = folder / "python"
+    python.write_text('#!/bin/sh\necho "$@"; env | grep PORT\n')
+    python.chmod(0o755)
+    (script,) = (folder / "rendered" / "a").glob("*.sh")
+    bash = ["bash", str(script)]
+    path = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+    done = subprocess.run(bash, env=path | environment, capture_output=True, text=True, check=True)
+    return done.stdout

@@ -93,7 +93,7 @@ def test_nothing_measured_changes_nothing() -> None:
         ),
         ('{"constants": {"gemms": 1}}', r"my.json: constants: no constant 'gemms'"),
         ('{"constants": {"gemm": -1}}', r"gemm is -1, not a positive number"),
-        ('{"constants": {"gemm": Infinity}}', r"gemm is inf, not a positive number"),
+        ('{"constants": {"gemm": Infinity}}', r"Infinity is not a number"),
     ],
 )
 def test_files_that_are_none(text: str, says: str) -> None:

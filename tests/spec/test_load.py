@@ -48,7 +48,8 @@ def test_four_lines_launch_a_job() -> None:
     assert spec.cluster.spares == ()
     assert (spec.job.framework, spec.job.script, spec.job.module) == ("torch", "train.py", None)
     assert spec.job.rendezvous == Rendezvous()
-    assert not spec.job.rendezvous.fixed
+    assert spec.job.rendezvous.port is None
+    assert spec.job.rendezvous.first_port == 29500
     assert spec.job.layout is spec.job.training is spec.job.sync is spec.job.workdir is None
 
 
@@ -85,7 +86,7 @@ def test_every_key_arrives() -> None:
     assert work.setup == ("source ~/env.sh", "ulimit -n 65536")
     assert work.sync == Sync(".", (".git", "*.pt"))
     assert work.secrets == ("WANDB_API_KEY",)
-    assert work.rendezvous == Rendezvous("c10d", 29511, fixed=True)
+    assert work.rendezvous == Rendezvous("c10d", 29511)
     assert work.layout == Layout(
         tensor=7,
         pipeline=2,

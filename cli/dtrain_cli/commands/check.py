@@ -18,6 +18,7 @@ from dtrain.check import bandwidth as fabric
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.framing import clean
 from dtrain.launchplan import LaunchPlan, build
+from dtrain.session.ports import draw_ports
 from dtrain.session.preflight import THOROUGH, Preflight, over
 from dtrain.spec.load import read
 from dtrain.transport.select import Transports
@@ -65,7 +66,7 @@ def check(
         # The rehearsal starts each rank by itself, whatever backend starts the job.
         direct = replace(spec.job.rendezvous, backend="direct")
         spec = replace(spec, job=replace(spec.job, rendezvous=direct))
-    plan = build(spec, local_python=sys.executable)
+    plan = build(spec, port=draw_ports(spec)[0], local_python=sys.executable)
     begun = time.monotonic()
     with progress(f"checking {names.count(len(plan.hosts), 'host')} …"):
         evidence = _look(plan, file.absolute().parent, rendezvous=rendezvous, bandwidth=bandwidth)

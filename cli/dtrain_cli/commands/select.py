@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from dtrain import hostlist
 from dtrain.diagnostics import UsageError
 from dtrain.launchplan import build
@@ -17,14 +19,16 @@ def ranks(text: str | None, spec: ClusterFile) -> frozenset[int] | None:
             "--rank is for torch: TensorFlow's tasks have none", hint="choose hosts with --host"
         )
     last_rank = build(spec).world_size - 1
+    digits = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
     chosen: set[int] = set()
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not (last.isdecimal() and int(first) <= int(last))):
+        match = digits.fullmatch(part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
             raise UsageError(f"--rank {text}: {part!r} is no rank", hint="write e.g. --rank 0,4-7")
-        if int(last or first) > last_rank:
+        if last > last_rank:
             raise UsageError(f"--rank {text}: this job's ranks are 0-{last_rank}")
-        chosen.update(range(int(first), int(last or first) + 1))
+        chosen.update(range(first, last + 1))
     return frozenset(chosen)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from dtrain.check.evidence import Evidence
 from dtrain.check.finding import Finding, error, warning
@@ -11,16 +11,31 @@ SUBJECT = "port"
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    fixed = evidence.plan.job.rendezvous.fixed
+    rendezvous = evidence.plan.job.rendezvous
     for host in evidence.hosts:
-        for port, found in host.fact("ports").items():
-            if found["free"]:
-                continue
-            by = found["holder"] or found["reason"]
-            seen = f"port {port} is taken by {by}" if found["holder"] else f"port {port}: {by}"
-            if fixed:
+        found = host.fact("ports")
+        taken = {int(port) for port, one in found.items() if not one["free"]}
+        needed = host.part.ports
+        for port in taken.intersection(needed):
+            one = found[str(port)]
+            by, expected = one["holder"] or one["reason"], f"port {port} is free"
+            seen = f"port {port} is taken by {by}" if one["holder"] else f"port {port}: {by}"
+            if rendezvous.port is not None:
                 remedy = "stop it, or choose another job.rendezvous.port"
-                yield error(SUBJECT, [host.name], seen, f"port {port} is free", remedy)
+                yield error(SUBJECT, [host.name], seen, expected, remedy)
+            elif not _has_room(rendezvous.ports, taken, len(needed)):
+                remedy = "stop it, or widen job.rendezvous.ports"
+                yield error(SUBJECT, [host.name], seen, expected, remedy)
             else:
-                remedy = "none is needed: a launch takes the next free port; or stop it"
-                yield warning(SUBJECT, [host.name], seen, f"port {port} is free", remedy)
+                remedy = "none is needed: a launch draws another port; or stop it"
+                yield warning(SUBJECT, [host.name], seen, expected, remedy)
+
+
+def _has_room(ports: tuple[int, int], taken: Set[int], needed: int) -> bool:
+    """Whether so many consecutive ports of a range are left."""
+    run = 0
+    for port in range(ports[0], ports[1] + 1):
+        run = 0 if port in taken else run + 1
+        if run == needed:
+            return True
+    return False

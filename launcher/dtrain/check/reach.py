@@ -10,6 +10,7 @@ from dtrain.check.evidence import Evidence, Facts, is_loopback
 from dtrain.check.finding import Finding, error
 from dtrain.check.names import leads_astray
 from dtrain.check.skew import folded
+from dtrain.spec.model import Rendezvous
 
 Pair = tuple[str, str]
 
@@ -33,7 +34,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         if found["kind"] == "port" and (source, found["host"]) not in blocked:
             port_only[found["host"], found["port"]][source] = found["error"]
     yield from _blocked(evidence, blocked)
-    yield from _ports(port_only)
+    yield from _ports(port_only, evidence.plan.job.rendezvous)
 
 
 def _is_explained(evidence: Evidence, source: str, found: Facts) -> bool:
@@ -153,15 +154,27 @@ def groups(names: Sequence[str], failed: Collection[Pair]) -> Iterator[Group]:
         yield Group(tuple(firsts), seconds, example(firsts[0], seconds))
 
 
-def _ports(failed: Mapping[tuple[str, int], Mapping[str, str]]) -> Iterator[Finding]:
+def _ports(
+    failed: Mapping[tuple[str, int], Mapping[str, str]], rendezvous: Rendezvous
+) -> Iterator[Finding]:
+    first, last = rendezvous.ports
     for (host, port), sources in failed.items():
         reason = next(iter(sources.values()))
+        if rendezvous.port is None:
+            remedy = (
+                f"open ports {first} to {last} on {host} (with ufw: sudo ufw allow"
+                f" {first}:{last}/tcp), or set job.rendezvous.ports to an open range"
+            )
+        else:
+            remedy = (
+                f"open it on {host} (with ufw: sudo ufw allow {port}/tcp), or set"
+                " job.rendezvous.port to an open one"
+            )
         yield error(
             "network",
             [host, *sources],
             f"{folded(list(sources))} does not reach port {port} of {host} ({reason}); other ports"
             " of it are reached",
-            f"port {port}, which the job listens on, is open",
-            f"open it on {host} (with ufw: sudo ufw allow {port}/tcp), or set"
-            " job.rendezvous.port to an open one",
+            f"port {port}, which the job may listen on, is open",
+            remedy,
         )

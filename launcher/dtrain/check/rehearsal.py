@@ -33,7 +33,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 def _torch(evidence: Evidence, rehearsal: Mapping[str, tuple[Facts, ...]]) -> Iterator[Finding]:
     names = [part.host.name for part in evidence.plan.hosts]
     host_of = {report["rank"]: host for host, said in rehearsal.items() for report in said}
-    first, port = names[0], evidence.plan.job.rendezvous.port
+    first, port = names[0], evidence.plan.hosts[0].ports[0]
     unconnected = {
         host: report["error"]
         for host, said in rehearsal.items()

@@ -2,14 +2,17 @@
 
 A script does what the node agent does for that process, in the same order: the job's setup
 lines, the environment, the working folder, the program.
+
+Where the file names no port, a launch draws one. The scripts use the first port of the range, or
+the ``MASTER_PORT`` of whoever runs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from dtrain.launchplan import HostPlan, LaunchPlan, Process
-from dtrain.quoting import path, sh, word, words
+from dtrain.quoting import Command, path, sh, word, words
 
 
 def files(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
@@ -47,17 +50,33 @@ def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
         'here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit',
     ]
     lines += [f': "${{{secret}:?is a secret: export it first}}"' for secret in plan.job.secrets]
+    chosen = plan.job.framework == "torch" and plan.job.rendezvous.port is None
+    if chosen:
+        lines.append("master_port=${MASTER_PORT:-}")
     lines += [str(sh("eval ", word(line), " || exit")) for line in plan.job.setup]
     lines += [
         "set -o allexport",
         str(sh('. "$here"/', word(f"{name}.env"), " || exit")),
         "set +o allexport",
     ]
+    if chosen and "MASTER_PORT" in part.environment:
+        lines.append("MASTER_PORT=${master_port:-$MASTER_PORT}")
     lines += [f"export {secret}" for secret in plan.job.secrets]
     if part.route_to is not None:
         lines += _gloo_interface(part.route_to)
-    lines += [str(sh("cd -- ", path(part.workdir), " || exit")), f"exec {words(process.argv)}"]
+    command = words(process.argv)
+    if chosen and process.role == "torchrun":
+        command = _torchrun(process.argv, str(plan.job.rendezvous.first_port))
+    lines += [str(sh("cd -- ", path(part.workdir), " || exit")), str(sh("exec ", command))]
     return "\n".join(lines) + "\n"
+
+
+def _torchrun(argv: Sequence[str], port: str) -> Command:
+    """torchrun's command line, with its caller's port in the place of ``port``."""
+    options = ("--master-port=", "--rdzv-endpoint=")
+    at = next(index for index, option in enumerate(argv) if option.startswith(options))
+    own = sh(word(argv[at].removesuffix(port)), f'"${{master_port:-{port}}}"')
+    return sh(words(argv[:at]), " ", own, " ", words(argv[at + 1 :]))
 
 
 def _gloo_interface(peer: str) -> list[str]:

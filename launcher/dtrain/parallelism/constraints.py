@@ -13,6 +13,22 @@ from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import SIZES, Layout, Recompute, Sharding
 from dtrain.runtime.layout_rules import contradictions, uneven_rounds
 
+LIMITS = {
+    "layers": 2_000,
+    "hidden": 10**7,
+    "heads": 10**6,
+    "kv_heads": 10**6,
+    "ffn_hidden": 10**8,
+    "head_size": 10**6,
+    "vocab": 10**9,
+    "seq_len": 10**9,
+    "experts": 10**4,
+}
+"""The largest sizes of a model, far above those of any that was trained. The search takes longer
+the more ways there are to divide them."""
+MAX_BATCH = 10**9
+"""Sequences in a step."""
+
 
 def option(field: str) -> str:
     """``virtual_pipeline`` as people type it: ``--virtual-pipeline``."""
@@ -28,6 +44,21 @@ def sound(layout: Layout, shape: Shape) -> bool:
         and not (layout.virtual_pipeline > 1 and shape.layers % pieces)
         and not (layout.sharding == "hybrid" and layout.shard is None)
     )
+
+
+def check_sizes(shape: Shape, global_batch: int) -> None:
+    """Raise UsageError for a model or a batch that is far too large to search layouts for."""
+    for name, limit in LIMITS.items():
+        if getattr(shape, name) > limit:
+            raise UsageError(
+                f"the model's {name} is {getattr(shape, name)}, which is too large to plan for",
+                hint=f"at most {limit:,}",
+            )
+    if global_batch > MAX_BATCH:
+        raise UsageError(
+            f"a global batch of {global_batch} sequences is too large to plan for",
+            hint=f"at most {MAX_BATCH:,}",
+        )
 
 
 def check(shape: Shape, cluster: Cluster, global_batch: int, fixed: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,14 +31,12 @@ from dtrain.session.attempt import Attempt, straggler
 from dtrain.session.inspection import Inspection
 from dtrain.session.link import Link, Post, Run, close
 from dtrain.session.observer import Observer
+from dtrain.session.ports import draw_ports
 from dtrain.spec.model import ClusterFile
 from dtrain.sync import Tree, scan
 from dtrain.transport.contract import Transport
 
-PORTS_TO_TRY = 10
 CLEAN_POLL = 0.2
-PORT_STEP = 64
-"""Distance to the next port to try; more than the tasks that one host is likely to run."""
 
 
 @dataclass(slots=True)
@@ -145,7 +143,7 @@ class Session:
         name = _run_name(self._spec.name)
         folder = RunFolder.create(name)
         claim = folder.claim()
-        port = self._spec.job.rendezvous.port
+        port = self._spec.job.rendezvous.first_port
         record = Record(name, self._request, port, sys.executable, begun)
         life = _Life(record, folder, Journal(folder.journal), tree, secret_values, begun)
         plan = _save(life)
@@ -332,8 +330,9 @@ class Session:
         self._observer.again(number, plan)
 
     def _start(self, life: _Life) -> tuple[Report, Attempt]:
-        """One attempt; where its port is taken, at the next one."""
-        ports = self._ports(life.record.port if life.record.attempt > 1 else None)
+        """One attempt; where its port is taken, with another one."""
+        last = life.record.port if life.record.attempt > 1 else None
+        ports = iter(draw_ports(life.record.spec(), last))
         life.record = replace(life.record, port=next(ports))
         while True:
             port = next(ports, None)
@@ -399,15 +398,6 @@ class Session:
             tensorboard="DTRAIN_TENSORBOARD" in plan.job.env,
             post=lambda post: None,
         )
-
-    def _ports(self, last: int | None = None) -> Iterator[int]:
-        """Where an attempt may have its rendezvous: not where the last one did, if possible."""
-        rendezvous = self._spec.job.rendezvous
-        if rendezvous.fixed:
-            return iter([rendezvous.port])
-        ports = [rendezvous.port + PORT_STEP * place for place in range(PORTS_TO_TRY)]
-        first = ports.index(last) + 1 if last in ports else 0
-        return iter(ports[first:] + ports[:first])
 
     def _finish(self, life: _Life, report: Report) -> Report:
         seconds = time.time() - life.begun

@@ -74,7 +74,7 @@ class Run:
     attempt: int
     """Counted from 1."""
     movable_port: bool
-    """Whether a busy port only means that the next one is tried."""
+    """Whether a busy port only means that another one is tried."""
     base: Path
     """Folder of the cluster file: relative working folders on this machine start here."""
     secrets: Mapping[str, str] = field(repr=False)

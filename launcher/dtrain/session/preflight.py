@@ -333,7 +333,7 @@ class Preflight:
             "host": part.host.name,
             "token": self._token,
             "probes": probes,
-            "ports": list(part.ports),
+            "ports": self._ports(part) if thorough else list(part.ports),
             "addresses": {other.host.name: other.host.address for other in self._plan.hosts},
             "folders": {
                 "cluster.run_dir": self._plan.run_dir,
@@ -373,6 +373,13 @@ class Preflight:
         order = {"op": "dial", "targets": targets, "token": self._token, "limit": DIAL_SECONDS}
         answer = self.conversations[host.name].ask(order)
         return replace(host, dialed=tuple(answer["dialed"]))
+
+    def _ports(self, part: HostPlan) -> list[int]:
+        """The host's ports, and both ends of the range that the next launch draws from: a
+        firewall may let only some of it pass."""
+        rendezvous = self._plan.job.rendezvous
+        drawn = part.ports and rendezvous.port is None
+        return sorted({*part.ports, *(rendezvous.ports if drawn else ())})
 
     def _workdir(self, part: HostPlan) -> str:
         if part.host.transport == "local" and not part.workdir.startswith("~"):

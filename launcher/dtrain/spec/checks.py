@@ -272,6 +272,12 @@ def _check_rendezvous(job: Section, problems: Problems) -> None:
             rendezvous.place("backend"),
             "remove it: TensorFlow workers find each other through TF_CONFIG",
         )
+    if "port" in rendezvous and "ports" in rendezvous:
+        problems.add(
+            "port names one port, and ports a range to draw one from",
+            rendezvous.key_place("ports"),
+            "remove ports, or remove port to let each launch draw a free one",
+        )
     strategy = STRATEGIES["torch"].get(job.get("strategy", ""))
     if backend in ("static", "c10d") and strategy and strategy.processes == "host":
         problems.add(

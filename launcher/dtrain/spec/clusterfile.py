@@ -9,6 +9,7 @@ from dtrain.hostlist import MAX_HOSTS
 from dtrain.runtime.layout import SCHEDULES, Recompute, Sharding
 from dtrain.spec.hosts import HostList, Overrides, host_name_fault
 from dtrain.spec.model import LAUNCH_ROLES
+from dtrain.spec.ports import MAX_PORT, PortRange
 from dtrain.spec.schema import (
     Choice,
     Duration,
@@ -88,7 +89,7 @@ def _run_dir(text: str) -> str:
     return "must start with '/' or '~/', because it is a folder on every node"
 
 
-_PORT = Integer(1, 65535)
+_PORT = Integer(1, MAX_PORT)
 _GPUS = OneOf(
     Integer(0, 1024, also=" or a list of GPU indices"),
     ListOf(Integer(0, 1023), unique=True, minimum=1, what="GPU indices"),
@@ -380,8 +381,13 @@ JOB = Record(
                     ),
                     "port": Field(
                         _PORT,
-                        "Port on the first host where workers meet; without it, 29500 or another "
-                        "free one.",
+                        "Port on the first host where workers meet (TensorFlow: the first of the "
+                        "tasks' ports); without it, each launch draws a free one from `ports`.",
+                    ),
+                    "ports": Field(
+                        PortRange(),
+                        "Ports that a launch may draw from, for a firewall to allow.",
+                        default="29500-30523",
                     ),
                 }
             ),

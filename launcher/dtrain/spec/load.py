@@ -24,6 +24,7 @@ from dtrain.spec.model import (
     Sync,
     Watchdog,
 )
+from dtrain.spec.ports import check_ports
 from dtrain.spec.resolve import Resolved, resolve
 from dtrain.spec.schema import Section
 from dtrain.spec.source import MAX_SIZE, compose
@@ -82,6 +83,7 @@ def parse(source: str | bytes, file: str, *, without: Collection[str] = ()) -> C
         warnings.found,
     )
     check_elastic(spec, job.section("elastic"), problems)
+    check_ports(spec, job.section("rendezvous"), problems)
     problems.raise_if_any()
     return spec
 
@@ -131,7 +133,7 @@ def _job(job: Section, resolved: Resolved) -> Job:
         setup=job.get("setup", ()),
         sync=Sync(**{"source": ".", **sync.values}) if "sync" in job else None,
         roles=resolved.roles,
-        rendezvous=Rendezvous(**rendezvous.values, fixed="port" in rendezvous),
+        rendezvous=Rendezvous(**rendezvous.values),
         training=_training(job, resolved.layout),
         restart=Restart(**job.section("restart").values),
         elastic=Elastic(**job.section("elastic").values) if "elastic" in job else None,

@@ -89,9 +89,15 @@ class Sync:
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
     backend: Backend = "direct"
-    port: int = 29500
-    fixed: bool = False
-    """Whether the file names the port. If not, a launch may move to a free one."""
+    port: int | None = None
+    """``None``: each launch draws a free port from ``ports``."""
+    ports: tuple[int, int] = (29500, 30523)
+    """The first and the last port that a launch may draw."""
+
+    @property
+    def first_port(self) -> int:
+        """The port in a dry run."""
+        return self.ports[0] if self.port is None else self.port
 
 
 @dataclass(frozen=True, slots=True)

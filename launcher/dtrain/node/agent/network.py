@@ -9,10 +9,13 @@ import os
 import socket
 import struct
 
-from dtrain.node.agent.control import call, peer_of
 from dtrain.node.agent.folder import listed
-from dtrain.node.agent.processes import environment_of, read_file, user_name
+from dtrain.node.agent.processes import read_file, user_name
 from dtrain.node.agent.wire import RefusedError, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Collection
 
 SIOCGIFADDR = 0x8915
 
@@ -49,82 +52,92 @@ def addresses_of(sock: socket.socket, interface: str) -> list[bytes]:
         return []
 
 
-def reserve_port(port: int) -> socket.socket:
-    """Keep ``port`` for this run as far as other dtrain runs go, and see that it is free.
+def reserve_port(port: int) -> list[socket.socket]:
+    """Bind ``port`` on all addresses, so that no other launch chooses it before a worker listens.
 
-    Raises RefusedError, naming who holds it where that can be told.
+    Nothing else can bind the port until `share_ports`. Raises RefusedError, which names the
+    process or at least the user that has the port.
     """
-    hint = "stop it, or choose another `job.rendezvous.port`"
-    name = b"\0dtrain-port/%d" % port
-    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    held: list[socket.socket] = []
     try:
-        lock.bind(name)
-        # Nobody accepts: a connection only tells the asker who listens, and stays in the queue.
-        lock.listen(128)
-    except OSError:
-        lock.close()
-        raise RefusedError(
-            "port", "port %d is taken by %s" % (port, lock_holder(name)), hint
-        ) from None
-    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
-        try:
-            probe = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:
-            continue  # no IPv6 here
-        with probe:
+        for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
             try:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind((address, port))
-            except PermissionError:
-                lock.close()
-                raise RefusedError(
-                    "port",
-                    "port %d may not be used by ordinary users" % port,
-                    "choose a `job.rendezvous.port` of 1024 or above",
-                ) from None
+                sock = socket.socket(family, socket.SOCK_STREAM)
+            except OSError:
+                continue  # no IPv6 here
+            held.append(sock)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                sock.bind((address, port))
             except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    continue
-                lock.close()
-                raise RefusedError(
-                    "port", "port %d is taken by %s" % (port, port_holder(port)), hint
-                ) from None
-    return lock
+                if error.errno == errno.EADDRNOTAVAIL:
+                    continue  # IPv6 is switched off
+                if error.errno != errno.EADDRINUSE or not entries_of(port):
+                    raise
+                # The closed connections of an earlier job are no obstacle; all else still is.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                sock.bind((address, port))
+    except OSError as error:
+        for sock in held:
+            sock.close()
+        reason = "port %d cannot be used: %s" % (port, error.strerror)
+        hint = "stop it, or set `job.rendezvous.port` or `job.rendezvous.ports` to free ports"
+        if error.errno == errno.EADDRINUSE:
+            reason = "port %d is taken by %s" % (port, port_holder(port))
+        elif isinstance(error, PermissionError):
+            reason = "port %d may not be used by ordinary users" % port
+            hint = "set `job.rendezvous.port` to 1024 or above"
+        raise RefusedError("port", reason, hint) from None
+    return held
 
 
-def lock_holder(name: bytes) -> str:
-    sock = call(name)
-    if sock is None:
-        return "another dtrain run"
-    pid, uid = peer_of(sock)
-    sock.close()
-    run = environment_of(pid).get(b"DTRAIN_RUN_ID")
-    if run is not None:
-        return "another dtrain run, %s" % shown(run)
-    return "another dtrain run, of user %s" % user_name(uid)
+def share_ports(held: list[socket.socket]) -> None:
+    """Let the workers listen on reserved ports. They stay bound, so that `reserve_port` refuses
+    them to other launches even before a worker listens.
+
+    Linux allows this where both sockets have SO_REUSEADDR, as servers usually do: libuv (torch)
+    and gRPC (TensorFlow, JAX) set it.
+    """
+    for sock in held:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
-def port_holder(port: int) -> str:
-    inodes: dict[bytes, int] = {}
+def entries_of(port: int) -> list[list[bytes]]:
+    """The kernel's lines about TCP sockets on local ``port``. Linux lists no socket there that is
+    bound but neither listens nor is connected."""
+    found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in (read_file(table, 1 << 24) or b"").splitlines()[1:]:
             fields = line.split()
-            if int(fields[1].rpartition(b":")[2], 16) == port and fields[9] != b"0":
-                inodes[b"socket:[" + fields[9] + b"]"] = int(fields[7])
+            if len(fields) > 9 and int(fields[1].rpartition(b":")[2], 16) == port:
+                found.append(fields)
+    return found
+
+
+def port_holder(port: int) -> str:
+    """The process that has ``port``, where this user may see it, and its user."""
+    users = {
+        b"socket:[" + fields[9] + b"]": int(fields[7])
+        for fields in entries_of(port)
+        if fields[9] != b"0"
+    }
+    for uid in users.values():
+        owner = "" if uid == os.geteuid() else " of user %s" % user_name(uid)
+        return (process_with(users) or "a process") + owner
+    return "a process that does not listen yet, such as another launch"
+
+
+def process_with(sockets: Collection[bytes]) -> str:
+    """The first process that has one of ``sockets`` open; empty if none can be seen."""
     for name in os.listdir("/proc"):
-        if not name.isdigit() or not inodes:
-            continue
-        folder = b"/proc/" + name.encode() + b"/fd"
-        for fd in listed(folder):
+        folder = b"/proc/" + os.fsencode(name) + b"/fd"
+        for fd in listed(folder) if name.isdigit() else ():
             try:
-                held = os.readlink(os.path.join(folder, fd)) in inodes
+                held = os.readlink(os.path.join(folder, fd)) in sockets
             except OSError:
                 continue
             if held:
                 words = (read_file("/proc/%s/cmdline" % name) or b"").replace(b"\0", b" ")
                 return "process %s (%s)" % (name, shown(words.strip())[:120])
-    for uid in inodes.values():
-        return "a process of user %s" % user_name(uid)
-    return "another process"
+    return ""

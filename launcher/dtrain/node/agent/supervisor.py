@@ -18,7 +18,7 @@ from dtrain.node.agent.evidence import error_report
 from dtrain.node.agent.flight_recorder import DUMP_LIMIT, FlightRecorders, record_flights
 from dtrain.node.agent.folder import cannot_write, create, discard, expand, listed, save
 from dtrain.node.agent.kernel_log import KernelLog, oom_kills
-from dtrain.node.agent.network import interface_to, reserve_port
+from dtrain.node.agent.network import interface_to, reserve_port, share_ports
 from dtrain.node.agent.processes import Proc, look, name_list, own_start, reap, send, signal_name
 from dtrain.node.agent.ranks import Ranks
 from dtrain.node.agent.spawn import missing, search, spawn, why_not_executed
@@ -69,7 +69,7 @@ class Supervisor:
         self._workdir = raw(request["absolute_workdir"])
         self._clients: dict[int, tuple[socket.socket, bytearray]] = {}
         self._poll = select.poll()
-        self._sockets: list[socket.socket] = []  # held for the run's life
+        self._ports: list[socket.socket] = []  # reserved for the run's life
         self._plan: list[tuple[Worker, list[bytes], dict[bytes, bytes], tuple[int, int]]] = []
         self._workers: dict[int, Worker] = {}
         self._flights: FlightRecorders | None = None
@@ -139,7 +139,6 @@ class Supervisor:
         listener.listen(16)
         listener.setblocking(False)
         self._listener = listener
-        self._sockets.append(listener)
         self._poll.register(listener, select.POLLIN)
 
         base = {name: value for name, value in os.environb.items() if name != b"DTRAIN_SETUP"}
@@ -162,7 +161,7 @@ class Supervisor:
                 remedy = "put it there, or let `job.sync` send it and name it without its folder"
             raise RefusedError("script", "script %s not found%s" % (script, where), remedy)
         for port in request.get("ports") or ():
-            self._sockets.append(reserve_port(int(port)))
+            self._ports += reserve_port(int(port))
         try:
             self._events = Events(os.path.join(self._folder, b"events"))
             save(archive, binascii.a2b_base64(request["runtime"]))
@@ -231,6 +230,7 @@ class Supervisor:
 
     def _start(self) -> None:
         self._started = True
+        share_ports(self._ports)
         self._kernel_log = KernelLog()
         self._oom_kills = oom_kills()
         for worker, argv, environment, outputs in self._plan:

@@ -1,8 +1,23 @@
-"""Which processes belong to a run, and how they are all ended."""
+"""Which processes belong to a run, and how they are all ended.
+
+To a run belong the descendants of its supervisor, whatever they have in their environment, and
+every process with the run's tag. The supervisor is a subreaper, so that descendants stay below it
+when their parents end. The one exception is a run inside a run: the supervisor of the inner run,
+known by its record, and all below it.
+
+What can still escape:
+
+- a process that a service outside the run starts (cron, a container engine, ``ssh localhost``)
+  without the tag;
+- a process that starts a run of its own, or that fakes a supervisor's record for itself;
+- after the supervisor itself was killed, or where it cannot become a subreaper: a process without
+  the tag that is nobody's child any more.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -13,6 +28,7 @@ from dtrain.node.agent.processes import (
     look,
     own_children,
     processes,
+    read_file,
     reap,
     send,
 )
@@ -24,6 +40,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 10.0
 """Seconds of KILL before what is left counts as a survivor."""
+RECORD_LIMIT = 1 << 16
+"""Bytes of a supervisor's record that are read; a longer one is not a record."""
 ABORT_LIMIT = 5.0
 """Seconds in which Python should have written its stack after SIGABRT."""
 
@@ -42,22 +60,31 @@ class Tag:
         }
 
     def of(self, pid: int) -> bool | None:
-        """True for this run's, False for another run's, None without a whole tag."""
+        """True for a process with this run's tag, False for the supervisor of another run, None
+        for all others. Anybody can set a tag, so another run's alone proves nothing."""
         entries = environment_of(pid, having=b"DTRAIN_RUN_DIR=")
         found = {name: entries.get(name) for name in self.environment}
         if found == self.environment:
             return True
         folder = found[b"DTRAIN_RUN_DIR"]
-        if None not in found.values() and folder != self.environment[b"DTRAIN_RUN_DIR"]:
+        if folder and folder != self.environment[b"DTRAIN_RUN_DIR"] and supervises(pid, folder):
             return False
         return None
 
 
+def supervises(pid: int, folder: bytes) -> bool:
+    """Whether a process is the supervisor whose record is in a run's ``folder``."""
+    try:
+        record = json.loads(read_file(os.path.join(folder, b"supervisor"), RECORD_LIMIT) or b"{}")
+        proc = look(pid)
+        return proc is not None and (record["pid"], record["start"]) == (pid, proc.start)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
 def members(tag: Tag, root: int) -> list[Proc]:
     """The living processes of a run: below ``root`` (itself left out) if it is not 0, or tagged,
-    or below those.
-
-    Subtrees tagged as another run's are left out, wherever they are.
+    or below those. The supervisors of other runs and all below them are left out.
     """
     table = processes()
     children: dict[int, list[Proc]] = {}

@@ -16,7 +16,7 @@ from dtrain.node.facts.probing import at_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Collection
 
     from dtrain.node.facts.files import Json
 
@@ -106,21 +106,28 @@ def ports(request: Json, listener: Listener) -> Json:
 
 
 def holder(port: int) -> str:
-    """Who listens on ``port``, as far as this user may know."""
-    inodes: dict[str, int] = {}
+    """The process that listens on ``port``, where this user may see it, and its user."""
+    users: dict[str, int] = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in (text_of(table) or "").splitlines()[1:]:
             fields = line.split()
             if int(fields[1].rpartition(":")[2], 16) == port and fields[3] == "0A":
-                inodes["socket:[%s]" % fields[9]] = int(fields[7])
-    for name in listed("/proc") if inodes else ():
-        if name.isdigit():
-            for fd in listed("/proc/%s/fd" % name):
-                with contextlib.suppress(OSError):
-                    if os.readlink("/proc/%s/fd/%s" % (name, fd)) in inodes:
-                        words = (text_of("/proc/%s/cmdline" % name) or "").replace("\0", " ")
-                        return "process %s (%s)" % (name, words.strip()[:120])
-    return next(("a process of user %s" % user_name(uid) for uid in inodes.values()), "")
+                users["socket:[%s]" % fields[9]] = int(fields[7])
+    for uid in users.values():
+        owner = "" if uid == os.geteuid() else " of user %s" % user_name(uid)
+        return (process_with(users) or "a process") + owner
+    return ""
+
+
+def process_with(sockets: Collection[str]) -> str:
+    """The first process that has one of ``sockets`` open; empty if none can be seen."""
+    for name in listed("/proc"):
+        for fd in listed("/proc/%s/fd" % name) if name.isdigit() else ():
+            with contextlib.suppress(OSError):
+                if os.readlink("/proc/%s/fd/%s" % (name, fd)) in sockets:
+                    words = (text_of("/proc/%s/cmdline" % name) or "").replace("\0", " ")
+                    return "process %s (%s)" % (name, words.strip()[:120])
+    return ""
 
 
 def dial(order: Json) -> list[Json]:

@@ -18,17 +18,19 @@ all-gather). ``constants`` names fields of `Efficiency` and goes before what is 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism import json_file
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import Gpu
 
 SCHEMA = 1
+LARGEST = 1e15
+"""Of a number in the file, and the reverse of the smallest: no product of them overflows."""
 _RING = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 """How often the bytes of a rank pass through it, for many ranks."""
 
@@ -39,13 +41,9 @@ def read(text: str, where: str, base: Efficiency, gpu: Gpu, network: float) -> E
     Raises:
         UsageError: the text is no such file; says where in it and what belongs there.
     """
-    try:
-        table = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(
-            f"{where}:{error.lineno}:{error.colno}: not JSON: {error.msg}",
-            hint="a calibration file is a JSON object with gemm, collectives or constants",
-        ) from None
+    table = json_file.parse(
+        text, where, "a calibration file is a JSON object with gemm, collectives or constants"
+    )
     if not isinstance(table, dict):
         raise UsageError(f"{where}: holds {_kind(table)}, not an object")
     unknown = sorted(set(table) - {"schema", "gemm", "collectives", "constants"})
@@ -149,7 +147,9 @@ def _constants(table: dict[str, Any], where: str) -> dict[str, float]:
                 f"{where}: constants: no constant {name!r}", hint=f"known: {', '.join(known)}"
             )
         if not _positive(value):
-            raise UsageError(f"{where}: constants: {name} is {value!r}, not a positive number")
+            raise UsageError(
+                f"{where}: constants: {name} is {value!r}, not a positive number (at most 1e15)"
+            )
     return {name: float(value) for name, value in constants.items()}
 
 
@@ -167,8 +167,10 @@ def _rows(
             if name not in row:
                 raise UsageError(f"{at}: no {name}")
             if not _positive(row[name]):
-                raise UsageError(f"{at}: {name} is {row[name]!r}, not a positive number")
-        if kind and row.get(kind) not in _RING:
+                raise UsageError(
+                    f"{at}: {name} is {row[name]!r}, not a positive number (at most 1e15)"
+                )
+        if kind and row.get(kind) not in list(_RING):
             raise UsageError(
                 f"{at}: {kind} is {row.get(kind)!r}", hint=f"known: {', '.join(_RING)}"
             )
@@ -181,8 +183,7 @@ def _positive(value: object) -> bool:
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and math.isfinite(value)
-        and value > 0
+        and 1 / LARGEST <= value <= LARGEST
     )
 
 

@@ -13,11 +13,16 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism import json_file
 from dtrain.parallelism.names import find, index, key, nearest
 
 Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp32")
+
+
+MAX_GPUS = 1_000_000
+"""No cluster has more, and a search for so many is slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +144,12 @@ class Hardware:
         usual = self.machine(gpu.machine)
         per_host = usual.gpus_per_host if gpus_per_host is None else gpus_per_host
         network = usual.network_gbps if network_gbps is None else network_gbps
-        for option, value in (("--gpus", gpus), ("--gpus-per-host", per_host)):
-            if value < 1:
-                raise UsageError(f"{option} {value} is not a number of GPUs", hint="at least 1")
+        for option, value in (("--gpus-per-host", per_host), ("--gpus", gpus)):
+            if not 1 <= value <= MAX_GPUS:
+                raise UsageError(
+                    f"{option} {value} is not a number of GPUs that dtrain plans for",
+                    hint=f"at least 1, at most {MAX_GPUS:,}",
+                )
         if not 0 < network < 1e9:
             raise UsageError(
                 f"--network-gbps {network:g} is not a bandwidth",
@@ -259,14 +267,7 @@ _MACHINE_RULES: Mapping[str, Rule] = {
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:
-    import json  # 7 ms that commands without a table need not pay
-
-    try:
-        table = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(
-            f"{where}:{error.lineno}:{error.colno}: not JSON: {error.msg}", hint=_FORMAT
-        ) from None
+    table = json_file.parse(text, where, _FORMAT)
     if not isinstance(table, dict) or not table or not set(table) <= {"gpus", "machines"}:
         raise UsageError(f'{where}: must hold "gpus" or "machines", and no more', hint=_FORMAT)
     return table

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism import json_file
 from dtrain.parallelism.model.shape import Shape
 
 LONGEST_USUAL = 8192
@@ -150,15 +151,7 @@ def shape_from_config(text: str, where: str, *, seq_len: int | None = None) -> S
         UsageError: the text is no JSON, describes no decoder-only transformer, or lacks a size;
             says which key.
     """
-    import json  # 7 ms that only plans for such a file need pay
-
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(
-            f"{where}:{error.lineno}:{error.colno}: not JSON: {error.msg}",
-            hint="give the config.json of a Hugging Face model",
-        ) from None
+    values = json_file.parse(text, where, "give the config.json of a Hugging Face model")
     if not isinstance(values, dict):
         raise UsageError(
             f"{where}: must hold a JSON object", hint="give the config.json of a model"
@@ -244,7 +237,7 @@ class _Config:
             thing = "an encoder with a decoder"
         listed = self.get(("layer_types",))
         if thing is None and isinstance(listed, list):
-            odd = [str(kind) for kind in listed if kind not in _ATTENTIONS]
+            odd = [kind for kind in map(str, listed) if kind not in _ATTENTIONS]
             thing = f"a model with layers of type {odd[0]}" if odd else None
         if thing:
             raise UsageError(
@@ -274,7 +267,7 @@ class _Config:
         if self.model_type in _KINDS:
             return self.kind.gated
         # Of other types, the activation or the key of LayerNorm tells those of GPT's kind.
-        if self.get(("hidden_act", "activation_function")) in _PLAIN_ACTIVATIONS:
+        if str(self.get(("hidden_act", "activation_function"))) in _PLAIN_ACTIVATIONS:
             return False
         return not any(name in self.values for name in ("layer_norm_epsilon", "n_inner"))
 

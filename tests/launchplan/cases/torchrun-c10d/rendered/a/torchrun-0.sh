@@ -4,6 +4,7 @@
 # Written by `dtrain launch --dry-run --output`.
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
+master_port=${MASTER_PORT:-}
 set -o allexport
 . "$here"/torchrun-0.env || exit
 set +o allexport
@@ -12,4 +13,4 @@ if [ -z "${GLOO_SOCKET_IFNAME:-}" ] && route=$(ip -o route get "$(getent ahosts 
   export GLOO_SOCKET_IFNAME=${route%% *}
 fi
 cd -- ~ || exit
-exec python3 -m torch.distributed.run --nnodes=2 --nproc-per-node=3 --max-restarts=0 --rdzv-id=c10d --rdzv-backend=c10d --local-addr=2001:db8::1 '--rdzv-endpoint=[2001:db8::1]:29500' --rdzv-conf=is_host=true -m my.train --lr 1e-5
+exec python3 -m torch.distributed.run --nnodes=2 --nproc-per-node=3 --max-restarts=0 --rdzv-id=c10d --rdzv-backend=c10d --local-addr=2001:db8::1 '--rdzv-endpoint=[2001:db8::1]:'"${master_port:-29500}" --rdzv-conf=is_host=true -m my.train --lr 1e-5
