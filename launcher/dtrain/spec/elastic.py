@@ -72,15 +72,14 @@ def check_elastic(spec: ClusterFile, given: Section, problems: Problems) -> None
 def _usable(layout: Layout, hosts: Sequence[Host], least: int) -> int:
     """How many of ``hosts``, from the first on, the layout can use."""
     shard = layout.shard or 1
-    # Groups are of context and data ranks together.
-    group = lcm(shard, layout.expert)
-    unit = layout.tensor * layout.pipeline * lcm(layout.context, group)
+    # States and experts are spread over context and data ranks together.
+    unit = layout.tensor * layout.pipeline * lcm(layout.context, shard, layout.expert)
     worlds = [*accumulate(host.workers for host in hosts)]
     usable = [count for count, world in enumerate(worlds, 1) if world % unit == 0]
     if usable and usable[-1] >= least:
         return usable[-1]
-    sizes = layout.split_by(("tensor", "pipeline", "context", "expert"))
-    parts = ", ".join(layout.product([key]) for key in [*sizes, *["shard"] * (shard > 1)])
+    keys = ("tensor", "pipeline", "context", "expert", *(["shard"] if layout.shard else []))
+    parts = ", ".join(layout.product([key]) for key in layout.split_by(keys))
     raise MisfitError(
         "layout",
         f"the layout ({parts}) is for a multiple of {unit} workers; the {len(hosts)} hosts left "
