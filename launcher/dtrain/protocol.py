@@ -116,9 +116,14 @@ class FrameDecoder:
     """
 
     def __init__(self) -> None:
-        self.noise = b""
+        self._noise = b""
         self._synced = False
+        self._searched = 0
         self._buffer = bytearray()
+
+    @property
+    def noise(self) -> bytes:
+        return self._noise if self._synced else bytes(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[Message | Data]:
         """Yield the frames that ``data`` completes.
@@ -144,13 +149,13 @@ class FrameDecoder:
             del self._buffer[:start]
 
     def _sync(self) -> bool:
-        at = self._buffer.find(PREAMBLE)
+        at = self._buffer.find(PREAMBLE, self._searched)
         if at < 0:
-            self.noise = bytes(self._buffer[-MAX_NOISE:])
-            # Keep enough to recognise a preamble that is split between two reads.
             del self._buffer[: max(0, len(self._buffer) - MAX_NOISE)]
+            # The end may be the first half of a preamble.
+            self._searched = max(0, len(self._buffer) - len(PREAMBLE) + 1)
             return False
-        self.noise = bytes(self._buffer[:at])
+        self._noise = bytes(self._buffer[:at])
         del self._buffer[: at + len(PREAMBLE)]
         self._synced = True
         return True

@@ -51,6 +51,8 @@ def tail_of(path: bytes, lines: int) -> str:
     return "\n".join(shown(line) for line in data.splitlines()[-lines:])
 
 
-FAILURE = re.compile(rb"rank\s*: (\d+) \(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+) \(pid: \d+\)")
+FAILURE = re.compile(
+    rb"rank\s*: (\d{1,6}) \(local_rank: (\d{1,6})\)\s+exitcode\s*: (-?\d{1,9}) \(pid: \d+\)"
+)
 """One entry of the summary that torchrun writes to stderr."""
 SHORT_TRACEBACK = 4 << 10
