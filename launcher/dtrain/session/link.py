@@ -692,6 +692,7 @@ class Link:
         if silent > self._patience:
             reason = f"its supervisor (process {pid}) has not answered for {silent:.0f} s"
             error = ConnectError(self.host, "following the job", reason, hint=hint)
+            self.kill()
             self._over(machine.Lost(self.host), error)
 
     def _said(self, process: str, said: dict[str, Any]) -> None:

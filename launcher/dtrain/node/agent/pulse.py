@@ -24,7 +24,9 @@ class Pulse:
         self._proc: Proc | None = None
         self._asked: float | None = None  # when the first ping without an answer was sent
         self._end_by: float | None = None
-        self._continued = False
+        self._told: set[str] = set()
+        self.notices: list[str] = []
+        """What a person should know."""
         self.pinged = False
         """Whether the launcher waits for an answer."""
 
@@ -57,21 +59,23 @@ class Pulse:
             self._end_by = end_by if self._end_by is None else min(self._end_by, end_by)
         return bool(op == "ping")
 
-    def rouse(self) -> str:
+    def rouse(self) -> None:
         """Once the job is to end, continue a supervisor that is stopped, and kill one that does
-        not answer. What was done, for a person."""
-        if self._end_by is None or self._proc is None:
-            return ""
-        now = look(self._proc.pid)
-        if now is None or now.start != self._proc.start:
-            return ""
-        if time.monotonic() > self._end_by and self.silent > SILENCE:
+        not answer."""
+        proc = self._proc
+        now = look(proc.pid) if self._end_by is not None and proc is not None else None
+        if now is None or proc is None or now.start != proc.start:
+            return
+        if time.monotonic() > (self._end_by or 0.0) and self.silent > SILENCE:
             self._end_by = None
             send(now, signal.SIGKILL)
-            return "the supervisor (process %d) did not answer: killed it" % now.pid
-        if now.state == b"T":
+            self._notice("the supervisor (process %d) did not answer: killed it" % now.pid)
+        elif now.state == b"T":
             send(now, signal.SIGCONT)
-            if not self._continued:
-                self._continued = True
-                return "the supervisor (process %d) was stopped: continued it" % now.pid
-        return ""
+            self._notice("the supervisor (process %d) was stopped: continued it" % now.pid)
+
+    def _notice(self, text: str) -> None:
+        """Note for a person, once, what was done."""
+        if text not in self._told:
+            self._told.add(text)
+            self.notices.append(text)

@@ -481,9 +481,9 @@ class Relay:
         if self._pulse.pinged:
             self._pulse.pinged = False
             self._tell("alive", supervisor=self._pulse.pid, silent=self._pulse.silent)
-        notice = self._pulse.rouse()
-        if notice:
-            self._tell("notice", text=notice)
+        self._pulse.rouse()
+        while self._pulse.notices:
+            self._tell("notice", text=self._pulse.notices.pop(0))
 
     def _relay_events(self) -> bool:
         found = self._events.read()
@@ -563,6 +563,7 @@ class Relay:
             if self._up:
                 # Pings must not block: they fill the socket of a supervisor that is stopped.
                 self._forward(line, socket.MSG_DONTWAIT if self._pulse.note(line) else 0)
+                self._pulse.rouse()  # at once: this may be the last command before we are left
             elif b'"ping"' not in line:
                 self._aborted = True
         # Nobody is there any more. What is not yet started the supervisor or the guard undoes.
