@@ -22,7 +22,6 @@ from dtrain.failures.kernel import understand
 from dtrain.framing import LineFramer, clean
 from dtrain.hang.stacks import stack
 from dtrain.hostlist import HostListError, fold, unfold
-from dtrain.journal import JournalReader
 from dtrain.logs.traceback import last_words
 from dtrain.node.agent.evidence import FAILURE
 from dtrain.node.agent.kernel_log import ENTRY, RECORD, TROUBLE

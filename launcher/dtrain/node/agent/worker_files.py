@@ -76,11 +76,13 @@ class Lines:
         found: list[tuple[bytes | None, int]] = []
         for line in lines:
             self.offset += len(line) + 1
-            whole = not self._skipping and len(line) <= self._limit
-            found.append((line if whole else None, self.offset))
+            if not self._skipping:
+                found.append((line if len(line) <= self._limit else None, self.offset))
             self._skipping = False
-        if len(rest) > self._limit:
+        if self._skipping or len(rest) > self._limit:
             self.offset += len(rest)
+            if not self._skipping:
+                found.append((None, self.offset))
             self._skipping = True
         return found
 
