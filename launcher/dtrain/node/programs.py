@@ -13,6 +13,7 @@ MODULES = {
         "worker_files",
         "stacks",
         "sweep",
+        "isolation",
         "spawn",
         "folder",
         "events",
