@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -36,12 +37,31 @@ def test_a_report_is_read() -> None:
         ("rank-0", {"step": None}),
         ("rank-0", {"metrics": {"a": []}}),
         ("rank-0", {"metrics": None}),
+        ("rank-0", {"metrics": ["a"]}),
+        ("rank-0", {"metrics": {"": 1.0}}),
+        ("rank-0", {"metrics": {"a\x1b": 1.0}}),
+        ("rank-0", {"metrics": {"a" * 65: 1.0}}),
+        ("rank-0", {"step": True}),
+        ("rank-0", {"step": 1.5}),
+        ("rank-0", {"step": -1}),
+        ("rank-0", {"total": 1 << 63}),
+        ("rank-0", {"tokens": 10**400}),
+        ("rank-0", {"loss": "2.5"}),
+        ("rank-0", {"time": math.nan}),
+        ("rank-0", {"time": 1e300}),
         ("rank-0", {"metrics": dict.fromkeys(map(str, range(99)), 1.0)}),
     ],
 )
 def test_anything_else_is_refused(process: str, change: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         Progress.read(process, SAID | change)
+
+
+def test_what_is_journaled_is_what_was_read() -> None:
+    loss = {"loss": math.inf, "metrics": {"grad": math.inf}}
+    read = Progress.read("rank-0", SAID | loss | {"more": [[[]]]})
+    assert read.as_json() == SAID | loss
+    assert Progress.read("rank-0", read.as_json()) == read
 
 
 def test_the_pace_is_that_of_the_last_minute() -> None:

@@ -26,14 +26,21 @@ class LineFramer:
         self._whole_in = whole_in
         # A line is drawn by segments that carriage returns separate. ``_shown`` is what the
         # finished segments left; ``_head`` and ``_size`` describe the segment still being written.
-        self._shown = ""
-        self._head = b""
+        # It is a list, so that a segment costs its own length and not that of the whole line.
+        self._shown: list[str] = []
+        self._escaped = False  # whether `_shown` holds an escape sequence
+        self._head = bytearray()
         self._size = 0
 
     @property
     def partial(self) -> str:
         """What a terminal shows of the line that has not ended yet: a progress bar, usually."""
-        return _overwrite(self._shown, self._segment(self._head, self._size))
+        segment = self._segment()
+        if not segment:
+            return "".join(self._shown)
+        if self._redraws(segment) or len(segment) >= len(self._shown):
+            return segment
+        return segment + "".join(self._shown[len(segment) :])
 
     def feed(self, data: bytes) -> list[str]:
         """The lines that ``data`` completes, without their newlines."""
@@ -73,9 +80,24 @@ class LineFramer:
             *finished, data = data.split(b"\r")
             for segment in finished:
                 self._append(segment)
-                self._shown = self.partial
-                self._head, self._size = b"", 0
+                self._draw()
         self._append(data)
+
+    def _draw(self) -> None:
+        """Write the segment over what the line shows."""
+        if segment := self._segment():
+            if self._redraws(segment):
+                self._shown = list(segment)
+            else:
+                self._shown[: len(segment)] = segment
+            self._escaped = "\x1b" in segment
+        self._head.clear()
+        self._size = 0
+
+    def _redraws(self, segment: str) -> bool:
+        """Whether ``segment`` replaces the whole line: where there are escape sequences, columns
+        are not characters."""
+        return self._escaped or "\x1b" in segment
 
     def _append(self, data: bytes) -> None:
         if len(self._head) < self._limit:
@@ -84,38 +106,38 @@ class LineFramer:
 
     def _take(self) -> str:
         line = self.partial
-        self._shown, self._head, self._size = "", b"", 0
+        self._shown.clear()
+        self._escaped = False
+        self._head.clear()
+        self._size = 0
         return line
 
-    def _segment(self, head: bytes, size: int) -> str:
-        if size <= self._limit:
-            return head.decode("utf-8", "backslashreplace")
+    def _segment(self) -> str:
+        """The segment still being written, as far as it is kept."""
+        if self._size <= self._limit:
+            return self._head.decode("utf-8", "backslashreplace")
         # Not final: a character that the cut goes through is left out.
-        text = codecs.getincrementaldecoder("utf-8")("backslashreplace").decode(head)
+        text = codecs.getincrementaldecoder("utf-8")("backslashreplace").decode(self._head)
         where = f", whole in {self._whole_in}" if self._whole_in else ""
-        return f"{text}… ({size:,} bytes{where})"
-
-
-def _overwrite(shown: str, segment: str) -> str:
-    """What is left on a terminal's line when ``segment`` is written over ``shown``."""
-    # A segment with escapes redraws its line whole (its columns are not its characters).
-    if len(segment) >= len(shown) or "\x1b" in segment or ("\x1b" in shown and segment):
-        return segment or shown
-    return segment + shown[len(segment) :]
+        return f"{text}… ({self._size:,} bytes{where})"
 
 
 _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _SGR = re.compile(r"\x1b\[[0-9;:]{0,64}m")
-_UNSAFE = re.compile(
-    rf"(?P<sgr>{_SGR.pattern})"
-    # Strings: OSC (titles, links, clipboard), DCS, SOS, PM, APC. One without an end loses its
-    # introducer only, so that it hides nothing.
-    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x18\x1a\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
-    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+_CONTROL = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|\x1b[ -/]*[0-~]?"
     r"|(?P<newline>[\n\r\u2028\u2029]+)"
     r"|(?P<surrogate>[\ud800-\udfff])"
     rf"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f{_BIDI}]"
+)
+_UNSAFE = re.compile(
+    rf"(?P<sgr>{_SGR.pattern})"
+    # Strings: OSC (titles, links, clipboard), DCS, SOS, PM, APC. The end is optional, so that the
+    # search never has to look for it again from a later introducer.
+    r"|(?P<string>\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])"
+    r"(?P<body>[^\x07\x18\x1a\x1b\x9c]*)(?P<end>\x07|\x1b\\|\x9c)?"
+    rf"|{_CONTROL.pattern}"
 )
 _RESET = "\x1b[0m"
 
@@ -135,17 +157,23 @@ def clean(text: str, color: bool = False) -> str:
 
     def replace(match: re.Match[str]) -> str:
         nonlocal colored
-        if match["newline"]:
-            return " "
-        if match["surrogate"]:
-            return "\ufffd"
         if color and match["sgr"]:
             colored = True
             return match["sgr"]
-        return ""
+        if match["string"] and match["end"] is None:
+            # It loses its introducer only, so that it hides nothing. No string in it has an end.
+            return _CONTROL.sub(_harmless, match["body"])
+        return _harmless(match)
 
     cleaned = _UNSAFE.sub(replace, text)
     return cleaned + _RESET if colored else cleaned
+
+
+def _harmless(match: re.Match[str]) -> str:
+    """What stands in for a control character or sequence."""
+    if match["newline"]:
+        return " "
+    return "\ufffd" if match["surrogate"] else ""
 
 
 def clean_all(lines: list[str], color: bool = False) -> list[str]:

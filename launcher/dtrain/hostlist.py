@@ -193,6 +193,8 @@ def _range(text: str, start: int, end: int) -> _Range:
 
 def _split_numbers(name: str) -> list[str]:
     """Alternate literal and number, starting and ending with a (perhaps empty) literal."""
+    if len(name) > MAX_NAME:  # no host's name
+        return [name]
     parts = _NUMBER.split(name)
     index = 1
     while index < len(parts):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 from dtrain.launchplan import LaunchPlan
 
 WINDOW = 60.0
 """Seconds of the past that a rate is taken over."""
-MAX_METRICS = 32
+MAX_METRICS, MAX_METRIC_NAME = 32, 64
+MAX_TIME = 1e11
+"""Seconds since the epoch: in the year 5138."""
 _PROCESS = re.compile(r"(rank|chief|worker|ps|evaluator)-([0-9]{1,6})")
+_T = TypeVar("_T")
 _ORDER = ("rank", "chief", "worker", "ps", "evaluator")
 
 
@@ -43,25 +46,55 @@ class Progress:
 
     @classmethod
     def read(cls, process: str, said: Mapping[str, Any]) -> Progress:
-        """A report as a host sends it, which is not taken on trust.
+        """A report from a host or a journal, neither of which is trusted.
 
-        Raises KeyError, TypeError or ValueError for anything that is not a report.
+        A loss or a metric may be infinite or not a number; the time may not. Raises KeyError,
+        TypeError or ValueError for anything that is not a report.
         """
-        if not _PROCESS.fullmatch(process):
-            raise ValueError(f"not the name of a process: {process!r}")
-        step, total, loss, tokens = said["step"], said["total"], said["loss"], said["tokens"]
-        metrics = said["metrics"]
-        if len(metrics) > MAX_METRICS:
-            raise ValueError(f"more than {MAX_METRICS} metrics")
+        if not isinstance(process, str) or not _PROCESS.fullmatch(process):
+            raise ValueError("not the name of a process")
+        time, metrics = _number(said["time"]), said["metrics"]
+        if not 0 <= time < MAX_TIME:
+            raise ValueError("not a time")
+        if not isinstance(metrics, Mapping) or len(metrics) > MAX_METRICS:
+            raise ValueError(f"not a mapping of at most {MAX_METRICS} metrics")
         return cls(
             process,
-            float(said["time"]),
-            int(step),
-            None if total is None else int(total),
-            None if loss is None else float(loss),
-            None if tokens is None else int(tokens),
-            {str(name): float(value) for name, value in metrics.items()},
+            time,
+            _count(said["step"]),
+            _optional(_count, said["total"]),
+            _optional(_number, said["loss"]),
+            _optional(_count, said["tokens"]),
+            {_metric(name): _number(value) for name, value in metrics.items()},
         )
+
+    def as_json(self) -> dict[str, Any]:
+        """What `read` takes besides the name of the process."""
+        body = asdict(self)
+        del body["process"]
+        return body
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise TypeError("not a number")
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise TypeError("not a count")
+    return value
+
+
+def _optional(read: Callable[[Any], _T], value: Any) -> _T | None:
+    return None if value is None else read(value)
+
+
+def _metric(name: Any) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_METRIC_NAME or not name.isprintable():
+        raise ValueError("not the name of a metric")
+    return name
 
 
 def speaker(plan: LaunchPlan) -> str:

@@ -22,9 +22,10 @@ Commands, by ``op``; the first one says what this relay is for:
              reaches ``route_to``, the address or name of another host (or null), if that can be
              told: gloo's own choice is what the host's name leads to, often 127.0.1.1. With
              ``flight_recorder``, torch's flight recorder writes where the supervisor finds it
-    attach   protocol, run, host, run_dir, offsets, outputs: follow a run that was launched before,
-             each stream (``events`` and progress files too) from the offset given, or from its
-             beginning; where ``outputs`` is false, events alone
+    attach   protocol, run, host, run_dir, offsets, outputs, previous: follow a run that was
+             launched before, each stream (``events`` and progress files too) from the offset given,
+             or from its beginning; where ``outputs`` is false, events alone. ``previous`` is the
+             process id of a relay of this launcher that no longer answers (or null): it is killed
     look     protocol, run, host, run_dir: tell how a run that was launched before stands, and end
     start    start the processes of a launch that is prepared
     abort    forget a launch; once it has started, the same as ``kill``
@@ -34,7 +35,8 @@ Commands, by ``op``; the first one says what this relay is for:
              and ``abort`` is true, they get SIGABRT, on which Python writes its stack to stderr, if
              PYTHONFAULTHANDLER is set. Where NCCL's process group listens, its flight recorder is
              asked, too
-    ping     somebody is still there; every command says so too
+    ping     somebody is still there; every command says so too. The relay answers ``alive``, and
+             passes it on to the supervisor, which answers the relay with ``pong``
 
 Messages, by ``type``:
 
@@ -50,8 +52,12 @@ Messages, by ``type``:
               the supervisor killed. The last message
     stream    id, name, role, index, rank, fd: the next output file. Its DATA follows
     event     offset, event: one line of the run's events; ``offset`` is where the next begins
-    progress  name, offset, said: one line that a worker wrote through `dtrain.runtime` into the
-              file ``name`` of the run's folder; ``offset`` is where the next begins
+    progress  name, offset, said: the known fields of one line that a worker wrote through
+              `dtrain.runtime` into the file ``name`` of the run's folder; ``offset`` is where the
+              next begins
+    alive     supervisor, silent: the answer to ``ping``: the supervisor's process id (or null), and
+              for how many seconds it has not answered (0 where it has)
+    notice    text: something that a person should know
     lost      reason, survivors: the supervisor died, and what it had started has been ended
     bye       everything has been sent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dtrain.node.agent.events import Events, all_events
+from dtrain.node.agent.events import EventReader, Events
 from dtrain.node.programs import program
 from support.node import Node, wait_until
 
@@ -45,7 +45,9 @@ def test_nothing_waits_for_the_evidence_but_the_end(host: Node, tmp_path: Path) 
 def test_an_event_that_no_message_holds_loses_its_details(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path / "events")
     events = Events(path)
-    events.append("exited", code=1, error={"message": "x" * (1 << 20)}, ranks=[])
+    events.append(
+        "exited", role="worker", index=0, code=1, error={"message": "x" * (1 << 20)}, ranks=[]
+    )
     events.append("ended", survivors=[])
-    exited, ended = all_events(path)
+    exited, ended = EventReader(path).all()
     assert (exited["code"], exited["error"], ended["event"]) == (1, None, "ended")

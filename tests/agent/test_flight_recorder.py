@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
+import resource
 import threading
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from dtrain.node.agent.flight_recorder import (
     FILES,
@@ -119,6 +123,29 @@ def test_nothing_that_a_dump_says_is_done(tmp_path: Path) -> None:
     (tmp_path / "nccl-trace-4").write_bytes(pickle.dumps(dump(frames=3)))
     assert flights.fresh() == []
     assert not (tmp_path / "done").exists()
+
+
+BOMBS = {
+    "memo": b"\x80\x04]r\xf0\xff\xff\xff.",
+    "lists": b"\x80\x04" + b"]" * (60 << 20),
+    "nesting": b"\x80\x04" + b"]" * 200_000 + b"a" * 199_999 + b".",
+    "repetition": pickle.dumps(
+        dump(profiling_name=functools.reduce(lambda x, _: [x, x], range(40)))
+    ),
+    "integer": pickle.dumps(dump(collective_seq_id=1 << 4_000_000)),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_bomb_harms_nobody(tmp_path: Path, bomb: str) -> None:
+    flights = recorders(tmp_path)
+    (tmp_path / "nccl-trace-0").write_bytes(BOMBS[bomb])
+    os.mkfifo(tmp_path / "nccl-trace-2")
+    (tmp_path / "nccl-trace-3").symlink_to("/dev/zero")
+    assert flights.fresh() == []
+    (tmp_path / "nccl-trace-1").write_bytes(pickle.dumps(dump()))
+    assert [rank for rank, _ in flights.fresh()] == [1]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20  # in KiB
 
 
 def test_a_rank_is_asked_through_its_pipe(tmp_path: Path) -> None:

@@ -10,7 +10,10 @@ from pathlib import Path
 from dtrain.node.runtime_archive import runtime_archive
 from support.node import Node
 
-STEP = 'echo \'{"event": "progress", "step": %s}\' >> "$DTRAIN_RUN_DIR/rank-0.progress"'
+STEP = (
+    'echo \'{"event": "progress", "time": 1.5, "step": %s, "total": null, "loss": null,'
+    ' "tokens": null, "metrics": {}}\' >> "$DTRAIN_RUN_DIR/rank-0.progress"'
+)
 
 
 def test_workers_import_the_runtime_that_came_with_the_launch(host: Node) -> None:

@@ -27,6 +27,38 @@ def test_the_least_rank_is_shown_and_journaled(scene: Scene) -> None:
     assert said[-1]["said"]["tokens"] == 300
 
 
+HOSTILE = """
+import json, os, pathlib, time
+folder = pathlib.Path(os.environ["DTRAIN_RUN_DIR"])
+os.mkfifo(folder / "x.progress")
+os.mkfifo(folder / "rank-1.progress")
+good = {"event": "progress", "time": time.time(), "step": 7, "total": 9, "loss": None,
+        "tokens": None, "metrics": {}}
+deep = [json.dumps({**good, "more": 0}).replace("0}", "[" * n + "]" * n + "}")
+        for n in (976, 100_000)]
+(folder / "rank-0.progress").write_text("\\n".join([*deep, json.dumps(good), ""]))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_hostile_progress_reaches_no_other_run(scene: Scene) -> None:
+    scene.run(scene.cluster_file(scene.script("pass", "other.py"), name="other"))
+    cluster = scene.cluster_file(scene.script(HOSTILE), hosts=1, slots=1)
+    launch = scene.launch(cluster)
+    launch.until("ready")
+    launch.until("node0: rank-0.progress: dropped ")
+    launch.until("step 7 of 9")
+    listing = scene.command("ps", "--all").wait()
+    assert listing.code == 0, listing
+    assert {"other", "job"} <= {line.split("-")[0] for line in listing.stdout.splitlines()}
+    (run,) = (path.name for path in (scene.home / "runs").iterdir() if path.name.startswith("job"))
+    stopped = scene.command("stop", run).wait()
+    assert stopped.code == 0, stopped
+    assert launch.wait().code == 130
+    assert scene.leftovers() == []
+
+
 def test_json_has_the_reports_of_all(scene: Scene) -> None:
     launch = scene.run(scene.cluster_file(scene.script(TRAIN)), "--json")
     assert launch.code == 0, str(launch)

@@ -199,6 +199,10 @@ class Scene:
             env={**os.environ, "DTRAIN_HOME": str(self.home), **(env or {})},
             **{**pipes, **popen},
         )
+        return self.adopt(process)
+
+    def adopt(self, process: subprocess.Popen[bytes]) -> Launch:
+        """A command that was started in another way; it ends with the scene."""
         launch = Launch(process)
         self._launches.append(launch)
         return launch

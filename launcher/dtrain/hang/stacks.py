@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 _THREAD = re.compile(
-    r"^(?P<current>Current t|T)hread 0x[0-9a-f]+.*\(most recent call first\):$", re.MULTILINE
+    r"^(?P<current>Current t|T)hread 0x[0-9a-f].*\(most recent call first\):$", re.MULTILINE
 )
 _FRAME = re.compile(r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<function>.+)$')
 _SPY_FRAME = re.compile(r"^ {4}(?P<function>.+) \((?P<file>[^()\n]+):(?P<line>\d+)\)$")

@@ -69,8 +69,9 @@ def _end(raw: list[str], lines: list[str], header: int) -> int:
     if prefix:
         # Every line of it has the prefix, except empty ones.
         end = header + 1
+        mark = prefix[0].split()[0]
         for number in range(header + 1, len(raw)):
-            if raw[number] and not raw[number].startswith(prefix[0].split()[0]):
+            if raw[number] and not raw[number].startswith(mark):
                 break
             if raw[number]:
                 end = number + 1

@@ -13,6 +13,8 @@ import os
 import time
 from typing import Any, SupportsFloat
 
+_MAX_METRICS, _MAX_METRIC_NAME = 32, 64
+"""What the launcher takes of one report."""
 _BETWEEN_EVENTS = 0.5
 """Seconds; steps can be far shorter, and nobody reads faster."""
 
@@ -31,7 +33,10 @@ class _Reporter:
             return
         self._last = now
         # Only here, because reading a loss off a GPU waits for the step to be computed.
-        metrics = {name: float(value) for name, value in more.items()}
+        metrics = {
+            name[:_MAX_METRIC_NAME]: float(value)
+            for name, value in list(more.items())[:_MAX_METRICS]
+        }
         self.tell(
             "progress",
             step=step,
@@ -46,9 +51,10 @@ class _Reporter:
         if not folder:
             return
         line = json.dumps({"event": kind, "time": time.time(), **body}) + "\n"
-        # A full disk must not end a training for the sake of its progress.
+        # Neither a full disk nor a pipe at the file's name may end or block a training.
         with contextlib.suppress(OSError):
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            flags |= os.O_NONBLOCK | os.O_NOFOLLOW
             fd = os.open(f"{folder}/{process_name()}.progress", flags, 0o600)
             try:
                 os.write(fd, line.encode())
@@ -72,7 +78,8 @@ def progress(
     ``total`` is the number of steps in all, from which the time left is told. ``tokens`` is what
     this step has gone through over all ranks; images or other samples do as well. ``loss`` and
     ``metrics`` may be tensors of one element: they are read only when an event is due, at most
-    twice a second and at the last step.
+    twice a second and at the last step. Of the metrics, 32 are reported, with the first 64
+    characters of their names.
     """
     _reporter.step(step, total, loss, tokens, metrics)
 

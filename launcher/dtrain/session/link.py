@@ -49,7 +49,14 @@ from dtrain.sync import SyncResult, Tree, send
 from dtrain.transport.contract import Connection, RemoteProcess, Transport
 
 PING_SECONDS = 5.0
+UNANSWERED, UNANSWERED_FIRST, UNANSWERED_STOP = 4, 12, 3
+"""Pings without a word from a relay after which it is given up: usually, before its first word,
+and once the job is to stop."""
+SUPERVISOR_SILENCE = 15.0
+"""Seconds without an answer after which a supervisor may be stopped."""
 RECONNECT_DELAY, RECONNECT_DELAY_MOST = 0.25, 5.0
+MAX_NOTICE = 500
+"""Characters of what a relay wants a person to know."""
 BETWEEN_REPORTS = 10.0
 """Seconds from one report of progress in the journal to the next."""
 LAST_ORDERS = 1.0
@@ -154,6 +161,13 @@ class Link:
         self._tensorboard: Forward | None = None
         self._streams: dict[int, tuple[LogWriter, Stream]] = {}
         self._offsets: dict[str, int] = {}
+        self._relay: int | None = None
+        """The relay's process."""
+        self._unanswered = 0
+        """Pings sent while the reader waits for the relay."""
+        self._waiting = False
+        self._gave_up_relay = False
+        self._silent_supervisor = False
         self._reader, self._writer = self._threads()
 
     def _threads(self) -> tuple[threading.Thread, threading.Thread]:
@@ -292,11 +306,48 @@ class Link:
             if order is None:
                 return
             process = self._process
+            if order["op"] == "ping" and self._waiting:
+                self._unanswered += 1
+                if self._started and self._unanswered > self._pings_unanswered_at_most:
+                    self._give_up_relay()
+                    continue
             if process is not None:
                 # Where the connection is gone the reader sees it too, reconnects, and repeats the
                 # order that stands.
                 with contextlib.suppress(ConnectError):
                     process.write(protocol.encode_command(order))
+
+    @property
+    def _pings_unanswered_at_most(self) -> int:
+        if self._relay is None:
+            return UNANSWERED_FIRST
+        return UNANSWERED_STOP if self._told_to_stop else UNANSWERED
+
+    def _give_up_relay(self) -> None:
+        """End the connection to a relay that does not answer; the reader starts another relay."""
+        with self._lock:
+            connection = self._connection
+        if connection is not None and self._waiting:
+            self._gave_up_relay = True
+            connection.close()
+
+    def _hear(self, process: RemoteProcess) -> bytes:
+        """The next bytes of the relay; empty at its end. Raises ConnectError."""
+        self._unanswered, self._waiting = 0, True
+        try:
+            data = process.read()
+        except ConnectError:
+            if not self._gave_up_relay:
+                raise
+        finally:
+            self._waiting = False
+        if self._gave_up_relay:
+            self._gave_up_relay = False
+            reason = "the relay does not answer; it may be stopped (SIGSTOP)"
+            if not self._closed:
+                self._run.notice(f"{self.host}: {reason}; starting another one")
+            raise ConnectError(self.host, "following the job", reason)
+        return data
 
     def _read(self) -> None:
         try:
@@ -421,9 +472,10 @@ class Link:
         """Take in what the relay sends. True when there is nothing more to come from this host,
         False when the connection broke and the run goes on."""
         decoder = protocol.FrameDecoder()
+        self._relay = None
         last = ""
         try:
-            while data := process.read():
+            while data := self._hear(process):
                 for frame in decoder.feed(data):
                     if isinstance(frame, protocol.Data):
                         self._keep(frame)
@@ -535,6 +587,7 @@ class Link:
             "run_dir": run.plan.run_dir,
             "offsets": self._offsets,
             "outputs": not self._lingering,
+            "previous": self._relay,
         }
 
     # What a relay sends ------------------------------------------------------------------------
@@ -572,6 +625,7 @@ class Link:
         run = self._run
         match body["type"]:
             case "hello":
+                self._relay = int(body["pid"])
                 self._compare_clocks(body["time"])
                 run.journal.write(time.time(), "hello", host=self.host, said=body)
             case "prepared":
@@ -613,9 +667,33 @@ class Link:
                     KeyError, TypeError, ValueError, OverflowError, AttributeError
                 ):
                     self._said(body["name"].removesuffix(".progress"), body["said"])
+            case "alive":
+                self._check_supervisor(int(body["supervisor"] or 0), float(body["silent"]))
+            case "notice":
+                run.notice(f"{self.host}: {str(body['text'])[:MAX_NOTICE]}")
             case "lost":
                 self._told_all = True
                 self._over(machine.Lost(self.host), self._died(body))
+
+    def _check_supervisor(self, pid: int, silent: float) -> None:
+        """Tell that a supervisor does not answer, and when it does again."""
+        if not self._started or self.over:
+            return
+        name = f"the supervisor (process {pid}) on {self.host}"
+        if silent < SUPERVISOR_SILENCE:
+            if self._silent_supervisor:
+                self._run.notice(f"{name} answers again")
+            self._silent_supervisor = False
+            return
+        hint = f"continue it there: kill -CONT {pid}"
+        if not self._silent_supervisor:
+            self._silent_supervisor = True
+            self._run.notice(f"{name} does not answer; it may be stopped (SIGSTOP)\nhint: {hint}")
+        if silent > self._patience:
+            reason = f"its supervisor (process {pid}) has not answered for {silent:.0f} s"
+            error = ConnectError(self.host, "following the job", reason, hint=hint)
+            self.kill()
+            self._over(machine.Lost(self.host), error)
 
     def _said(self, process: str, said: dict[str, Any]) -> None:
         """What a worker has told through `dtrain.runtime`."""
@@ -635,7 +713,7 @@ class Link:
         due = self.heard >= self._journal_at or report.step == report.total
         if due and process == speaker(run.plan):
             self._journal_at = self.heard + BETWEEN_REPORTS
-            run.journal.write(time.time(), "progress", process=process, said=said)
+            run.journal.write(time.time(), "progress", process=process, said=report.as_json())
 
     def _show_tensorboard(self, port: int) -> None:
         if self._part.host.transport != "local":

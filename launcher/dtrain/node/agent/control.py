@@ -7,7 +7,8 @@ import socket
 import struct
 
 from dtrain.node.agent.processes import look, read_file
-from dtrain.node.agent.wire import raw, shown
+from dtrain.node.agent.wire import RefusedError, raw, shown
+from dtrain.node.agent.worker_files import decode, read_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +34,27 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
+SUPERVISOR_RECORD = {"pid": int, "start": int, "machine": str, "folder": str, "socket": str}
+
+
+def read_record(folder: bytes) -> Json | None:
+    """What the supervisor of the run in ``folder`` has written about itself; None if it has not
+    yet. Raises RefusedError for a record that somebody else has written."""
+    data = read_regular(os.path.join(folder, b"supervisor"), 1 << 16)
+    if not data:
+        return None
+    record = decode(data)
+    if record is None or any(
+        type(record.get(name)) is not SUPERVISOR_RECORD[name] for name in SUPERVISOR_RECORD
+    ):
+        raise RefusedError(
+            "agent",
+            "%s/supervisor is damaged, so the supervisor cannot be found" % shown(folder),
+            "a process of the job may have written to it; end the job's processes by hand",
+        )
+    return record
+
+
 def call(name: bytes) -> socket.socket | None:
     """A connection to an abstract socket, if somebody listens and takes it at once."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -41,7 +63,7 @@ def call(name: bytes) -> socket.socket | None:
         sock.setblocking(False)
         sock.connect(name)
         sock.setblocking(True)
-    except OSError:
+    except (OSError, ValueError):
         sock.close()
         return None
     return sock

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
+import re
 import threading
 import time
 
 from dtrain.node.agent.folder import RESERVED, create
 from dtrain.node.agent.wire import MAX_PAYLOAD, encode
+from dtrain.node.agent.worker_files import Lines, decode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Iterator
 
     from dtrain.node.agent.wire import Json
 
 
 MAX_EVENT = MAX_PAYLOAD // 2
 """Bytes of one, which a message has to hold."""
+MAX_EVENTS = 64 << 20
+"""Bytes of the file that are read to learn how a run stands."""
 
 
 class Events:
@@ -61,44 +64,55 @@ class Events:
         return True
 
 
-def read_events(path: bytes, offset: int) -> list[tuple[Json, int]]:
-    """The complete events from ``offset`` on, each with the offset at which the next begins."""
-    found: list[tuple[Json, int]] = []
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "started": {"role": (str,), "index": (int,), "rank": (int, type(None)), "pid": (int,)},
+    "rank": {"role": (str,), "rank": (int,), "logs": (str,)},
+    "exited": {"role": (str,), "index": (int,)},
+}
+"""What a relay reads of events, and the types."""
+ROLE = re.compile(r"[a-z]{1,20}")
+MAX_NUMBER = 10**6
+"""Of a process or rank: no launch has as many."""
+
+
+def event_in(line: bytes | None) -> Json | None:
+    """One event, or None for a line that no supervisor writes."""
+    event = decode(line) if line is not None else None
+    if event is None or type(event.get("time")) not in (int, float):
+        return None
+    kind = event.get("event")
+    if not isinstance(kind, str):
+        return None
+    for name, types in FIELDS.get(kind, {}).items():
+        value = event.get(name)
+        if type(value) not in types:
+            return None
+        if name == "role" and not ROLE.fullmatch(str(value)):
+            return None
+        if name in ("index", "rank") and value is not None and not 0 <= value < MAX_NUMBER:
+            return None
+    return event
+
+
+class EventReader:
+    """Reads an events file, which a worker may have written to, from ``offset`` on."""
+
+    def __init__(self, path: bytes, offset: int = 0) -> None:
+        self._lines = Lines(path, offset, MAX_EVENT, end=b"\0")
+
+    def read(self) -> list[tuple[Json, int]]:
+        """The events that are complete by now, each with the offset of the next one."""
+        found = []
+        for line, end in self._lines.read():
+            event = event_in(line)
+            if event is not None:
+                found.append((event, end))
         return found
-    try:
-        data = os.pread(fd, 4 << 20, offset)
-    finally:
-        os.close(fd)
-    for line in data.partition(b"\0")[0].splitlines(True):
-        if not line.endswith(b"\n"):
-            break
-        offset += len(line)
-        with contextlib.suppress(ValueError):  # the offset lay inside a line
-            found.append((json.loads(line), offset))
-    return found
 
-
-def all_events(path: bytes) -> list[Json]:
-    """Those that are there by now."""
-    events: list[Json] = []
-    found = read_events(path, 0)
-    while found:
-        events += [event for event, _ in found]
-        found = read_events(path, found[-1][1])
-    return events
-
-
-def last_line(path: bytes) -> int:
-    """Where the last line of a file begins, if it is not too long."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return 0
-    try:
-        start = max(0, os.fstat(fd).st_size - (4 << 10))
-        return start + os.pread(fd, 4 << 10, start).rstrip().rfind(b"\n") + 1
-    finally:
-        os.close(fd)
+    def all(self) -> Iterator[Json]:
+        """The events that are there by now."""
+        before = -1
+        while before < self._lines.offset < MAX_EVENTS:
+            before = self._lines.offset
+            for event, _ in self.read():
+                yield event

@@ -6,8 +6,9 @@ import json
 import os
 import re
 
-from dtrain.node.agent.processes import read_file
+from dtrain.node.agent.progress import a_time
 from dtrain.node.agent.wire import MAX_TRACEBACK, shown
+from dtrain.node.agent.worker_files import integer, read_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,12 +19,12 @@ MAX_ERROR_FILE = 1 << 20
 
 def error_report(path: bytes, most: int = MAX_TRACEBACK) -> Json | None:
     """What a worker wrote into its error file (the format of torch's `@record`), cut to size."""
-    data = read_file(path, MAX_ERROR_FILE)
+    data = read_regular(path, MAX_ERROR_FILE)
     if not data:
         return None
     report: Json = {"message": "", "traceback": "", "time": None}
     try:
-        body = json.loads(data)
+        body = json.loads(data, parse_int=integer)
         said = body["message"] if isinstance(body, dict) and "message" in body else body
         if isinstance(said, dict):
             extra = said.get("extraInfo") or {}
@@ -33,11 +34,11 @@ def error_report(path: bytes, most: int = MAX_TRACEBACK) -> Json | None:
         else:
             report["message"] = str(said)
             stamp = body.get("timestamp") if isinstance(body, dict) else None
-        report["time"] = written = os.stat(path).st_mtime
-        # torch writes whole seconds, which would not tell who was first; torchrun copies files.
-        if stamp is not None and not 0 <= written - float(stamp) < 2:
+        report["time"] = written = os.lstat(path).st_mtime
+        # torch writes whole seconds, too coarse to order failures; torchrun copies files.
+        if stamp is not None and not 0 <= written - a_time(float(stamp)) < 2:
             report["time"] = float(stamp)
-    except (ValueError, TypeError, AttributeError, OSError, RecursionError):
+    except (ValueError, TypeError, AttributeError, OSError, RecursionError, MemoryError):
         if not report["message"]:
             report["message"] = shown(data)
     report["message"] = report["message"][: most // 4]
@@ -47,10 +48,12 @@ def error_report(path: bytes, most: int = MAX_TRACEBACK) -> Json | None:
 
 def tail_of(path: bytes, lines: int) -> str:
     """The last lines of a log, for a message."""
-    data = (read_file(path) or b"")[-4096:].strip()
+    data = (read_regular(path, 4096, -4096) or b"").strip()
     return "\n".join(shown(line) for line in data.splitlines()[-lines:])
 
 
-FAILURE = re.compile(rb"rank\s*: (\d+) \(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+) \(pid: \d+\)")
+FAILURE = re.compile(
+    rb"rank\s*: (\d{1,6}) \(local_rank: (\d{1,6})\)\s+exitcode\s*: (-?\d{1,9}) \(pid: \d+\)"
+)
 """One entry of the summary that torchrun writes to stderr."""
 SHORT_TRACEBACK = 4 << 10

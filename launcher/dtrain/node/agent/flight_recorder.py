@@ -8,9 +8,10 @@ import os
 import threading
 
 from dtrain.node.agent.folder import listed
+from dtrain.node.agent.isolation import in_child
 from dtrain.node.agent.kernel_log import MAX_LINE
-from dtrain.node.agent.processes import read_file
 from dtrain.node.agent.wire import encode
+from dtrain.node.agent.worker_files import read_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ DUMP_LIMIT = 20.0
 """Seconds in which torch should have written what its flight recorder holds: it looks once a second
 whether it is asked, and takes long to tell its stacks on a busy machine."""
 MAX_DUMP = 64 << 20
+MAX_RANK_DIGITS = 6
+READ_LIMIT, READ_MEMORY = 10.0, 1 << 29
+"""Seconds and bytes of memory that reading one dump may take."""
 LATEST = 8
 """Collectives of each process group that are told."""
 MAX_GROUPS, MAX_TENSORS, MAX_FRAMES = 64, 8, 40
@@ -86,25 +90,28 @@ class FlightRecorders:
         folder, name = os.path.split(self._files)
         for file in listed(folder) if self._files else []:
             rank = file[len(name) :]
-            if file.startswith(name) and rank.isdigit():
+            if file.startswith(name) and rank.isdigit() and len(rank) <= MAX_RANK_DIGITS:
                 yield int(rank), os.path.join(folder, file)
 
     def _read(self, rank: int, path: bytes) -> list[Json] | None:
         mark = mark_of(path)
         if mark is None or mark == self._seen.get(rank) or mark[1] > MAX_DUMP:
             return None
-        try:
-            groups = groups_of(unpickled(read_file(path, MAX_DUMP) or b""))
-        except Exception:  # noqa: BLE001 - half written, or not what we know
-            return None
+        # A pickle can claim any amount of memory before it is known to be wrong.
+        told = in_child(lambda: groups_in(path), READ_LIMIT, READ_MEMORY, 2 * MAX_TOLD)
         self._seen[rank] = mark
-        return groups
+        return told["groups"] if told is not None else None
+
+
+def groups_in(path: bytes) -> Json:
+    """The groups in a dump. Raises some exception for one half written, or in another format."""
+    return {"groups": groups_of(unpickled(read_regular(path, MAX_DUMP) or b""))}
 
 
 def mark_of(path: bytes) -> tuple[int, int] | None:
     """What tells a file from what is written in its place later."""
     try:
-        status = os.stat(path)
+        status = os.lstat(path)
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size
@@ -134,14 +141,14 @@ def groups_of(dump: Json) -> list[Json]:
     entries: dict[str, list[Json]] = {}
     for entry in dump["entries"]:
         if not entry["is_p2p"]:
-            entries.setdefault(str(entry["process_group"][0]), []).append(entry)
+            entries.setdefault(words(entry["process_group"][0]), []).append(entry)
     groups = []
     for name, calls in list(entries.items())[:MAX_GROUPS]:
         ranks = json.loads(dump["pg_config"].get(name, {}).get("ranks", "[]"))
         groups.append(
             {
                 "id": name,
-                "name": str(calls[-1]["process_group"][1])[:MAX_LINE],
+                "name": words(calls[-1]["process_group"][1]),
                 "ranks": [int(rank) for rank in ranks],
                 "calls": [call_of(entry, entry is calls[-1]) for entry in calls[-LATEST:]],
             }
@@ -169,17 +176,24 @@ def fitting(groups: list[Json]) -> list[Json]:
 
 
 def call_of(entry: Json, last: bool) -> Json:
-    state, op = entry["state"], str(entry["profiling_name"])[:MAX_LINE]
+    state, op = entry["state"], words(entry["profiling_name"])
     tensors = list(zip(entry["input_dtypes"], entry["input_sizes"]))[:MAX_TENSORS]
     frames = list(entry.get("frames", ()))[:MAX_FRAMES] if last else []
     return {
         "seq": int(entry["collective_seq_id"]),
         "op": op,
-        "tensors": [[str(kind), [int(size) for size in sizes]] for kind, sizes in tensors],
+        "tensors": [[words(kind), [int(size) for size in sizes]] for kind, sizes in tensors],
         # gloo does not tell the state; NCCL also retires what has timed out.
         "done": state == "completed" or bool(entry["retired"] and op.startswith("gloo:")),
         "frames": [
-            [str(frame["name"])[:MAX_LINE], str(frame["filename"])[:MAX_LINE], int(frame["line"])]
-            for frame in frames
+            [words(frame["name"]), words(frame["filename"]), int(frame["line"])] for frame in frames
         ],
     }
+
+
+def words(value: Any) -> str:
+    """A name in a dump, cut to size. Raises TypeError for anything but text and numbers: the text
+    of nested lists may be endless."""
+    if not isinstance(value, (str, int)):
+        raise TypeError("not a name")
+    return str(value)[:MAX_LINE]

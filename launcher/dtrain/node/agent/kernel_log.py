@@ -61,7 +61,7 @@ class KernelLog:
         """The lines that matter and are new since the last call, the latest ones if they are many,
         each with its time (seconds since the epoch)."""
         lines = self._records() if self._fd >= 0 else self._entries()
-        found = [(then, line) for then, line in lines if TROUBLE.search(line)]
+        found = [(then, line) for then, line in lines if TROUBLE.search(line, 0, MAX_LINE)]
         fresh = [line for line in found if line not in self._told]
         self._told.update(fresh)
         return [(then, shown(line[:MAX_LINE])) for then, line in fresh[-MAX_LINES:]]

@@ -9,14 +9,19 @@ import time
 
 from dtrain.node.agent.evidence import FAILURE, SHORT_TRACEBACK, error_report
 from dtrain.node.agent.folder import listed
-from dtrain.node.agent.processes import environment_of, read_file, signal_name
+from dtrain.node.agent.processes import environment_of, signal_name
 from dtrain.node.agent.sweep import Tag, members
 from dtrain.node.agent.wire import shown
+from dtrain.node.agent.worker_files import read_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dtrain.node.agent.wire import Json
 
+MAX_SUMMARY = 256 << 10
+"""Bytes at the end of torchrun's stderr, in which it tells how its ranks ended."""
+MAX_DIGITS = 6
+"""Of a rank."""
 NODE_RANK = re.compile(rb"--node[-_]rank[= ](\d+)")
 
 
@@ -66,7 +71,7 @@ class Ranks:
             os.path.join(self._logs, run, b"attempt_0", local)
             for run in listed(self._logs)
             for local in listed(os.path.join(self._logs, run, b"attempt_0"))
-            if local.isdigit()
+            if local.isdigit() and len(local) <= MAX_DIGITS
         ]
 
     def _living(self, tag: Tag) -> dict[bytes, tuple[int, int]]:
@@ -75,9 +80,10 @@ class Ranks:
         # Oldest last: a rank's own children have the same environment.
         for proc in sorted(members(tag, os.getpid()), key=lambda proc: -proc.start):
             environment = environment_of(proc.pid, having=b"LOCAL_RANK=")
-            with contextlib.suppress(KeyError, ValueError):
-                path = environment[b"TORCHELASTIC_ERROR_FILE"]
-                found[path] = proc.pid, int(environment[b"RANK"])
+            with contextlib.suppress(KeyError):
+                path, rank = environment[b"TORCHELASTIC_ERROR_FILE"], environment[b"RANK"]
+                if rank.isdigit() and len(rank) <= MAX_DIGITS:
+                    found[path] = proc.pid, int(rank)
         return found
 
     def _guess(self, place: bytes, local: int, count: int) -> int:
@@ -90,7 +96,7 @@ class Ranks:
         return (int(self._node_rank[1]) * count if self._node_rank else 0) + local
 
     def _summary(self) -> list[tuple[bytes, bytes, bytes]]:
-        return FAILURE.findall((read_file(self._stderr) or b"")[-(256 << 10) :])
+        return FAILURE.findall(read_regular(self._stderr, MAX_SUMMARY, -MAX_SUMMARY) or b"")
 
     def failures(self) -> list[Json]:
         """What the ranks left behind: their error files, and torchrun's summary."""

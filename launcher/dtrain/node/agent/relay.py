@@ -20,8 +20,9 @@ from dtrain.node.agent.control import (
     call_supervisor,
     lives,
     machine_id,
+    read_record,
 )
-from dtrain.node.agent.events import MAX_EVENT, all_events, last_line, read_events
+from dtrain.node.agent.events import EventReader
 from dtrain.node.agent.evidence import tail_of
 from dtrain.node.agent.folder import (
     cannot_write,
@@ -29,10 +30,11 @@ from dtrain.node.agent.folder import (
     discard,
     expand,
     folder_of,
-    listed,
     make_folder,
 )
-from dtrain.node.agent.processes import name_list, read_file, reap, signal_name
+from dtrain.node.agent.processes import look, name_list, read_file, reap, send, signal_name
+from dtrain.node.agent.progress import ProgressFiles
+from dtrain.node.agent.pulse import Pulse
 from dtrain.node.agent.spawn import spawn, why_not_executed
 from dtrain.node.agent.sweep import Sweep, Tag, adopt_orphans, load_prctl
 from dtrain.node.agent.wire import (
@@ -48,10 +50,11 @@ from dtrain.node.agent.wire import (
     shown,
     write_all,
 )
+from dtrain.node.agent.worker_files import decode, open_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, BinaryIO
+    from typing import Any, BinaryIO, Iterator
 
     from dtrain.node.agent.wire import Json
 
@@ -65,6 +68,8 @@ RESTARTED = "the machine was restarted, or this is another machine"
 
 FAREWELL = 2.0
 """Seconds that a supervisor has to go after it has told of the end."""
+MAX_UNHEARD = 1 << 20
+"""Bytes of one message of the supervisor."""
 
 
 class Stream:
@@ -80,7 +85,7 @@ class Stream:
         """What comes next; empty if there is nothing new."""
         try:
             if self._fd < 0:
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                self._fd = open_regular(self._path)
             return os.pread(self._fd, CHUNK, self.offset)
         except OSError:
             return b""
@@ -100,12 +105,13 @@ class Relay:
         self._unheard = b""
         self._up = False
         self._aborted = False
-        self._events_at = 0
+        self._pulse = Pulse()
+        self._events = EventReader(b"")
         self._events_from = 0
         self._progress_at = 0.0
-        self._attached = False
         self._quiet = False  # only events are wanted
         self._offsets: dict[str, int] = {}
+        self._progress = ProgressFiles(b"", {}, False)
         self._streams: list[Stream] = []
         self._ended = False
 
@@ -137,6 +143,8 @@ class Relay:
                 )
             self._folder = folder_of(command)
             self._tag = Tag(command["run"], command["host"], self._folder)
+            self._events = EventReader(os.path.join(self._folder, b"events"))
+            self._progress = ProgressFiles(self._folder, {}, False)
             if command.get("op") == "attach":
                 self._attach(command)
             elif command.get("op") == "look":
@@ -173,6 +181,7 @@ class Relay:
             os.waitpid(guard, 0)
         self._send(answer)
         if answer["type"] == "prepared":
+            self._pulse.answered()  # until now it was busy
             self._follow()
 
     def _start_guard(self, command: Json, workdir: bytes) -> tuple[int, int]:
@@ -294,6 +303,7 @@ class Relay:
                     line, status = message["line"], message.get("status")
                 elif message["type"] == "up":
                     self._up, self._child = True, message["pid"]
+                    self._pulse.watch(self._child)
                 elif undoing:
                     if message["type"] != "prepared":
                         return {"type": "bye"}
@@ -327,7 +337,11 @@ class Relay:
         if not data:
             return None
         *lines, self._unheard = (self._unheard + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        self._unheard = self._unheard[:MAX_UNHEARD]
+        messages = [message for message in map(decode, lines) if message and "type" in message]
+        if any(message["type"] == "pong" for message in messages):
+            self._pulse.answered()
+        return [message for message in messages if message["type"] != "pong"]
 
     def _fate(self) -> str:
         """How the supervisor has ended, if it is our child."""
@@ -346,15 +360,16 @@ class Relay:
                 "no run %s on this host (%s does not exist)"
                 % (command["run"], shown(self._folder)),
             )
-        self._attached = True
+        self._end_previous(command)
         self._quiet = not command.get("outputs", True)
         self._offsets = dict(command.get("offsets") or {})
         self._events_from = self._offsets.get("events", 0)
+        self._progress = ProgressFiles(self._folder, self._offsets, True)
         self._up = True
-        data = read_file(os.path.join(self._folder, b"supervisor"))
-        if not data:
+        record = read_record(self._folder)
+        if record is None:
             raise RefusedError("agent", "run %s is not prepared yet" % command["run"])
-        record = json.loads(data)
+        self._pulse.watch(record["pid"])
         self._tag = Tag(command["run"], command["host"], raw(record["folder"]))
         sock = call_supervisor(record)
         if sock is None and not self._has_ended():
@@ -368,26 +383,36 @@ class Relay:
         threading.Thread(target=self._listen, daemon=True).start()
         self._follow()
 
+    def _end_previous(self, command: Json) -> None:
+        """End the relay whose place this one takes, if the launcher names one: it is stopped."""
+        pid = command.get("previous")
+        proc = look(pid) if pid else None
+        words = (read_file("/proc/%d/cmdline" % pid) or b"").split(b"\0") if pid else []
+        if proc is not None and words[-3:] == [b"dtrain-agent", raw(command["run"]), b""]:
+            send(proc, signal.SIGKILL)
+
+    def _all_events(self) -> Iterator[Json]:
+        return EventReader(os.path.join(self._folder, b"events")).all()
+
     def _has_ended(self) -> bool:
-        events = all_events(os.path.join(self._folder, b"events"))
-        return any(event["event"] == "ended" for event in events)
+        return any(event["event"] == "ended" for event in self._all_events())
 
     # Looking
 
     def _look(self) -> None:
         """Tell how the run stands here, and do nothing about it."""
-        events = all_events(os.path.join(self._folder, b"events"))
-        started = [event for event in events if event["event"] == "started"]
-        exited = {
-            (event["role"], event["index"]): event for event in events if event["event"] == "exited"
-        }
+        events: dict[str, list[Json]] = {"started": [], "exited": [], "ended": []}
+        for event in self._all_events():
+            events.get(event["event"], []).append(event)
+        started = events["started"]
+        exited = {(event["role"], event["index"]): event for event in events["exited"]}
         processes = []
         for event in started:
             end = exited.get((event["role"], event["index"]), {})
             names = {name: event[name] for name in ("role", "index", "rank", "pid")}
             fate = {"ended": end.get("time"), "code": end.get("code"), "signal": end.get("signal")}
             processes.append({**names, "started": event["time"], **fate})
-        ended = [event["time"] for event in events if event["event"] == "ended"]
+        ended = [event["time"] for event in events["ended"]]
         if ended:
             state, since, why = "ended", ended[0], ""
         else:
@@ -399,10 +424,9 @@ class Relay:
         """The state of a run that has told of no end, and why it is in that state."""
         if not os.path.isdir(self._folder):
             return "missing", "%s does not exist" % shown(self._folder)
-        data = read_file(os.path.join(self._folder, b"supervisor"))
-        if not data:
+        record = read_record(self._folder)
+        if record is None:
             return "preparing", ""
-        record = json.loads(data)
         sock = call_supervisor(record)
         if sock is not None:
             sock.close()
@@ -430,6 +454,7 @@ class Relay:
                     return
             gone = heard is None
             over = self._ended or gone
+            self._answer_launcher()
             progress = self._relay_events()
             if gone and not self._ended:
                 self._report_lost()
@@ -451,18 +476,27 @@ class Relay:
             self._fate()  # it hangs up a moment before it has gone
         self._tell("bye")
 
+    def _answer_launcher(self) -> None:
+        """Say that the relay is alive, and whether the supervisor is."""
+        if self._pulse.pinged:
+            self._pulse.pinged = False
+            self._tell("alive", supervisor=self._pulse.pid, silent=self._pulse.silent)
+        self._pulse.rouse()
+        while self._pulse.notices:
+            self._tell("notice", text=self._pulse.notices.pop(0))
+
     def _relay_events(self) -> bool:
-        found = read_events(os.path.join(self._folder, b"events"), self._events_at)
+        found = self._events.read()
         for event, end in found:
-            self._events_at = end
             if event["event"] == "started":
                 name = "%s-%d" % (event["role"], event["index"])
                 path = os.path.join(self._folder, raw(name))
                 self._add(name, path + b".out", path + b".err", event["role"], event)
             elif event["event"] == "rank":
-                place = os.path.join(self._folder, raw(event["logs"]))
-                paths = os.path.join(place, b"stdout.log"), os.path.join(place, b"stderr.log")
-                self._add("rank-%d" % event["rank"], *paths, "worker", event)
+                with contextlib.suppress(UnicodeEncodeError):  # no supervisor's
+                    place = os.path.join(self._folder, raw(event["logs"]))
+                    paths = os.path.join(place, b"stdout.log"), os.path.join(place, b"stderr.log")
+                    self._add("rank-%d" % event["rank"], *paths, "worker", event)
             elif event["event"] == "ended":
                 self._ended = True
             if end > self._events_from:
@@ -476,28 +510,13 @@ class Relay:
             return False
         self._progress_at = now + SLOW
         found = False
-        for file in listed(self._folder):
-            name = shown(file)
-            if not name.endswith(".progress"):
-                continue
-            path = os.path.join(self._folder, file)
-            if name not in self._offsets and self._attached:
-                # Whoever takes up a run wants to know where it is, not where it has been.
-                self._offsets[name] = start = last_line(path)
-                for said, end in read_events(path, 0):
-                    page = isinstance(said, dict) and said.get("event") == "tensorboard"
-                    if page and end <= start:
-                        self._tell_progress(name, start, said)
-            for said, end in read_events(path, self._offsets.get(name, 0)):
-                found = True
-                self._offsets[name] = end
-                self._tell_progress(name, end, said)
+        for name, end, said in self._progress.read():
+            found = True
+            self._tell("progress", name=name, offset=end, said=said)
+        for notice in self._progress.notices:
+            self._tell("notice", text=notice)
+        self._progress.notices.clear()
         return found
-
-    def _tell_progress(self, name: str, offset: int, said: Any) -> None:
-        """What a worker says may be anything; a message has a limit."""
-        if len(encode(said)) <= MAX_EVENT:
-            self._tell("progress", name=name, offset=offset, said=said)
 
     def _add(self, name: str, out: bytes, err: bytes, role: str, event: Json) -> None:
         if self._quiet:
@@ -542,17 +561,19 @@ class Relay:
             if signal.alarm(0):
                 signal.alarm(ALONE)
             if self._up:
-                self._forward(line)
+                # Pings must not block: they fill the socket of a supervisor that is stopped.
+                self._forward(line, socket.MSG_DONTWAIT if self._pulse.note(line) else 0)
+                self._pulse.rouse()  # at once: this may be the last command before we are left
             elif b'"ping"' not in line:
                 self._aborted = True
         # Nobody is there any more. What is not yet started the supervisor or the guard undoes.
         os._exit(0)
 
-    def _forward(self, line: bytes) -> None:
+    def _forward(self, line: bytes, flags: int = 0) -> None:
         supervisor = self._supervisor
         if supervisor is not None:
             with contextlib.suppress(OSError):
-                supervisor.sendall(line)
+                supervisor.sendall(line, flags)
 
     def _tell(self, kind: str, **body: Any) -> None:
         self._send({"type": kind, **body})

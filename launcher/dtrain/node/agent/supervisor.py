@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import binascii
 import contextlib
-import json
 import os
 import select
 import signal
@@ -25,6 +24,7 @@ from dtrain.node.agent.spawn import missing, search, spawn, why_not_executed
 from dtrain.node.agent.stacks import spy
 from dtrain.node.agent.sweep import ABORT_LIMIT, Sweep, Tag, adopt_orphans, await_ends, load_prctl
 from dtrain.node.agent.wire import RefusedError, encode, raw, shown
+from dtrain.node.agent.worker_files import decode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 START_WITHIN = 60.0
 """Seconds, besides the lease, that a prepared job waits for `start`."""
+MAX_COMMAND = 1 << 20
+"""Bytes of one command."""
 SEARCH_LIMIT = 5.0
 """Seconds that the end of a run waits for evidence of why it has ended."""
 
@@ -471,27 +473,28 @@ class Supervisor:
                     self._give_up({"type": "bye"})
             return
         pending += data
-        while b"\n" in pending and not self._over:
-            line, _, rest = bytes(pending).partition(b"\n")
-            pending[:] = rest
-            try:
-                command = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(command, dict):
-                self._obey(command)
+        *lines, rest = pending.split(b"\n")
+        pending[:] = rest[:MAX_COMMAND]
+        for line in lines:
+            command = decode(bytes(line))
+            if command is not None and not self._over:
+                self._obey(command, client)
 
-    def _obey(self, command: Json) -> None:
+    def _obey(self, command: Json, client: socket.socket) -> None:
         op = command.get("op")
         self._heard = time.monotonic()
-        if not self._started:
+        if op == "ping":
+            self._send(client, {"type": "pong"})
+        elif not self._started:
             if op == "start":
                 self._start()
             elif op in ("abort", "stop", "kill"):
                 self._give_up({"type": "bye"})
         elif op == "stop":
-            grace = float(command.get("grace", self._grace))
-            self._stop(str(command.get("reason") or "asked by the launcher"), grace)
+            grace = command.get("grace")
+            if not isinstance(grace, (int, float)) or not 0 <= grace < threading.TIMEOUT_MAX:
+                grace = self._grace
+            self._stop(str(command.get("reason") or "asked by the launcher"), float(grace))
         elif op == "stacks":
             self._ask_where(bool(command.get("abort")))
         elif op in ("kill", "abort"):
@@ -499,5 +502,8 @@ class Supervisor:
 
     def _say(self, message: Json) -> None:
         for client, _ in self._clients.values():
-            with contextlib.suppress(OSError):
-                client.send(encode(message) + b"\n")
+            self._send(client, message)
+
+    def _send(self, client: socket.socket, message: Json) -> None:
+        with contextlib.suppress(OSError):
+            client.send(encode(message) + b"\n")

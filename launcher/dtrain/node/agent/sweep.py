@@ -45,6 +45,9 @@ RECORD_LIMIT = 1 << 16
 ABORT_LIMIT = 5.0
 """Seconds in which Python should have written its stack after SIGABRT."""
 
+HELPERS: set[int] = set()
+"""Children of ours that no sweep ends: they end by themselves."""
+
 
 class Tag:
     """What every process of one run on one host has in its environment.
@@ -97,7 +100,9 @@ def members(tag: Tag, root: int) -> list[Proc]:
         pending = [proc]
         while pending:
             proc = pending.pop()
-            if proc.pid in found or proc.pid in (me, root) or tag.of(proc.pid) is False:
+            if proc.pid in found or proc.pid in (me, root) or proc.pid in HELPERS:
+                continue
+            if tag.of(proc.pid) is False:
                 continue
             found[proc.pid] = proc
             pending += children.get(proc.pid, ())
@@ -190,7 +195,9 @@ class Sweep:
     def _children(self) -> list[int] | None:
         """Our children that belong to the run, or None if that cannot be told."""
         found = own_children() if self._proof else None
-        return found and [pid for pid in found if self._tag.of(pid) is not False]
+        return found and [
+            pid for pid in found if pid not in HELPERS and self._tag.of(pid) is not False
+        ]
 
     def _strike(self) -> None:
         """Kill our children, and those that become our children by that, as fast as can be."""

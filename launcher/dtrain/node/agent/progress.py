@@ -1,0 +1,127 @@
+"""What workers report through `dtrain.runtime`: lines of JSON in files that anybody may write."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from dtrain.node.agent.folder import listed
+from dtrain.node.agent.wire import shown
+from dtrain.node.agent.worker_files import Lines, decode, last_line, read_regular
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Iterator
+
+    from dtrain.node.agent.wire import Json
+
+MAX_SAID = 16 << 10
+"""Bytes of one line."""
+MAX_PROGRESS_FILES = 4096
+MAX_METRICS, MAX_METRIC_NAME = 32, 64
+PROGRESS_FILE = re.compile(rb"(?:rank|chief|worker|ps|evaluator)-\d{1,6}\.progress")
+MAX_TIME = 1e11
+"""Seconds since the epoch: in the year 5138."""
+
+
+def said_in(line: bytes | None) -> Json | None:
+    """The known fields of one line; None where one is missing or not of its type."""
+    body = decode(line) if line is not None else None
+    try:
+        if body is not None and body["event"] == "progress":
+            return {
+                "event": "progress",
+                "time": a_time(body["time"]),
+                "step": whole(body["step"]),
+                "total": None if body["total"] is None else whole(body["total"]),
+                "loss": None if body["loss"] is None else number(body["loss"]),
+                "tokens": None if body["tokens"] is None else whole(body["tokens"]),
+                "metrics": metrics_in(body["metrics"]),
+            }
+        if body is not None and body["event"] == "tensorboard":
+            port = whole(body["port"])
+            if port < 1 << 16:
+                return {"event": "tensorboard", "time": a_time(body["time"]), "port": port}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        pass
+    return None
+
+
+def metrics_in(body: Any) -> dict[str, float]:
+    metrics = {name: number(value) for name, value in body.items()}
+    if len(metrics) > MAX_METRICS:
+        raise ValueError("too many metrics")
+    if not all(0 < len(name) <= MAX_METRIC_NAME and name.isprintable() for name in metrics):
+        raise ValueError("not the name of a metric")
+    return metrics
+
+
+def number(value: Any) -> float:
+    """A loss may well be infinite or not a number."""
+    if type(value) not in (int, float):
+        raise TypeError("not a number")
+    return float(value)
+
+
+def whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError("not a count")
+    return int(value)
+
+
+def a_time(value: Any) -> float:
+    time = number(value)
+    if not 0 <= time < MAX_TIME:
+        raise ValueError("not a time")
+    return time
+
+
+class ProgressFiles:
+    """Those of a run's folder, followed from the ``offsets`` on."""
+
+    def __init__(self, folder: bytes, offsets: Json, attached: bool) -> None:
+        self._folder, self._offsets, self._attached = folder, offsets, attached
+        self._followed: dict[bytes, Lines] = {}
+        self._reported: set[bytes] = set()
+        self.notices: list[str] = []
+        """What is wrong with the files, each said once."""
+
+    def read(self) -> Iterator[tuple[str, int, Json]]:
+        """What is new: the file's name, the offset of the line after it, and what it says."""
+        for file in listed(self._folder):
+            if not PROGRESS_FILE.fullmatch(file):
+                continue
+            path = os.path.join(self._folder, file)
+            lines = self._followed.get(file)
+            if lines is None:
+                if len(self._followed) >= MAX_PROGRESS_FILES:
+                    continue
+                start = self._offsets.get(shown(file), 0)
+                if shown(file) not in self._offsets and self._attached:
+                    # Whoever takes up a run wants to know where it is, not where it has been.
+                    start = last_line(path, MAX_SAID)
+                    yield from self._tensorboards(file, path, start)
+                lines = self._followed[file] = Lines(path, start, MAX_SAID)
+            dropped = 0
+            for line, end in lines.read():
+                said = said_in(line)
+                if said is not None:
+                    yield shown(file), end, said
+                else:
+                    dropped += 1
+            if dropped and file not in self._reported:
+                self._reported.add(file)
+                self.notices.append(
+                    "%s: dropped %d line%s that dtrain.runtime does not write (too long, or not a"
+                    " report)" % (shown(file), dropped, "s" if dropped > 1 else "")
+                )
+
+    def _tensorboards(
+        self, file: bytes, path: bytes, start: int
+    ) -> Iterator[tuple[str, int, Json]]:
+        """The TensorBoards that were reported before ``start``, near the beginning."""
+        data = read_regular(path, min(start, 1 << 20)) or b""
+        for line in data.split(b"\n"):
+            said = said_in(line) if b"tensorboard" in line and len(line) <= MAX_SAID else None
+            if said is not None and said["event"] == "tensorboard":
+                yield shown(file), start, said

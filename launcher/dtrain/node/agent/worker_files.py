@@ -1,0 +1,126 @@
+"""Files that a worker can write or replace: none of them is trusted.
+
+Workers run as the same user, so there may be a FIFO, a link, a device or any content at every name
+in the run's folder. Nothing here blocks, follows a link, or reads without a limit.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from dtrain.node.agent.wire import Json
+
+MAX_DEPTH = 16
+"""Levels of nesting in a JSON line."""
+MAX_READ = 1 << 20
+"""Bytes that one look at a growing file reads."""
+
+
+def open_regular(path: bytes, dir_fd: int | None = None) -> int:
+    """Open a regular file of this user for reading. Raises OSError for anything else."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, dir_fd=dir_fd)
+    except ValueError:  # a NUL in the name
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path) from None
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        os.close(fd)
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), path)
+    return fd
+
+
+def read_regular(
+    path: bytes, limit: int, start: int = 0, dir_fd: int | None = None
+) -> bytes | None:
+    """Up to ``limit`` bytes from ``start`` on, or from so many bytes before the end where
+    ``start`` is negative. None for a file that cannot be opened."""
+    try:
+        fd = open_regular(path, dir_fd)
+    except OSError:
+        return None
+    try:
+        size = os.fstat(fd).st_size
+        if start < 0:
+            start = max(0, size + start)
+        return os.pread(fd, max(0, min(limit, size - start)), start)
+    except (OSError, OverflowError):
+        return None
+    finally:
+        os.close(fd)
+
+
+class Lines:
+    """The lines of a growing file from ``offset`` on."""
+
+    def __init__(self, path: bytes, offset: int, limit: int, end: bytes = b"") -> None:
+        """A line has at most ``limit`` bytes; what follows the byte ``end`` is not there yet."""
+        self._path, self._limit, self._end = path, limit, end
+        self._skipping = False  # the rest of a line that is too long
+        self.offset = offset
+
+    def read(self) -> list[tuple[bytes | None, int]]:
+        """The lines that are complete by now, each with the offset of the next one. None stands
+        for a line that is too long."""
+        data = read_regular(self._path, MAX_READ, self.offset) or b""
+        if self._end:
+            data = data.partition(self._end)[0]
+        *lines, rest = data.split(b"\n")
+        found: list[tuple[bytes | None, int]] = []
+        for line in lines:
+            self.offset += len(line) + 1
+            if not self._skipping:
+                found.append((line if len(line) <= self._limit else None, self.offset))
+            self._skipping = False
+        if self._skipping or len(rest) > self._limit:
+            self.offset += len(rest)
+            if not self._skipping:
+                found.append((None, self.offset))
+            self._skipping = True
+        return found
+
+
+def last_line(path: bytes, limit: int) -> int:
+    """The offset of a file's last line, if that is not longer than ``limit``."""
+    try:
+        fd = open_regular(path)
+    except OSError:
+        return 0
+    try:
+        start = max(0, os.fstat(fd).st_size - limit)
+        return start + os.pread(fd, limit, start).rstrip().rfind(b"\n") + 1
+    finally:
+        os.close(fd)
+
+
+def integer(text: str) -> int:
+    """An integer of JSON. Raises ValueError for one of more than 64 bits."""
+    number = int(text) if len(text) <= 20 else 1 << 64
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError("an integer of more than 64 bits")
+    return number
+
+
+def decode(line: bytes) -> Json | None:
+    """A JSON object; None for anything else, and where it is nested too deep."""
+    try:
+        body = json.loads(line, parse_int=integer)
+    except (ValueError, RecursionError, MemoryError):
+        return None
+    level: list[Any] = [body]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for each in level
+            if isinstance(each, (dict, list))
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+    deep = any(isinstance(each, (dict, list)) for each in level)
+    return body if isinstance(body, dict) and not deep else None

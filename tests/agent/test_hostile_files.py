@@ -1,0 +1,258 @@
+"""Whatever a worker puts into its run's folder, the relay reads on and the job can be stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.node.agent.control import read_record
+from dtrain.node.agent.events import EventReader
+from dtrain.node.agent.evidence import error_report, tail_of
+from dtrain.node.agent.progress import MAX_SAID, ProgressFiles, said_in
+from dtrain.node.agent.wire import RefusedError
+from dtrain.node.agent.worker_files import MAX_DEPTH, decode, open_regular
+from dtrain.node.programs import program
+from support.node import Node
+
+GOOD: dict[str, Any] = {
+    "event": "progress", "time": 1.5, "step": 1, "total": 9, "loss": 0.5, "tokens": None,
+    "metrics": {"lr": 0.1},
+}  # fmt: skip
+LINE = json.dumps(GOOD)
+TRACE = """
+import ctypes, os, sys
+ATTACH = 16
+pid = int(sys.argv[1])
+print(ctypes.CDLL(None).ptrace(ATTACH, pid, None, None), flush=True)
+for _ in ("it stops", "it ends"):
+    os.waitpid(pid, 0x40000000)
+"""
+THINGS = {
+    "FIFO": "os.mkfifo(path)",
+    "socket": "import socket; socket.socket(socket.AF_UNIX).bind(path)",
+    "link to a device": "os.symlink('/dev/zero', path)",
+    "link to a FIFO": "os.mkfifo(path + 'x'); os.symlink(path + 'x', path)",
+    "link to itself": "os.symlink(path, path)",
+    "folder": "os.mkdir(path)",
+    "endless line": "open(path, 'w').write('x' * 3_000_000)",
+    "sparse file": "open(path, 'w').truncate(1 << 40)",
+    "nested deep": f"open(path, 'w').write('[' * 100_000 + {chr(10)!r})",
+    "nested": f"open(path, 'w').write('[' * 900 + ']' * 900 + {chr(10)!r})",
+    "no UTF-8": "open(path, 'wb').write(b'\\xff\\xfe\\n')",
+}
+
+
+@pytest.mark.parametrize("thing", THINGS)
+def test_nothing_in_the_folder_stops_the_relay(host: Node, thing: str) -> None:
+    source = f"""
+import os, time
+os.chdir(os.environ["DTRAIN_RUN_DIR"])
+for path in ("rank-1.progress", "worker-7.out", "worker-7.err", "worker-0.error.json"):
+    {THINGS[thing]}
+with open("rank-0.progress", "w") as file:
+    file.write({LINE!r} + "\\n")
+print("ready", flush=True)
+time.sleep(600)
+"""
+    agent = host.start(host.code(source))
+    agent.until(lambda: agent.text("worker-0.out") == "ready\n")
+    said = agent.expect("progress")
+    assert (said["name"], said["said"]) == ("rank-0.progress", GOOD)
+    if "line" in thing or "nested" in thing or "UTF" in thing:
+        assert agent.expect("notice")["text"].startswith("rank-1.progress: dropped ")
+    second = host.attach(offsets=agent.offsets)
+    second.expect("attached")
+    second.command("stop", grace=0.0)
+    second.event("exited", index=0)
+    second.expect("bye")
+    agent.expect("bye")
+    host.until_nothing_runs()
+
+
+def test_a_worker_that_replaces_every_file(host: Node) -> None:
+    source = """
+import os
+os.chdir(os.environ["DTRAIN_RUN_DIR"])
+for name in os.listdir("."):
+    os.unlink(name)
+    os.mkfifo(name)
+print("ready", flush=True)
+"""
+    agent = host.start(host.code(source))
+    agent.expect("lost", survivors=[])
+    agent.expect("bye")
+    second = host.attach()
+    assert second.expect("refused")["reason"] == "run run is not prepared yet"
+    host.until_nothing_runs()
+
+
+def test_a_stop_continues_a_stopped_supervisor(host: Node) -> None:
+    agent = host.start(host.shell("while :; do kill -STOP $PPID; done"))
+    agent.event("started")
+    agent.command("stop", grace=0.0)
+    assert "continued it" in agent.expect("notice")["text"]
+    agent.event("ended", survivors=[])
+    agent.expect("bye")
+    host.until_nothing_runs()
+
+
+def test_a_supervisor_that_cannot_be_continued_is_killed(host: Node) -> None:
+    source = program("agent")
+    assert b"SILENCE = 15.0" in source
+    agent = host.agent(source=source.replace(b"SILENCE = 15.0", b"SILENCE = 0.5"))
+    host.launch(host.shell("sleep 600"), agent=agent)
+    agent.expect("prepared")
+    agent.command("start")
+    agent.event("started")
+    (supervisor,) = host.processes("dtrain-supervisor")
+    tracer = subprocess.Popen(
+        [sys.executable, "-c", TRACE, str(supervisor)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert tracer.stdout is not None
+        if tracer.stdout.readline() != "0\n":
+            pytest.skip("this user may not trace processes")
+        agent.command("ping")
+        agent.command("stop", grace=0.0)
+        agent.until(lambda: any("killed it" in str(one.get("text")) for one in agent.messages))
+        assert agent.expect("lost")["survivors"] == []
+        agent.expect("bye")
+    finally:
+        tracer.kill()
+        tracer.communicate()
+    host.until_nothing_runs()
+
+
+def test_a_damaged_record_of_the_supervisor_is_named(host: Node) -> None:
+    script = "echo '{}' > \"$DTRAIN_RUN_DIR/supervisor\"; echo ready; sleep 600"
+    agent = host.start(host.shell(script))
+    agent.until(lambda: agent.text("worker-0.out") == "ready\n")
+    refused = host.attach().expect("refused")
+    assert "supervisor is damaged" in refused["reason"]
+    agent.command("kill")
+    agent.expect("bye")
+
+
+def test_forged_events_are_passed_over(tmp_path: Path) -> None:
+    forged = [
+        b"[]",
+        b"{}",
+        b'{"event": "started", "time": 1.0}',
+        b'{"event": "started", "time": 1.0, "role": "../x", "index": 0, "rank": 0, "pid": 1}',
+        b'{"event": "started", "time": 1.0, "role": "worker", "index": -1, "rank": 0, "pid": 1}',
+        b'{"event": "started", "time": 1.0, "role": "worker", "index": true, "rank": 0, "pid": 1}',
+        b'{"event": "rank", "time": 1.0, "role": "worker", "rank": 0, "logs": 7}',
+        b'{"event": ["ended"], "time": 1.0}',
+        b'{"event": "ended", "time": "now"}',
+        b'{"event": "ended", "time": ' + b"1" * 400 + b"}",
+        b'{"event": "ended", "time": 1.0, "x": ' + b"[" * 976 + b"]" * 976 + b"}",
+        b'{"event": "ended", "time": 1.0, "x": "' + b"x" * (600 << 10) + b'"}',
+        b"\r\r",
+    ]
+    end = b'{"event": "ended", "time": 2.0, "survivors": []}\n'
+    path = tmp_path / "events"
+    path.write_bytes(b"\n".join([*forged, end]) + b"\0" * 99)
+    assert list(EventReader(os.fsencode(path)).all()) == [json.loads(end)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": 1 << 63}, {"step": True}, {"step": -1}, {"step": 1.0}, {"time": math.nan},
+        {"time": 1e300}, {"total": "9"}, {"loss": []}, {"metrics": []}, {"metrics": {"a": "b"}},
+        {"metrics": {"": 1}}, {"metrics": {"a\n": 1}}, {"metrics": {"a" * 65: 1}},
+        {"metrics": dict.fromkeys(map(str, range(33)), 1)}, {"event": "other"},
+        {"event": "tensorboard"}, {"event": "tensorboard", "port": 65536},
+    ],
+)  # fmt: skip
+def test_what_is_no_report_is_dropped(change: dict[str, Any]) -> None:
+    assert said_in(json.dumps({**GOOD, **change}).encode()) is None
+
+
+def test_only_known_fields_are_kept() -> None:
+    assert said_in(json.dumps({**GOOD, "more": [[["x"]]]}).encode()) == GOOD
+    loss = said_in(json.dumps({**GOOD, "loss": math.nan}).encode())
+    assert loss is not None
+    assert math.isnan(loss["loss"])
+
+
+def test_a_line_that_is_too_long_hides_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.progress"
+    path.write_text("x" * MAX_SAID * 200)
+    files = ProgressFiles(os.fsencode(tmp_path), {}, False)
+    for _ in range(9):
+        assert list(files.read()) == []
+    with path.open("a") as file:
+        file.write(f"\n{LINE}\n")
+    assert [said for _, _, said in files.read()] == [GOOD]
+    (notice,) = files.notices
+    assert notice.startswith("rank-0.progress: dropped 1 line ")
+
+
+def test_depth_has_a_limit() -> None:
+    def nested(levels: int) -> bytes:
+        return b'{"a":' * levels + b"1" + b"}" * levels
+
+    assert decode(nested(MAX_DEPTH)) is not None
+    assert decode(nested(MAX_DEPTH + 1)) is None
+    assert decode(nested(100_000)) is None
+
+
+def test_another_users_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("text")
+    os.close(open_regular(os.fsencode(path)))
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+        with pytest.raises(PermissionError):
+            open_regular(os.fsencode(path))
+
+
+def test_no_text_breaks_a_reader_of_files(tmp_path: Path) -> None:
+    """Mutations of what stands in these files, with a fixed seed."""
+    chance = random.Random(10)
+    record = {"pid": 1, "start": 2, "machine": "m", "folder": "/f", "socket": "\0s"}
+    started = {"event": "started", "time": 1.0, "role": "worker", "index": 0, "rank": 0, "pid": 1}
+    failed = {"message": {"message": "m", "extraInfo": {"py_callstack": "c", "timestamp": "1"}}}
+    pieces = [
+        b"null", b"[]", b"{}", b"[" * 2000, b'{"a":' * 2000, b"9" * 5000, b"1e999", b"NaN",
+        b"-Infinity", b'"\\ud800"', b"\0", b"\r", b"\n", b'""', b"true", b"\xff", b"-1",
+    ]  # fmt: skip
+    path = os.fsencode(tmp_path / "supervisor")
+
+    def mutated(body: dict[str, Any]) -> bytes:
+        text = json.dumps(body).encode() + b"\n"
+        for _ in range(chance.randrange(1, 4)):
+            at = chance.randrange(len(text))
+            cut = chance.choice([0, 1, 1, 5, 20])
+            text = text[:at] + chance.choice(pieces) + text[at + cut :]
+        return text
+
+    def record_of(folder: bytes) -> object:
+        try:
+            return read_record(folder)
+        except RefusedError as refusal:
+            return refusal
+
+    readers: list[tuple[dict[str, Any], Callable[[], object]]] = [
+        (record, lambda: record_of(os.fsencode(tmp_path))),
+        (started, lambda: list(EventReader(path).all())),
+        (failed, lambda: error_report(path)),
+        (failed, lambda: tail_of(path, 5)),
+    ]
+    for body, read in readers:
+        for _ in range(200):
+            Path(os.fsdecode(path)).write_bytes(mutated(body))
+            json.dumps(read(), default=str)
+    for _ in range(1000):
+        said = said_in(mutated(GOOD))
+        assert said is None or said.keys() <= GOOD.keys() | {"port"}

@@ -1,0 +1,246 @@
+"""No text from a worker, a host or a file costs more than linear time.
+
+Each path gets n and 4n bytes of each kind of hostile text. Four times the text may take eight times
+the CPU time at most; work that takes no time at all passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dtrain.cause import Failure, Report, alike
+from dtrain.diagnostics import ExitCode, NodeError
+from dtrain.failures.catalogue import End, explain, signatures
+from dtrain.failures.kernel import understand
+from dtrain.framing import LineFramer, clean
+from dtrain.hang.stacks import stack
+from dtrain.hostlist import HostListError, fold, unfold
+from dtrain.logs.traceback import last_words
+from dtrain.node.agent.events import EventReader
+from dtrain.node.agent.evidence import FAILURE
+from dtrain.node.agent.kernel_log import ENTRY, RECORD, TROUBLE
+from dtrain.node.agent.progress import ProgressFiles
+from dtrain.protocol import PREAMBLE, FrameDecoder, ProtocolError
+from dtrain.spec.load import parse
+from dtrain.spec.report import SpecError
+from dtrain_cli.views import names
+from dtrain_cli.views.folding import Folder
+from dtrain_cli.views.header import Header
+from dtrain_cli.views.report import render
+
+N = 32 << 10
+NOTHING = 0.03
+"""Seconds of CPU time that need no comparison: quadratic work on 4 N bytes takes longer."""
+PIECE = 16
+SAMPLES = yaml.safe_load((Path(__file__).parent / "failures/samples.yaml").read_text("utf-8"))
+
+KINDS: dict[str, str | tuple[str, str]] = {  # what is repeated, perhaps after a beginning
+    "U+0090": "\x90",
+    "U+009F": "\x9f",
+    "U+009B": "\x9b",
+    "U+009B with digits": "\x9b1",
+    "OSC": "\x1b]",
+    "OSC of U+009D": "\x9d0;",
+    "CSI": "\x1b[",
+    "SGR": "\x1b[31m",
+    "CSI parameters": "0;",
+    "carriage returns": "\r",
+    "redrawn": "a\r",
+    "long line, redrawn": "x" * 2000 + "\r" + "a\r" * 1000,
+    "empty lines": "\n",
+    "short lines": "a\n",
+    "zeros": "\0",
+    "spaces": " ",
+    "digits": "1",
+    "letters": "x",
+    "opening brackets": "[",
+    "opening parentheses": " (",
+    "brackets": "[0-1]",
+    "braces": '{"a":',
+    "quotes": '"',
+    "colons": "a: ",
+    "commas": "a,",
+    "wide": "█",
+    "surrogates": "\ud800",
+    "native frames": "frame #1: \n",
+    "tracebacks": "Traceback (most recent call last):\n",
+    "tracebacks, chained": (
+        "Traceback (most recent call last):\n  File\nE\n\n"
+        "During handling of the above exception, another exception occurred:\n\n"
+    ),
+    "prefixed": "[rank1]: Traceback (most recent call last):\n[rank1]:\n",
+    "log prefix": "E0101 00:00:00.0 1 ",
+    "log prefix, then lines": "E0101 00:00:00.0 1 " + "x" * 4000 + "] Traceback (most recent call"
+    " last):\n" + "E0101\n" * 600,
+    "fatal errors": "Fatal Python error: \n",
+    "threads": "Thread 0x",
+    "hexadecimal": ("Thread 0x", "a"),
+    "frames": '  File "a", line 1 in b\n',
+    "py-spy frames": "    a (",
+    "py-spy lines": "    a (b:1:1:1",
+    "torchrun": "rank: 1 (local_rank: ",
+    "torchrun, spaced": ("rank", " "),
+    "torchrun, exit code": "rank : 1 (local_rank: 1)" + " " * 2000 + "exitcode ",
+    "kernel": "XFS (",
+    "kernel, Xid": "NVRM: Xid (PCI:0000",
+    "journal": "1.1 a kernel: ",
+    "almost a preamble": PREAMBLE[:-1].decode(),
+}
+
+
+def aimed() -> Iterator[tuple[str, str]]:
+    """Text that each expression of the catalogue almost finds."""
+    said = [sample["said"] for samples in SAMPLES.values() for sample in samples]
+    for known in signatures():
+        if known.details is not None:
+            found = next(filter(None, map(known.details.search, said)))[0]
+            yield f"{known.id}, cut", found[:-1]
+            yield f"{known.id}, half", found[: len(found) // 2]
+            yield f"{known.id}, digits", re.sub(r"\d+", "1" * 500, found[:-1])
+
+
+def in_pieces(data: bytes, feed: Callable[[bytes], object]) -> None:
+    for at in range(0, len(data), PIECE):
+        feed(data[at : at + PIECE])
+
+
+def framed(text: str) -> None:
+    framer = LineFramer()
+    framer.feed(text.encode(errors="replace"))
+    assert framer.partial is not None
+    framer.flush()
+
+
+def decoded(text: str) -> None:
+    decoder = FrameDecoder()
+    in_pieces(text.encode(errors="replace"), lambda data: list(decoder.feed(data)))
+
+
+def decoded_after_preamble(text: str) -> None:
+    decoder = FrameDecoder()
+    list(decoder.feed(PREAMBLE))
+    with contextlib.suppress(ProtocolError):
+        in_pieces(text.encode(errors="replace"), lambda data: list(decoder.feed(data)))
+
+
+def detailed(text: str) -> None:
+    for known in signatures():
+        if known.details is not None:
+            known.details.search(text)
+
+
+def unfolded(text: str) -> None:
+    with contextlib.suppress(HostListError):
+        unfold(text)
+
+
+def loaded(text: str) -> None:
+    with contextlib.suppress(SpecError):
+        parse(text.encode(errors="replace"), "cluster.yaml")
+
+
+def folded(text: str) -> None:
+    folder: Folder[int] = Folder()
+    for rank, line in enumerate(text.splitlines()):
+        folder.add(0.0, rank % 8, "stdout", line)
+    for each in folder.flush():
+        names.labels(map(str, each.sources))
+
+
+def grouped(text: str) -> None:
+    alike([NodeError("gpu01", "reading", text, hint=text)] * 4, [])
+
+
+def reported(text: str) -> None:
+    failures = tuple(
+        Failure(f"gpu{rank}", "worker", rank, rank, 0.0, 1, message=text, traceback=text)
+        for rank in range(3)
+    )
+    report = Report(ExitCode.JOB_FAILED, "failed", failures, (text,), text)
+    render(report, {}, color=True)
+
+
+def progress_read(text: str) -> None:
+    with written(text, "rank-0.progress") as path:
+        files = ProgressFiles(os.fsencode(path.parent), {}, attached=False)
+        for _ in range(4):
+            list(files.read())
+
+
+def events_read(text: str) -> None:
+    with written(text, "events") as path:
+        list(EventReader(os.fsencode(path)).all())
+
+
+@contextlib.contextmanager
+def written(text: str, name: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_text(text, errors="replace")
+        yield path
+
+
+PATHS: dict[str, Callable[[str], object]] = {
+    "clean": clean,
+    "clean, in color": lambda text: clean(text, color=True),
+    "lines": framed,
+    "lines from small pieces": lambda text: in_pieces(
+        text.encode(errors="replace"), LineFramer().feed
+    ),
+    "last words": lambda text: last_words(text.encode(errors="replace")),
+    "signatures": lambda text: explain(End(code=1, said=text)),
+    "signatures' details": detailed,
+    "kernel messages": lambda text: understand([(0.0, text)], ["0000:3b:00.0"], [0]),
+    "stacks": stack,
+    "frames": decoded,
+    "frames after the preamble": decoded_after_preamble,
+    "torchrun's summary": lambda text: FAILURE.findall(text.encode(errors="replace")),
+    "kernel log": lambda text: [
+        pattern(line)
+        for line in text.encode(errors="replace").splitlines()
+        for pattern in (lambda line: TROUBLE.search(line, 0, 500), RECORD.match, ENTRY.match)
+    ],
+    "progress files": progress_read,
+    "events": events_read,
+    "host list": unfolded,
+    "host names": lambda text: fold(text.split()),
+    "cluster file": loaded,
+    "folded lines": folded,
+    "header": lambda text: Header("run", 1, {"a": ""}, ("", text)).lines(80, 24, 0.0),
+    "problems": grouped,
+    "report": reported,
+}
+SLOW = ("cluster file", "events", "progress files", "report")
+AIMED_AT = ("signatures", "signatures' details", "last words")
+
+
+def cost(path: Callable[[str], object], text: str) -> float:
+    begun = time.process_time()
+    path(text)
+    return time.process_time() - begun
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_four_times_the_text_takes_no_more_than_eight_times_as_long(name: str) -> None:
+    path = PATHS[name]
+    path("warm up")
+    for kind, unit in (KINDS | dict(aimed() if name in AIMED_AT else ())).items():
+        head, unit = ("", unit) if isinstance(unit, str) else unit
+        n = N // 4 if name in SLOW else N
+        short, long = (head + (unit * (size // len(unit) + 1))[:size] for size in (n, 4 * n))
+        for _ in range(3):
+            after = cost(path, long)
+            before = cost(path, short)
+            if after < max(NOTHING, 8 * before):
+                break
+        else:
+            pytest.fail(f"{kind}: {before:.3f} s for n bytes, {after:.3f} s for 4 n")
