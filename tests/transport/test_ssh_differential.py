@@ -1,20 +1,25 @@
-"""The fallback reader against `ssh -G`, on random configurations."""
+"""dtrain against OpenSSH, on random configurations: the options that the fallback reader finds
+against `ssh -G`, and connections against those of `ssh`."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import random
-from collections.abc import Callable
+import re
+import subprocess
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dtrain.diagnostics import ConnectError
+from dtrain.diagnostics import ConnectError, NodeError
 from dtrain.spec.model import Host, Ssh
 from dtrain.transport.endpoint import SYSTEM_CONFIG, Endpoint, Resolver
+from dtrain.transport.ssh import SshTransport
+from support.sshd import Sshd, free_port, generate_key
 
 SEED = int(os.environ.get("DTRAIN_TEST_SEED", "10"))
 CONFIGURATIONS, HOSTS_EACH = 125, 8
@@ -212,3 +217,155 @@ def test_the_fallback_reader_finds_what_ssh_finds(
     # Enough of them were neither refused nor left to ssh.
     assert len(look_ups) >= 1000
     assert resolved > len(look_ups) // 3, resolved
+
+
+CONNECTIONS = 50
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("keys")
+    kinds = {"a": "ed25519", "b": "ed25519", "e": "ecdsa", "r": "rsa", "x": "ed25519"}
+    made = {name: generate_key(folder / name, kind) for name, kind in kinds.items()}
+    made["x"].chmod(0o640)
+    return made
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory, keys: dict[str, Path]) -> Iterator[Path]:
+    """An agent with one key that files have too, and one of its own."""
+    path = tmp_path_factory.mktemp("agent") / "socket"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.readline()  # It prints its variables once it listens.
+    own = generate_key(path.parent / "own")
+    environment = {**os.environ, "SSH_AUTH_SOCK": str(path)}
+    subprocess.run(["ssh-add", "-q", str(own), str(keys["e"])], check=True, env=environment)
+    yield path
+    process.kill()
+    process.communicate()
+
+
+def fingerprint(key: Path) -> str:
+    command = ["ssh-keygen", "-l", "-f", f"{key}.pub"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[1]
+
+
+class ConnectionWriter:
+    """Writes configurations for gpu01 on a real server; each line may be wrong in its own way."""
+
+    def __init__(
+        self, draw: random.Random, folder: Path, sshd: Sshd, keys: dict[str, Path], agent: Path
+    ) -> None:
+        self._draw, self._folder, self._agent, self._sshd = draw, folder, agent, sshd
+        self._keys = [*keys.values(), sshd.identity, folder / "missing"]
+        self._names = self._known_names()
+        other = " ".join(Path(f"{keys['a']}.pub").read_text().split()[:2])
+        self._revoked = folder / "revoked"
+        self._revoked.write_text(f"{sshd.host_key()}\n")
+        self._not_revoked = folder / "not-revoked"
+        self._not_revoked.write_text(f"{other}\n")
+        self._host_keys = [*[sshd.host_key()] * 7, other]
+        self._closed = free_port()
+
+    def _known_names(self) -> list[str]:
+        port = self._sshd.port
+        return [*[f"[127.0.0.1]:{port}"] * 5, "127.0.0.1", "alias,[127.*", "gpu01", "alias,*"]
+
+    def write(self, number: int) -> Path:
+        draw, sshd = self._draw, self._sshd
+        known = self._folder / f"known{number}"
+        line = f"{draw.choice(self._names)} {draw.choice(self._host_keys)}\n"
+        known.write_text(line + (f"@revoked * {sshd.host_key()}\n" if draw.random() < 0.1 else ""))
+        if draw.random() < 0.2:
+            subprocess.run(["ssh-keygen", "-q", "-H", "-f", known], check=True, capture_output=True)
+        lines = [
+            f"Host GPU01\n  User wrong\nMatch originalhost gpu0? !user wrong\n  Port {sshd.port}"
+            if draw.random() < 0.95
+            else f"Port {self._closed}",
+            "Match all",
+            f"HostName {draw.choice([*['127.0.0.1'] * 15, '127.0.0.2'])}",
+            f"UserKnownHostsFile {known}",
+            "GlobalKnownHostsFile none",
+            f"User {draw.choice([sshd.user, sshd.user, sshd.user, 'nobody-here'])}",
+            f"IdentitiesOnly {draw.choice(['Yes', 'no'])}",
+            f"IdentityAgent {draw.choice(['none', str(self._agent)])}",
+            f"StrictHostKeyChecking {draw.choice(['ask', 'True', 'yes'])}",
+        ]
+        chosen = draw.sample(self._keys, draw.randint(1, 3))
+        lines += [f"IdentityFile {key}" for key in chosen]
+        lines += [
+            line
+            for line in (
+                "AddressFamily INET",
+                "BindAddress 127.0.0.3",
+                "HostKeyAlias Alias",
+                "PubkeyAcceptedAlgorithms ssh-ed25519",
+                "PubkeyAcceptedAlgorithms -ssh-ed25519",
+                "Ciphers aes256-ctr",
+                "Compression yes",
+                f"RevokedHostKeys {draw.choice([self._revoked, self._not_revoked])}",
+            )
+            if draw.random() < 0.15
+        ]
+        path = self._folder / f"config{number}"
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+
+def seen(sshd: Sshd, connect: Callable[[], str]) -> tuple[tuple[str, ...], ...]:
+    """What the server sees of a connection: both addresses, the user, the keys in order and
+    whether the last one was accepted. Without an attempt to log in, the client has refused the
+    host key. ``connect`` returns the client's message."""
+    before = len(sshd.log())
+    if "connection refused" in connect().lower():
+        return (("no connection",),)
+    # Lines about an earlier connection may still come.
+    start = rf"(?s)\A.{{{before}}}.*?Connection from \S+ port (\d+) on "
+    end = r"(?:Accepted|Connection (?:closed|reset)|[Dd]isconnect)[^\n]* port \1\b[^\n]*"
+    log = sshd.wait_for_log(f"{start}.*?{end}")[before:]
+    connection = re.search(r"Connection from (\S+) port (\d+) on (\S+) port (\d+)", log)
+    assert connection
+    client, port, *server = connection.groups()
+    tries = rf"(Accepted|Failed) publickey for (.*) from \S+ port {port} .*(SHA256:\S+)"
+    return (client, *server), *re.findall(tries, log)
+
+
+@pytest.mark.sshd
+def test_connections_are_those_of_ssh(
+    tmp_path: Path,
+    sshd: Sshd,
+    keys: dict[str, Path],
+    agent: Path,
+    make_transport: Callable[..., SshTransport],
+) -> None:
+    writer = ConnectionWriter(random.Random(SEED), tmp_path, sshd, keys, agent)
+    transport = make_transport()
+    open_to_others = fingerprint(keys["x"])
+    outcomes = []
+    for number in range(CONNECTIONS):
+        config = writer.write(number)
+
+        def by_ssh(config: Path = config) -> str:
+            command = ["ssh", "-F", str(config), "-o", "BatchMode=yes", "gpu01", "true"]
+            return subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            ).stderr
+
+        def by_dtrain(config: Path = config) -> str:
+            try:
+                transport.connect(Host("gpu01", "gpu01", ssh=Ssh(config=str(config)))).close()
+            except NodeError as error:
+                return error.reason
+            return ""
+
+        # ssh shows the public half of a key whose private half it then ignores.
+        expected = tuple(part for part in seen(sshd, by_ssh) if open_to_others not in part)
+        actual = seen(sshd, by_dtrain)
+        assert actual == expected, config.read_text()
+        outcomes.append(expected)
+    # All outcomes occur: no connection, a refused host key, a refused user, a login.
+    lengths = {len(outcome) for outcome in outcomes}
+    assert (("no connection",),) in outcomes
+    assert 1 in lengths and max(lengths) > 2
+    assert sum(outcome[-1][0] == "Accepted" for outcome in outcomes) > CONNECTIONS // 10
