@@ -287,12 +287,14 @@ class ConnectionWriter:
             f"HostName {draw.choice([*['127.0.0.1'] * 15, '127.0.0.2'])}",
             f"UserKnownHostsFile {known}",
             "GlobalKnownHostsFile none",
-            f"User {draw.choice([sshd.user, sshd.user, sshd.user, 'nobody-here'])}",
+            f"User {draw.choice([*[sshd.user] * 6, 'nobody-here'])}",
             f"IdentitiesOnly {draw.choice(['Yes', 'no'])}",
             f"IdentityAgent {draw.choice(['none', str(self._agent)])}",
             f"StrictHostKeyChecking {draw.choice(['ask', 'True', 'yes'])}",
         ]
         chosen = draw.sample(self._keys, draw.randint(1, 3))
+        if draw.random() < 0.6 and sshd.identity not in chosen:
+            chosen.insert(draw.randint(0, len(chosen)), sshd.identity)
         lines += [f"IdentityFile {key}" for key in chosen]
         lines += [
             line
