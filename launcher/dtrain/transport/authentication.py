@@ -13,7 +13,7 @@ from paramiko.ssh_exception import BadAuthenticationType
 
 from dtrain.diagnostics import AuthError
 from dtrain.transport.endpoint import Endpoint
-from dtrain.transport.keys import Candidate, Keyring, PublicKey, UnusableKeyError, permissions_hint
+from dtrain.transport.keys import Candidate, Keyring, PublicKey, UnusableKeyError
 from dtrain.transport.retry import DroppedError, Transient
 
 _PK_OK = 60
@@ -210,5 +210,4 @@ def _refused(
         reason += f" (not tried: {'; '.join(left_out)})"
         if any("encrypted" in entry for entry in left_out):
             hint = f"load the encrypted key first: `ssh-add`; then {hint}"
-    hint += "".join(dict.fromkeys(permissions_hint(path) for path in paths))
     return AuthError(endpoint.host, endpoint.attempted, reason, hint=hint)

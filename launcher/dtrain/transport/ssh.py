@@ -21,6 +21,7 @@ import paramiko
 from dtrain.diagnostics import ConnectError, NodeError
 from dtrain.spec.model import Host
 from dtrain.transport import retry
+from dtrain.transport.algorithms import allow, check_host_key
 from dtrain.transport.authentication import authenticate
 from dtrain.transport.endpoint import Endpoint, Resolver
 from dtrain.transport.host_keys import HostKey, KnownHosts
@@ -60,7 +61,6 @@ class SshTransport:
         self._notice_once = notice
         self._noticed: set[str] = set()
         self._lock = threading.Lock()
-        self._resolving = threading.Lock()
         self._resolver = Resolver(base, system_config, self._notice)
         self._keyring = Keyring(ask_passphrase)
         self._known_hosts = KnownHosts()
@@ -74,9 +74,7 @@ class SshTransport:
 
     def connect(self, host: Host) -> SshConnection:
         """Raises ConnectError, HostKeyError or AuthError, each with a hint."""
-        with self._resolving:
-            endpoint = self._resolver.resolve(host)
-        return self._reach(endpoint)
+        return self._reach(self._resolver.resolve(host))
 
     def close(self) -> None:
         """Close jump hosts' connections and the agent's; waiting attempts end."""
@@ -126,6 +124,7 @@ class SshTransport:
                 if self._closing.is_set():
                     raise ConnectError(endpoint.host, endpoint.attempted, "the launch is ending")
                 self._handshake(endpoint, transport, stream, deadline)
+                check_host_key(endpoint, transport.get_remote_server_key())
                 notice = self._known_hosts.check(endpoint, _host_key(transport))
                 if notice:
                     self._notice(notice)
@@ -152,7 +151,7 @@ class SshTransport:
         deadline: float,
     ) -> None:
         """Exchange keys with the server, up to the point where its host key is known."""
-        transport.get_security_options().key_types = self._known_hosts.algorithms(endpoint)
+        allow(transport, endpoint, self._known_hosts.algorithms(endpoint))
         # The deadline below is the one that counts; paramiko's own come after it.
         transport.banner_timeout = transport.handshake_timeout = endpoint.timeout + 5
         done = threading.Event()
@@ -290,6 +289,8 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
         connection = socket.socket(family, kind, protocol)
         try:
             connection.settimeout(max(0.1, share))
+            if endpoint.bind_address:
+                _bind(connection, endpoint.bind_address)
             connection.connect(where)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return connection
@@ -303,9 +304,18 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
         endpoint.attempted,
         f"no answer within {endpoint.timeout:g} s"
         if isinstance(failure, TimeoutError)
-        else _words(failure).lower(),
+        else _words(failure),
         hint=_dial_hint(failure, endpoint),
     ) from failure
+
+
+def _bind(connection: socket.socket, address: str) -> None:
+    """Connect from the BindAddress of ssh's configuration. Raises OSError."""
+    try:
+        found = socket.getaddrinfo(address, 0, connection.family, connection.type)
+        connection.bind(found[0][4])
+    except OSError as error:
+        raise OSError(f"BindAddress {address} cannot be used ({_words(error)})") from error
 
 
 def _dial_hint(failure: OSError, endpoint: Endpoint) -> str:
@@ -354,5 +364,5 @@ def _through_jump(endpoint: Endpoint, via: SshConnection) -> paramiko.Channel:
 
 def _words(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno and not isinstance(error, socket.gaierror):
-        return os.strerror(error.errno)
+        return os.strerror(error.errno).lower()
     return str(error.args[-1]) if error.args else str(error)

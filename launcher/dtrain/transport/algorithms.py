@@ -1,0 +1,118 @@
+"""Which algorithms and key sizes a connection may use: those of ssh's configuration that
+paramiko has, and none that OpenSSH's defaults exclude."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import paramiko
+
+from dtrain.diagnostics import ConnectError, HostKeyError
+from dtrain.transport.endpoint import Endpoint
+
+# paramiko also offers CBC ciphers and MD5, which OpenSSH does not by default.
+CIPHERS = (
+    "aes128-ctr",
+    "aes192-ctr",
+    "aes256-ctr",
+    "aes128-gcm@openssh.com",
+    "aes256-gcm@openssh.com",
+)
+MACS = (
+    "hmac-sha2-256-etm@openssh.com",
+    "hmac-sha2-512-etm@openssh.com",
+    "hmac-sha2-256",
+    "hmac-sha2-512",
+    "hmac-sha1",
+)
+_KRL = b"SSHKRL\n\0"
+
+
+def allow(transport: paramiko.Transport, endpoint: Endpoint, host_keys: tuple[str, ...]) -> None:
+    """Restrict ``transport`` before its handshake. ``host_keys`` are the host key algorithms to
+    ask for. Raises ConnectError when paramiko has no algorithm that the configuration allows."""
+    allowed = endpoint.algorithms
+    options = transport.get_security_options()
+
+    def choose(option: str, wanted: Iterable[str] | None, known: Sequence[str]) -> tuple[str, ...]:
+        if wanted is None:
+            return tuple(known)
+        chosen = tuple(name for name in wanted if name in known)
+        if not chosen:
+            raise ConnectError(
+                endpoint.host,
+                endpoint.attempted,
+                f"paramiko has none of the {option} that ssh's configuration allows: "
+                + ", ".join(wanted),
+                hint=f"allow one of these for this host: {option} {','.join(known)}",
+            )
+        return chosen
+
+    options.ciphers = choose("Ciphers", allowed.ciphers or CIPHERS, options.ciphers)
+    options.digests = choose("MACs", allowed.macs or MACS, options.digests)
+    options.kex = choose("KexAlgorithms", allowed.kex, options.kex)
+    known = options.key_types
+    if allowed.host_keys is not None:
+        # Known keys come first in `host_keys`, whatever the configuration prefers.
+        choose("HostKeyAlgorithms", allowed.host_keys, known)
+        host_keys = tuple(name for name in host_keys if name in allowed.host_keys)
+    options.key_types = host_keys
+    user_keys = choose("PubkeyAcceptedAlgorithms", allowed.user_keys, _user_keys(transport))
+    transport.disabled_algorithms = {
+        "pubkeys": [name for name in _user_keys(transport) if name not in user_keys]
+    }
+    if endpoint.compression:
+        transport.use_compression()
+
+
+def _user_keys(transport: paramiko.Transport) -> tuple[str, ...]:
+    return tuple(transport._preferred_pubkeys)  # type: ignore[attr-defined]
+
+
+def check_host_key(endpoint: Endpoint, key: paramiko.PKey) -> None:
+    """Raises HostKeyError when a file of RevokedHostKeys lists ``key``, or cannot be read, and
+    when an RSA key is smaller than RequiredRSASize."""
+    if key.get_name() == "ssh-rsa" and key.get_bits() < endpoint.algorithms.rsa_bits:
+        raise HostKeyError(
+            endpoint.host,
+            endpoint.attempted,
+            f"its RSA host key has {key.get_bits()} bits, and ssh's configuration requires "
+            f"{endpoint.algorithms.rsa_bits} (RequiredRSASize)",
+            hint="give the host a longer key, or one of type ed25519",
+        )
+    for path in endpoint.revoked_host_keys:
+        try:
+            revoked = _lists(path, key)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise HostKeyError(
+                endpoint.host,
+                endpoint.attempted,
+                f"RevokedHostKeys {path} cannot be checked: {error}",
+                hint="make the file readable, or remove RevokedHostKeys for this host",
+            ) from error
+        if revoked:
+            raise HostKeyError(
+                endpoint.host,
+                endpoint.attempted,
+                f"its host key is revoked ({path})",
+                hint="do not connect; ask whoever runs the host for its new key",
+            )
+
+
+def _lists(path: Path, key: paramiko.PKey) -> bool:
+    """Whether a file of revoked keys lists ``key``. Raises OSError."""
+    data = path.read_bytes()
+    if not data.startswith(_KRL):
+        lines = data.decode(errors="replace").splitlines()
+        return any(key.get_base64() in line.split() for line in lines if line[:1] != "#")
+    with tempfile.NamedTemporaryFile("w", suffix=".pub") as public:
+        public.write(f"{key.get_name()} {key.get_base64()}\n")
+        public.flush()
+        command = ["ssh-keygen", "-Q", "-f", str(path), public.name]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    if answer.returncode not in {0, 1} or (answer.returncode and "REVOKED" not in answer.stdout):
+        raise OSError((answer.stderr or answer.stdout).strip())
+    return answer.returncode == 1
