@@ -320,7 +320,7 @@ def _known_names(alias: str | None, name: str, address: str, port: int) -> tuple
     if alias:
         return (alias,)
     names = []
-    for known in (address, name):
+    for known in (address.lower(), name.lower()):
         if port != 22:
             names.append(f"[{known}]:{port}")
         names.append(known)

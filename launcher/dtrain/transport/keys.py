@@ -34,7 +34,7 @@ from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import PublicBlob
 
 from dtrain.transport.endpoint import Endpoint
-from dtrain.transport.host_keys import fingerprint
+from dtrain.transport.server_key import fingerprint
 
 PASSPHRASE_TRIES = 3
 AGENT_TIMEOUT = 60.0

@@ -18,17 +18,18 @@ from pathlib import Path
 
 import paramiko
 
-from dtrain.diagnostics import ConnectError, NodeError
+from dtrain.diagnostics import ConnectError, HostKeyError, NodeError
 from dtrain.spec.model import Host
 from dtrain.transport import retry
 from dtrain.transport.authentication import authenticate
 from dtrain.transport.endpoint import Endpoint, Resolver
-from dtrain.transport.host_keys import HostKey, KnownHosts
+from dtrain.transport.host_keys import KnownHosts
 from dtrain.transport.keys import Keyring
 from dtrain.transport.live_socket import Stream
 from dtrain.transport.proxy_command import ProxyCommand
 from dtrain.transport.retry import DroppedError, Transient
-from dtrain.transport.ssh_connection import ClientTransport, SshConnection
+from dtrain.transport.server_key import CertificateError, HostKey, read_host_key
+from dtrain.transport.ssh_connection import ClientTransport, HostKeyProofError, SshConnection
 
 HANDSHAKES = 64
 """Connections being set up at a time, all hosts together."""
@@ -126,7 +127,7 @@ class SshTransport:
                 if self._closing.is_set():
                     raise ConnectError(endpoint.host, endpoint.attempted, "the launch is ending")
                 self._handshake(endpoint, transport, stream, deadline)
-                notice = self._known_hosts.check(endpoint, _host_key(transport))
+                notice = self._known_hosts.check(endpoint, _host_key(endpoint, transport))
                 if notice:
                     self._notice(notice)
                 authenticate(
@@ -177,6 +178,14 @@ class SshTransport:
                 Transient.SILENT, f"the server did not {what} within {endpoint.timeout:g} s"
             )
         failure = transport.saved_exception
+        if isinstance(failure, HostKeyProofError):
+            raise HostKeyError(
+                endpoint.host,
+                endpoint.attempted,
+                f"the server has not proved who it is: {failure}",
+                hint="someone may be intercepting the connection, or the server is faulty; see "
+                f"what `{endpoint.command}` says",
+            )
         if isinstance(failure, paramiko.ssh_exception.IncompatiblePeer):
             raise ConnectError(
                 endpoint.host,
@@ -265,9 +274,17 @@ _DROPPED_HINTS = {
 }
 
 
-def _host_key(transport: ClientTransport) -> HostKey:
-    key = transport.get_remote_server_key()
-    return HostKey(key.get_name(), key.asbytes())
+def _host_key(endpoint: Endpoint, transport: ClientTransport) -> HostKey:
+    try:
+        return read_host_key(transport.host_key_blob)
+    except CertificateError as problem:
+        raise HostKeyError(
+            endpoint.host,
+            endpoint.attempted,
+            f"its host certificate is refused: {problem}",
+            hint=f"see what `{endpoint.command}` says; whoever runs the host has to replace the "
+            "file that HostCertificate in its sshd_config names",
+        ) from problem
 
 
 def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
