@@ -182,11 +182,11 @@ def test_a_passphrase_is_asked_once_for_eight_hosts(
     allow(key)
     prompts: list[str] = []
 
-    def ask(prompt: str) -> str:
+    def ask(prompt: str, **_options: object) -> str:
         prompts.append(prompt)
         return SECRET
 
-    transport = make_transport(ask_passphrase=ask)
+    transport = make_transport(ask=ask)
     hosts = [host_on(sshd, f"gpu{n:02}", identity=str(key)) for n in range(8)]
     with ThreadPoolExecutor(8) as pool:
         for connection in pool.map(transport.connect, hosts):
@@ -201,10 +201,10 @@ def test_no_passphrase_is_asked_for_a_key_that_the_server_would_refuse(
     config = f"IdentityFile {wrong}\nIdentityFile {sshd.identity}\n"
     (home / ".ssh" / "config").write_text(config)
 
-    def ask(prompt: str) -> str:
+    def ask(prompt: str, **_options: object) -> str:
         raise AssertionError(prompt)
 
-    make_transport(ask_passphrase=ask).connect(host_on(sshd, identity=None)).close()
+    make_transport(ask=ask).connect(host_on(sshd, identity=None)).close()
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_giving_up_on_a_passphrase_counts_for_every_host(
     key = generate_key(tmp_path / "key", passphrase=SECRET)
     allow(key)
     left = list(answers)
-    transport = make_transport(ask_passphrase=lambda _prompt: left.pop(0))
+    transport = make_transport(ask=lambda _prompt, **_options: left.pop(0))
     for name in ("gpu01", "gpu02"):
         with pytest.raises(AuthError) as caught:
             transport.connect(host_on(sshd, name, identity=str(key)))
@@ -244,7 +244,7 @@ def test_a_second_chance_for_a_mistyped_passphrase(
     key = generate_key(tmp_path / "key", passphrase=SECRET)
     allow(key)
     answers = ["typo", SECRET]
-    transport = make_transport(ask_passphrase=lambda _prompt: answers.pop(0))
+    transport = make_transport(ask=lambda _prompt, **_options: answers.pop(0))
     transport.connect(host_on(sshd, identity=str(key))).close()
 
 
@@ -346,7 +346,7 @@ def test_a_server_that_takes_only_passwords(transport: SshTransport, tmp_path: P
         pytest.raises(AuthError, match="it accepts no keys, only password") as caught,
     ):
         transport.connect(host_on(sshd))
-    assert "keys alone" in caught.value.hint
+    assert "dtrain sends no passwords" in caught.value.hint
 
 
 def test_a_server_that_wants_more_than_a_key(transport: SshTransport, tmp_path: Path) -> None:

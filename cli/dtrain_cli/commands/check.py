@@ -15,7 +15,8 @@ from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.framing import clean
 from dtrain.launchplan import LaunchPlan, build
 from dtrain.spec.load import read
-from dtrain_cli import passphrase
+from dtrain.transport.questions import Ask, never
+from dtrain_cli import prompt
 from dtrain_cli.files import write_text
 from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import findings as view
@@ -94,11 +95,17 @@ def _look(plan: LaunchPlan, options: Options) -> tuple[Evidence, tuple[Finding, 
         transport.close()
 
 
-def asker() -> Callable[[str], str | None] | None:
-    """How to ask for a passphrase; None where nobody is there to answer."""
+def asker() -> Ask | None:
+    """How to ask the person at the terminal; None where nobody is there to answer."""
     if sys.stdin is None or not sys.stdin.isatty():
         return None
-    return lambda prompt: passphrase.ask(prompt, cancelled=lambda: False)
+
+    def ask(
+        text: str, /, *, echo: bool = False, unwanted: Callable[[], bool] = never
+    ) -> str | None:
+        return prompt.ask(text, unwanted, echo=echo)
+
+    return ask
 
 
 def notice(text: str) -> None:

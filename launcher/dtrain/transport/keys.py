@@ -34,6 +34,7 @@ from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import PublicBlob
 
 from dtrain.transport.endpoint import Endpoint
+from dtrain.transport.questions import Ask
 from dtrain.transport.server_key import fingerprint
 
 PASSPHRASE_TRIES = 3
@@ -77,12 +78,11 @@ class Candidate:
 class Keyring:
     """The keys of one launch, shared by all its connections.
 
-    ``ask_passphrase`` gets a prompt and returns the passphrase, or None when nobody answers;
-    without it encrypted keys are left to the agent.
+    ``ask`` asks a person for a passphrase; without it encrypted keys are left to the agent.
     """
 
-    def __init__(self, ask_passphrase: Callable[[str], str | None] | None) -> None:
-        self._ask = ask_passphrase
+    def __init__(self, ask: Ask | None) -> None:
+        self._ask = ask
         self._lock = threading.Lock()
         self._files: dict[Path, _KeyFile | UnusableKeyError] = {}
         self._agents: dict[str, _Agent | None] = {}
@@ -186,7 +186,7 @@ class Keyring:
         prompt = f"Passphrase for {file.path}: "
         for _ in range(PASSPHRASE_TRIES):
             passphrase = self._ask(prompt)
-            if passphrase is None:
+            if not passphrase:
                 raise UnusableKeyError("encrypted, and no passphrase was given")
             try:
                 return file.load(passphrase)

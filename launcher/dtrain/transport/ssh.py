@@ -27,6 +27,7 @@ from dtrain.transport.host_keys import KnownHosts
 from dtrain.transport.keys import Keyring
 from dtrain.transport.live_socket import Stream
 from dtrain.transport.proxy_command import ProxyCommand
+from dtrain.transport.questions import Ask, one_at_a_time
 from dtrain.transport.retry import DroppedError, Transient
 from dtrain.transport.server_key import CertificateError, HostKey, read_host_key
 from dtrain.transport.ssh_connection import ClientTransport, HostKeyProofError, SshConnection
@@ -45,15 +46,15 @@ met MaxStartups on the jump host."""
 class SshTransport:
     """Connects to hosts; one object serves a launch, from many threads.
 
-    Relative paths in the cluster file start from ``base``. ``ask_passphrase`` gets a prompt and
-    returns a passphrase, or None when nobody answers; None in its place means that there is no
-    one to ask. ``notice`` is told what a person should know: accepted keys, ignored settings.
+    Relative paths in the cluster file start from ``base``. ``ask`` asks a person for the
+    passphrase of a key, or what a server wants to know; None means that nobody is there.
+    ``notice`` gets what a person should know: accepted keys, ignored settings.
     """
 
     def __init__(
         self,
         base: Path,
-        ask_passphrase: Callable[[str], str | None] | None = None,
+        ask: Ask | None = None,
         notice: Callable[[str], None] = lambda _text: None,
         *,
         system_config: Path = Path("/etc/ssh/ssh_config"),
@@ -63,7 +64,8 @@ class SshTransport:
         self._lock = threading.Lock()
         self._resolving = threading.Lock()
         self._resolver = Resolver(base, system_config, self._notice)
-        self._keyring = Keyring(ask_passphrase)
+        self._ask = one_at_a_time(ask) if ask else None
+        self._keyring = Keyring(self._ask)
         self._known_hosts = KnownHosts()
         self._handshakes = threading.BoundedSemaphore(HANDSHAKES)
         self._per_server: defaultdict[object, threading.BoundedSemaphore] = defaultdict(
@@ -134,6 +136,7 @@ class SshTransport:
                     transport,
                     endpoint,
                     self._keyring,
+                    self._ask,
                     max(1.0, deadline - time.monotonic()),
                     transport.explain,
                 )
