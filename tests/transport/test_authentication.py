@@ -274,27 +274,48 @@ def test_an_encrypted_key_that_the_agent_holds(
     transport.connect(host_on(sshd, identity=str(key))).close()
 
 
-@pytest.mark.parametrize("from_agent", [False, True])
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sshd, Path]]:
+    """A server that trusts a CA instead of keys, and the CA."""
+    folder = tmp_path_factory.mktemp("authority")
+    ca = generate_key(folder / "ca")
+    with running_sshd(folder, settings={"TrustedUserCAKeys": f"{ca}.pub"}) as sshd:
+        yield sshd, ca
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
+@pytest.mark.parametrize(
+    "where", ["beside the key", "CertificateFile", "agent", "agent, beside", "agent, named"]
+)
 def test_certificates(
     transport: SshTransport,
+    authority: tuple[Sshd, Path],
     tmp_path: Path,
+    home: Path,
     agent: Callable[[Path], None],
-    from_agent: bool,
+    where: str,
+    kind: str,
 ) -> None:
-    authority = generate_key(tmp_path / "authority")
-    settings = {"TrustedUserCAKeys": f"{authority}.pub"}
-    with running_sshd(tmp_path, settings=settings) as sshd:
-        key = generate_key(tmp_path / "key")
-        subprocess.run(
-            ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", sshd.user, f"{key}.pub"],
-            check=True,
-        )
-        identity: str | None = str(key)
-        if from_agent:
-            agent(key)
-            identity = None
-        transport.connect(host_on(sshd, identity=identity)).close()
-        assert "ED25519-CERT" in sshd.log()
+    sshd, ca = authority
+    key = generate_key(tmp_path / "key", kind)
+    if where in {"agent, beside", "agent, named"}:
+        agent(key)  # Without its certificate, which is made below.
+    sign = ["ssh-keygen", "-q", "-s", str(ca), "-I", "me", "-n", sshd.user, f"{key}.pub"]
+    subprocess.run(sign, check=True)
+    identity: str | None = str(key)
+    if where == "agent":
+        agent(key)
+        identity = None
+    if where == "agent, beside":
+        key.unlink()
+    if where in {"CertificateFile", "agent, named"}:
+        moved = Path(f"{key}-cert.pub").rename(tmp_path / "certificate")
+        (home / ".ssh" / "config").write_text(f"CertificateFile {moved}\n")
+    if where == "agent, named":
+        identity = None
+    before = len(sshd.log())
+    transport.connect(host_on(sshd, identity=identity)).close()
+    assert 'Accepted certificate ID "me" (serial 0) signed by ED25519' in sshd.log()[before:]
 
 
 def test_a_certificate_that_has_expired_leaves_the_plain_key(

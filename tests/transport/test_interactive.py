@@ -16,7 +16,7 @@ from dtrain.diagnostics import AuthError
 from dtrain.spec.model import Host, Ssh
 from dtrain.transport.ssh import SshTransport
 from support.ssh_server import CODE, Login, SshServer, TwoFactor
-from support.sshd import Sshd, generate_key, host_on
+from support.sshd import Sshd, generate_key, host_on, running_sshd
 
 pytestmark = pytest.mark.sshd
 
@@ -80,6 +80,32 @@ def test_questions_are_answered(
         assert connection.start("exit 3").wait(30) == 3
         assert person.prompts == ASKED
         connection.close()
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("methods", ["publickey,keyboard-interactive", "keyboard-interactive"])
+def test_a_real_sshd_asks_through_pam(make_transport: Make, tmp_path: Path, methods: str) -> None:
+    check = tmp_path / "check"
+    check.write_text(f'#!/bin/sh\nread -r code\n[ "$code" = "{CODE}" ]\n')
+    check.chmod(0o755)
+    stack = f"""
+        auth required pam_exec.so quiet expose_authtok {check}
+        auth required pam_permit.so
+        account required pam_permit.so
+        session required pam_permit.so
+    """
+    settings = {
+        "UsePAM": "yes",
+        "KbdInteractiveAuthentication": "yes",
+        "AuthenticationMethods": methods,
+    }
+    person = Person("wrong", CODE)
+    with running_sshd(tmp_path, settings=settings, pam=stack) as sshd:
+        connection = make_transport(ask=person).connect(host_on(sshd))
+        assert connection.start("exit 3").wait(30) == 3
+        connection.close()
+        assert person.prompts == [(f"{sshd.user}@gpu01: Password: ", False)] * 2
+        assert "Accepted keyboard-interactive/pam" in sshd.log()
 
 
 def test_a_second_chance_after_a_wrong_answer(make_transport: Make, serve: Serve) -> None:

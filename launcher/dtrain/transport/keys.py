@@ -14,7 +14,7 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from paramiko.pkey import PublicBlob
 
 from dtrain.transport.endpoint import Endpoint
 from dtrain.transport.questions import Ask
-from dtrain.transport.server_key import fingerprint
+from dtrain.transport.server_key import CERTIFICATE_SUFFIX, fingerprint
 
 PASSPHRASE_TRIES = 3
 AGENT_TIMEOUT = 60.0
@@ -101,7 +101,10 @@ class Keyring:
         for path in endpoint.identities:
             found += self._from_file(path, endpoint, offered, left_out, named=True)
         if agent and not endpoint.identities_only:
-            found += [agent.candidate(key) for key in agent.keys]
+            for key in agent.keys:
+                name = f"agent key {key.comment!r}"
+                found += _certified(key, name, endpoint.certificates)
+                found.append(_agent_candidate(key, name))
         for path in endpoint.default_identities:
             found += self._from_file(path, endpoint, offered, left_out, named=False)
         unique: dict[object, Candidate] = {}
@@ -130,18 +133,22 @@ class Keyring:
             public = _public_file(path)
             if public and public.blob in offered:
                 # Only the public half is here: IdentityFile then picks a key of the agent.
-                yield _agent_candidate(offered[public.blob], str(path))
+                held = offered[public.blob]
+                yield from _certified(held, str(path), _certificates(path, endpoint))
+                yield _agent_candidate(held, str(path))
             elif named or path.exists():
                 left_out.append(f"{path}: {file}")
             return
+        if file.public and file.public.blob in offered:
+            held = offered[file.public.blob]
+            yield from _certified(held, str(path), _certificates(path, endpoint))
+            yield _agent_candidate(held, str(path))
+            return
         if file.public:
-            for certificate in (Path(f"{path}-cert.pub"), *endpoint.certificates):
+            for certificate in _certificates(path, endpoint):
                 public = _read_public(certificate)
                 if public and _certifies(public, file.public):
                     yield self._candidate(file, public)
-            if file.public.blob in offered:
-                yield _agent_candidate(offered[file.public.blob], str(path))
-                return
         if file.encrypted and file.key is None and self._ask is None:
             left_out.append(
                 f"{_label(str(path), file.public)}: encrypted, and there is no terminal to ask "
@@ -153,7 +160,7 @@ class Keyring:
     def _candidate(self, file: _KeyFile, public: PublicKey | None) -> Candidate:
         def load() -> paramiko.PKey:
             key = self._unlock(file)
-            if public and public.kind.endswith("-cert-v01@openssh.com"):
+            if public and public.kind.endswith(CERTIFICATE_SUFFIX):
                 key = copy.copy(key)
                 key.public_blob = PublicBlob(public.kind, public.blob)
             return key
@@ -283,9 +290,6 @@ class _Agent(AgentSSH):
     def close(self) -> None:
         self._agent_socket.close()
 
-    def candidate(self, key: AgentKey) -> Candidate:
-        return _agent_candidate(key, f"agent key {key.comment!r}")
-
     def _send_message(self, message: object) -> object:
         with self._turn:
             return super()._send_message(message)  # type: ignore[misc]
@@ -303,12 +307,27 @@ class _SigningKey(AgentKey):
             return b""
 
 
-def _agent_candidate(key: AgentKey, name: str) -> Candidate:
-    if key.name.endswith("-cert-v01@openssh.com"):
-        key.public_blob = PublicBlob(key.name, key.blob)  # type: ignore[assignment]
-    public = PublicKey(key.name, key.blob, key.comment)
+def _agent_candidate(key: AgentKey, name: str, certificate: PublicKey | None = None) -> Candidate:
+    public = certificate or PublicKey(key.name, key.blob, key.comment)
+    if public.kind.endswith(CERTIFICATE_SUFFIX):
+        key = _SigningKey(key.agent, key.blob, key.comment)
+        key.public_blob = PublicBlob(public.kind, public.blob)  # type: ignore[assignment]
     suffix = "" if name.startswith("agent key") else " (from the agent)"
     return Candidate(_label(name, public) + suffix, public, lambda: key, lambda: False)
+
+
+def _certified(key: AgentKey, name: str, certificates: Iterable[Path]) -> Iterator[Candidate]:
+    """A key that the agent holds with each certificate for it that is in a file."""
+    plain = PublicKey(key.name, key.blob)
+    for path in certificates:
+        public = _read_public(path)
+        if public and _certifies(public, plain):
+            yield _agent_candidate(key, name, public)
+
+
+def _certificates(path: Path, endpoint: Endpoint) -> tuple[Path, ...]:
+    """Where certificates for the key in ``path`` may be."""
+    return (Path(f"{path}-cert.pub"), *endpoint.certificates)
 
 
 def _label(name: str, public: PublicKey | None) -> str:
@@ -350,7 +369,7 @@ def _read_public(path: Path) -> PublicKey | None:
 
 def _certifies(certificate: PublicKey, key: PublicKey) -> bool:
     """Whether a certificate is for this key: it repeats the key's numbers after a nonce."""
-    if not certificate.kind.endswith("-cert-v01@openssh.com"):
+    if not certificate.kind.endswith(CERTIFICATE_SUFFIX):
         return False
     try:
         message = paramiko.Message(certificate.blob)
