@@ -332,20 +332,23 @@ def test_refused_keys_are_listed_with_the_way_out(
     transport: SshTransport, sshd: Sshd, home: Path
 ) -> None:
     one, two = generate_key(home / "one"), generate_key(home / "two")
-    two.chmod(0o644)
-    config = f"IdentityFile {one}\nIdentityFile {two}\nIdentityFile {home}/gone\n"
+    open_to_others = generate_key(home / "open")
+    open_to_others.chmod(0o644)
+    files = (one, two, open_to_others, home / "gone")
+    config = "".join(f"IdentityFile {file}\n" for file in files)
     (home / ".ssh" / "config").write_text(config)
     with pytest.raises(AuthError) as caught:
         transport.connect(host_on(sshd, identity=None))
     error = caught.value
     assert error.message.startswith(
         f"gpu01: connecting to gpu01 (127.0.0.1:{sshd.port}) as {sshd.user}: it refused every key: "
-        f"{one} ({fingerprint(one)}); {two} ({fingerprint(two)}) (not tried: {home}/gone: no such"
+        f"{one} ({fingerprint(one)}); {two} ({fingerprint(two)}) "
+        f"(not tried: {open_to_others}: its mode 0644 lets others use it: "
+        f"chmod 600 {open_to_others}; {home}/gone: no such"
     )
     assert f"-p {sshd.port} {sshd.user}@127.0.0.1`" in error.hint
     assert f"`ssh-copy-id -i {one} " in error.hint
     assert "ssh-add" in error.hint
-    assert f"chmod 600 {two}" in error.hint
 
 
 def test_no_key_at_all(transport: SshTransport, sshd: Sshd) -> None:

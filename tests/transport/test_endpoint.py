@@ -34,7 +34,7 @@ def test_defaults(resolve: Resolve, home: Path) -> None:
     endpoint = resolve("")
     assert (endpoint.address, endpoint.port, endpoint.user) == ("10.0.0.1", 22, "me")
     assert endpoint.identities == ()
-    assert endpoint.default_identities[0] == home / ".ssh" / "id_ed25519"
+    assert endpoint.default_identities[0] == home / ".ssh" / "id_rsa"
     assert endpoint.user_known_hosts[0] == home / ".ssh" / "known_hosts"
     assert endpoint.known_names == ("10.0.0.1", "gpu01")
     assert endpoint.attempted == "connecting to gpu01 (10.0.0.1:22) as me"

@@ -166,7 +166,7 @@ REFUSED = {
     "user certificate": Refused("it is a user certificate", ("-n", "127.0.0.1")),
     "critical option": Refused("critical options .*: x", (*NAME, "-O", "critical:x=y")),
     "SHA-1": Refused(
-        "its CA signed it with SHA-1",
+        "its CA signed it with ssh-rsa, which CASignatureAlgorithms",
         (*NAME, "-t", "ssh-rsa"),
         "@cert-authority * {rsa_ca}\n",
         ca_kind="rsa",

@@ -78,7 +78,7 @@ def test_include_inside_a_host_block_is_for_that_host_alone(home: Path) -> None:
     assert lookup(home, text, "gpu01").get("port") == "77"
     assert lookup(home, text, "gpu01").get("connecttimeout") == "3"
     assert lookup(home, text, "gpu02").get("user") == "outside"
-    assert lookup(home, text, "gpu02").get("port") is None
+    assert lookup(home, text, "gpu02").get("port") == "22"
 
 
 def test_a_file_that_includes_itself_is_an_error(home: Path) -> None:
@@ -100,23 +100,47 @@ def test_a_file_that_includes_itself_is_an_error(home: Path) -> None:
         ("originalhost gpu* user ml", True),
         ("originalhost gpu* !user ml", False),
         ("final all", True),
-        ("exec true", False),
-        ("!exec false", False),
+        ("canonical", False),
+        ("!final", True),
+        ("final host gpu01.example.com", True),
+        ("final originalhost other exec true", False),
     ],
 )
 def test_match(home: Path, criteria: str, applies: bool) -> None:
     text = f"Host gpu01\n  HostName %h.example.com\n  User ml\nMatch {criteria}\n  Port 99\n"
-    assert lookup(home, text).get("port") == ("99" if applies else None)
+    assert lookup(home, text).get("port") == ("99" if applies else "22")
 
 
-def test_match_exec_runs_nothing_and_says_so(home: Path) -> None:
-    trace = home / "ran"
-    (home / ".ssh" / "config").write_text(f'Match exec "touch {trace}"\n  Port 9\n')
-    config = Config()
-    config.read(home / ".ssh" / "config", home)
-    config.lookup("gpu01", local_user="me")
-    assert not trace.exists()
-    assert config.ignored == [f"{home}/.ssh/config:1: `Match exec` is not supported"]
+def test_a_host_line_matches_the_name_as_it_was_given(home: Path) -> None:
+    text = "Host GPU01\n  Port 1\nHost gpu01\n  Port 2\n"
+    assert lookup(home, text, "gpu01").get("port") == "2"
+    assert lookup(home, text, "GPU01").get("port") == "1"
+
+
+def test_the_final_pass_matches_the_resolved_name(home: Path) -> None:
+    text = "Host a.example.com\n  Port 1\nHost gpu01\n  HostName a.Example.com\nMatch final\n"
+    assert lookup(home, text).get("port") == "1"
+    assert lookup(home, text.replace("Match final", "Match all")).get("port") == "22"
+
+
+@pytest.mark.parametrize("criterion", ["exec true", "!exec false", "localnetwork 10.0.0.0/8"])
+def test_what_only_ssh_can_decide_is_refused(home: Path, criterion: str) -> None:
+    text = f"Match host gpu* {criterion}\n  Port 99\n"
+    with pytest.raises(SshConfigError, match="needs the `ssh` program"):
+        lookup(home, text)
+    assert lookup(home, text, "other").get("port") == "22"
+
+
+@pytest.mark.parametrize("writable", [0o620, 0o602])
+def test_a_file_that_others_can_write_is_refused(home: Path, writable: int) -> None:
+    lookup(home, "Include more\n")
+    (home / ".ssh" / "more").write_text("Port 7\n")
+    (home / ".ssh" / "more").chmod(writable)
+    with pytest.raises(SshConfigError, match=r"bad owner or permissions on .*more"):
+        lookup(home, "Include more\n")
+    (home / ".ssh" / "config").chmod(writable)
+    with pytest.raises(SshConfigError, match=r"bad owner or permissions on .*config"):
+        lookup(home, "Port 7\n")
 
 
 def test_a_proxy_command_keeps_its_quotes(home: Path) -> None:
@@ -131,6 +155,10 @@ def test_a_proxy_command_keeps_its_quotes(home: Path) -> None:
         ('\nUser "ml\n', "config:2: a quote is not closed"),
         ("Match\n", "config:1"),
         ("Match user\n", "config:1: `Match user` lacks its argument"),
+        ("Prot 22\n", "config:1: bad configuration option: prot"),
+        ("Port 22 23\n", "config:1: extra arguments"),
+        ("Match nothing x\n", "config:1: unsupported Match attribute nothing"),
+        ("Match all user x\n", "config:1: `all` cannot be combined"),
     ],
 )
 def test_errors_name_file_and_line(home: Path, text: str, message: str) -> None:
@@ -140,4 +168,6 @@ def test_errors_name_file_and_line(home: Path, text: str, message: str) -> None:
 
 
 def test_tokens() -> None:
-    assert expand("%h-%%h-%x", {"h": "gpu01"}.get) == "gpu01-%h-%x"
+    assert expand("%h-%%h", {"h": "gpu01"}.get) == "gpu01-%h"
+    with pytest.raises(SshConfigError, match="does not support the token %x"):
+        expand("%h-%x", {"h": "gpu01"}.get)

@@ -17,7 +17,7 @@ from dtrain.diagnostics import AuthError
 from dtrain.framing import clean
 from dtrain.transport.endpoint import Endpoint
 from dtrain.transport.interactive import Interaction, InteractionError
-from dtrain.transport.keys import Candidate, Keyring, PublicKey, UnusableKeyError, permissions_hint
+from dtrain.transport.keys import Candidate, Keyring, PublicKey, UnusableKeyError
 from dtrain.transport.questions import Ask
 from dtrain.transport.retry import DroppedError, Transient
 
@@ -123,8 +123,12 @@ class _Attempt:
 
     def with_answers(self, ask: Ask | None) -> bool:
         """Put the server's questions to a person. Called again after a wrong answer."""
-        if ask is None:
-            self.unanswered = "there is no terminal to answer its questions on"
+        if ask is None or self._endpoint.batch_mode or not self._endpoint.keyboard_interactive:
+            self.unanswered = (
+                "there is no terminal to answer its questions on"
+                if ask is None
+                else "ssh's configuration forbids to ask (BatchMode, KbdInteractiveAuthentication)"
+            )
             return False
         if self._interactions == ANSWER_TRIES:
             self.unanswered = "it accepted no answer"
@@ -290,7 +294,6 @@ def _refused(
         reason += f" (not tried: {'; '.join(left_out)})"
         if any("encrypted" in entry for entry in left_out):
             hint = f"load the encrypted key first: `ssh-add`; then {hint}"
-    hint += "".join(dict.fromkeys(permissions_hint(path) for path in paths))
     return AuthError(endpoint.host, endpoint.attempted, reason, hint=hint)
 
 

@@ -1,6 +1,10 @@
 """Where a host's sshd is and how to talk to it: the cluster file over ssh's configuration over
 defaults, put into one value.
 
+The configuration is what `ssh -G` says. Only where `ssh` cannot be asked is it read here: on a
+machine without `ssh`, or where HOME is not the home folder of the account, which is the only one
+that `ssh` knows.
+
 Security-relevant choices: ``StrictHostKeyChecking`` in ssh's configuration can make a launch
 stricter (``yes`` turns ``host_keys: accept-new`` off), never laxer; only the cluster file can
 ask for ``accept-new``, and nothing turns host key checks off.
@@ -10,29 +14,47 @@ from __future__ import annotations
 
 import getpass
 import os
+import pwd
 import re
 import shlex
+import shutil
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from dtrain.diagnostics import ConnectError
 from dtrain.spec.model import Host, Ssh
 from dtrain.transport.ssh_config import (
     Config,
-    Options,
-    SshConfigError,
+    canonical,
     expand,
-    split_files,
+    expand_path,
+    standard_tokens,
 )
+from dtrain.transport.ssh_options import Options, SshConfigError, check
+from dtrain.transport.ssh_query import SshQuery
 
-DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
+DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
 ALIVE_INTERVAL, ALIVE_COUNT = 15.0, 3
 MAX_JUMPS = 8
+SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 
-_N = TypeVar("_N", int, float)
+
+@dataclass(frozen=True, slots=True)
+class Algorithms:
+    """What ssh's configuration allows, best first; None is OpenSSH's default."""
+
+    ciphers: tuple[str, ...] | None = None
+    macs: tuple[str, ...] | None = None
+    kex: tuple[str, ...] | None = None
+    host_keys: tuple[str, ...] | None = None
+    user_keys: tuple[str, ...] | None = None
+    authorities: tuple[str, ...] | None = None
+    """Signatures of certificate authorities."""
+    rsa_bits: int = 0
+    """The least size of an RSA key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +67,11 @@ class Endpoint:
     port: int
     user: str
     identities: tuple[Path, ...]
-    """Key files to offer first, in order; they may be missing."""
+    """Key files that are named for this host, in order; they may be missing."""
     default_identities: tuple[Path, ...]
-    """Key files to offer after those of the agent."""
+    """Key files to look for when none is named."""
+    identities_first: bool
+    """Whether ``identities`` come before the agent's keys: the cluster file names them."""
     certificates: tuple[Path, ...]
     identities_only: bool
     """Whether the agent's other keys stay unused."""
@@ -59,6 +83,8 @@ class Endpoint:
     user_known_hosts: tuple[Path, ...]
     """Accepted keys are appended to the first."""
     global_known_hosts: tuple[Path, ...]
+    revoked_host_keys: tuple[Path, ...]
+    """Files with keys that no host may show."""
     known_names: tuple[str, ...]
     """What known_hosts may call the host, best first."""
     accept_new: bool
@@ -69,6 +95,14 @@ class Endpoint:
     alive_count: int
     family: int
     """AF_UNSPEC, AF_INET or AF_INET6."""
+    bind_address: str | None
+    """The address of this machine to connect from."""
+    compression: bool
+    algorithms: Algorithms
+    batch_mode: bool
+    """Whether nobody may be asked for anything."""
+    keyboard_interactive: bool
+    """Whether this second factor may be used."""
     custom_known_hosts: bool
     config: Path | None
     """The ssh configuration that the cluster file names."""
@@ -118,18 +152,34 @@ def bracketed(address: str) -> str:
 
 
 class Resolver:
-    """Turns hosts into endpoints. ``base`` is what relative paths in the cluster file start
-    from; ``notice`` is told, once each, what was ignored."""
+    """Turns hosts into endpoints, from many threads. ``base`` is what relative paths in the
+    cluster file start from; ``notice`` gets what a person should know about ignored options.
 
-    def __init__(self, base: Path, system_config: Path, notice: Callable[[str], None]) -> None:
+    ``ssh`` is the program to ask, None to read the configuration here.
+    """
+
+    def __init__(
+        self,
+        base: Path,
+        system_config: Path,
+        notice: Callable[[str], None],
+        *,
+        ssh: str | None = shutil.which("ssh"),
+    ) -> None:
         self._base = base
         self._system_config = system_config
         self._notice = notice
         self._home = Path(os.path.expanduser("~"))  # noqa: PTH111 (Path.home() raises)
+        account = _account()
+        self.query = SshQuery(ssh) if ssh and account else None
+        """Its counters say what the questions to `ssh` cost."""
+        self._ssh_home = Path(account.pw_dir) if account else None
+        self._lock = threading.Lock()
         self._configs: dict[Path | None, Config] = {}
 
     def resolve(self, host: Host) -> Endpoint:
-        """Raises ConnectError when ssh's configuration cannot be read or makes no sense."""
+        """Raises ConnectError when ssh's configuration cannot be read, makes no sense or asks
+        for what dtrain does not support."""
         try:
             return self._endpoint(host.name, host.address, host.ssh, ())
         except SshConfigError as error:
@@ -137,42 +187,51 @@ class Resolver:
                 host.name,
                 "reading ssh's configuration",
                 str(error),
-                hint=f"correct it until `ssh -G {shlex.quote(host.name)}` accepts it",
+                hint=error.hint or f"correct it until `ssh -G {shlex.quote(host.name)}` accepts it",
             ) from error
 
     def _endpoint(
         self, name: str, address: str, ssh: Ssh, seen: tuple[str, ...], *, is_jump: bool = False
     ) -> Endpoint:
         config_path = self._path(ssh.config) if ssh.config else None
-        local_user = _local_user()
-        options = self._config(config_path).lookup(name, local_user=local_user, user=ssh.user)
-        hostname = options.get("hostname")
-        target = expand(hostname, {"h": name}.get) if hostname else address
-        port = ssh.port or _number(options, "port", int, 22, low=1)
-        user = ssh.user or options.get("user") or local_user
-        tokens = self._tokens(name, target, port, user, local_user)
-
-        configured = [
-            self._path(expand(value, tokens), from_config=True)
-            for value in options.all("identityfile")
-            if value.lower() != "none"
-        ]
-        chosen = [self._path(ssh.identity)] if ssh.identity else []
-        # A jump host has its own keys in ssh's configuration; the cluster's key comes after.
-        identities = [*configured, *chosen] if is_jump else (chosen or configured)
-        via, proxy_command = self._route(name, ssh, options, tokens, (*seen, name))
-        user_files, custom = self._user_known_hosts(ssh, options, tokens)
+        _require_safe("host name", name, _HOST)
+        _require_safe("user name", ssh.user, _USER)
+        options = self._options(name, ssh, config_path)
+        for text in check(options):
+            self._notice(f"{name}: {text}")
+        hostname = options.get("hostname") or name
+        # `address` is for hosts that ssh's configuration gives no name of its own.
+        renamed = hostname != canonical(name)
+        target = hostname if renamed else address
+        port = options.number("port", 22, low=1)
+        user = options.get("user") or _local_user()
         alias = options.get("hostkeyalias")
+        # They reach ProxyCommand, and so a shell.
+        _require_safe("host name", target, _HOST)
+        _require_safe("HostKeyAlias", alias, _HOST)
+        _require_safe("user name", user, _USER)
+        local_user = _local_user()
+        tokens = standard_tokens(
+            name, target, str(port), user, alias or name, local_user, self._home
+        )
+
+        configured = options.configured("identityfile")
+        named = self._key_files(options.all("identityfile") if configured else (), tokens)
+        chosen = (self._path(ssh.identity),) if ssh.identity else ()
+        # A jump host has its own keys in ssh's configuration; the cluster's key comes after.
+        identities = (*named, *chosen) if is_jump else (chosen or named)
+        defaults = options.defaults.get("identityfile", [f"~/.ssh/{key}" for key in DEFAULT_KEYS])
+        via, proxy_command = self._route(name, ssh, options, tokens, (*seen, name))
         timeout = ssh.connect_timeout
         if timeout == Ssh().connect_timeout:
-            timeout = _number(options, "connecttimeout", float, timeout, low=1)
-        strict = (options.get("stricthostkeychecking") or "").lower() in {"yes", "true"}
-        lax = (options.get("stricthostkeychecking") or "").lower() in {"no", "off", "false"}
-        if lax and ssh.host_keys == "strict":
+            timeout = float(options.seconds("connecttimeout")) or timeout
+        checking = options.choice("stricthostkeychecking", "ask", "yes", "no", "off", "accept-new")
+        if checking in {"no", "off"} and ssh.host_keys == "strict":
             self._notice(
                 f"{name}: ssh's configuration says StrictHostKeyChecking no; dtrain checks host "
                 "keys all the same (`host_keys: accept-new` accepts unknown hosts)"
             )
+        custom = ssh.known_hosts is not None
         return Endpoint(
             host=name,
             address=target,
@@ -180,35 +239,83 @@ class Resolver:
             user=user,
             identities=tuple(dict.fromkeys(identities)),
             default_identities=()
-            if identities
-            else tuple(self._home / ".ssh" / file for file in DEFAULT_KEYS),
-            certificates=tuple(
-                self._path(expand(value, tokens), from_config=True)
-                for value in options.all("certificatefile")
-                if value.lower() != "none"
-            ),
-            identities_only=options.get("identitiesonly") == "yes",
-            agent=self._agent(options, tokens),
+            if chosen or configured
+            else self._key_files(tuple(defaults), tokens),
+            identities_first=bool(chosen) and identities == chosen,
+            certificates=self._key_files(options.all("certificatefile"), tokens),
+            identities_only=options.flag("identitiesonly"),
+            agent=_agent(options),
             via=via,
             proxy_command=proxy_command,
-            user_known_hosts=user_files,
-            global_known_hosts=self._files(
-                options.get("globalknownhostsfile")
-                or "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2",
-                tokens,
+            user_known_hosts=(self._path(ssh.known_hosts),)
+            if ssh.known_hosts
+            else self._user_known_hosts(options),
+            global_known_hosts=_files(
+                options, "globalknownhostsfile", "/etc/ssh/ssh_known_hosts", "2"
             ),
-            known_names=_known_names(alias, name, target, port),
-            accept_new=ssh.host_keys == "accept-new" and not strict,
-            hash_known_hosts=options.get("hashknownhosts") == "yes",
+            revoked_host_keys=tuple(
+                Path(expand_path(str(path), tokens, self._home))
+                for path in _files(options, "revokedhostkeys")
+            ),
+            known_names=_known_names(alias, target if renamed else name, target, port),
+            accept_new=ssh.host_keys == "accept-new" and checking != "yes",
+            hash_known_hosts=options.flag("hashknownhosts"),
             timeout=timeout,
-            alive_interval=_number(options, "serveraliveinterval", float, 0.0) or ALIVE_INTERVAL,
-            alive_count=_number(options, "serveralivecountmax", int, 0) or ALIVE_COUNT,
-            family={"inet": socket.AF_INET, "inet6": socket.AF_INET6}.get(
-                options.get("addressfamily") or "", socket.AF_UNSPEC
+            alive_interval=float(options.seconds("serveraliveinterval")) or ALIVE_INTERVAL,
+            alive_count=options.number("serveralivecountmax", 0) or ALIVE_COUNT,
+            family=_FAMILIES[options.choice("addressfamily", *_FAMILIES)],
+            bind_address=options.get("bindaddress"),
+            compression=options.flag("compression"),
+            algorithms=Algorithms(
+                ciphers=options.names("ciphers"),
+                macs=options.names("macs"),
+                kex=options.names("kexalgorithms"),
+                host_keys=options.names("hostkeyalgorithms"),
+                user_keys=options.names("pubkeyacceptedalgorithms"),
+                authorities=options.names("casignaturealgorithms"),
+                rsa_bits=options.number("requiredrsasize", 1024),
             ),
+            batch_mode=options.flag("batchmode"),
+            keyboard_interactive=options.flag("kbdinteractiveauthentication", default=True),
             custom_known_hosts=custom,
             config=config_path,
         )
+
+    def _options(self, name: str, ssh: Ssh, config: Path | None) -> Options:
+        """What `ssh NAME` would use, with what the cluster file sets as its arguments."""
+        if config and not config.exists():
+            raise SshConfigError(f"{config}: no such file (named by `config` in the cluster)")
+        if ssh.jump and ssh.jump.lower() != "none":
+            for spec in ssh.jump.split(","):
+                _jump_spec(spec.strip(), name)
+        try:
+            return self._lookup(name, ssh, config)
+        except SshConfigError as error:
+            # `Host *` with `ProxyJump bastion` covers the bastion as well: not for itself.
+            if "jumphost loop" not in str(error) or ssh.jump is not None:
+                raise
+            return self._lookup(name, replace(ssh, jump="none"), config)
+
+    def _lookup(self, name: str, ssh: Ssh, config: Path | None) -> Options:
+        # ssh takes its home folder from the account, whatever HOME says.
+        own_home = config is None and (
+            self._home != self._ssh_home or self._system_config != SYSTEM_CONFIG
+        )
+        if self.query is None or own_home:
+            return self._config(config).lookup(
+                name,
+                local_user=_local_user(),
+                user=ssh.user,
+                port=ssh.port,
+                jump=ssh.jump,
+                home=self._home,
+            )
+        arguments = ["-F", str(config)] if config else []
+        for flag, value in (("-l", ssh.user), ("-p", ssh.port), ("-J", ssh.jump)):
+            if value is not None:
+                arguments += [flag, str(value)]
+        files = [config] if config else [self._home / ".ssh" / "config", SYSTEM_CONFIG]
+        return self.query.options(name, arguments, files)
 
     def _route(
         self,
@@ -219,18 +326,9 @@ class Resolver:
         seen: tuple[str, ...],
     ) -> tuple[Endpoint | None, str | None]:
         """The jump host, or else the command, that leads there."""
-        jumps, command = ssh.jump, None
-        if jumps is None:
-            # The keyword that comes first in the configuration wins, as it does for ssh.
-            for keyword in options.values:
-                if keyword == "proxyjump":
-                    jumps = expand(options.get(keyword) or "", tokens)
-                elif keyword == "proxycommand":
-                    command = options.get(keyword)
-                else:
-                    continue
-                break
-        if command and command.lower() != "none":
+        command = options.get("proxycommand")
+        jumps = options.get("proxyjump")
+        if command and command.lower() != "none" and not jumps:
             return None, expand(command, tokens)
         if not jumps or jumps.lower() == "none":
             return None, None
@@ -250,73 +348,81 @@ class Resolver:
         return via, None
 
     def _config(self, path: Path | None) -> Config:
-        if path not in self._configs:
-            config = Config()
-            if path is not None:
-                if not path.exists():
-                    raise SshConfigError(f"{path}: no such file (named by `config` in the cluster)")
-                config.read(path, self._home)
-            else:
-                config.read(self._home / ".ssh" / "config", self._home)
-                config.read(self._system_config, self._home, user_file=False)
-            for ignored in config.ignored:
-                self._notice(f"{ignored}; its settings are left out")
-            self._configs[path] = config
-        return self._configs[path]
+        with self._lock:
+            if path not in self._configs:
+                config = Config()
+                if path is not None:
+                    # Like ssh -F: who names a file trusts it.
+                    config.read(path, self._home, checked=False)
+                else:
+                    config.read(self._home / ".ssh" / "config", self._home)
+                    config.read(self._system_config, self._home, user_file=False, checked=False)
+                self._configs[path] = config
+            return self._configs[path]
 
-    def _tokens(
-        self, name: str, address: str, port: int, user: str, local_user: str
-    ) -> Callable[[str], str | None]:
-        hostname = socket.gethostname()
-        return {
-            "d": str(self._home),
-            "h": address,
-            "i": str(os.getuid()),
-            "k": name,
-            "L": hostname.split(".")[0],
-            "l": hostname,
-            "n": name,
-            "p": str(port),
-            "r": user,
-            "u": local_user,
-        }.get
-
-    def _agent(self, options: Options, tokens: Callable[[str], str | None]) -> str | None:
-        value = options.get("identityagent")
-        if value is None or value == "SSH_AUTH_SOCK":
-            return os.environ.get("SSH_AUTH_SOCK")
-        if value.lower() == "none":
-            return None
-        if value.startswith("$"):
-            return os.environ.get(value[1:].strip("{}"))
-        return str(self._path(expand(value, tokens), from_config=True))
-
-    def _user_known_hosts(
-        self, ssh: Ssh, options: Options, tokens: Callable[[str], str | None]
-    ) -> tuple[tuple[Path, ...], bool]:
-        if ssh.known_hosts:
-            return (self._path(ssh.known_hosts),), True
-        named = options.get("userknownhostsfile")
-        return self._files(named or "~/.ssh/known_hosts ~/.ssh/known_hosts2", tokens), False
-
-    def _files(self, names: str, tokens: Callable[[str], str | None]) -> tuple[Path, ...]:
+    def _key_files(
+        self, names: tuple[str, ...], tokens: Callable[[str], str | None]
+    ) -> tuple[Path, ...]:
         return tuple(
-            self._path(expand(name, tokens), from_config=True)
-            for name in split_files(names)
-            if name.lower() != "none"
+            Path(expand_path(name, tokens, self._home)) for name in names if name.lower() != "none"
         )
 
-    def _path(self, text: str, *, from_config: bool = False) -> Path:
+    def _user_known_hosts(self, options: Options) -> tuple[Path, ...]:
+        if not options.configured("userknownhostsfile"):
+            return tuple(self._home / ".ssh" / name for name in ("known_hosts", "known_hosts2"))
+        return _files(options, "userknownhostsfile")
+
+    def _path(self, text: str) -> Path:
+        """A path in the cluster file."""
         if text == "~" or text.startswith("~/"):
             return self._home / text[2:]
-        path = Path(text)
-        # ssh takes relative names in its configuration from the working directory.
-        return path if from_config else self._base / path
+        return self._base / text
+
+
+_FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
+
+_HOST = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'`\"$\\;&<>|(){},@]+")
+_USER = re.compile(r"(?!-)(?!.*\s-)(?!.*\\\Z)[^\x00-\x1f\x7f'`\"$%;&<>|(){}]+")
+"""The names that OpenSSH accepts, less `$` and `%` in a user's: OpenSSH 10 expands them."""
+
+
+def _require_safe(what: str, text: str | None, pattern: re.Pattern[str]) -> None:
+    """Names end up on command lines, of ProxyCommand and of ssh itself."""
+    if text is not None and not pattern.fullmatch(text):
+        raise SshConfigError(
+            f"the {what} {text!r} contains characters that OpenSSH refuses",
+            "names cannot start with '-' or contain blanks or any of '`\"$;&<>|(){}",
+        )
+
+
+def _files(options: Options, keyword: str, *default: str) -> tuple[Path, ...]:
+    """The files of an option that can name several."""
+    if not options.all(keyword):
+        return tuple(Path(default[0] + suffix) for suffix in ("", *default[1:])) if default else ()
+    names = options.all(keyword)
+    if options.defaults:
+        # ssh prints all names on one line, without quotes.
+        names = tuple(names[0].split(" "))
+        if any(name[:1] not in "/~" for name in names[1:]):
+            raise SshConfigError(
+                f"{keyword} {' '.join(names)!r} is ambiguous: a name holds a blank, or is relative",
+                "give absolute names without blanks, or `known_hosts` under `ssh`",
+            )
+    return tuple(Path(name) for name in names if name.lower() != "none")
+
+
+def _agent(options: Options) -> str | None:
+    value = options.get("identityagent")
+    if value is None or value == "SSH_AUTH_SOCK":
+        return os.environ.get("SSH_AUTH_SOCK")
+    if value.lower() == "none":
+        return None
+    return os.environ.get(value[1:]) if value.startswith("$") else value
 
 
 def _known_names(alias: str | None, name: str, address: str, port: int) -> tuple[str, ...]:
-    """ssh looks a host up by alias alone, or by address with port and then without. The
-    cluster's own name for the host serves too: `ssh gpu01` may have recorded it."""
+    """ssh looks a host up by alias alone, or by address with port and then without. Where the
+    cluster file gives the address, `ssh gpu01` may have recorded the host's name."""
     if alias:
         return (alias,)
     names = []
@@ -338,22 +444,12 @@ def _jump_spec(spec: str, host: str) -> tuple[str | None, str, int | None]:
     if not match:
         raise SshConfigError(f"{host}: {spec!r} is not a jump host ([user@]host[:port])")
     where = match["bracketed"] or match["v6"] or match["host"]
-    return match["user"], where, int(match["port"]) if match["port"] else None
-
-
-def _number(
-    options: Options, keyword: str, convert: Callable[[str], _N], default: _N, low: float = 0
-) -> _N:
-    value = options.get(keyword)
-    if value is None or value.lower() == "none":
-        return default
-    try:
-        number = convert(value)
-    except ValueError:
-        raise SshConfigError(f"{keyword} {value!r} is not a number") from None
-    if number < low:
-        raise SshConfigError(f"{keyword} {value!r} is too small")
-    return number
+    port = int(match["port"]) if match["port"] else None
+    if port is not None and not 0 < port < 1 << 16:
+        raise SshConfigError(f"{host}: the jump host {spec!r} has a port that cannot be")
+    _require_safe("jump host", where, _HOST)
+    _require_safe("user name", match["user"], _USER)
+    return match["user"], where, port
 
 
 def _local_user() -> str:
@@ -362,3 +458,11 @@ def _local_user() -> str:
     except (KeyError, OSError):
         # A container may run under a number that no account has.
         return str(os.getuid())
+
+
+def _account() -> pwd.struct_passwd | None:
+    try:
+        return pwd.getpwuid(os.getuid())
+    except KeyError:
+        # ssh itself refuses to run without an account.
+        return None

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from dtrain.diagnostics import HostKeyError
 from dtrain.transport.endpoint import Endpoint
-from dtrain.transport.server_key import CERTIFICATE_SUFFIX, Certificate, HostKey
+from dtrain.transport.server_key import CERTIFICATE_SUFFIX, SIGNATURES, Certificate, HostKey
 from dtrain.transport.ssh_config import matches
 
 _PREFERENCE = {
@@ -86,7 +86,8 @@ class KnownHosts:
         self._refuse_revoked(endpoint, key)
         fault = ""
         if key.certificate and (authorities := self._authorities(endpoint)):
-            fault = _fault(key.certificate, authorities)
+            signatures = endpoint.algorithms.authorities or SIGNATURES
+            fault = _fault(key.certificate, authorities, signatures)
             if not fault:
                 return ""
             fault = f"its {key.certificate} does not prove that it is this host: {fault}"
@@ -233,13 +234,15 @@ class KnownHosts:
         return known[1]
 
 
-def _fault(certificate: Certificate, authorities: list[tuple[str, _Line]]) -> str:
+def _fault(
+    certificate: Certificate, authorities: list[tuple[str, _Line]], signatures: tuple[str, ...]
+) -> str:
     """Why a certificate proves none of the names of a host, or ""."""
     now = time.time()
     fault = ""
     for name, line in authorities:
         if line.key.blob == certificate.authority.blob:
-            problem = certificate.problem(name, now)
+            problem = certificate.problem(name, now, signatures)
             if not problem:
                 return ""
             fault = fault or problem

@@ -10,7 +10,9 @@ import base64
 import binascii
 import copy
 import io
+import os
 import re
+import shlex
 import socket
 import struct
 import threading
@@ -33,14 +35,17 @@ from cryptography.hazmat.primitives.serialization import (
 from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import PublicBlob
 
-from dtrain.transport.endpoint import Endpoint
+from dtrain.transport.endpoint import Algorithms, Endpoint
 from dtrain.transport.questions import Ask
 from dtrain.transport.server_key import CERTIFICATE_SUFFIX, fingerprint
 
 PASSPHRASE_TRIES = 3
+MAX_SIZE = 1 << 20
+"""Bytes of a key file."""
 AGENT_TIMEOUT = 60.0
 """Seconds for one answer of the agent: a person may have to touch a key or confirm."""
 
+_RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 _MAGIC = b"openssh-key-v1\x00"
 _FORMATS: dict[type, tuple[type[paramiko.PKey], PrivateFormat]] = {
     Ed25519PrivateKey: (paramiko.Ed25519Key, PrivateFormat.OpenSSH),
@@ -91,26 +96,48 @@ class Keyring:
     def candidates(self, endpoint: Endpoint) -> tuple[list[Candidate], list[str]]:
         """Keys in the order in which to offer them, and why others are left out.
 
-        Keys named for this host come first: a server hangs up after a few refused keys, so a
-        well-filled agent must not use up the tries. Then the agent's, then the default files.
+        A key that the cluster file names comes first: a server hangs up after a few refused
+        keys, so a well-filled agent must not use up the tries. Otherwise the order is that of
+        ssh: certificates of CertificateFile, named keys that the agent holds, its other keys, then
+        the remaining files.
         """
         left_out: list[str] = []
         agent = self._agent(endpoint.agent, left_out)
         offered = {key.blob: key for key in agent.keys} if agent else {}
-        found: list[Candidate] = []
-        for path in endpoint.identities:
-            found += self._from_file(path, endpoint, offered, left_out, named=True)
+        files = [
+            candidate
+            for path in endpoint.identities
+            for candidate in self._from_file(path, endpoint, offered, left_out, named=True)
+        ]
+        for path in endpoint.default_identities:
+            files += self._from_file(path, endpoint, offered, left_out, named=False)
+        others: list[Candidate] = []
         if agent and not endpoint.identities_only:
             for key in agent.keys:
                 name = f"agent key {key.comment!r}"
-                found += _certified(key, name, endpoint.certificates)
-                found.append(_agent_candidate(key, name))
-        for path in endpoint.default_identities:
-            found += self._from_file(path, endpoint, offered, left_out, named=False)
+                others += _certified(key, name, endpoint.certificates)
+                others.append(_agent_candidate(key, name))
+        if endpoint.identities_first:
+            found = [*files, *others]
+        else:
+            place = {blob: index for index, blob in enumerate(offered)}
+            held = [file for file in files if file.public and file.public.blob in place]
+            held.sort(key=lambda file: place[file.public.blob] if file.public else 0)
+            chosen = {public.blob for public in map(_read_public, endpoint.certificates) if public}
+            certified = [
+                candidate
+                for candidate in (*files, *others)
+                if candidate.public and candidate.public.blob in chosen
+            ]
+            found = [*certified, *held, *others, *files]
         unique: dict[object, Candidate] = {}
         for candidate in found:
+            reason = _not_allowed(candidate.public, endpoint.algorithms)
+            if reason:
+                left_out.append(f"{candidate.label}: {reason}")
+                continue
             unique.setdefault(candidate.public.blob if candidate.public else candidate, candidate)
-        return list(unique.values()), left_out
+        return list(unique.values()), list(dict.fromkeys(left_out))
 
     def close(self) -> None:
         with self._lock:
@@ -149,10 +176,10 @@ class Keyring:
                 public = _read_public(certificate)
                 if public and _certifies(public, file.public):
                     yield self._candidate(file, public)
-        if file.encrypted and file.key is None and self._ask is None:
+        if file.encrypted and file.key is None and (self._ask is None or endpoint.batch_mode):
+            why = "there is no terminal to ask" if self._ask is None else "BatchMode forbids to ask"
             left_out.append(
-                f"{_label(str(path), file.public)}: encrypted, and there is no terminal to ask "
-                "for its passphrase"
+                f"{_label(str(path), file.public)}: encrypted, and {why} for its passphrase"
             )
             return
         yield self._candidate(file, file.public)
@@ -226,7 +253,8 @@ class Keyring:
 
 
 class _KeyFile:
-    """A private key file. Raises UnusableKeyError when it is missing or is not a key."""
+    """A private key file. Raises UnusableKeyError when it is missing, is open to others or is
+    not a key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -234,14 +262,23 @@ class _KeyFile:
         self.key: paramiko.PKey | None = None
         self.failure: UnusableKeyError | None = None
         try:
-            text = path.read_text(encoding="ascii", errors="replace")
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                self._data = file.read(MAX_SIZE)
         except FileNotFoundError:
             raise UnusableKeyError("no such file") from None
         except OSError as error:
             raise UnusableKeyError(str(error.strerror)) from None
+        text = self._data.decode("ascii", errors="replace")
         header = re.search(r"-----BEGIN ([A-Z ]*)PRIVATE KEY-----", text)
         if not header:
             raise UnusableKeyError("not a private key")
+        # OpenSSH's rule: a key of another owner is that owner's business.
+        if status.st_uid == os.getuid() and status.st_mode & 0o077:
+            raise UnusableKeyError(
+                f"its mode {status.st_mode & 0o777:04o} lets others use it: "
+                f"chmod 600 {shlex.quote(str(path))}"
+            )
         if header[1] == "OPENSSH ":
             self.public, self.encrypted = _openssh_header(text)
             return
@@ -256,7 +293,7 @@ class _KeyFile:
         the cryptography package loads and paramiko gets the plain form, in memory."""
         password = None if passphrase is None else passphrase.encode()
         try:
-            data = self.path.read_bytes()
+            data = self._data
             read = load_ssh_private_key if b"BEGIN OPENSSH" in data else load_pem_private_key
             loaded = read(data, password)
             kind = next(kind for kind in _FORMATS if isinstance(loaded, kind))
@@ -384,10 +421,20 @@ def _certifies(certificate: PublicKey, key: PublicKey) -> bool:
         return False
 
 
-def permissions_hint(path: Path) -> str:
-    """ssh refuses key files that others can read; dtrain does not, but says so."""
-    try:
-        lax = path.stat().st_mode & 0o077
-    except OSError:
+def _not_allowed(public: PublicKey | None, allowed: Algorithms) -> str:
+    """Why ssh's configuration excludes a key, or nothing."""
+    if not public:
         return ""
-    return f"; ssh would ignore {path} until `chmod 600 {path}`" if lax else ""
+    kinds = {public.kind}
+    if public.kind.startswith("ssh-rsa"):
+        kinds = {public.kind.replace("ssh-rsa", name) for name in _RSA_SIGNATURES}
+    if allowed.user_keys is not None and not kinds.intersection(allowed.user_keys):
+        return "its type is not in PubkeyAcceptedAlgorithms"
+    if public.kind == "ssh-rsa":
+        try:
+            bits = paramiko.RSAKey(data=public.blob).get_bits()
+        except (paramiko.SSHException, ValueError, struct.error):
+            return "a damaged public key"
+        if bits < allowed.rsa_bits:
+            return f"its {bits} bits are less than RequiredRSASize {allowed.rsa_bits}"
+    return ""

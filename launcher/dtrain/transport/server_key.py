@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
+from collections.abc import Container
 from dataclasses import dataclass
 
 import paramiko
@@ -20,6 +21,15 @@ from cryptography.hazmat.primitives.serialization import (
 from dtrain.framing import clean
 
 CERTIFICATE_SUFFIX = "-cert-v01@openssh.com"
+SIGNATURES = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "rsa-sha2-512",
+    "rsa-sha2-256",
+)
+"""What a CA may sign with: OpenSSH's default, which leaves out SHA-1."""
 _SHOWN = 100
 """Characters that a message shows of a text inside a certificate."""
 _KEY_FIELDS = {"ssh-rsa": 2, "ssh-ed25519": 1}
@@ -67,8 +77,9 @@ class Certificate:
     def __str__(self) -> str:
         return f"certificate {_shown(self.key_id)!r} (serial {self.serial}, CA {self.authority})"
 
-    def problem(self, name: str, now: float) -> str:
-        """Why it does not prove that a server is the host ``name``, or "".
+    def problem(self, name: str, now: float, signatures: Container[str]) -> str:
+        """Why it does not prove that a server is the host ``name``, or "". ``signatures`` are the
+        algorithms that a CA may use.
 
         The rules are those of OpenSSH. Where its versions differ, the stricter one counts: from
         10.3 on a certificate without principals is refused, before 10.3 wildcards match nothing.
@@ -90,8 +101,8 @@ class Certificate:
         if self.critical_options:
             options = ", ".join(map(_shown, self.critical_options[:8]))
             return f"it has critical options that no host certificate can have: {options}"
-        if self.signature == "ssh-rsa":
-            return "its CA signed it with SHA-1 (ssh-rsa)"
+        if self.signature not in signatures:
+            return f"its CA signed it with {self.signature}, which CASignatureAlgorithms excludes"
         return ""
 
 

@@ -21,6 +21,7 @@ import paramiko
 from dtrain.diagnostics import ConnectError, HostKeyError, NodeError
 from dtrain.spec.model import Host
 from dtrain.transport import retry
+from dtrain.transport.algorithms import allow, check_host_key
 from dtrain.transport.authentication import authenticate
 from dtrain.transport.endpoint import Endpoint, Resolver
 from dtrain.transport.host_keys import KnownHosts
@@ -62,7 +63,6 @@ class SshTransport:
         self._notice_once = notice
         self._noticed: set[str] = set()
         self._lock = threading.Lock()
-        self._resolving = threading.Lock()
         self._resolver = Resolver(base, system_config, self._notice)
         self._ask = one_at_a_time(ask) if ask else None
         self._keyring = Keyring(self._ask)
@@ -77,9 +77,7 @@ class SshTransport:
 
     def connect(self, host: Host) -> SshConnection:
         """Raises ConnectError, HostKeyError or AuthError, each with a hint."""
-        with self._resolving:
-            endpoint = self._resolver.resolve(host)
-        return self._reach(endpoint)
+        return self._reach(self._resolver.resolve(host))
 
     def close(self) -> None:
         """Close jump hosts' connections and the agent's; waiting attempts end."""
@@ -129,7 +127,9 @@ class SshTransport:
                 if self._closing.is_set():
                     raise ConnectError(endpoint.host, endpoint.attempted, "the launch is ending")
                 self._handshake(endpoint, transport, stream, deadline)
-                notice = self._known_hosts.check(endpoint, _host_key(endpoint, transport))
+                key = _host_key(endpoint, transport)
+                check_host_key(endpoint, key, transport.host_key_blob)
+                notice = self._known_hosts.check(endpoint, key)
                 if notice:
                     self._notice(notice)
                 authenticate(
@@ -156,7 +156,7 @@ class SshTransport:
         deadline: float,
     ) -> None:
         """Exchange keys with the server, up to the point where its host key is known."""
-        transport.get_security_options().key_types = self._known_hosts.algorithms(endpoint)
+        allow(transport, endpoint, self._known_hosts.algorithms(endpoint))
         # The deadline below is the one that counts; paramiko's own come after it.
         transport.banner_timeout = transport.handshake_timeout = endpoint.timeout + 5
         done = threading.Event()
@@ -310,6 +310,8 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
         connection = socket.socket(family, kind, protocol)
         try:
             connection.settimeout(max(0.1, share))
+            if endpoint.bind_address:
+                connection.bind(_local_address(endpoint.bind_address, family))
             connection.connect(where)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return connection
@@ -326,6 +328,10 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
         else _words(failure).lower(),
         hint=_dial_hint(failure, endpoint),
     ) from failure
+
+
+def _local_address(address: str, family: int) -> tuple[object, ...]:
+    return socket.getaddrinfo(address, 0, socket.AddressFamily(family), socket.SOCK_STREAM)[0][4]
 
 
 def _dial_hint(failure: OSError, endpoint: Endpoint) -> str:

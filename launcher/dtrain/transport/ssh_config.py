@@ -1,253 +1,426 @@
-"""OpenSSH's client configuration: ``~/.ssh/config`` and the files that it includes.
+"""A reader of ssh's client configuration, for machines where `ssh -G` cannot be asked.
 
-paramiko has a reader too, but it knows no ``Include``, expands few tokens, and runs the commands
-of ``Match exec``. Here the whole language is read, except that:
-
-- ``Match exec``, ``localnetwork``, ``tagged`` and ``canonical`` never match, because reading a
-  file must not run programs and host names are not canonicalized; `Config.ignored` names them.
-- A line that cannot be understood raises `SshConfigError` with file and line.
+It follows OpenSSH 9: the first value counts, blocks are evaluated in order with the values found
+so far, and `Match final` causes a second pass. What only ssh can do (`Match exec`, canonical
+names) raises SshConfigError where the answer depends on it.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import glob
+import ipaddress
+import os
+import pwd
 import re
-from collections.abc import Callable, Iterator, Mapping
+import socket
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dtrain.transport.ssh_options import ALIASES, Options, SshConfigError, known
+
 MAX_INCLUDE_DEPTH = 16
-MULTIPLE = frozenset({"identityfile", "certificatefile"})
+_FORWARDS = frozenset({"dynamicforward", "localforward", "remoteforward"})
+ADDED_UP = frozenset({"certificatefile", "identityfile", "sendenv", "setenv"}) | _FORWARDS
 """Keywords whose values add up; of all others the first value counts."""
-
-_LINE = re.compile(r"\s*([A-Za-z0-9]+)(?:\s*=\s*|\s+)(.*?)\s*$")
-_WORD = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[^\s"'])*)(?=\s|$)""")
-_WITHOUT_ARGUMENT = frozenset({"all", "canonical", "final"})
-
-
-class SshConfigError(Exception):
-    """A configuration file that cannot be read; the message starts with ``file:line``."""
+_COMMANDS = frozenset({"knownhostscommand", "localcommand", "proxycommand", "remotecommand"})
+_FILES = frozenset({"globalknownhostsfile", "revokedhostkeys", "userknownhostsfile"})
+_SEVERAL_WORDS = _FORWARDS | {
+    "addkeystoagent",
+    "canonicaldomains",
+    "canonicalizepermittedcnames",
+    "channeltimeout",
+    "ipqos",
+    "logverbose",
+    "obscurekeystroketiming",
+    "permitremoteopen",
+    "rekeylimit",
+    "sendenv",
+    "setenv",
+    "versionaddendum",
+}
+_KEYWORD = re.compile(r"\s*([A-Za-z0-9]+)(?:\s*=\s*|\s+)(.*?)\s*$")
+_ALONE = frozenset({"all", "canonical", "final"})
+_NEEDS_SSH = frozenset({"command", "exec", "localnetwork", "sessiontype", "tagged", "version"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Criterion:
     keyword: str
-    """``host``, ``originalhost``, ``user``, ``localuser``, ``all``, ``final``, or ``never``."""
-    patterns: tuple[str, ...] = ()
-    negated: bool = False
+    negated: bool
+    argument: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
-    """Settings that apply where every one of ``conditions`` holds: an included file's blocks
-    carry those of the block that includes it."""
-
-    conditions: tuple[tuple[_Criterion, ...], ...]
-    settings: list[tuple[str, str]] = field(default_factory=list)
+class _Line:
+    where: str
+    keyword: str
+    values: tuple[str, ...] = ()
+    criteria: tuple[_Criterion, ...] = ()
+    included: tuple[tuple[_Line, ...], ...] = ()
 
 
 @dataclass(slots=True)
 class Config:
     """What one or several files say, to be asked for one host after another."""
 
-    blocks: list[_Block] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)
-    """What was read but never applies, as ``file:line: what``."""
+    files: list[tuple[_Line, ...]] = field(default_factory=list)
 
-    def read(self, path: Path, home: Path, *, user_file: bool = True) -> None:
+    def read(self, path: Path, home: Path, *, user_file: bool = True, checked: bool = True) -> None:
         """Append ``path``; its relative includes are in ``~/.ssh`` (``/etc/ssh`` if it is not a
-        user's file). A file that does not exist is empty. Raises SshConfigError."""
-        folder = home / ".ssh" if user_file else Path("/etc/ssh")
-        self._read(path, home, folder, (), 0)
+        user's file). A file that does not exist is empty.
 
-    def lookup(self, host: str, *, local_user: str, user: str | None = None) -> Options:
-        """What applies to the host that is called ``host``.
-
-        ``user`` is the remote user when something stronger than the files has chosen one.
+        Raises SshConfigError, also when ``checked`` is true and another user can write the file.
         """
-        values: dict[str, list[str]] = {"user": [user]} if user else {}
-        for final in (False, True):
-            # A second pass only serves `Match final`: all first values are already taken.
-            for block in self.blocks:
-                facts = _Facts(host, values, local_user, final)
-                if not all(facts.satisfy(condition) for condition in block.conditions):
-                    continue
-                if final and not any(c.keyword == "final" for cs in block.conditions for c in cs):
-                    continue
-                for keyword, value in block.settings:
-                    known = values.setdefault(keyword, [])
-                    if not known or (keyword in MULTIPLE and value not in known):
-                        known.append(value)
-        return Options({keyword: tuple(found) for keyword, found in values.items()})
+        self.files.append(_read(path, _Folders(home, user_file), checked=checked, depth=0))
 
-    def _read(
+    def lookup(
         self,
-        path: Path,
-        home: Path,
-        folder: Path,
-        conditions: tuple[tuple[_Criterion, ...], ...],
-        depth: int,
-    ) -> None:
-        try:
-            text = path.read_text(encoding="utf-8", errors="surrogateescape")
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except OSError as error:
-            raise SshConfigError(f"{path}: {error.strerror}") from error
-        block = _Block(conditions)
-        self.blocks.append(block)
-        for number, line in enumerate(text.splitlines(), 1):
-            where = f"{path}:{number}"
-            if not line.strip() or line.lstrip().startswith("#"):
-                continue
-            match = _LINE.match(line)
-            if not match:
-                raise SshConfigError(f"{where}: not `keyword value`: {line.strip()!r}")
-            keyword, value = match[1].lower(), match[2]
-            if keyword == "host":
-                criterion = _Criterion("originalhost", tuple(_words(value, where)))
-                block = _Block((*conditions, (criterion,)))
-                self.blocks.append(block)
-            elif keyword == "match":
-                block = _Block((*conditions, self._criteria(value, where)))
-                self.blocks.append(block)
-            elif keyword == "include":
-                if depth >= MAX_INCLUDE_DEPTH:
-                    raise SshConfigError(f"{where}: more than {MAX_INCLUDE_DEPTH} nested includes")
-                for name in _words(value, where):
-                    for included in _glob(name, home, folder):
-                        self._read(included, home, folder, block.conditions, depth + 1)
-                # What follows in this file comes after what was included.
-                block = _Block(block.conditions)
-                self.blocks.append(block)
-            else:
-                block.settings.append((keyword, _argument(keyword, value, where)))
-
-    def _criteria(self, value: str, where: str) -> tuple[_Criterion, ...]:
-        words = _words(value, where)
-        criteria: list[_Criterion] = []
-        while words:
-            word = words.pop(0)
-            negated, keyword = word.startswith("!"), word.lstrip("!").lower()
-            patterns: tuple[str, ...] = ()
-            if keyword not in _WITHOUT_ARGUMENT:
-                if not words:
-                    raise SshConfigError(f"{where}: `Match {keyword}` lacks its argument")
-                patterns = tuple(words.pop(0).split(","))
-            if keyword not in {"host", "originalhost", "user", "localuser", "all", "final"}:
-                self.ignored.append(f"{where}: `Match {keyword}` is not supported")
-                # Never matching, negated or not: what it would say is unknown.
-                keyword, negated = "never", False
-            criteria.append(_Criterion(keyword, patterns, negated))
-        if not criteria:
-            raise SshConfigError(f"{where}: `Match` lacks its criteria")
-        return tuple(criteria)
+        host: str,
+        *,
+        local_user: str,
+        user: str | None = None,
+        port: int | None = None,
+        jump: str | None = None,
+        home: Path = Path("/"),
+    ) -> Options:
+        """The options of ``host``, as `ssh -l USER -p PORT -J JUMP -G HOST` prints them.
+        Raises SshConfigError."""
+        given = {"user": user, "port": str(port) if port else None, "proxyjump": jump}
+        lookup = _Lookup(host, {key: [value] for key, value in given.items() if value}, local_user)
+        lookup.run(self.files)
+        values = lookup.values
+        name = canonical(expand(values.get("hostname", [host])[0], {"h": host}.get))
+        if lookup.wants_final:
+            values["hostname"] = [name]
+            lookup.host, lookup.final = name, True
+            lookup.run(self.files)
+        values["hostname"] = [name]
+        values.setdefault("user", [local_user])
+        values["port"] = [str(_port(values.get("port", ["22"])[0]))]
+        if "hostkeyalias" in values:
+            values["hostkeyalias"] = [values["hostkeyalias"][0].lower()]
+        alias = values.get("hostkeyalias", [host])[0]
+        user = values["user"][0]
+        tokens = standard_tokens(host, name, values["port"][0], user, alias, local_user, home)
+        for keyword in ("identityagent", "userknownhostsfile"):
+            values[keyword] = [expand_path(text, tokens, home) for text in values.get(keyword, ())]
+        return Options({keyword: tuple(found) for keyword, found in values.items() if found}, {})
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The settings of one host; keywords are in lower case."""
-
-    values: Mapping[str, tuple[str, ...]]
-
-    def get(self, keyword: str) -> str | None:
-        """The value that counts, or None."""
-        found = self.values.get(keyword)
-        return found[0] if found else None
-
-    def all(self, keyword: str) -> tuple[str, ...]:
-        return self.values.get(keyword, ())
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
+@dataclass(slots=True)
+class _Lookup:
     host: str
-    values: Mapping[str, list[str]]
+    """What `Host` compares: the name as it was given, and in the final pass the resolved one."""
+    values: dict[str, list[str]]
     local_user: str
-    final: bool
+    original: str = ""
+    final: bool = False
+    wants_final: bool = False
 
-    def satisfy(self, criteria: tuple[_Criterion, ...]) -> bool:
-        return all(self._holds(criterion) != criterion.negated for criterion in criteria)
+    def __post_init__(self) -> None:
+        self.original = self.host
+
+    def run(self, files: list[tuple[_Line, ...]]) -> None:
+        for lines in files:
+            self._file(lines, active=True, never=False)
+
+    def _file(self, lines: tuple[_Line, ...], *, active: bool, never: bool) -> None:
+        """``never``: the file is included where it does not apply."""
+        for line in lines:
+            if line.keyword == "host":
+                active = not never and matches(self.host, line.values, fold=False)
+            elif line.keyword == "match":
+                active = self._matches(line) and not never
+            elif line.keyword == "include":
+                for included in line.included:
+                    self._file(included, active=active, never=never or not active)
+            elif not known(line.keyword):
+                ignored = self.values.get("ignoreunknown", [""])[0].split(",")
+                if not matches(line.keyword, tuple(ignored)):
+                    raise SshConfigError(
+                        f"{line.where}: bad configuration option: {line.keyword}",
+                        "correct it, or name it in an IgnoreUnknown line above",
+                    )
+            elif active:
+                self._set(line)
+
+    def _set(self, line: _Line) -> None:
+        keyword = line.keyword
+        found = self.values.setdefault(keyword, [])
+        if keyword in ADDED_UP:
+            found += [value for value in line.values if value not in found]
+        elif keyword in {"proxyjump", "proxycommand"}:
+            # The one that comes first also rules the other out.
+            if not self.values.get("proxyjump") and not self.values.get("proxycommand"):
+                found += line.values
+        elif not found:
+            found += line.values
+
+    def _matches(self, line: _Line) -> bool:
+        unknown = None
+        for criterion in line.criteria:
+            if criterion.keyword == "final":
+                self.wants_final = True
+            if criterion.keyword in _NEEDS_SSH:
+                unknown = criterion.keyword
+            elif self._holds(criterion) == criterion.negated:
+                return False
+        if unknown:
+            raise SshConfigError(
+                f"{line.where}: `Match {unknown}` needs the `ssh` program",
+                "install OpenSSH's client, or move these settings to a `Host` block; where HOME "
+                "is not the account's own, name the file as `config` under `ssh`",
+            )
+        return True
 
     def _holds(self, criterion: _Criterion) -> bool:
+        patterns = tuple(criterion.argument.split(","))
         match criterion.keyword:
-            case "all":
-                return True
-            case "final":
+            case "canonical" | "final":
                 return self.final
             case "originalhost":
-                return matches(self.host, criterion.patterns)
+                return matches(self.original, patterns)
             case "host":
-                name = self.values.get("hostname", [self.host])[0].replace("%h", self.host)
-                return matches(name, criterion.patterns)
+                name = self.values.get("hostname", [self.original])[0]
+                if not self.final:
+                    name = expand(name, {"h": self.original}.get)
+                return matches(name, patterns)
             case "user":
                 user = self.values.get("user", [self.local_user])[0]
-                return matches(user, criterion.patterns)
+                return matches(user, patterns, fold=False)
             case "localuser":
-                return matches(self.local_user, criterion.patterns)
+                return matches(self.local_user, patterns, fold=False)
             case _:
-                return False
+                return True
 
 
-def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """OpenSSH's pattern list: ``*`` and ``?`` are wild, and a match with ``!`` decides."""
+@dataclass(frozen=True, slots=True)
+class _Folders:
+    home: Path
+    user_file: bool
+
+    def included(self, name: str, where: str) -> list[str]:
+        """The files that an Include names."""
+        if name.startswith("~") and not self.user_file:
+            raise SshConfigError(f"{where}: bad include path {name}")
+        pattern = tilde(name, self.home)
+        if not pattern.startswith("/"):
+            pattern = f"{self.home / '.ssh' if self.user_file else '/etc/ssh'}/{pattern}"
+        return sorted(glob.glob(pattern))  # noqa: PTH207 (pathlib's glob finds hidden files too)
+
+
+def _read(path: Path, folders: _Folders, *, checked: bool, depth: int) -> tuple[_Line, ...]:
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if checked and (status.st_uid not in {0, os.getuid()} or status.st_mode & 0o022):
+                raise SshConfigError(
+                    f"bad owner or permissions on {path}: it has owner {_owner(status.st_uid)} "
+                    f"and mode {status.st_mode & 0o7777:o}",
+                    f"make it yours and closed to others: chmod 600 {path}",
+                )
+            text = file.read().decode("utf-8", "surrogateescape")
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    except OSError as error:
+        raise SshConfigError(f"{path}: {error.strerror}") from error
+    lines = []
+    for number, line in enumerate(text.split("\n"), 1):
+        where = f"{path}:{number}"
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match = _KEYWORD.match(line)
+        if not match or not match[2]:
+            raise SshConfigError(f"{where}: not `keyword value`: {line.strip()!r}")
+        keyword = ALIASES.get(match[1].lower(), match[1].lower())
+        if keyword == "match":
+            lines.append(_Line(where, keyword, criteria=_criteria(match[2], where)))
+        elif keyword == "include":
+            if depth >= MAX_INCLUDE_DEPTH:
+                raise SshConfigError(f"{where}: more than {MAX_INCLUDE_DEPTH} nested includes")
+            included = tuple(
+                _read(Path(file), folders, checked=True, depth=depth + 1)
+                for name in words(match[2], where)
+                for file in folders.included(name, where)
+            )
+            lines.append(_Line(where, keyword, included=included))
+        else:
+            lines.append(_Line(where, keyword, _values(keyword, match[2], where)))
+    return tuple(lines)
+
+
+def _values(keyword: str, text: str, where: str) -> tuple[str, ...]:
+    """The values of a line, checked as far as their number goes."""
+    found = words(text, where)
+    if keyword in _COMMANDS:
+        return (text.lstrip(" \t="),)
+    if keyword == "proxyjump":
+        return (text.lstrip(" \t=").partition("#")[0].rstrip(),)
+    if not found or "" in found:
+        raise SshConfigError(f"{where}: {keyword} lacks its argument")
+    if keyword in _FILES or keyword == "host":
+        if keyword != "host" and len(found) > 1 and "none" in (word.lower() for word in found):
+            raise SshConfigError(f"{where}: {keyword} `none` must stand alone")
+        return tuple(found)
+    if keyword in _SEVERAL_WORDS or not known(keyword):
+        return (" ".join(found),)
+    if len(found) > 1:
+        raise SshConfigError(f"{where}: extra arguments after {keyword} {found[0]}")
+    return (found[0],)
+
+
+def _criteria(text: str, where: str) -> tuple[_Criterion, ...]:
+    # OpenSSH separates the criteria like a keyword and its value: with `=` as well.
+    rest = [
+        piece
+        for word in words(text, where)
+        for piece in (word.split("=", 1) if re.match(r"!?[a-zA-Z]+=", word) else [word])
+    ]
+    criteria: list[_Criterion] = []
+    while rest:
+        word = rest.pop(0)
+        keyword, negated = word.removeprefix("!").lower(), word.startswith("!")
+        if keyword in _ALONE:
+            criteria.append(_Criterion(keyword, negated))
+            continue
+        if keyword not in _NEEDS_SSH | {"host", "localuser", "originalhost", "user"}:
+            raise SshConfigError(f"{where}: unsupported Match attribute {word}")
+        if not rest:
+            raise SshConfigError(f"{where}: `Match {keyword}` lacks its argument")
+        criteria.append(_Criterion(keyword, negated, rest.pop(0)))
+    if not criteria:
+        raise SshConfigError(f"{where}: `Match` lacks its criteria")
+    for index, criterion in enumerate(criteria):
+        if criterion.keyword == "all" and (index > 1 or index + 1 < len(criteria)):
+            raise SshConfigError(f"{where}: `all` cannot be combined with other attributes")
+    return tuple(criteria)
+
+
+def words(text: str, where: str) -> list[str]:
+    """Split at blanks outside quotes; a ``#`` that starts a word starts a comment."""
+    found: list[str] = []
+    quote, word = "", None
+    position = 0
+    while position < len(text):
+        character = text[position]
+        if character == "\\":
+            following = text[position + 1 : position + 2]
+            if following and (following in "'\"\\" or (following == " " and not quote)):
+                position += 1
+                character = following
+            word = (word or "") + character
+        elif not quote and character in " \t":
+            if word is not None:
+                found.append(word)
+            word = None
+        elif not quote and word is None and character == "#":
+            break
+        elif not quote and character in "'\"":
+            quote, word = character, word or ""
+        elif character == quote:
+            quote = ""
+        else:
+            word = (word or "") + character
+        position += 1
+    if quote:
+        raise SshConfigError(f"{where}: a quote is not closed")
+    return found if word is None else [*found, word]
+
+
+def matches(name: str, patterns: tuple[str, ...], *, fold: bool = True) -> bool:
+    """OpenSSH's pattern list: ``*`` and ``?`` are wild, and a match with ``!`` decides.
+    ``fold`` compares names without regard to case."""
     found = False
     for pattern in patterns:
         negated, text = pattern.startswith("!"), pattern.removeprefix("!")
         # OpenSSH knows no [...], which fnmatch does.
-        if fnmatch.fnmatchcase(name.lower(), text.lower().replace("[", "[[]")):
+        text = text.replace("[", "[[]")
+        if fnmatch.fnmatchcase(name.lower() if fold else name, text.lower() if fold else text):
             if negated:
                 return False
             found = True
     return found
 
 
+def canonical(name: str) -> str:
+    """How ssh writes a host's name: in lower case, and an address in its shortest form."""
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return name.lower()
+
+
+def standard_tokens(
+    name: str, address: str, port: str, user: str, alias: str, local_user: str, home: Path
+) -> Callable[[str], str | None]:
+    """The tokens that OpenSSH expands in most options."""
+    hostname = socket.gethostname()
+    tokens: Mapping[str, str] = {
+        "d": str(home),
+        "h": address,
+        "i": str(os.getuid()),
+        "k": alias,
+        "L": hostname.split(".")[0],
+        "l": hostname,
+        "n": name,
+        "p": port,
+        "r": user,
+        "u": local_user,
+    }
+    return tokens.get
+
+
 def expand(text: str, token: Callable[[str], str | None]) -> str:
-    """Replace ``%x`` by what ``token`` gives for ``x`` (None leaves it), and ``%%`` by ``%``."""
+    """Replace ``%x`` by what ``token`` gives for ``x``, and ``%%`` by ``%``. Raises
+    SshConfigError for a token that has no value."""
 
     def replacement(match: re.Match[str]) -> str:
-        if match[1] == "%":
-            return "%"
-        value = token(match[1])
-        return match[0] if value is None else value
-
-    return re.sub(r"%(.)", replacement, text)
-
-
-def _argument(keyword: str, value: str, where: str) -> str:
-    # Commands go to a shell as they stand; file lists are split where they are used.
-    if keyword in {"proxycommand", "localcommand", "remotecommand"}:
+        value = "%" if match[1] == "%" else token(match[1])
+        if value is None:
+            raise SshConfigError(f"dtrain does not support the token {match[0]} in {text!r}")
         return value
-    if keyword in {"userknownhostsfile", "globalknownhostsfile"}:
-        _words(value, where)
+
+    return re.sub(r"%(.?)", replacement, text, flags=re.DOTALL)
+
+
+def expand_path(text: str, token: Callable[[str], str | None], home: Path) -> str:
+    """Expand ``~``, tokens and ``${VARIABLE}`` in a file name. Raises SshConfigError."""
+
+    def replacement(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return expand(match[0], token)
+        value = os.environ.get(match[1])
+        if value is None:
+            raise SshConfigError(f"the environment variable {match[1]!r} in {text!r} is not set")
         return value
-    words = _words(value, where)
-    return words[0] if words else ""
+
+    return re.sub(r"\$\{([^}]*)\}|%.?", replacement, tilde(text, home), flags=re.DOTALL)
 
 
-def _words(value: str, where: str) -> list[str]:
-    """Split at blanks outside quotes; a ``#`` that starts a word starts a comment."""
-    words = []
-    position = 0
-    while match := _WORD.match(value, position):
-        if not match[1] or match[1].startswith("#"):
-            break
-        words.append(re.sub(r"[\"']", "", match[1]))
-        position = match.end()
-    if value[position:].lstrip()[:1] in ('"', "'"):
-        raise SshConfigError(f"{where}: a quote is not closed")
-    return words
+def tilde(text: str, home: Path) -> str:
+    if not text.startswith("~"):
+        return text
+    user, slash, rest = text[1:].partition("/")
+    try:
+        return f"{pwd.getpwnam(user).pw_dir if user else home}{slash}{rest}"
+    except KeyError:
+        raise SshConfigError(f"{text}: there is no user {user}") from None
 
 
-def split_files(value: str) -> list[str]:
-    """The names in a ``UserKnownHostsFile`` line."""
-    return _words(value, "UserKnownHostsFile")
+def _port(text: str) -> int:
+    try:
+        port = int(text) if re.fullmatch(r"[0-9]+", text) else socket.getservbyname(text, "tcp")
+    except OSError:
+        raise SshConfigError(f"port {text!r} is not a number") from None
+    if not 0 < port < 1 << 16:
+        raise SshConfigError(f"port {text!r} is not between 1 and 65535")
+    return port
 
 
-def _glob(name: str, home: Path, folder: Path) -> Iterator[Path]:
-    if name.startswith("~/"):
-        name = str(home / name[2:])
-    path = Path(name)
-    pattern = path if path.is_absolute() else folder / path
-    anchor = Path(pattern.anchor)
-    yield from sorted(found for found in anchor.glob(str(pattern.relative_to(anchor))))
+def _owner(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,129 @@
+"""Which algorithms and key sizes a connection may use: those of ssh's configuration that
+paramiko has, and none that OpenSSH's defaults exclude."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import paramiko
+
+from dtrain.diagnostics import ConnectError, HostKeyError
+from dtrain.transport.endpoint import Endpoint
+from dtrain.transport.server_key import HostKey
+
+# paramiko also offers CBC ciphers and MD5, which OpenSSH does not by default.
+CIPHERS = (
+    "aes128-ctr",
+    "aes192-ctr",
+    "aes256-ctr",
+    "aes128-gcm@openssh.com",
+    "aes256-gcm@openssh.com",
+)
+MACS = (
+    "hmac-sha2-256-etm@openssh.com",
+    "hmac-sha2-512-etm@openssh.com",
+    "hmac-sha2-256",
+    "hmac-sha2-512",
+    "hmac-sha1",
+)
+_KRL = b"SSHKRL\n\0"
+
+
+def allow(transport: paramiko.Transport, endpoint: Endpoint, host_keys: tuple[str, ...]) -> None:
+    """Restrict ``transport`` before its handshake. ``host_keys`` are the host key algorithms to
+    ask for. Raises ConnectError when paramiko has no algorithm that the configuration allows."""
+    allowed = endpoint.algorithms
+    options = transport.get_security_options()
+
+    def choose(option: str, wanted: Iterable[str] | None, known: Sequence[str]) -> tuple[str, ...]:
+        if wanted is None:
+            return tuple(known)
+        chosen = tuple(name for name in wanted if name in known)
+        if not chosen:
+            raise ConnectError(
+                endpoint.host,
+                endpoint.attempted,
+                f"paramiko has none of the {option} that ssh's configuration allows: "
+                + ", ".join(wanted),
+                hint=f"allow one of these for this host: {option} {','.join(known)}",
+            )
+        return chosen
+
+    options.ciphers = choose("Ciphers", allowed.ciphers or CIPHERS, options.ciphers)
+    options.digests = choose("MACs", allowed.macs or MACS, options.digests)
+    options.kex = choose("KexAlgorithms", allowed.kex, options.kex)
+    known = options.key_types
+    if allowed.host_keys is not None:
+        # Known keys come first in `host_keys`, whatever the configuration prefers.
+        choose("HostKeyAlgorithms", allowed.host_keys, known)
+        host_keys = tuple(name for name in host_keys if name in allowed.host_keys)
+    options.key_types = host_keys
+    user_keys = choose("PubkeyAcceptedAlgorithms", allowed.user_keys, _user_keys(transport))
+    transport.disabled_algorithms = {
+        "pubkeys": [name for name in _user_keys(transport) if name not in user_keys]
+    }
+    if endpoint.compression:
+        transport.use_compression()
+
+
+def _user_keys(transport: paramiko.Transport) -> tuple[str, ...]:
+    return tuple(transport._preferred_pubkeys)  # type: ignore[attr-defined]
+
+
+def check_host_key(endpoint: Endpoint, key: HostKey, shown: bytes) -> None:
+    """Raises HostKeyError when a file of RevokedHostKeys lists ``key``, its certificate or the CA
+    of that, or cannot be read, and when an RSA key is smaller than RequiredRSASize. ``shown`` is
+    the key or the certificate as the server sent it."""
+    bits = paramiko.RSAKey(data=key.blob).get_bits() if key.kind == "ssh-rsa" else None
+    if bits is not None and bits < endpoint.algorithms.rsa_bits:
+        raise HostKeyError(
+            endpoint.host,
+            endpoint.attempted,
+            f"its RSA host key has {bits} bits, and ssh's configuration requires "
+            f"{endpoint.algorithms.rsa_bits} (RequiredRSASize)",
+            hint="give the host a longer key, or one of type ed25519",
+        )
+    for path in endpoint.revoked_host_keys:
+        try:
+            revoked = _lists(path, key, shown)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise HostKeyError(
+                endpoint.host,
+                endpoint.attempted,
+                f"RevokedHostKeys {path} cannot be checked: {error}",
+                hint="make the file readable, or remove RevokedHostKeys for this host",
+            ) from error
+        if revoked:
+            raise HostKeyError(
+                endpoint.host,
+                endpoint.attempted,
+                f"its host key {key} or its certificate is revoked ({path})"
+                if key.certificate
+                else f"its host key {key} is revoked ({path})",
+                hint="do not connect; ask whoever runs the host for its new key",
+            )
+
+
+def _lists(path: Path, key: HostKey, shown: bytes) -> bool:
+    """Whether a file of revoked keys lists what a server has shown. Raises OSError."""
+    data = path.read_bytes()
+    encoded = base64.b64encode(shown).decode()
+    if not data.startswith(_KRL):
+        wanted = {encoded, base64.b64encode(key.blob).decode()}
+        if key.certificate:
+            wanted.add(base64.b64encode(key.certificate.authority.blob).decode())
+        lines = data.decode(errors="replace").splitlines()
+        return any(wanted.intersection(line.split()) for line in lines if line[:1] != "#")
+    with tempfile.NamedTemporaryFile("w", suffix=".pub") as public:
+        kind = paramiko.Message(shown).get_text()
+        public.write(f"{kind} {encoded}\n")
+        public.flush()
+        command = ["ssh-keygen", "-Q", "-f", str(path), public.name]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    if answer.returncode not in {0, 1} or (answer.returncode and "REVOKED" not in answer.stdout):
+        raise OSError((answer.stderr or answer.stdout).strip())
+    return answer.returncode == 1

@@ -1,0 +1,300 @@
+"""The options of ssh_config(5): how dtrain treats each one, and how their values read.
+
+Every option is in one of four groups:
+
+- `HONOURED`: `endpoint` makes a connection of it.
+- `NO_EFFECT`: it changes nothing that dtrain does, for the reason given.
+- `LEFT_OUT`: dtrain does not do this; a notice says so when it is set.
+- `REFUSED`: a connection without it would not be the one that the user asked for.
+
+An option that is in no group is refused where it differs from OpenSSH's default.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+
+def _names_in(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+HONOURED = _names_in(
+    """
+    AddressFamily BatchMode BindAddress CASignatureAlgorithms CertificateFile Ciphers Compression
+    ConnectTimeout GlobalKnownHostsFile HashKnownHosts HostKeyAlgorithms HostKeyAlias HostName
+    IdentitiesOnly IdentityAgent IdentityFile KbdInteractiveAuthentication KexAlgorithms MACs Port
+    ProxyCommand ProxyJump PubkeyAcceptedAlgorithms RequiredRSASize RevokedHostKeys
+    ServerAliveCountMax ServerAliveInterval StrictHostKeyChecking User UserKnownHostsFile
+    """
+)
+
+_KEYS_ONLY = "dtrain logs in with keys, and with keyboard-interactive where a server asks for both"
+_NO_SESSION = "it is about a person's own session"
+_OWN_CHECKS = "dtrain checks host keys at least as strictly without it"
+_BY_SSH = "`ssh -G` has applied it to the host's name"
+_FORWARDING = "dtrain forwards nothing"
+_MULTIPLEXING = "dtrain makes its own connections"
+_SCREEN = "it is about what ssh itself prints"
+
+NO_EFFECT: Mapping[str, str] = {
+    "AddKeysToAgent": "dtrain adds no keys to the agent",
+    "CanonicalDomains": _BY_SSH,
+    "CanonicalizeFallbackLocal": _BY_SSH,
+    "CanonicalizeMaxDots": _BY_SSH,
+    "ChannelTimeout": _FORWARDING,
+    "ClearAllForwardings": _FORWARDING,
+    "ConnectionAttempts": "dtrain repeats attempts by its own rules",
+    "ControlMaster": _MULTIPLEXING,
+    "ControlPath": _MULTIPLEXING,
+    "ControlPersist": _MULTIPLEXING,
+    "EnableEscapeCommandline": _NO_SESSION,
+    "EnableSSHKeysign": _KEYS_ONLY,
+    "EscapeChar": _NO_SESSION,
+    "ExitOnForwardFailure": _FORWARDING,
+    "FingerprintHash": _SCREEN,
+    "ForkAfterAuthentication": _NO_SESSION,
+    "ForwardX11Timeout": _FORWARDING,
+    "ForwardX11Trusted": _FORWARDING,
+    "GatewayPorts": _FORWARDING,
+    "GSSAPIAuthentication": _KEYS_ONLY,
+    "GSSAPIClientIdentity": _KEYS_ONLY,
+    "GSSAPIDelegateCredentials": _KEYS_ONLY,
+    "GSSAPIKexAlgorithms": _KEYS_ONLY,
+    "GSSAPIKeyExchange": _KEYS_ONLY,
+    "GSSAPIRenewalForcesRekey": _KEYS_ONLY,
+    "GSSAPIServerIdentity": _KEYS_ONLY,
+    "GSSAPITrustDNS": _KEYS_ONLY,
+    "Host": "it is the name itself",
+    "HostbasedAcceptedAlgorithms": _KEYS_ONLY,
+    "HostbasedAuthentication": _KEYS_ONLY,
+    "HostbasedKeyTypes": _KEYS_ONLY,
+    "IgnoreUnknown": "ssh has applied it",
+    "IPQoS": "it marks packets, and changes neither the route nor who is at its end",
+    "KbdInteractiveDevices": _KEYS_ONLY,
+    "LocalCommand": "PermitLocalCommand decides",
+    "LogLevel": _SCREEN,
+    "LogVerbose": _SCREEN,
+    "NoHostAuthenticationForLocalhost": _OWN_CHECKS,
+    "NumberOfPasswordPrompts": "dtrain asks for a passphrase three times",
+    "ObscureKeystrokeTiming": _NO_SESSION,
+    "PasswordAuthentication": _KEYS_ONLY,
+    "PermitRemoteOpen": _FORWARDING,
+    "RequestTTY": "dtrain's commands use no terminal",
+    "SecurityKeyProvider": "dtrain uses FIDO keys through the agent only",
+    "SendEnv": "dtrain composes the whole environment of a worker",
+    "StdinNull": _NO_SESSION,
+    "StreamLocalBindMask": _FORWARDING,
+    "StreamLocalBindUnlink": _FORWARDING,
+    "SyslogFacility": _SCREEN,
+    "Tag": "it selects blocks only",
+    "TCPKeepAlive": "dtrain asks the server for signs of life in every connection",
+    "TunnelDevice": "Tunnel decides",
+    "UpdateHostKeys": "dtrain records no key that it did not check",
+    "VerifyHostKeyDNS": _OWN_CHECKS,
+    "VersionAddendum": "it is a comment in the protocol",
+    "VisualHostKey": _SCREEN,
+    "WarnWeakCrypto": _SCREEN,
+    "XAuthLocation": _FORWARDING,
+    # Old options that OpenSSH itself ignores.
+    **dict.fromkeys(
+        _names_in("""
+        AFSTokenPassing Cipher CompressionLevel FallBackToRsh GlobalKnownHostsFile2
+        KerberosAuthentication KerberosTGTPassing Protocol RhostsAuthentication
+        RhostsRSAAuthentication RSAAuthentication SmartcardDevice UseKeychain UsePrivilegedPort
+        UserKnownHostsFile2 UseRoaming UseRsh
+        """),
+        "OpenSSH ignores it",
+    ),
+}
+
+LEFT_OUT: Mapping[str, str] = {
+    "DynamicForward": _FORWARDING,
+    "ForwardAgent": "dtrain forwards no agent: nodes cannot use your keys",
+    "ForwardX11": _FORWARDING,
+    "LocalForward": _FORWARDING,
+    "RemoteForward": _FORWARDING,
+    "SetEnv": "set the environment of workers as `env` in the cluster file",
+}
+
+_DEFAULTS = {
+    "CanonicalizeHostname": "no",
+    "CanonicalizePermittedCNAMEs": "none",
+}
+"""What the fallback reader accepts of the options that need `ssh -G`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    accepted: tuple[str, ...]
+    """Values that dtrain's connections satisfy, beside OpenSSH's own default."""
+    hint: str
+
+
+_REMOVE = "remove it for this host; for other uses of ssh, move it below `Match !host HOST`"
+
+REFUSED: Mapping[str, Refusal] = {
+    "BindInterface": Refusal((), "give the interface's address as BindAddress instead"),
+    "CheckHostIP": Refusal(("no",), "set `CheckHostIP no` for this host"),
+    "KnownHostsCommand": Refusal(("none",), "put the keys in a file: `known_hosts` under `ssh`"),
+    "PermitLocalCommand": Refusal(("no",), "set `PermitLocalCommand no` for this host"),
+    "PKCS11Provider": Refusal(("none",), "load the token's keys into the agent: ssh-add -s"),
+    "ProxyUseFdpass": Refusal(("no",), "use a ProxyCommand that relays data, or ProxyJump"),
+    "PubkeyAuthentication": Refusal(
+        ("yes", "unbound", "host-bound"), "dtrain logs in with keys: allow them for this host"
+    ),
+    "RefuseConnection": Refusal((), "ssh refuses this host as well"),
+    "RekeyLimit": Refusal(
+        ("default", "default none", "0 0", "0"),
+        "paramiko renews keys after every 512 MiB: set `RekeyLimit default none` for this host",
+    ),
+    "RemoteCommand": Refusal(("none",), "set `RemoteCommand none` for this host"),
+    "SessionType": Refusal(("default",), "dtrain runs commands: set `SessionType default`"),
+    "Tunnel": Refusal(("no",), "set `Tunnel no` for this host"),
+}
+
+ALIASES: Mapping[str, str] = {
+    "challengeresponseauthentication": "kbdinteractiveauthentication",
+    "dsaauthentication": "pubkeyauthentication",
+    "hostbasedkeytypes": "hostbasedacceptedalgorithms",
+    "identityfile2": "identityfile",
+    "keepalive": "tcpkeepalive",
+    "pubkeyacceptedkeytypes": "pubkeyacceptedalgorithms",
+    "skeyauthentication": "kbdinteractiveauthentication",
+    "smartcarddevice": "pkcs11provider",
+    "tisauthentication": "kbdinteractiveauthentication",
+}
+"""Older names, which OpenSSH before 8.5 also prints."""
+
+
+class SshConfigError(Exception):
+    """A configuration that cannot be read or honoured; ``hint`` says how to correct it."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of one host as `ssh -G` prints them; keywords are in lower case."""
+
+    values: Mapping[str, tuple[str, ...]]
+    defaults: Mapping[str, tuple[str, ...]]
+    """What the same source says without any configuration."""
+
+    def get(self, keyword: str) -> str | None:
+        """The value that counts, or None."""
+        found = self.values.get(keyword)
+        return found[0] if found else None
+
+    def all(self, keyword: str) -> tuple[str, ...]:
+        return self.values.get(keyword, ())
+
+    def configured(self, keyword: str) -> bool:
+        return self.all(keyword) != self.defaults.get(keyword, ())
+
+    def flag(self, keyword: str, *, default: bool = False) -> bool:
+        value = self.get(keyword)
+        if value is None:
+            return default
+        choice = _normal(value)
+        if choice not in {"yes", "no"}:
+            raise SshConfigError(f"{_name(keyword)} {value!r} is neither yes nor no")
+        return choice == "yes"
+
+    def number(self, keyword: str, default: int, low: int = 0) -> int:
+        value = self.get(keyword)
+        if value is None:
+            return default
+        if not re.fullmatch(r"[0-9]{1,10}", value):
+            raise SshConfigError(f"{_name(keyword)} {value!r} is not a number")
+        if int(value) < low:
+            raise SshConfigError(f"{_name(keyword)} {value!r} is too small")
+        return int(value)
+
+    def seconds(self, keyword: str) -> int:
+        """A time such as ``90``, ``1m`` or ``1h30m``; 0 when it is not limited."""
+        value = self.get(keyword)
+        return 0 if value is None or value == "none" else seconds(keyword, value)
+
+    def choice(self, keyword: str, *choices: str) -> str:
+        """One of ``choices``, of which the first is the default; ``yes`` also reads ``true``."""
+        value = self.get(keyword)
+        if value is None:
+            return choices[0]
+        if _normal(value) not in choices:
+            raise SshConfigError(f"{_name(keyword)} {value!r} is not one of {', '.join(choices)}")
+        return _normal(value)
+
+    def names(self, keyword: str) -> tuple[str, ...] | None:
+        """A list of algorithms; None when it is OpenSSH's default."""
+        value = self.get(keyword)
+        if value is None or not self.configured(keyword):
+            return None
+        if value[:1] in "+-^" or "*" in value or "?" in value:
+            raise SshConfigError(
+                f"{_name(keyword)} {value!r} changes OpenSSH's default, and there is no `ssh` "
+                "program to ask for it",
+                "list the algorithms in full, or install OpenSSH's client",
+            )
+        return tuple(value.split(","))
+
+
+def check(options: Options) -> Iterator[str]:
+    """Yield a notice for each option that is left out. Raises SshConfigError for one that
+    dtrain does not support."""
+    for keyword, lines in options.values.items():
+        name = _NAMES.get(keyword)
+        if name in HONOURED or name in NO_EFFECT or not options.configured(keyword):
+            continue
+        value = " ".join(lines)
+        if name is None:
+            raise SshConfigError(
+                f"dtrain does not know the option {keyword!r} ({value})", "remove it for this host"
+            )
+        if name in LEFT_OUT:
+            if _normal(value) not in {"no", "none"}:
+                yield f"{name} in ssh's configuration has no effect: {LEFT_OUT[name]}"
+        elif name in _DEFAULTS:
+            # With `ssh -G` the host's name is canonical already.
+            if not options.defaults and _normal(value) != _DEFAULTS[name]:
+                raise SshConfigError(
+                    f"{name} {value} needs the `ssh` program, which this machine lacks",
+                    "install OpenSSH's client, or give the host's full name as HostName",
+                )
+        elif _normal(value) not in REFUSED[name].accepted and not (
+            name == "PermitLocalCommand" and not options.get("localcommand")
+        ):
+            raise SshConfigError(f"dtrain does not support {name} {value}", REFUSED[name].hint)
+
+
+def seconds(keyword: str, value: str) -> int:
+    """OpenSSH's times: numbers with the units s, m, h, d and w."""
+    parts = re.findall(r"([0-9]{1,10})([smhdw]?)", value.lower())
+    if not parts or "".join(number + unit for number, unit in parts) != value.lower():
+        raise SshConfigError(f"{_name(keyword)} {value!r} is not a time such as 30 or 1m30s")
+    total = sum(int(number) * _UNITS[unit] for number, unit in parts)
+    if total >= 1 << 31:
+        raise SshConfigError(f"{_name(keyword)} {value!r} is too long")
+    return total
+
+
+def known(keyword: str) -> bool:
+    """Whether OpenSSH has an option of this (lower-case) name."""
+    return keyword in _NAMES
+
+
+def _name(keyword: str) -> str:
+    return _NAMES.get(keyword) or keyword
+
+
+def _normal(value: str) -> str:
+    lower = value.lower()
+    return {"true": "yes", "false": "no"}.get(lower, lower)
+
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_NAMES = {name.lower(): name for name in (*HONOURED, *NO_EFFECT, *LEFT_OUT, *_DEFAULTS, *REFUSED)}

@@ -1,0 +1,147 @@
+"""Asks OpenSSH for the options of a host: ``ssh -G``.
+
+OpenSSH then reads its own configuration, with `Match exec`, tokens and canonical names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+
+from dtrain.transport.ssh_options import ALIASES, Options, SshConfigError
+
+TIMEOUT = 30.0
+"""Seconds for one answer: `Match exec` runs any program, and names may need DNS."""
+MESSAGE_SIZE = 1 << 16
+PARALLEL = 2 * (os.cpu_count() or 1)
+
+_Stamp = tuple[int, int, int] | None
+_Values = Mapping[str, tuple[str, ...]]
+
+
+class SshQuery:
+    """Runs ``ssh -G`` for one host after another, from many threads.
+
+    An answer is used again until one of the files that it came from changes.
+    """
+
+    def __init__(self, program: str, timeout: float = TIMEOUT) -> None:
+        self._program = program
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._slots = threading.BoundedSemaphore(PARALLEL)
+        self._answers: dict[tuple[str, ...], Future[tuple[_Values, Mapping[str, _Stamp]]]] = {}
+        self.runs = 0
+        self.seconds = 0.0
+        """Time that the programs took, added up; the rest of a launch does not include it."""
+
+    def options(self, host: str, arguments: Sequence[str], files: Sequence[Path]) -> Options:
+        """What ``ssh ARGUMENTS HOST`` would use. ``files`` may have been read as well as those
+        that ssh names. Raises SshConfigError with ssh's own message."""
+        defaults = self._answer("host", ("-F", "none"), ())
+        return Options(self._answer(host, tuple(arguments), files), defaults)
+
+    def _answer(self, host: str, arguments: tuple[str, ...], files: Sequence[Path]) -> _Values:
+        key = (*arguments, host)
+        with self._lock:
+            known = self._answers.get(key)
+            if known and known.done() and (known.exception() or _changed(known.result()[1])):
+                known = None
+            mine = known is None
+            if known is None:
+                known = self._answers[key] = Future()
+        if mine:
+            try:
+                known.set_result(self._ask(host, arguments, files))
+            except BaseException as error:
+                known.set_exception(error)
+                if not isinstance(error, SshConfigError):
+                    raise
+        return known.result()[0]
+
+    def _ask(
+        self, host: str, arguments: tuple[str, ...], files: Sequence[Path]
+    ) -> tuple[_Values, Mapping[str, _Stamp]]:
+        stamps = {str(path): _stamp(path) for path in files}
+        # A command of `Match exec` may leave something behind that keeps stderr open.
+        with self._slots, tempfile.TemporaryFile() as messages:
+            started = time.monotonic()
+            try:
+                output, status = self._run(host, arguments, messages.fileno())
+            finally:
+                with self._lock:
+                    self.runs += 1
+                    self.seconds += time.monotonic() - started
+            messages.seek(0)
+            said = messages.read(MESSAGE_SIZE).decode(errors="replace").splitlines()
+        if status != 0:
+            raise SshConfigError(_complaint(said) or f"`ssh -G {host}` ended with status {status}")
+        for line in said:
+            if match := re.fullmatch(r"debug1: Reading configuration data (.*)", line):
+                stamps[match[1]] = _stamp(Path(match[1]))
+        return _parse(output), stamps
+
+    def _run(self, host: str, arguments: tuple[str, ...], messages: int) -> tuple[str, int]:
+        command = [self._program, "-v", "-G", *arguments, "--", host]
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=messages,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SshConfigError(f"{self._program} cannot be run: {error.strerror}") from error
+        try:
+            output, _ = process.communicate(timeout=self._timeout)
+        except subprocess.TimeoutExpired:
+            raise SshConfigError(
+                f"`ssh -G {host}` did not answer within {self._timeout:g} s",
+                "a command of `Match exec` or a name server may hang: run it by hand",
+            ) from None
+        finally:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            if process.stdout:
+                process.stdout.close()
+        return output.decode(errors="surrogateescape"), process.returncode
+
+
+def _parse(output: str) -> _Values:
+    values: dict[str, tuple[str, ...]] = {}
+    for line in output.splitlines():
+        keyword, _, value = line.partition(" ")
+        keyword = ALIASES.get(keyword.lower(), keyword.lower())
+        values[keyword] = (*values.get(keyword, ()), value.strip())
+    return values
+
+
+def _complaint(said: list[str]) -> str:
+    """ssh's own message among its debugging output."""
+    noise = re.compile(r"debug\d: |OpenSSH_|Pseudo-terminal will not|.*terminating, \d+ bad conf")
+    return "; ".join(line.strip() for line in said if line.strip() and not noise.match(line))[:1000]
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    # The time of the last change covers contents, owner and mode.
+    return status.st_ctime_ns, status.st_size, status.st_ino
+
+
+def _changed(stamps: Mapping[str, _Stamp]) -> bool:
+    return any(_stamp(Path(path)) != stamp for path, stamp in stamps.items())

@@ -1,0 +1,190 @@
+"""Options from the real `ssh -G`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dtrain.diagnostics import ConnectError
+from dtrain.spec.model import Host, Ssh
+from dtrain.transport.endpoint import SYSTEM_CONFIG, Endpoint, Resolver
+from dtrain.transport.ssh_options import SshConfigError
+from dtrain.transport.ssh_query import SshQuery
+
+SSH = shutil.which("ssh") or ""
+
+Resolve = Callable[..., Endpoint]
+
+
+@pytest.fixture
+def resolver(tmp_path: Path, notices: list[str]) -> Resolver:
+    return Resolver(tmp_path, SYSTEM_CONFIG, notices.append)
+
+
+@pytest.fixture
+def resolve(tmp_path: Path, resolver: Resolver) -> Resolve:
+    """Resolves gpu01 with a configuration that the cluster file names, which ssh itself reads."""
+
+    def resolve(text: str, name: str = "gpu01", **ssh: object) -> Endpoint:
+        (tmp_path / "config").write_text(text)
+        settings = Ssh(config="config", **ssh)  # type: ignore[arg-type]
+        return resolver.resolve(Host(name, name, ssh=settings))
+
+    return resolve
+
+
+def test_ssh_reads_the_configuration(resolve: Resolve, tmp_path: Path) -> None:
+    (tmp_path / "more").write_text("ServerAliveInterval 1m\n")
+    endpoint = resolve(
+        f"""
+        Match exec "test %n = gpu01 -a %p = 2201 -a %r = ml"
+            HostName %h.example.com
+            IdentityFile ~/keys/%r@%h
+        Host *
+            Include {tmp_path}/more
+            ConnectTimeout 10s
+            HashKnownHosts True
+            AddressFamily INET6
+            BindAddress ::1
+            Ciphers aes256-ctr,aes128-ctr
+        """,
+        user="ml",
+        port=2201,
+    )
+    assert (endpoint.address, endpoint.port, endpoint.user) == ("gpu01.example.com", 2201, "ml")
+    assert [path.name for path in endpoint.identities] == ["ml@gpu01.example.com"]
+    assert (endpoint.alive_interval, endpoint.timeout) == (60.0, 10.0)
+    assert endpoint.hash_known_hosts
+    assert endpoint.family.name == "AF_INET6"  # type: ignore[attr-defined]
+    assert endpoint.bind_address == "::1"
+    assert endpoint.algorithms.ciphers == ("aes256-ctr", "aes128-ctr")
+    assert endpoint.algorithms.macs is None
+
+
+def test_the_default_key_files_are_those_of_ssh(resolve: Resolve) -> None:
+    names = [path.name for path in resolve("").default_identities]
+    assert names[:2] == ["id_rsa", "id_ecdsa"]
+    assert "id_ed25519" in names
+    assert resolve("IdentityFile none\n").default_identities == ()
+
+
+def test_jumps_of_the_cluster_file_and_of_the_configuration(resolve: Resolve) -> None:
+    config = "Host inner\n  User deep\nHost gpu*\n  ProxyJump a@outer:2022,inner\n"
+    inner = resolve(config).via
+    assert inner and inner.via
+    assert (inner.host, inner.user, inner.via.user, inner.via.port) == ("inner", "deep", "a", 2022)
+    assert resolve(config, jump="none").via is None
+    gate = resolve(config, jump="gate").via
+    assert gate and (gate.host, gate.via) == ("gate", None)
+
+
+def test_a_jump_host_for_all_is_not_its_own(resolve: Resolve) -> None:
+    endpoint = resolve("ProxyJump bastion\n")
+    assert endpoint.via and (endpoint.via.host, endpoint.via.via) == ("bastion", None)
+
+
+def test_file_names_that_ssh_prints_without_quotes(resolve: Resolve) -> None:
+    assert resolve("UserKnownHostsFile /a /b\n").user_known_hosts == (Path("/a"), Path("/b"))
+    assert resolve("UserKnownHostsFile none\n").user_known_hosts == ()
+    with pytest.raises(ConnectError, match=r"userknownhostsfile .* is ambiguous"):
+        resolve('UserKnownHostsFile /a "/b c"\n')
+
+
+def test_the_error_is_that_of_ssh(resolve: Resolve, tmp_path: Path) -> None:
+    with pytest.raises(ConnectError) as caught:
+        resolve("Port 22\nPrt 22\nMatch exec 'echo tty >&2; false'\n")
+    assert caught.value.host == "gpu01"
+    assert "config: line 2: Bad configuration option: prt" in caught.value.reason
+    assert "debug1" not in caught.value.reason
+    (tmp_path / "more").write_text("")
+    (tmp_path / "more").chmod(0o666)
+    with pytest.raises(ConnectError, match=f"Bad owner or permissions on {tmp_path}/more"):
+        resolve(f"Include {tmp_path}/more\n")
+
+
+def test_a_name_that_looks_like_an_option_reaches_no_program(
+    resolve: Resolve, tmp_path: Path
+) -> None:
+    # dtrain refuses it; SshQuery would still pass it as a name.
+    with pytest.raises(ConnectError, match="OpenSSH refuses"):
+        resolve("", name=f"-oProxyCommand=touch {tmp_path}/ran")
+    with pytest.raises(SshConfigError, match="hostname contains invalid characters"):
+        SshQuery(SSH).options(f"-oProxyCommand=touch {tmp_path}/ran", (), ())
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_command_that_hangs_is_ended(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(f'Match exec "echo $$ >{tmp_path}/pid; exec sleep 600"\n')
+    query = SshQuery(SSH, timeout=1.0)
+    with pytest.raises(SshConfigError, match="did not answer within 1 s"):
+        query.options("gpu01", ("-F", str(config)), ())
+    status = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+    deadline = time.monotonic() + 60
+    while status.exists() and ") Z " not in status.read_text():
+        assert time.monotonic() < deadline
+
+
+def test_an_answer_is_kept_until_a_file_changes(resolver: Resolver, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    config, more = tmp_path / "config", tmp_path / "more"
+    config.write_text(f'Match exec "echo %n >>{asked}"\n  Include {more}\n')
+    more.write_text("Port 1\n")
+    hosts = [
+        Host(f"gpu{n:02}", f"10.0.0.{n}", ssh=Ssh(config="config", jump="bastion"))
+        for n in range(8)
+    ]
+    for port in (1, 1, 2):
+        if port == 2:
+            more.write_text("Port 2222\n")
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(resolver.resolve, hosts))
+        assert {endpoint.port for endpoint in found} == {1 if port == 1 else 2222}
+        times = 1 if port == 1 else 2
+        names = sorted([*(host.name for host in hosts), "bastion"] * times)
+        assert sorted(asked.read_text().split()) == names
+    assert resolver.query
+    # Once more for OpenSSH's defaults.
+    assert resolver.query.runs == 2 * 9 + 1
+    assert resolver.query.seconds > 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="binds a folder over the account's home folder")
+def test_the_accounts_own_configuration(tmp_path: Path) -> None:
+    """In a mount namespace, so that the account's home folder can be one of the test."""
+    home = tmp_path / "account"
+    (home / ".ssh").mkdir(parents=True, mode=0o700)
+    (home / ".ssh" / "config").write_text('Match exec "true"\n  Port 2201\n')
+    script = """
+import os, pathlib, pwd, subprocess, sys
+from dtrain.diagnostics import ConnectError
+from dtrain.spec.model import Host
+from dtrain.transport.endpoint import SYSTEM_CONFIG, Resolver
+home = os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
+subprocess.run(["mount", "--bind", sys.argv[1], home], check=True)
+resolver = Resolver(pathlib.Path("/"), SYSTEM_CONFIG, print)
+print(resolver.resolve(Host("gpu01", "gpu01")).port)
+os.chmod(home + "/.ssh/config", 0o666)
+try:
+    resolver.resolve(Host("gpu01", "gpu01"))
+except ConnectError as error:
+    print(error.reason.replace(home, "~"))
+"""
+    done = subprocess.run(
+        ["unshare", "-m", sys.executable, "-c", script, str(home)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [
+        "2201",
+        "Bad owner or permissions on ~/.ssh/config",
+    ], done.stderr
