@@ -103,6 +103,8 @@ class Endpoint:
     """Whether nobody may be asked for anything."""
     keyboard_interactive: bool
     """Whether this second factor may be used."""
+    control_path: Path | None
+    """Where `ssh` may hold a connection open (ControlMaster)."""
     custom_known_hosts: bool
     config: Path | None
     """The ssh configuration that the cluster file names."""
@@ -145,6 +147,12 @@ class Endpoint:
             words += ["-o", f"ProxyCommand={self.proxy_command}"]
         words += [port_flag, str(self.port), f"{self.user}@{self.address}"]
         return [shlex.quote(word) for word in words]
+
+
+def _control_path(options: Options) -> Path | None:
+    # `ssh -G` has expanded the tokens.
+    path = options.get("controlpath") or ""
+    return Path(path) if path.startswith("/") and "%" not in path else None
 
 
 def bracketed(address: str) -> str:
@@ -277,6 +285,7 @@ class Resolver:
             ),
             batch_mode=options.flag("batchmode"),
             keyboard_interactive=options.flag("kbdinteractiveauthentication", default=True),
+            control_path=_control_path(options),
             custom_known_hosts=custom,
             config=config_path,
         )

@@ -15,14 +15,16 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeAlias
 
 import paramiko
 
 from dtrain.diagnostics import ConnectError, HostKeyError, NodeError
 from dtrain.spec.model import Host
-from dtrain.transport import retry
+from dtrain.transport import control_master, retry
 from dtrain.transport.algorithms import allow, check_host_key
 from dtrain.transport.authentication import authenticate
+from dtrain.transport.control_master import ControlMaster
 from dtrain.transport.endpoint import Endpoint, Resolver
 from dtrain.transport.host_keys import KnownHosts
 from dtrain.transport.keys import Keyring
@@ -32,6 +34,8 @@ from dtrain.transport.questions import Ask, one_at_a_time
 from dtrain.transport.retry import DroppedError, Transient
 from dtrain.transport.server_key import CertificateError, HostKey, read_host_key
 from dtrain.transport.ssh_connection import ClientTransport, HostKeyProofError, SshConnection
+
+_Jump: TypeAlias = SshConnection | ControlMaster
 
 HANDSHAKES = 64
 """Connections being set up at a time, all hosts together."""
@@ -71,7 +75,7 @@ class SshTransport:
         self._per_server: defaultdict[object, threading.BoundedSemaphore] = defaultdict(
             lambda: threading.BoundedSemaphore(HANDSHAKES_PER_SERVER)
         )
-        self._jumps: dict[Endpoint, Future[SshConnection]] = {}
+        self._jumps: dict[Endpoint, Future[_Jump]] = {}
         self._unfinished: set[ClientTransport] = set()
         self._closing = threading.Event()
 
@@ -213,9 +217,7 @@ class SshTransport:
             "the server closed the connection before its SSH handshake was over",
         )
 
-    def _open_stream(
-        self, endpoint: Endpoint, via: SshConnection | None, deadline: float
-    ) -> Stream:
+    def _open_stream(self, endpoint: Endpoint, via: _Jump | None, deadline: float) -> Stream:
         if via:
             return _through_jump(endpoint, via)
         if endpoint.proxy_command:
@@ -227,8 +229,8 @@ class SshTransport:
                 ) from error
         return _dial(endpoint, deadline)
 
-    def _jump(self, endpoint: Endpoint, via: Endpoint) -> SshConnection:
-        """The one connection to a jump host, made by the first thread that needs it."""
+    def _jump(self, endpoint: Endpoint, via: Endpoint) -> _Jump:
+        """The one connection to a jump host, made or found by the first thread that needs it."""
         with self._lock:
             pending = self._jumps.get(via)
             if pending and pending.done() and (pending.exception() or not pending.result().alive):
@@ -238,7 +240,7 @@ class SshTransport:
                 pending = self._jumps[via] = Future()
         if mine:
             try:
-                pending.set_result(self._reach(via))
+                pending.set_result(self._master(via) or self._reach(via))
             except BaseException as error:
                 pending.set_exception(error)
                 if not isinstance(error, NodeError):
@@ -252,6 +254,12 @@ class SshTransport:
                 f"its jump host is out of reach: {error.message}",
                 hint=error.hint,
             ) from error
+
+    def _master(self, via: Endpoint) -> ControlMaster | None:
+        master = control_master.find(via)
+        if master:
+            self._notice(f"{via.host}: using the connection that ssh holds open ({master.path})")
+        return master
 
     def _server_slots(self, endpoint: Endpoint) -> threading.BoundedSemaphore:
         # Where a ProxyCommand leads is not known; it is often one jump host for all.
@@ -349,7 +357,7 @@ def _dial_hint(failure: OSError, endpoint: Endpoint) -> str:
     return f"see whether `{endpoint.command}` gets in"
 
 
-def _through_jump(endpoint: Endpoint, via: SshConnection) -> paramiko.Channel:
+def _through_jump(endpoint: Endpoint, via: _Jump) -> Stream:
     try:
         return via.open_stream(endpoint.address, endpoint.port, endpoint.timeout)
     except paramiko.ChannelException as error:
