@@ -245,6 +245,33 @@ def test_a_refusal_names_the_certificate(
     assert "`HostKeyAlias gpu01`" in caught.value.hint
 
 
+@pytest.mark.parametrize("kind", ["CA", "key", "serial", "CA in a KRL", "other serial"])
+def test_revoked_host_keys(
+    transport: SshTransport, tmp_path: Path, keys: Keys, known: Path, home: Path, kind: str
+) -> None:
+    known.write_text(TRUSTED.format(ca=keys.public("ca")))
+    revoked = tmp_path / "revoked"
+    if kind in {"CA", "key"}:
+        revoked.write_text(keys.public("ca" if kind == "CA" else "host"))
+    else:
+        (tmp_path / "list").write_text(
+            {"serial": "serial: 7", "other serial": "serial: 8"}.get(kind, keys.public("ca"))
+        )
+        command = ["ssh-keygen", "-q", "-k", "-f", str(revoked), "-s", f"{keys.path('ca')}.pub"]
+        subprocess.run([*command, str(tmp_path / "list")], check=True)
+    (home / ".ssh" / "config").write_text(f"RevokedHostKeys {revoked}\n")
+    with certified_sshd(tmp_path, keys, keys.sign(*NAME)) as sshd:
+        host = host_on(sshd, known_hosts=str(known))
+        accepted = kind == "other serial"
+        option = ("-o", f"RevokedHostKeys={revoked}")
+        assert ssh_gets_in(sshd, known, *option) == accepted
+        if accepted:
+            transport.connect(host).close()
+            return
+        with pytest.raises(HostKeyError, match=rf"is revoked \({revoked}\)"):
+            transport.connect(host)
+
+
 def test_an_alias_is_the_name_that_counts(
     transport: SshTransport, tmp_path: Path, keys: Keys, known: Path, home: Path
 ) -> None:

@@ -156,6 +156,18 @@ def test_without_a_terminal_the_refusal_names_what_the_server_wants(
     assert "run dtrain on a terminal" in caught.value.hint
 
 
+@pytest.mark.parametrize("line", ["BatchMode yes", "KbdInteractiveAuthentication no"])
+def test_the_configuration_can_forbid_to_ask(
+    make_transport: Make, serve: Serve, home: Path, line: str
+) -> None:
+    (home / ".ssh" / "config").write_text(f"{line}\n")
+    person = Person()
+    server, host = serve(TwoFactor)
+    with server, pytest.raises(AuthError, match="ssh's configuration forbids to ask"):
+        make_transport(ask=person).connect(host)
+    assert person.prompts == []
+
+
 def test_a_server_that_allows_nothing(transport: SshTransport, serve: Serve) -> None:
     server, host = serve(type("", (TwoFactor,), {"methods": ("",)}))
     with server, pytest.raises(AuthError, match="it allows no method to log in") as caught:

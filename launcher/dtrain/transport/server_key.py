@@ -108,7 +108,7 @@ class Certificate:
 
 def read_host_key(blob: bytes) -> HostKey:
     """The key that a server has shown. Raises CertificateError."""
-    kind = paramiko.Message(blob).get_text()
+    kind = _text(paramiko.Message(blob).get_binary())
     if not kind.endswith(CERTIFICATE_SUFFIX):
         return HostKey(kind, blob)
     try:
