@@ -15,7 +15,6 @@ from __future__ import annotations
 import getpass
 import os
 import pwd
-import re
 import shlex
 import shutil
 import socket
@@ -27,10 +26,14 @@ from pathlib import Path
 from dtrain.diagnostics import ConnectError
 from dtrain.spec.model import Host, Ssh
 from dtrain.transport.ssh_config import (
+    HOST,
+    USER,
     Config,
     canonical,
     expand,
     expand_path,
+    jump_spec,
+    require_safe,
     standard_tokens,
 )
 from dtrain.transport.ssh_options import Options, SshConfigError, check
@@ -202,22 +205,22 @@ class Resolver:
         self, name: str, address: str, ssh: Ssh, seen: tuple[str, ...], *, is_jump: bool = False
     ) -> Endpoint:
         config_path = self._path(ssh.config) if ssh.config else None
-        _require_safe("host name", name, _HOST)
-        _require_safe("user name", ssh.user, _USER)
+        require_safe("host name", name, HOST)
+        require_safe("user name", ssh.user, USER)
         options = self._options(name, ssh, config_path)
         for text in check(options):
             self._notice(f"{name}: {text}")
         hostname = options.get("hostname") or name
         # `address` is for hosts that ssh's configuration gives no name of its own.
-        renamed = hostname != canonical(name)
+        renamed = canonical(hostname) != canonical(name)
         target = hostname if renamed else address
         port = options.number("port", 22, low=1)
         user = options.get("user") or _local_user()
         alias = options.get("hostkeyalias")
         # They reach ProxyCommand, and so a shell.
-        _require_safe("host name", target, _HOST)
-        _require_safe("HostKeyAlias", alias, _HOST)
-        _require_safe("user name", user, _USER)
+        require_safe("host name", target, HOST)
+        require_safe("HostKeyAlias", alias, HOST)
+        require_safe("user name", user, USER)
         local_user = _local_user()
         tokens = standard_tokens(
             name, target, str(port), user, alias or name, local_user, self._home
@@ -233,13 +236,19 @@ class Resolver:
         timeout = ssh.connect_timeout
         if timeout == Ssh().connect_timeout:
             timeout = float(options.seconds("connecttimeout")) or timeout
-        checking = options.choice("stricthostkeychecking", "ask", "yes", "no", "off", "accept-new")
+        checking = options.choice("stricthostkeychecking")
         if checking in {"no", "off"} and ssh.host_keys == "strict":
             self._notice(
                 f"{name}: ssh's configuration says StrictHostKeyChecking no; dtrain checks host "
                 "keys all the same (`host_keys: accept-new` accepts unknown hosts)"
             )
-        custom = ssh.known_hosts is not None
+        methods = options.get("preferredauthentications")
+        if methods is not None and "publickey" not in methods.split(","):
+            raise SshConfigError(
+                f"PreferredAuthentications {methods} leaves out publickey",
+                "dtrain logs in with keys: add publickey for this host",
+            )
+        second_factor = methods is None or "keyboard-interactive" in methods.split(",")
         return Endpoint(
             host=name,
             address=target,
@@ -271,7 +280,7 @@ class Resolver:
             timeout=timeout,
             alive_interval=float(options.seconds("serveraliveinterval")) or ALIVE_INTERVAL,
             alive_count=options.number("serveralivecountmax", 0) or ALIVE_COUNT,
-            family=_FAMILIES[options.choice("addressfamily", *_FAMILIES)],
+            family=_FAMILIES[options.choice("addressfamily")],
             bind_address=options.get("bindaddress"),
             compression=options.flag("compression"),
             algorithms=Algorithms(
@@ -284,9 +293,10 @@ class Resolver:
                 rsa_bits=options.number("requiredrsasize", 1024),
             ),
             batch_mode=options.flag("batchmode"),
-            keyboard_interactive=options.flag("kbdinteractiveauthentication", default=True),
+            keyboard_interactive=second_factor
+            and options.flag("kbdinteractiveauthentication", default=True),
             control_path=_control_path(options),
-            custom_known_hosts=custom,
+            custom_known_hosts=ssh.known_hosts is not None,
             config=config_path,
         )
 
@@ -296,14 +306,16 @@ class Resolver:
             raise SshConfigError(f"{config}: no such file (named by `config` in the cluster)")
         if ssh.jump and ssh.jump.lower() != "none":
             for spec in ssh.jump.split(","):
-                _jump_spec(spec.strip(), name)
+                jump_spec(spec.strip(), name)
         try:
             return self._lookup(name, ssh, config)
         except SshConfigError as error:
             # `Host *` with `ProxyJump bastion` covers the bastion as well: not for itself.
             if "jumphost loop" not in str(error) or ssh.jump is not None:
                 raise
-            return self._lookup(name, replace(ssh, jump="none"), config)
+            options = self._lookup(name, replace(ssh, jump="none"), config)
+            direct = {key: value for key, value in options.values.items() if key != "proxycommand"}
+            return replace(options, values=direct)
 
     def _lookup(self, name: str, ssh: Ssh, config: Path | None) -> Options:
         # ssh takes its home folder from the account, whatever HOME says.
@@ -335,15 +347,15 @@ class Resolver:
         seen: tuple[str, ...],
     ) -> tuple[Endpoint | None, str | None]:
         """The jump host, or else the command, that leads there."""
-        command = options.get("proxycommand")
-        jumps = options.get("proxyjump")
-        if command and command.lower() != "none" and not jumps:
-            return None, expand(command, tokens)
-        if not jumps or jumps.lower() == "none":
+        if ssh.jump and ssh.jump.lower() == "none":
             return None, None
+        jumps = options.get("proxyjump") or "none"
+        if jumps.lower() == "none":
+            command = options.get("proxycommand") or "none"
+            return None, None if command.lower() == "none" else expand(command, tokens)
         via: Endpoint | None = None
         for spec in jumps.split(","):
-            user, host, port = _jump_spec(spec.strip(), name)
+            user, host, port = jump_spec(spec.strip(), name)
             if host in seen:
                 if ssh.jump is not None:
                     raise SshConfigError(f"jump host {host} leads to itself")
@@ -390,19 +402,6 @@ class Resolver:
 
 _FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
-_HOST = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'`\"$\\;&<>|(){},@]+")
-_USER = re.compile(r"(?!-)(?!.*\s-)(?!.*\\\Z)[^\x00-\x1f\x7f'`\"$%;&<>|(){}]+")
-"""The names that OpenSSH accepts, less `$` and `%` in a user's: OpenSSH 10 expands them."""
-
-
-def _require_safe(what: str, text: str | None, pattern: re.Pattern[str]) -> None:
-    """Names end up on command lines, of ProxyCommand and of ssh itself."""
-    if text is not None and not pattern.fullmatch(text):
-        raise SshConfigError(
-            f"the {what} {text!r} contains characters that OpenSSH refuses",
-            "names cannot start with '-' or contain blanks or any of '`\"$;&<>|(){}",
-        )
-
 
 def _files(options: Options, keyword: str, *default: str) -> tuple[Path, ...]:
     """The files of an option that can name several."""
@@ -440,25 +439,6 @@ def _known_names(alias: str | None, name: str, address: str, port: int) -> tuple
             names.append(f"[{known}]:{port}")
         names.append(known)
     return tuple(dict.fromkeys(names))
-
-
-def _jump_spec(spec: str, host: str) -> tuple[str | None, str, int | None]:
-    """Split ``[user@]host[:port]`` or ``ssh://…``; an IPv6 address with a port has brackets."""
-    match = re.fullmatch(
-        r"(?:ssh://)?(?:(?P<user>.+)@)?"
-        r"(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<v6>[^@\[\]]*:[^@\[\]]*:[^@\[\]]*)|(?P<host>[^@:\[\]]+))"
-        r"(?::(?P<port>\d{1,5}))?/?",
-        spec,
-    )
-    if not match:
-        raise SshConfigError(f"{host}: {spec!r} is not a jump host ([user@]host[:port])")
-    where = match["bracketed"] or match["v6"] or match["host"]
-    port = int(match["port"]) if match["port"] else None
-    if port is not None and not 0 < port < 1 << 16:
-        raise SshConfigError(f"{host}: the jump host {spec!r} has a port that cannot be")
-    _require_safe("jump host", where, _HOST)
-    _require_safe("user name", match["user"], _USER)
-    return match["user"], where, port
 
 
 def _local_user() -> str:

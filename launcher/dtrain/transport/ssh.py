@@ -319,7 +319,7 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
         try:
             connection.settimeout(max(0.1, share))
             if endpoint.bind_address:
-                connection.bind(_local_address(endpoint.bind_address, family))
+                _bind(connection, endpoint.bind_address)
             connection.connect(where)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return connection
@@ -333,13 +333,18 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
         endpoint.attempted,
         f"no answer within {endpoint.timeout:g} s"
         if isinstance(failure, TimeoutError)
-        else _words(failure).lower(),
+        else _words(failure),
         hint=_dial_hint(failure, endpoint),
     ) from failure
 
 
-def _local_address(address: str, family: int) -> tuple[object, ...]:
-    return socket.getaddrinfo(address, 0, socket.AddressFamily(family), socket.SOCK_STREAM)[0][4]
+def _bind(connection: socket.socket, address: str) -> None:
+    """Connect from the BindAddress of ssh's configuration. Raises OSError."""
+    try:
+        found = socket.getaddrinfo(address, 0, connection.family, connection.type)
+        connection.bind(found[0][4])
+    except OSError as error:
+        raise OSError(f"BindAddress {address} cannot be used ({_words(error)})") from error
 
 
 def _dial_hint(failure: OSError, endpoint: Endpoint) -> str:
@@ -388,5 +393,5 @@ def _through_jump(endpoint: Endpoint, via: _Jump) -> Stream:
 
 def _words(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno and not isinstance(error, socket.gaierror):
-        return os.strerror(error.errno)
+        return os.strerror(error.errno).lower()
     return str(error.args[-1]) if error.args else str(error)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dtrain.transport.ssh_options import ALIASES, Options, SshConfigError, known
+from dtrain.transport.ssh_options import ALIASES, Options, SshConfigError, known, validate
 
 MAX_INCLUDE_DEPTH = 16
 _FORWARDS = frozenset({"dynamicforward", "localforward", "remoteforward"})
@@ -43,6 +43,9 @@ _SEVERAL_WORDS = _FORWARDS | {
 _KEYWORD = re.compile(r"\s*([A-Za-z0-9]+)(?:\s*=\s*|\s+)(.*?)\s*$")
 _ALONE = frozenset({"all", "canonical", "final"})
 _NEEDS_SSH = frozenset({"command", "exec", "localnetwork", "sessiontype", "tagged", "version"})
+HOST = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'`\"$\\;&<>|(){},@]+")
+USER = re.compile(r"(?!-)(?!.*\s-)(?!.*\\\Z)[^\x00-\x1f\x7f'`\"$%;&<>|(){}]+")
+"""The names that OpenSSH accepts, less `$` and `%` in a user's: OpenSSH 10 expands them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,8 @@ class Config:
         lookup = _Lookup(host, {key: [value] for key, value in given.items() if value}, local_user)
         lookup.run(self.files)
         values = lookup.values
-        name = canonical(expand(values.get("hostname", [host])[0], {"h": host}.get))
+        name = expand(values.get("hostname", [host])[0], {"h": host}.get)
+        name = canonical(name, values.get("addressfamily", ["any"])[0].lower())
         if lookup.wants_final:
             values["hostname"] = [name]
             lookup.host, lookup.final = name, True
@@ -148,31 +152,32 @@ class _Lookup:
 
     def _set(self, line: _Line) -> None:
         keyword = line.keyword
-        found = self.values.setdefault(keyword, [])
+        found = self.values.get(keyword, [])
         if keyword in ADDED_UP:
-            found += [value for value in line.values if value not in found]
+            new = [value for value in line.values if value not in found]
+        elif found or (keyword == "connecttimeout" and line.values == ("none",)):
+            new = []
         elif keyword in {"proxyjump", "proxycommand"}:
-            # The one that comes first also rules the other out.
-            if not self.values.get("proxyjump") and not self.values.get("proxycommand"):
-                found += line.values
-        elif not found:
-            found += line.values
+            # The one that comes first also rules the other out, except for `ProxyJump none`.
+            jump = self.values.get("proxyjump", ["none"])[0].lower() != "none"
+            new = [] if jump or "proxycommand" in self.values else [*line.values]
+        else:
+            new = [*line.values]
+        if new:
+            self.values[keyword] = [*found, *new]
 
     def _matches(self, line: _Line) -> bool:
-        unknown = None
+        if _Criterion("final", negated=True) in line.criteria:
+            # Whether this alone causes a second pass depends on the version.
+            raise _only_ssh_knows(line, "!final")
+        # ssh looks at all criteria, also after one that fails.
+        self.wants_final |= any(criterion.keyword == "final" for criterion in line.criteria)
+        decided = [one for one in line.criteria if one.keyword not in _NEEDS_SSH]
+        if not all(self._holds(criterion) != criterion.negated for criterion in decided):
+            return False
         for criterion in line.criteria:
-            if criterion.keyword == "final":
-                self.wants_final = True
             if criterion.keyword in _NEEDS_SSH:
-                unknown = criterion.keyword
-            elif self._holds(criterion) == criterion.negated:
-                return False
-        if unknown:
-            raise SshConfigError(
-                f"{line.where}: `Match {unknown}` needs the `ssh` program",
-                "install OpenSSH's client, or move these settings to a `Host` block; where HOME "
-                "is not the account's own, name the file as `config` under `ssh`",
-            )
+                raise _only_ssh_knows(line, criterion.keyword)
         return True
 
     def _holds(self, criterion: _Criterion) -> bool:
@@ -194,6 +199,14 @@ class _Lookup:
                 return matches(self.local_user, patterns, fold=False)
             case _:
                 return True
+
+
+def _only_ssh_knows(line: _Line, criterion: str) -> SshConfigError:
+    return SshConfigError(
+        f"{line.where}: `Match {criterion}` needs the `ssh` program",
+        "install OpenSSH's client, or move these settings to a `Host` block; where HOME is not "
+        "the account's own, name the file as `config` under `ssh`",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +270,10 @@ def _values(keyword: str, text: str, where: str) -> tuple[str, ...]:
     if keyword in _COMMANDS:
         return (text.lstrip(" \t="),)
     if keyword == "proxyjump":
-        return (text.lstrip(" \t=").partition("#")[0].rstrip(),)
+        jumps = text.lstrip(" \t=").partition("#")[0].rstrip()
+        for spec in jumps.split(",") if jumps.lower() != "none" else ():
+            jump_spec(spec, where)
+        return (jumps,)
     if not found or "" in found:
         raise SshConfigError(f"{where}: {keyword} lacks its argument")
     if keyword in _FILES or keyword == "host":
@@ -268,6 +284,12 @@ def _values(keyword: str, text: str, where: str) -> tuple[str, ...]:
         return (" ".join(found),)
     if len(found) > 1:
         raise SshConfigError(f"{where}: extra arguments after {keyword} {found[0]}")
+    try:
+        if keyword == "port":
+            _port(found[0])
+        validate(keyword, found[0])
+    except SshConfigError as error:
+        raise SshConfigError(f"{where}: {error}") from error
     return (found[0],)
 
 
@@ -344,12 +366,14 @@ def matches(name: str, patterns: tuple[str, ...], *, fold: bool = True) -> bool:
     return found
 
 
-def canonical(name: str) -> str:
-    """How ssh writes a host's name: in lower case, and an address in its shortest form."""
+def canonical(name: str, family: str = "any") -> str:
+    """How ssh writes a host's name: in lower case, and an address of an AddressFamily that it may
+    use in its shortest form."""
     try:
-        return str(ipaddress.ip_address(name))
+        address = ipaddress.ip_address(name)
     except ValueError:
         return name.lower()
+    return str(address) if family in {"any", {4: "inet", 6: "inet6"}[address.version]} else name
 
 
 def standard_tokens(
@@ -424,3 +448,31 @@ def _owner(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def jump_spec(spec: str, where: str) -> tuple[str | None, str, int | None]:
+    """Split ``[user@]host[:port]`` or ``ssh://…``; an IPv6 address with a port has brackets."""
+    match = re.fullmatch(
+        r"(?:ssh://)?(?:(?P<user>.+)@)?"
+        r"(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<v6>[^@\[\]]*:[^@\[\]]*:[^@\[\]]*)|(?P<host>[^@:\[\]]+))"
+        r"(?::(?P<port>\d{1,5}))?/?",
+        spec,
+    )
+    if not match:
+        raise SshConfigError(f"{where}: {spec!r} is not a jump host ([user@]host[:port])")
+    where = match["bracketed"] or match["v6"] or match["host"]
+    port = int(match["port"]) if match["port"] else None
+    if port is not None and not 0 < port < 1 << 16:
+        raise SshConfigError(f"{where}: the jump host {spec!r} has a port that cannot be")
+    require_safe("jump host", where, HOST)
+    require_safe("user name", match["user"], USER)
+    return match["user"], where, port
+
+
+def require_safe(what: str, text: str | None, pattern: re.Pattern[str]) -> None:
+    """Names end up on command lines, of ProxyCommand and of ssh itself."""
+    if text is not None and not pattern.fullmatch(text):
+        raise SshConfigError(
+            f"the {what} {text!r} contains characters that OpenSSH refuses",
+            "names cannot start with '-' or contain blanks or any of '`\"$;&<>|(){}",
+        )

@@ -27,8 +27,9 @@ HONOURED = _names_in(
     ConnectTimeout ControlPath GlobalKnownHostsFile HashKnownHosts HostKeyAlgorithms HostKeyAlias
     HostName
     IdentitiesOnly IdentityAgent IdentityFile KbdInteractiveAuthentication KexAlgorithms MACs Port
-    ProxyCommand ProxyJump PubkeyAcceptedAlgorithms RequiredRSASize RevokedHostKeys
-    ServerAliveCountMax ServerAliveInterval StrictHostKeyChecking User UserKnownHostsFile
+    PreferredAuthentications ProxyCommand ProxyJump PubkeyAcceptedAlgorithms RequiredRSASize
+    RevokedHostKeys ServerAliveCountMax ServerAliveInterval StrictHostKeyChecking User
+    UserKnownHostsFile
     """
 )
 
@@ -131,17 +132,21 @@ class Refusal:
     accepted: tuple[str, ...]
     """Values that dtrain's connections satisfy, beside OpenSSH's own default."""
     hint: str
+    needs: str = ""
+    """The option without which it has no effect."""
 
-
-_REMOVE = "remove it for this host; for other uses of ssh, move it below `Match !host HOST`"
 
 REFUSED: Mapping[str, Refusal] = {
     "BindInterface": Refusal((), "give the interface's address as BindAddress instead"),
     "CheckHostIP": Refusal(("no",), "set `CheckHostIP no` for this host"),
     "KnownHostsCommand": Refusal(("none",), "put the keys in a file: `known_hosts` under `ssh`"),
-    "PermitLocalCommand": Refusal(("no",), "set `PermitLocalCommand no` for this host"),
+    "PermitLocalCommand": Refusal(
+        ("no",), "set `PermitLocalCommand no` for this host", "localcommand"
+    ),
     "PKCS11Provider": Refusal(("none",), "load the token's keys into the agent: ssh-add -s"),
-    "ProxyUseFdpass": Refusal(("no",), "use a ProxyCommand that relays data, or ProxyJump"),
+    "ProxyUseFdpass": Refusal(
+        ("no",), "use a ProxyCommand that relays data, or ProxyJump", "proxycommand"
+    ),
     "PubkeyAuthentication": Refusal(
         ("yes", "unbound", "host-bound"), "dtrain logs in with keys: allow them for this host"
     ),
@@ -154,6 +159,37 @@ REFUSED: Mapping[str, Refusal] = {
     "SessionType": Refusal(("default",), "dtrain runs commands: set `SessionType default`"),
     "Tunnel": Refusal(("no",), "set `Tunnel no` for this host"),
 }
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "addressfamily": ("any", "inet", "inet6"),
+    "canonicalizehostname": ("no", "yes", "always"),
+    "controlmaster": ("no", "yes", "auto", "ask", "autoask"),
+    "pubkeyauthentication": ("yes", "no", "unbound", "host-bound"),
+    "requesttty": ("auto", "yes", "no", "force"),
+    "sessiontype": ("default", "none", "subsystem"),
+    "stricthostkeychecking": ("ask", "yes", "no", "off", "accept-new"),
+    "tunnel": ("no", "yes", "point-to-point", "ethernet"),
+    "updatehostkeys": ("yes", "no", "ask"),
+    "verifyhostkeydns": ("no", "yes", "ask"),
+}
+"""The values of options that are neither flags nor free, the default first."""
+_FLAGS = _names_in(
+    """
+    batchmode canonicalizefallbacklocal checkhostip clearallforwardings compression
+    enableescapecommandline enablesshkeysign exitonforwardfailure forkafterauthentication
+    forwardx11 forwardx11trusted gatewayports gssapiauthentication gssapidelegatecredentials
+    hashknownhosts hostbasedauthentication identitiesonly kbdinteractiveauthentication
+    nohostauthenticationforlocalhost passwordauthentication permitlocalcommand proxyusefdpass
+    stdinnull streamlocalbindunlink tcpkeepalive visualhostkey
+    """
+)
+_NUMBERS = _names_in(
+    """
+    canonicalizemaxdots connectionattempts numberofpasswordprompts requiredrsasize
+    serveralivecountmax
+    """
+)
+_TIMES = _names_in("connecttimeout forwardx11timeout serveraliveinterval")
 
 ALIASES: Mapping[str, str] = {
     "challengeresponseauthentication": "kbdinteractiveauthentication",
@@ -220,9 +256,9 @@ class Options:
         value = self.get(keyword)
         return 0 if value is None or value == "none" else seconds(keyword, value)
 
-    def choice(self, keyword: str, *choices: str) -> str:
-        """One of ``choices``, of which the first is the default; ``yes`` also reads ``true``."""
-        value = self.get(keyword)
+    def choice(self, keyword: str) -> str:
+        """One of `CHOICES`, with ``yes`` for ``true``."""
+        value, choices = self.get(keyword), CHOICES[keyword]
         if value is None:
             return choices[0]
         if _normal(value) not in choices:
@@ -265,10 +301,10 @@ def check(options: Options) -> Iterator[str]:
                     f"{name} {value} needs the `ssh` program, which this machine lacks",
                     "install OpenSSH's client, or give the host's full name as HostName",
                 )
-        elif _normal(value) not in REFUSED[name].accepted and not (
-            name == "PermitLocalCommand" and not options.get("localcommand")
-        ):
-            raise SshConfigError(f"dtrain does not support {name} {value}", REFUSED[name].hint)
+        elif _normal(value) not in REFUSED[name].accepted:
+            needed = REFUSED[name].needs
+            if not needed or (options.get(needed) or "none").lower() != "none":
+                raise SshConfigError(f"dtrain does not support {name} {value}", REFUSED[name].hint)
 
 
 def seconds(keyword: str, value: str) -> int:
@@ -280,6 +316,19 @@ def seconds(keyword: str, value: str) -> int:
     if total >= 1 << 31:
         raise SshConfigError(f"{_name(keyword)} {value!r} is too long")
     return total
+
+
+def validate(keyword: str, value: str) -> None:
+    """Raise SshConfigError for a value that OpenSSH refuses, as far as dtrain knows the option."""
+    option = Options({keyword: (value,)}, {})
+    if keyword in _FLAGS:
+        option.flag(keyword)
+    elif keyword in _NUMBERS:
+        option.number(keyword, 0)
+    elif keyword in _TIMES:
+        option.seconds(keyword)
+    elif keyword in CHOICES:
+        option.choice(keyword)
 
 
 def known(keyword: str) -> bool:
