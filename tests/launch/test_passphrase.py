@@ -1,7 +1,8 @@
-"""An encrypted key, asked for on a real terminal."""
+"""Questions on a real terminal: the passphrase of a key, and what a server asks."""
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import os
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.launching import PATIENCE, Scene
+from support.ssh_server import CODE, SshServer, TwoFactor
 from support.sshd import Sshd, generate_key, running_sshd
 
 pytestmark = pytest.mark.sshd
@@ -65,12 +67,11 @@ def sshd(tmp_path: Path) -> Iterator[Sshd]:
 @pytest.fixture
 def cluster(scene: Scene, sshd: Sshd) -> Path:
     """Two hosts behind one sshd."""
-    ssh = {
-        "user": sshd.user,
-        "port": sshd.port,
-        "identity": str(sshd.identity),
-        "known_hosts": str(sshd.known_hosts),
-    }
+    return two_hosts(scene, sshd.port, sshd.identity, sshd.known_hosts)
+
+
+def two_hosts(scene: Scene, port: int, identity: Path, known_hosts: Path, **ssh: str) -> Path:
+    settings = {"port": port, "identity": str(identity), "known_hosts": str(known_hosts), **ssh}
     return scene.write(
         {
             "cluster": {
@@ -78,7 +79,7 @@ def cluster(scene: Scene, sshd: Sshd) -> Path:
                 "gpus": 0,
                 "python": sys.executable,
                 "run_dir": str(scene.nodes),
-                "ssh": ssh,
+                "ssh": settings,
                 "overrides": {"a": {"address": "127.0.0.1"}, "b": {"address": "127.0.0.1"}},
             },
             "job": {
@@ -109,3 +110,27 @@ def test_ctrl_c_at_the_prompt_ends_the_launch(scene: Scene, cluster: Path) -> No
     assert terminal.wait() == 130
     assert terminal.echoes
     assert scene.leftovers() == []
+
+
+def test_a_jump_host_asks_its_questions_once(scene: Scene, tmp_path: Path) -> None:
+    with running_sshd(tmp_path) as sshd:
+        public = base64.b64decode(Path(f"{sshd.identity}.pub").read_text().split()[1])
+        with SshServer(public) as bastion:
+            bastion.login = TwoFactor
+            known_hosts = tmp_path / "known"
+            known_hosts.write_text(bastion.host_key_line + sshd.known_hosts.read_text())
+            jump = f"ml@127.0.0.1:{bastion.port}"
+            cluster = two_hosts(scene, sshd.port, sshd.identity, known_hosts, jump=jump)
+            terminal = Terminal(scene, cluster)
+            terminal.until(b"ml@127.0.0.1: Name: ")
+            assert terminal.echoes
+            terminal.type(b"me\n")
+            terminal.until(b"ml@127.0.0.1: Code: ")
+            assert not terminal.echoes
+            terminal.type(CODE.encode() + b"\n")
+            terminal.until(b"all 2 workers finished")
+            assert terminal.wait() == 0
+            assert terminal.seen.count(b"Code") == 1
+            assert b"Name: me\r\n" in terminal.seen
+            assert CODE.encode() not in terminal.seen
+            assert terminal.echoes

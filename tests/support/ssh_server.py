@@ -4,7 +4,7 @@
         server.port, server.host_key_line, server.connections
 
 `SshServer` really runs commands and lets one key in. Override `greet` to misbehave before SSH
-begins, `Login` (through ``login``) to misbehave after.
+begins, `Login` (through ``login``) to misbehave after; `TwoFactor` wants more than a key.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import threading
 from contextlib import suppress
 from types import TracebackType
+from typing import ClassVar
 
 import paramiko
 from paramiko.common import cMSG_CHANNEL_REQUEST
@@ -58,6 +59,48 @@ class Login(paramiko.ServerInterface):
             target=self.server.execute, args=(channel, command), daemon=True
         )
         return True
+
+
+CODE = "314 159"
+
+
+class TwoFactor(Login):
+    """Wants a key, and then a name and a code, for which it asks (keyboard-interactive)."""
+
+    methods: ClassVar[tuple[str, ...]] = ("publickey", "keyboard-interactive")
+    """What it wants, one after the other."""
+
+    def __init__(self, server: SshServer) -> None:
+        super().__init__(server)
+        self.left = list(self.methods)
+        self.heard: list[list[str]] = []
+
+    def get_allowed_auths(self, username: str) -> str:
+        return self.left[0] if self.left else ""
+
+    def passed(self) -> int:
+        self.left.pop(0)
+        return paramiko.AUTH_PARTIALLY_SUCCESSFUL if self.left else paramiko.AUTH_SUCCESSFUL
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        accepted = super().check_auth_publickey(username, key) == paramiko.AUTH_SUCCESSFUL
+        return self.passed() if accepted else paramiko.AUTH_FAILED
+
+    def check_auth_interactive(
+        self, username: str, submethods: str
+    ) -> paramiko.InteractiveQuery | int:
+        if not self.left or self.left[0] != "keyboard-interactive":
+            return paramiko.AUTH_FAILED
+        return self.query()
+
+    def query(self) -> paramiko.InteractiveQuery:
+        return paramiko.InteractiveQuery("Two steps", "", ("Name: ", True), ("Code:", False))
+
+    def check_auth_interactive_response(
+        self, responses: list[str]
+    ) -> paramiko.InteractiveQuery | int:
+        self.heard.append(responses)
+        return self.passed() if responses == ["me", CODE] else paramiko.AUTH_FAILED
 
 
 class OrderlyTransport(paramiko.Transport):

@@ -17,6 +17,7 @@ Options of `start_sshd`, all optional:
 - ``identity``: use this existing key instead of a new one (several sshds, one key).
 - ``name``: folder name under ``tmp_path``, for several in one test.
 - ``namespace``: run it in this network namespace (``ip netns exec``).
+- ``pam``: its PAM stack, the text of a file of /etc/pam.d. Needs root, for a mount namespace.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ def start_sshd(
     identity: Path | None = None,
     name: str = "sshd",
     namespace: str | None = None,
+    pam: str | None = None,
     port: int | None = None,
 ) -> Sshd:
     """Start a server and return once it listens; see the module for the options."""
@@ -152,6 +154,7 @@ def start_sshd(
         process = subprocess.Popen(
             [
                 *(["ip", "netns", "exec", namespace] if namespace else []),
+                *(_with_pam(folder, pam) if pam else []),
                 binary,
                 "-D",
                 "-e",
@@ -187,6 +190,14 @@ def start_sshd(
             raise
         return sshd
     raise RuntimeError("no free port for sshd")
+
+
+def _with_pam(folder: Path, stack: str) -> list[str]:
+    """What to start sshd with, so that it alone sees another /etc/pam.d."""
+    (folder / "pam.d").mkdir(exist_ok=True)
+    (folder / "pam.d" / "sshd").write_text(stack)
+    script = 'mount --bind "$0" /etc/pam.d && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", script, str(folder / "pam.d")]
 
 
 @contextmanager

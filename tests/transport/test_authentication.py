@@ -182,11 +182,11 @@ def test_a_passphrase_is_asked_once_for_eight_hosts(
     allow(key)
     prompts: list[str] = []
 
-    def ask(prompt: str) -> str:
+    def ask(prompt: str, **_options: object) -> str:
         prompts.append(prompt)
         return SECRET
 
-    transport = make_transport(ask_passphrase=ask)
+    transport = make_transport(ask=ask)
     hosts = [host_on(sshd, f"gpu{n:02}", identity=str(key)) for n in range(8)]
     with ThreadPoolExecutor(8) as pool:
         for connection in pool.map(transport.connect, hosts):
@@ -201,10 +201,10 @@ def test_no_passphrase_is_asked_for_a_key_that_the_server_would_refuse(
     config = f"IdentityFile {wrong}\nIdentityFile {sshd.identity}\n"
     (home / ".ssh" / "config").write_text(config)
 
-    def ask(prompt: str) -> str:
+    def ask(prompt: str, **_options: object) -> str:
         raise AssertionError(prompt)
 
-    make_transport(ask_passphrase=ask).connect(host_on(sshd, identity=None)).close()
+    make_transport(ask=ask).connect(host_on(sshd, identity=None)).close()
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_giving_up_on_a_passphrase_counts_for_every_host(
     key = generate_key(tmp_path / "key", passphrase=SECRET)
     allow(key)
     left = list(answers)
-    transport = make_transport(ask_passphrase=lambda _prompt: left.pop(0))
+    transport = make_transport(ask=lambda _prompt, **_options: left.pop(0))
     for name in ("gpu01", "gpu02"):
         with pytest.raises(AuthError) as caught:
             transport.connect(host_on(sshd, name, identity=str(key)))
@@ -244,7 +244,7 @@ def test_a_second_chance_for_a_mistyped_passphrase(
     key = generate_key(tmp_path / "key", passphrase=SECRET)
     allow(key)
     answers = ["typo", SECRET]
-    transport = make_transport(ask_passphrase=lambda _prompt: answers.pop(0))
+    transport = make_transport(ask=lambda _prompt, **_options: answers.pop(0))
     transport.connect(host_on(sshd, identity=str(key))).close()
 
 
@@ -274,27 +274,48 @@ def test_an_encrypted_key_that_the_agent_holds(
     transport.connect(host_on(sshd, identity=str(key))).close()
 
 
-@pytest.mark.parametrize("from_agent", [False, True])
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sshd, Path]]:
+    """A server that trusts a CA instead of keys, and the CA."""
+    folder = tmp_path_factory.mktemp("authority")
+    ca = generate_key(folder / "ca")
+    with running_sshd(folder, settings={"TrustedUserCAKeys": f"{ca}.pub"}) as sshd:
+        yield sshd, ca
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
+@pytest.mark.parametrize(
+    "where", ["beside the key", "CertificateFile", "agent", "agent, beside", "agent, named"]
+)
 def test_certificates(
     transport: SshTransport,
+    authority: tuple[Sshd, Path],
     tmp_path: Path,
+    home: Path,
     agent: Callable[[Path], None],
-    from_agent: bool,
+    where: str,
+    kind: str,
 ) -> None:
-    authority = generate_key(tmp_path / "authority")
-    settings = {"TrustedUserCAKeys": f"{authority}.pub"}
-    with running_sshd(tmp_path, settings=settings) as sshd:
-        key = generate_key(tmp_path / "key")
-        subprocess.run(
-            ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", sshd.user, f"{key}.pub"],
-            check=True,
-        )
-        identity: str | None = str(key)
-        if from_agent:
-            agent(key)
-            identity = None
-        transport.connect(host_on(sshd, identity=identity)).close()
-        assert "ED25519-CERT" in sshd.log()
+    sshd, ca = authority
+    key = generate_key(tmp_path / "key", kind)
+    if where in {"agent, beside", "agent, named"}:
+        agent(key)  # Without its certificate, which is made below.
+    sign = ["ssh-keygen", "-q", "-s", str(ca), "-I", "me", "-n", sshd.user, f"{key}.pub"]
+    subprocess.run(sign, check=True)
+    identity: str | None = str(key)
+    if where == "agent":
+        agent(key)
+        identity = None
+    if where == "agent, beside":
+        key.unlink()
+    if where in {"CertificateFile", "agent, named"}:
+        moved = Path(f"{key}-cert.pub").rename(tmp_path / "certificate")
+        (home / ".ssh" / "config").write_text(f"CertificateFile {moved}\n")
+    if where == "agent, named":
+        identity = None
+    before = len(sshd.log())
+    transport.connect(host_on(sshd, identity=identity)).close()
+    assert 'Accepted certificate ID "me" (serial 0) signed by ED25519' in sshd.log()[before:]
 
 
 def test_a_certificate_that_has_expired_leaves_the_plain_key(
@@ -349,7 +370,7 @@ def test_a_server_that_takes_only_passwords(transport: SshTransport, tmp_path: P
         pytest.raises(AuthError, match="it accepts no keys, only password") as caught,
     ):
         transport.connect(host_on(sshd))
-    assert "keys alone" in caught.value.hint
+    assert "dtrain sends no passwords" in caught.value.hint
 
 
 def test_a_server_that_wants_more_than_a_key(transport: SshTransport, tmp_path: Path) -> None:

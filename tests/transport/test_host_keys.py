@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+import paramiko
 import pytest
 
-from dtrain.diagnostics import HostKeyError
+from dtrain.diagnostics import ConnectError, HostKeyError
+from dtrain.spec.model import Host, Ssh
 from dtrain.transport.ssh import SshTransport
+from support.ssh_server import SshServer
 from support.sshd import Sshd, generate_key, host_on, running_sshd
 
 pytestmark = pytest.mark.sshd
@@ -134,8 +139,53 @@ def test_a_certificate_authority_is_not_taken_for_a_host_key(
     transport: SshTransport, sshd: Sshd, tmp_path: Path
 ) -> None:
     path = known_hosts(tmp_path, f"@cert-authority * {sshd.host_key()}\n")
-    with pytest.raises(HostKeyError, match="host certificates are not supported"):
+    with pytest.raises(
+        HostKeyError, match=r"its host key is unknown: .* it shows no certificate from the CA"
+    ):
         transport.connect(host_on(sshd, known_hosts=path))
+
+
+class BorrowedKey(paramiko.ECDSAKey):
+    """Shows another server's public key and signs with its own."""
+
+    def __init__(self, shown: bytes) -> None:
+        own = paramiko.ECDSAKey.generate()
+        super().__init__(vals=(own.signing_key, own.verifying_key))
+        self.shown = shown
+
+    def asbytes(self) -> bytes:
+        return self.shown
+
+
+@pytest.mark.parametrize("kind", ["ecdsa", "ed25519"])
+def test_a_server_that_does_not_have_the_key_that_it_shows(
+    transport: SshTransport, tmp_path: Path, kind: str
+) -> None:
+    known = public_key(tmp_path / "known_key", kind)
+    with SshServer(b"", BorrowedKey(base64.b64decode(known.split()[1]))) as server:
+        path = known_hosts(tmp_path, f"[127.0.0.1]:{server.port} {known}\n")
+        host = Host("gpu01", "127.0.0.1", ssh=Ssh(port=server.port, known_hosts=path))
+        with pytest.raises(HostKeyError, match="the server has not proved who it is"):
+            transport.connect(host)
+        assert server.connections == 1
+
+
+def test_a_server_that_changes_its_key_while_connected(
+    transport: SshTransport, tmp_path: Path
+) -> None:
+    key = generate_key(tmp_path / "key")
+    public = base64.b64decode(Path(f"{key}.pub").read_text().split()[1])
+    with SshServer(public) as server:
+        path = known_hosts(tmp_path, server.host_key_line)
+        ssh = Ssh(port=server.port, known_hosts=path, identity=str(key))
+        connection = transport.connect(Host("gpu01", "127.0.0.1", ssh=ssh))
+        process = connection.start("exec cat")
+        (served,) = server._transports
+        served.add_server_key(paramiko.ECDSAKey.generate())
+        with suppress(paramiko.SSHException, EOFError):
+            served.renegotiate_keys()
+        with pytest.raises(ConnectError, match="it changed its host key while it was connected"):
+            process.read()
 
 
 def test_accept_new_records_the_key_for_next_time(

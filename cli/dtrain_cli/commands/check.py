@@ -21,8 +21,9 @@ from dtrain.launchplan import LaunchPlan, build
 from dtrain.session.ports import draw_ports
 from dtrain.session.preflight import THOROUGH, Preflight, over
 from dtrain.spec.load import read
+from dtrain.transport.questions import Ask, never
 from dtrain.transport.select import Transports
-from dtrain_cli import passphrase
+from dtrain_cli import prompt
 from dtrain_cli.files import write_text
 from dtrain_cli.output import write
 from dtrain_cli.sheet import stdout_paper
@@ -107,11 +108,17 @@ def _look(plan: LaunchPlan, base: Path, *, rendezvous: bool, bandwidth: bool) ->
         transport.close()
 
 
-def asker() -> Callable[[str], str | None] | None:
-    """How to ask for a passphrase; None where nobody is there to answer."""
+def asker() -> Ask | None:
+    """How to ask the person at the terminal; None where nobody is there to answer."""
     if sys.stdin is None or not sys.stdin.isatty():
         return None
-    return lambda prompt: passphrase.ask(prompt, cancelled=lambda: False)
+
+    def ask(
+        text: str, /, *, echo: bool = False, unwanted: Callable[[], bool] = never
+    ) -> str | None:
+        return prompt.ask(text, unwanted, echo=echo)
+
+    return ask
 
 
 def notice(text: str) -> None:

@@ -14,8 +14,9 @@ from dtrain.diagnostics import DtrainError, ExitCode
 from dtrain.logs.store import RunFolder
 from dtrain.record import Record, Request
 from dtrain.session.controller import Session
+from dtrain.transport.questions import Ask, never
 from dtrain.transport.select import Transports
-from dtrain_cli import passphrase
+from dtrain_cli import prompt
 from dtrain_cli.detachment import Detachment
 from dtrain_cli.views import Filters, make_view
 
@@ -130,14 +131,16 @@ class Watch:
                 self.view.mute()
                 self._detachment.leave_terminal(run, RunFolder.find(run).path)
 
-    def _asker(self) -> Callable[[str], str | None] | None:
-        """How to ask for a passphrase; None where nobody is there to answer."""
+    def _asker(self) -> Ask | None:
+        """How to ask the person at the terminal; None where nobody is there to answer."""
         if not sys.stdin or not sys.stdin.isatty():
             return None
 
-        def ask(prompt: str) -> str | None:
+        def ask(
+            text: str, /, *, echo: bool = False, unwanted: Callable[[], bool] = never
+        ) -> str | None:
             with self.view.pause():
-                return passphrase.ask(prompt, lambda: self._session.interrupted)
+                return prompt.ask(text, lambda: self._session.interrupted or unwanted(), echo=echo)
 
         return ask
 

@@ -3,6 +3,7 @@ paramiko has, and none that OpenSSH's defaults exclude."""
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,7 @@ import paramiko
 
 from dtrain.diagnostics import ConnectError, HostKeyError
 from dtrain.transport.endpoint import Endpoint
+from dtrain.transport.server_key import HostKey
 
 # paramiko also offers CBC ciphers and MD5, which OpenSSH does not by default.
 CIPHERS = (
@@ -72,20 +74,22 @@ def _user_keys(transport: paramiko.Transport) -> tuple[str, ...]:
     return tuple(transport._preferred_pubkeys)  # type: ignore[attr-defined]
 
 
-def check_host_key(endpoint: Endpoint, key: paramiko.PKey) -> None:
-    """Raises HostKeyError when a file of RevokedHostKeys lists ``key``, or cannot be read, and
-    when an RSA key is smaller than RequiredRSASize."""
-    if key.get_name() == "ssh-rsa" and key.get_bits() < endpoint.algorithms.rsa_bits:
+def check_host_key(endpoint: Endpoint, key: HostKey, shown: bytes) -> None:
+    """Raises HostKeyError when a file of RevokedHostKeys lists ``key``, its certificate or the CA
+    of that, or cannot be read, and when an RSA key is smaller than RequiredRSASize. ``shown`` is
+    the key or the certificate as the server sent it."""
+    bits = paramiko.RSAKey(data=key.blob).get_bits() if key.kind == "ssh-rsa" else None
+    if bits is not None and bits < endpoint.algorithms.rsa_bits:
         raise HostKeyError(
             endpoint.host,
             endpoint.attempted,
-            f"its RSA host key has {key.get_bits()} bits, and ssh's configuration requires "
+            f"its RSA host key has {bits} bits, and ssh's configuration requires "
             f"{endpoint.algorithms.rsa_bits} (RequiredRSASize)",
             hint="give the host a longer key, or one of type ed25519",
         )
     for path in endpoint.revoked_host_keys:
         try:
-            revoked = _lists(path, key)
+            revoked = _lists(path, key, shown)
         except (OSError, subprocess.SubprocessError) as error:
             raise HostKeyError(
                 endpoint.host,
@@ -97,19 +101,26 @@ def check_host_key(endpoint: Endpoint, key: paramiko.PKey) -> None:
             raise HostKeyError(
                 endpoint.host,
                 endpoint.attempted,
-                f"its host key is revoked ({path})",
+                f"its host key {key} or its certificate is revoked ({path})"
+                if key.certificate
+                else f"its host key {key} is revoked ({path})",
                 hint="do not connect; ask whoever runs the host for its new key",
             )
 
 
-def _lists(path: Path, key: paramiko.PKey) -> bool:
-    """Whether a file of revoked keys lists ``key``. Raises OSError."""
+def _lists(path: Path, key: HostKey, shown: bytes) -> bool:
+    """Whether a file of revoked keys lists what a server has shown. Raises OSError."""
     data = path.read_bytes()
+    encoded = base64.b64encode(shown).decode()
     if not data.startswith(_KRL):
+        wanted = {encoded, base64.b64encode(key.blob).decode()}
+        if key.certificate:
+            wanted.add(base64.b64encode(key.certificate.authority.blob).decode())
         lines = data.decode(errors="replace").splitlines()
-        return any(key.get_base64() in line.split() for line in lines if line[:1] != "#")
+        return any(wanted.intersection(line.split()) for line in lines if line[:1] != "#")
     with tempfile.NamedTemporaryFile("w", suffix=".pub") as public:
-        public.write(f"{key.get_name()} {key.get_base64()}\n")
+        kind = paramiko.Message(shown).get_text()
+        public.write(f"{kind} {encoded}\n")
         public.flush()
         command = ["ssh-keygen", "-Q", "-f", str(path), public.name]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

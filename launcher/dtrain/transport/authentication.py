@@ -1,10 +1,12 @@
-"""Proving to a server who the user is: public keys only, in the order of `keys`."""
+"""Proving to a server who the user is: public keys in the order of `keys`, and answers to the
+server's questions (keyboard-interactive) where it wants those instead of a key or in addition."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import paramiko
 from paramiko.auth_handler import AuthHandler
@@ -12,9 +14,15 @@ from paramiko.common import cMSG_USERAUTH_REQUEST
 from paramiko.ssh_exception import BadAuthenticationType
 
 from dtrain.diagnostics import AuthError
+from dtrain.framing import clean
 from dtrain.transport.endpoint import Endpoint
+from dtrain.transport.interactive import Interaction, InteractionError
 from dtrain.transport.keys import Candidate, Keyring, PublicKey, UnusableKeyError
+from dtrain.transport.questions import Ask
 from dtrain.transport.retry import DroppedError, Transient
+
+INTERACTIVE = "keyboard-interactive"
+ANSWER_TRIES = 3
 
 _PK_OK = 60
 """SSH_MSG_USERAUTH_PK_OK; paramiko knows the number only under its other meaning."""
@@ -24,30 +32,35 @@ def authenticate(
     transport: paramiko.Transport,
     endpoint: Endpoint,
     keyring: Keyring,
+    ask: Ask | None,
     timeout: float,
     explain: Callable[[], str],
 ) -> None:
-    """Log in as ``endpoint.user`` within ``timeout`` seconds, not counting passphrase prompts.
+    """Log in as ``endpoint.user`` within ``timeout`` seconds, not counting questions to a person.
 
-    ``explain`` tells why the connection ended, when it has. Raises AuthError when no key is
-    accepted, and DroppedError when the server went away.
+    ``ask`` puts the server's questions to a person; None where nobody is there to answer.
+    ``explain`` tells why the connection ended, when it has. Raises AuthError when the server
+    refuses, and DroppedError when it went away.
     """
     attempt = _Attempt(transport, endpoint, timeout, explain)
     if attempt.accepts_anyone():
         return
     candidates, left_out = keyring.candidates(endpoint)
-    tried: list[str] = []
-    for candidate in candidates:
-        try:
-            if attempt.with_key(candidate):
+    waiting = list(candidates)
+    while not attempt.hung_up:
+        if waiting and attempt.may_use("publickey"):
+            candidate = waiting.pop(0)
+            try:
+                if attempt.with_key(candidate):
+                    return
+            except UnusableKeyError as problem:
+                left_out.append(f"{candidate.label}: {problem}")
+        elif attempt.may_use(INTERACTIVE) and not attempt.unanswered:
+            if attempt.with_answers(ask):
                 return
-        except UnusableKeyError as problem:
-            left_out.append(f"{candidate.label}: {problem}")
-            continue
-        tried.append(candidate.label)
-        if attempt.hung_up:
+        else:
             break
-    raise _refused(endpoint, candidates, tried, left_out, attempt)
+    raise _refused(endpoint, candidates, left_out, attempt)
 
 
 class _Attempt:
@@ -62,48 +75,111 @@ class _Attempt:
         self._endpoint = endpoint
         self._deadline = time.monotonic() + timeout
         self._explain = explain
-        self._tries = 0
         self._excused = 0.0
-        self.methods: list[str] = []
-        """What the server accepts instead, if not keys."""
-        self.partial: list[str] = []
-        """What the server wants in addition to a key."""
+        self._interactions = 0
+        self.asked = False
+        """Whether a person answered a question."""
+        self.methods: list[str] | None = None
+        """What the server accepts next. None when it has not said."""
+        self.passed: list[str] = []
+        """The methods that it has accepted so far, and that were not enough."""
+        self.tried: list[str] = []
+        """The keys that it has refused."""
+        self.unanswered = ""
+        """Why its questions led to nothing."""
         self.hung_up = ""
-        """Why the server ended the connection after a refused key."""
+        """Why the server ended the connection after a refused key or a wrong answer."""
 
     def accepts_anyone(self) -> bool:
         """Some servers (Tailscale's) know who connects; others answer with their methods."""
         try:
             self._set_timeout()
-            self._transport.auth_none(self._endpoint.user)
-            return True
+            return self._passed("none", self._transport.auth_none(self._endpoint.user))
         except BadAuthenticationType as refusal:
-            self.methods = list(refusal.allowed_types)
-            return False
+            self._next_methods(refusal.allowed_types)
         except (paramiko.SSHException, EOFError, OSError):
             self._raise_if_gone()
-            return False
+        return False
+
+    def may_use(self, method: str) -> bool:
+        return method == "publickey" if self.methods is None else method in self.methods
 
     def with_key(self, candidate: Candidate) -> bool:
-        if self.methods and "publickey" not in self.methods:
-            return False
         if candidate.needs_passphrase() and candidate.public and not self._wanted(candidate.public):
+            self.tried.append(candidate.label)
             return False
-        started = time.monotonic()
-        key = candidate.load()
-        taken = time.monotonic() - started
-        self._excused += taken
-        self._deadline += taken
+        with self._excuse():
+            key = candidate.load()
         try:
             self._set_timeout()
-            self.partial = self._transport.auth_publickey(self._endpoint.user, key)
-            return not self.partial
+            more = self._transport.auth_publickey(self._endpoint.user, key)
+            return self._passed("publickey", more)
         except BadAuthenticationType as refusal:
-            self.methods = list(refusal.allowed_types)
+            self._next_methods(refusal.allowed_types)
         except (paramiko.SSHException, EOFError, OSError):
+            self.tried.append(candidate.label)
             self._raise_if_gone()
-        self._tries += 1
         return False
+
+    def with_answers(self, ask: Ask | None) -> bool:
+        """Put the server's questions to a person. Called again after a wrong answer."""
+        if ask is None or self._endpoint.batch_mode or not self._endpoint.keyboard_interactive:
+            self.unanswered = (
+                "there is no terminal to answer its questions on"
+                if ask is None
+                else "ssh's configuration forbids to ask (BatchMode, KbdInteractiveAuthentication)"
+            )
+            return False
+        if self._interactions == ANSWER_TRIES:
+            self.unanswered = "it accepted no answer"
+            return False
+        self._interactions += 1
+        who = f"{self._endpoint.user}@{self._endpoint.host}"
+        interaction = Interaction(self._transport, who)
+        self._transport.auth_handler = interaction
+        try:
+            self._set_timeout()
+            try:
+                with self._excuse():
+                    more = interaction.run(self._endpoint.user, ask, self._left)
+            finally:
+                self.asked = self.asked or interaction.asked > 0
+            return self._passed(INTERACTIVE, more)
+        except BadAuthenticationType as refusal:
+            self._next_methods(refusal.allowed_types)
+        except InteractionError as problem:
+            self.unanswered = str(problem)
+        except (paramiko.SSHException, EOFError, OSError):
+            if interaction.asked and not self._transport.is_active():
+                # Another connection would only ask the person again.
+                self.hung_up = self._explain()
+                return False
+            self._raise_if_gone()
+            if not interaction.asked:
+                self.unanswered = "it asked nothing"
+        return False
+
+    def _passed(self, method: str, more: list[str]) -> bool:
+        """Whether the user is logged in now that the server has accepted ``method``."""
+        if more:
+            self.passed.append(method)
+            self._next_methods(more)
+        return not more
+
+    def _next_methods(self, names: list[str]) -> None:
+        # A server can send anything here, and messages show it.
+        self.methods = [clean(name)[:40] for name in names[:8] if name]
+
+    @contextmanager
+    def _excuse(self) -> Iterator[None]:
+        """Do not count the seconds that a person takes."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            taken = time.monotonic() - started
+            self._excused += taken
+            self._deadline += taken
 
     def _wanted(self, public: PublicKey) -> bool:
         """Ask the server whether it would accept a key, without a signature."""
@@ -116,12 +192,14 @@ class _Attempt:
             handler.wait_for_response(answered)
         except (paramiko.SSHException, EOFError, OSError):
             self._raise_if_gone()
-        if not handler.acceptable:
-            self._tries += 1
         return handler.acceptable
 
+    @property
+    def _left(self) -> float:
+        return self._deadline - time.monotonic()
+
     def _set_timeout(self) -> None:
-        left = self._deadline - time.monotonic()
+        left = self._left
         if left <= 0:
             raise DroppedError(
                 Transient.SILENT,
@@ -135,10 +213,10 @@ class _Attempt:
                 self._set_timeout()
             return
         reason = self._explain()
-        if self._tries and "authentication failures" in reason.lower():
+        if self.tried and "authentication failures" in reason.lower():
             self.hung_up = reason
             return
-        # sshd's LoginGraceTime may have run out while a person looked for the passphrase.
+        # sshd's LoginGraceTime may have run out while a person looked for an answer.
         raise DroppedError(
             Transient.DROPPED,
             f"the server hung up during authentication ({reason})",
@@ -182,28 +260,34 @@ class _Query(AuthHandler):
 
 
 def _refused(
-    endpoint: Endpoint,
-    candidates: list[Candidate],
-    tried: list[str],
-    left_out: list[str],
-    attempt: _Attempt,
+    endpoint: Endpoint, candidates: list[Candidate], left_out: list[str], attempt: _Attempt
 ) -> AuthError:
     paths = [candidate.path for candidate in candidates if candidate.path]
     hint = f"see whether `{endpoint.command}` gets in; if not, install a key with "
     hint += f"`{endpoint.copy_id(paths[0] if paths else None)}` or load one with `ssh-add`"
-    if attempt.methods and "publickey" not in attempt.methods:
-        reason = f"it accepts no keys, only {', '.join(attempt.methods)}"
-        hint = "dtrain logs in with keys alone; allow them in the host's sshd_config"
-    elif attempt.partial:
-        reason = f"it accepted a key but wants {' and '.join(attempt.partial)} as well"
-        hint = "dtrain logs in with keys alone; let this user in with a key only"
+    wanted = " or ".join(attempt.methods or [])
+    why = f" ({INTERACTIVE}: {attempt.unanswered})" if attempt.unanswered else ""
+    if attempt.methods == []:
+        reason = "it allows no method to log in"
+        hint = "check AuthenticationMethods and PubkeyAuthentication in its sshd_config"
+    elif attempt.asked and attempt.hung_up:
+        reason = f"it hung up while its questions were answered ({attempt.hung_up})"
+        hint = f"try again, or see whether `{endpoint.command}` gets in"
     elif attempt.hung_up:
-        reason = f"it hung up after {len(tried)} refused keys: {'; '.join(tried)}"
+        reason = f"it hung up after {len(attempt.tried)} refused keys: {'; '.join(attempt.tried)}"
         hint = "name the right key as `identity` under `ssh` in the cluster file"
-    elif tried:
-        reason = f"it refused every key: {'; '.join(tried)}"
+    elif attempt.passed:
+        passed = ["a key" if name == "publickey" else name for name in attempt.passed]
+        accepted = " and ".join(dict.fromkeys(passed))
+        reason = f"it accepted {accepted} but wants {wanted} as well{why}"
+        hint = _methods_hint(attempt)
+    elif not attempt.may_use("publickey"):
+        reason = f"it accepts no keys, only {wanted}{why}"
+        hint = _methods_hint(attempt)
+    elif attempt.tried:
+        reason = f"it refused every key: {'; '.join(attempt.tried)}{why}"
     else:
-        reason = "there is no key to offer"
+        reason = f"there is no key to offer{why}"
         hint = f"make one with `ssh-keygen` and install it with `{endpoint.copy_id(None)}`"
         hint += ", or load one with `ssh-add`"
     if left_out:
@@ -211,3 +295,11 @@ def _refused(
         if any("encrypted" in entry for entry in left_out):
             hint = f"load the encrypted key first: `ssh-add`; then {hint}"
     return AuthError(endpoint.host, endpoint.attempted, reason, hint=hint)
+
+
+def _methods_hint(attempt: _Attempt) -> str:
+    if not attempt.may_use(INTERACTIVE):
+        return "dtrain sends no passwords: let this user in with a key alone"
+    if attempt.asked:
+        return "try again, or let this user in with a key alone"
+    return "run dtrain on a terminal to answer, or let this user in with a key alone"

@@ -106,6 +106,8 @@ class Endpoint:
     """Whether nobody may be asked for anything."""
     keyboard_interactive: bool
     """Whether this second factor may be used."""
+    control_path: Path | None
+    """Where `ssh` may hold a connection open (ControlMaster)."""
     custom_known_hosts: bool
     config: Path | None
     """The ssh configuration that the cluster file names."""
@@ -148,6 +150,12 @@ class Endpoint:
             words += ["-o", f"ProxyCommand={self.proxy_command}"]
         words += [port_flag, str(self.port), f"{self.user}@{self.address}"]
         return [shlex.quote(word) for word in words]
+
+
+def _control_path(options: Options) -> Path | None:
+    # `ssh -G` has expanded the tokens.
+    path = options.get("controlpath") or ""
+    return Path(path) if path.startswith("/") and "%" not in path else None
 
 
 def bracketed(address: str) -> str:
@@ -287,6 +295,7 @@ class Resolver:
             batch_mode=options.flag("batchmode"),
             keyboard_interactive=second_factor
             and options.flag("kbdinteractiveauthentication", default=True),
+            control_path=_control_path(options),
             custom_known_hosts=ssh.known_hosts is not None,
             config=config_path,
         )
@@ -425,7 +434,7 @@ def _known_names(alias: str | None, name: str, address: str, port: int) -> tuple
     if alias:
         return (alias,)
     names = []
-    for known in (address, name):
+    for known in (address.lower(), name.lower()):
         if port != 22:
             names.append(f"[{known}]:{port}")
         names.append(known)

@@ -3,6 +3,10 @@
 A host that is known must prove one of the keys that it is known by. A key of another type does
 not count as "new", as it does for ssh: whoever sits in between could otherwise offer a type
 that was never recorded.
+
+A certificate from an authority of the host (``@cert-authority``) proves the host as well. When
+the certificate is not valid, its key still counts like a key without a certificate, as for ssh,
+with one exception: ``host_keys: accept-new`` does not accept it.
 """
 
 from __future__ import annotations
@@ -15,12 +19,14 @@ import hmac
 import os
 import re
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from dtrain.diagnostics import HostKeyError
 from dtrain.transport.endpoint import Endpoint
+from dtrain.transport.server_key import CERTIFICATE_SUFFIX, SIGNATURES, Certificate, HostKey
 from dtrain.transport.ssh_config import matches
 
 _PREFERENCE = {
@@ -31,28 +37,6 @@ _PREFERENCE = {
     "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
 }
 """Signature algorithms of each key type, in the order in which unknown hosts are asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostKey:
-    """A server's public key."""
-
-    kind: str
-    """``ssh-ed25519``, ``ssh-rsa``, …"""
-    blob: bytes
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(self.blob)
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.fingerprint}"
-
-
-def fingerprint(blob: bytes) -> str:
-    """As ``ssh-keygen -l`` prints it."""
-    digest = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
-    return f"SHA256:{digest}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,39 +66,68 @@ class KnownHosts:
         self._files: dict[Path, tuple[tuple[int, int, int], tuple[_Line, ...]]] = {}
 
     def algorithms(self, endpoint: Endpoint) -> tuple[str, ...]:
-        """Host key algorithms to ask for, those of known keys first, so that a server with
-        several keys shows one that can be checked."""
-        known = [line.key.kind for line in self._about(endpoint) if not line.marker]
-        return tuple(
+        """Host key algorithms to ask for. Those of known keys come first, so that a server with
+        several keys shows one that can be checked; certificates come before all keys where the
+        host has an authority."""
+        known = [line.key.kind for line in self._known(endpoint)]
+        plain = tuple(
             algorithm
             for kind in dict.fromkeys([*known, *_PREFERENCE])
             for algorithm in _PREFERENCE.get(kind, ())
         )
+        certified = tuple(algorithm + CERTIFICATE_SUFFIX for algorithm in plain)
+        return certified + plain if self._authorities(endpoint) else plain + certified
 
     def check(self, endpoint: Endpoint, key: HostKey) -> str:
-        """Accept ``key``, or raise HostKeyError.
+        """Accept ``key`` with its certificate, or raise HostKeyError.
 
         Returns what a person should be told: where an accepted new key was written, or "".
         """
-        lines = self._about(endpoint)
-        for line in self._lines(endpoint):
-            if line.marker == "@revoked" and line.key.blob == key.blob:
-                raise HostKeyError(
-                    endpoint.host,
-                    endpoint.attempted,
-                    f"its host key {key} is revoked ({line.place})",
-                    hint="do not connect; ask whoever runs the host for its new key",
-                )
-        plain = [line for line in lines if not line.marker]
-        if any(line.key.blob == key.blob for line in plain):
+        self._refuse_revoked(endpoint, key)
+        fault = ""
+        if key.certificate and (authorities := self._authorities(endpoint)):
+            signatures = endpoint.algorithms.authorities or SIGNATURES
+            fault = _fault(key.certificate, authorities, signatures)
+            if not fault:
+                return ""
+            fault = f"its {key.certificate} does not prove that it is this host: {fault}"
+        known = self._known(endpoint)
+        if any(line.key.blob == key.blob for line in known):
             return ""
-        if plain:
-            raise self._changed(endpoint, key, plain)
+        if known:
+            raise self._changed(endpoint, key, known, fault)
+        if fault:
+            raise HostKeyError(
+                endpoint.host,
+                endpoint.attempted,
+                f"{fault}; its key is unknown as well: {key}",
+                hint=_certificate_hint(endpoint, key),
+            )
         if not endpoint.accept_new:
-            raise self._unknown(endpoint, key, lines)
+            raise self._unknown(endpoint, key)
         return self._accept(endpoint, key)
 
-    def _changed(self, endpoint: Endpoint, key: HostKey, known: list[_Line]) -> HostKeyError:
+    def _refuse_revoked(self, endpoint: Endpoint, key: HostKey) -> None:
+        authority = key.certificate.authority if key.certificate else None
+        for line in self._lines(endpoint):
+            if line.marker != "@revoked":
+                continue
+            if line.key.blob == key.blob:
+                what, whose = f"its host key {key}", "the host"
+            elif authority and line.key.blob == authority.blob:
+                what, whose = f"the CA of its {key.certificate}", "the CA"
+            else:
+                continue
+            raise HostKeyError(
+                endpoint.host,
+                endpoint.attempted,
+                f"{what} is revoked ({line.place})",
+                hint=f"do not connect; ask whoever runs {whose} for its new key",
+            )
+
+    def _changed(
+        self, endpoint: Endpoint, key: HostKey, known: list[_Line], fault: str = ""
+    ) -> HostKeyError:
         same_kind = [line for line in known if line.key.kind == key.kind]
         line = (same_kind or known)[0]
         name = next(name for name in endpoint.known_names if line.is_about(name))
@@ -122,17 +135,16 @@ class KnownHosts:
             endpoint.host,
             endpoint.attempted,
             f"its host key has changed: it is known by {line.key} ({line.place}) "
-            f"and now shows {key}",
+            f"and now shows {key}" + (f"; {fault}" if fault else ""),
             hint="someone may be intercepting the connection. If the host was reinstalled, "
             f"check the new fingerprint on it and remove the old key: "
             f"ssh-keygen -f {line.file} -R '{name}'",
         )
 
-    def _unknown(self, endpoint: Endpoint, key: HostKey, lines: list[_Line]) -> HostKeyError:
+    def _unknown(self, endpoint: Endpoint, key: HostKey) -> HostKeyError:
         reason = f"its host key is unknown: {key}"
-        authority = next((line for line in lines if line.marker == "@cert-authority"), None)
-        if authority:
-            reason += f" (host certificates are not supported: @cert-authority {authority.place})"
+        if authorities := self._authorities(endpoint):
+            reason += f"; it shows no certificate from the CA in {authorities[0][1].place}"
         return HostKeyError(
             endpoint.host,
             endpoint.attempted,
@@ -144,7 +156,7 @@ class KnownHosts:
 
     def _accept(self, endpoint: Endpoint, key: HostKey) -> str:
         if not endpoint.user_known_hosts:
-            raise self._unknown(endpoint, key, [])
+            raise self._unknown(endpoint, key)
         path = endpoint.user_known_hosts[0]
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -152,11 +164,11 @@ class KnownHosts:
             with os.fdopen(descriptor, "r+b") as file:
                 # Other threads, and other launches, may be accepting keys at this moment.
                 fcntl.flock(file, fcntl.LOCK_EX)
-                plain = [line for line in self._about(endpoint) if not line.marker]
-                if any(line.key.blob == key.blob for line in plain):
+                known = self._known(endpoint)
+                if any(line.key.blob == key.blob for line in known):
                     return ""
-                if plain:
-                    raise self._changed(endpoint, key, plain)
+                if known:
+                    raise self._changed(endpoint, key, known)
                 existing = file.read()
                 name = endpoint.known_names[0]
                 written = _hashed(name) if endpoint.hash_known_hosts else name
@@ -172,13 +184,28 @@ class KnownHosts:
             ) from error
         return f"{endpoint.host}: accepted the new host key {key} into {path}"
 
-    def _about(self, endpoint: Endpoint) -> list[_Line]:
-        """Lines about the endpoint by the best of its names that any line mentions."""
-        lines = self._lines(endpoint)
+    def _known(self, endpoint: Endpoint) -> list[_Line]:
+        """The keys that the host is known by, under the best of its names that has any."""
+        lines = [line for line in self._lines(endpoint) if not line.marker]
         for name in endpoint.known_names:
             if found := [line for line in lines if line.is_about(name)]:
                 return found
         return []
+
+    def _authorities(self, endpoint: Endpoint) -> list[tuple[str, _Line]]:
+        """Each name of the host, without its port, with each authority that may vouch for it.
+
+        A line with a key is about one host, so the cluster's own name for that host serves too.
+        An authority vouches for many, so the name has to be the one that ssh would check.
+        """
+        lines = [line for line in self._lines(endpoint) if line.marker == "@cert-authority"]
+        names = {name: re.sub(r"^\[(.*)\]:\d+$", r"\1", name) for name in endpoint.known_names}
+        address = endpoint.address.lower()
+        if address in names:  # Otherwise HostKeyAlias replaces it.
+            names = {name: bare for name, bare in names.items() if bare == address}
+        return [
+            (bare, line) for name, bare in names.items() for line in lines if line.is_about(name)
+        ]
 
     def _lines(self, endpoint: Endpoint) -> list[_Line]:
         files = dict.fromkeys((*endpoint.user_known_hosts, *endpoint.global_known_hosts))
@@ -205,6 +232,34 @@ class KnownHosts:
                 known = state, tuple(_parse(path, text.splitlines()))
                 self._files[path] = known
         return known[1]
+
+
+def _fault(
+    certificate: Certificate, authorities: list[tuple[str, _Line]], signatures: tuple[str, ...]
+) -> str:
+    """Why a certificate proves none of the names of a host, or ""."""
+    now = time.time()
+    fault = ""
+    for name, line in authorities:
+        if line.key.blob == certificate.authority.blob:
+            problem = certificate.problem(name, now, signatures)
+            if not problem:
+                return ""
+            fault = fault or problem
+    places = ", ".join(dict.fromkeys(line.place for _, line in authorities))
+    return fault or f"its CA is not among those of this host ({places})"
+
+
+def _certificate_hint(endpoint: Endpoint, key: HostKey) -> str:
+    if key.certificate and endpoint.host in key.certificate.principals:
+        return (
+            f"if that is the host, write `HostKeyAlias {endpoint.host}` for it in ~/.ssh/config, "
+            "or make the name its `address`"
+        )
+    return (
+        "whoever runs the host has to replace its certificate (ssh-keygen -s CA -h -I ID -n NAMES "
+        f"KEY.pub), unless the @cert-authority line is wrong; see what `{endpoint.command}` says"
+    )
 
 
 def _parse(path: Path, lines: Iterable[str]) -> Iterable[_Line]:

@@ -16,7 +16,7 @@ import shlex
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,8 @@ from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import PublicBlob
 
 from dtrain.transport.endpoint import Algorithms, Endpoint
-from dtrain.transport.host_keys import fingerprint
+from dtrain.transport.questions import Ask
+from dtrain.transport.server_key import CERTIFICATE_SUFFIX, fingerprint
 
 PASSPHRASE_TRIES = 3
 MAX_SIZE = 1 << 20
@@ -82,12 +83,11 @@ class Candidate:
 class Keyring:
     """The keys of one launch, shared by all its connections.
 
-    ``ask_passphrase`` gets a prompt and returns the passphrase, or None when nobody answers;
-    without it encrypted keys are left to the agent.
+    ``ask`` asks a person for a passphrase; without it encrypted keys are left to the agent.
     """
 
-    def __init__(self, ask_passphrase: Callable[[str], str | None] | None) -> None:
-        self._ask = ask_passphrase
+    def __init__(self, ask: Ask | None) -> None:
+        self._ask = ask
         self._lock = threading.Lock()
         self._files: dict[Path, _KeyFile | UnusableKeyError] = {}
         self._agents: dict[str, _Agent | None] = {}
@@ -98,7 +98,8 @@ class Keyring:
 
         A key that the cluster file names comes first: a server hangs up after a few refused
         keys, so a well-filled agent must not use up the tries. Otherwise the order is that of
-        ssh: named keys that the agent holds, its other keys, then the remaining files.
+        ssh: certificates of CertificateFile, named keys that the agent holds, its other keys, then
+        the remaining files.
         """
         left_out: list[str] = []
         agent = self._agent(endpoint.agent, left_out)
@@ -110,16 +111,25 @@ class Keyring:
         ]
         for path in endpoint.default_identities:
             files += self._from_file(path, endpoint, offered, left_out, named=False)
-        others = []
+        others: list[Candidate] = []
         if agent and not endpoint.identities_only:
-            others = [agent.candidate(key) for key in agent.keys]
+            for key in agent.keys:
+                name = f"agent key {key.comment!r}"
+                others += _certified(key, name, endpoint.certificates)
+                others.append(_agent_candidate(key, name))
         if endpoint.identities_first:
             found = [*files, *others]
         else:
             place = {blob: index for index, blob in enumerate(offered)}
             held = [file for file in files if file.public and file.public.blob in place]
             held.sort(key=lambda file: place[file.public.blob] if file.public else 0)
-            found = [*held, *others, *files]
+            chosen = {public.blob for public in map(_read_public, endpoint.certificates) if public}
+            certified = [
+                candidate
+                for candidate in (*files, *others)
+                if candidate.public and candidate.public.blob in chosen
+            ]
+            found = [*certified, *held, *others, *files]
         unique: dict[object, Candidate] = {}
         for candidate in found:
             reason = _not_allowed(candidate.public, endpoint.algorithms)
@@ -150,18 +160,22 @@ class Keyring:
             public = _public_file(path)
             if public and public.blob in offered:
                 # Only the public half is here: IdentityFile then picks a key of the agent.
-                yield _agent_candidate(offered[public.blob], str(path))
+                held = offered[public.blob]
+                yield from _certified(held, str(path), _certificates(path, endpoint))
+                yield _agent_candidate(held, str(path))
             elif named or path.exists():
                 left_out.append(f"{path}: {file}")
             return
+        if file.public and file.public.blob in offered:
+            held = offered[file.public.blob]
+            yield from _certified(held, str(path), _certificates(path, endpoint))
+            yield _agent_candidate(held, str(path))
+            return
         if file.public:
-            for certificate in (Path(f"{path}-cert.pub"), *endpoint.certificates):
+            for certificate in _certificates(path, endpoint):
                 public = _read_public(certificate)
                 if public and _certifies(public, file.public):
                     yield self._candidate(file, public)
-            if file.public.blob in offered:
-                yield _agent_candidate(offered[file.public.blob], str(path))
-                return
         if file.encrypted and file.key is None and (self._ask is None or endpoint.batch_mode):
             why = "there is no terminal to ask" if self._ask is None else "BatchMode forbids to ask"
             left_out.append(
@@ -173,7 +187,7 @@ class Keyring:
     def _candidate(self, file: _KeyFile, public: PublicKey | None) -> Candidate:
         def load() -> paramiko.PKey:
             key = self._unlock(file)
-            if public and public.kind.endswith("-cert-v01@openssh.com"):
+            if public and public.kind.endswith(CERTIFICATE_SUFFIX):
                 key = copy.copy(key)
                 key.public_blob = PublicBlob(public.kind, public.blob)
             return key
@@ -206,7 +220,7 @@ class Keyring:
         prompt = f"Passphrase for {file.path}: "
         for _ in range(PASSPHRASE_TRIES):
             passphrase = self._ask(prompt)
-            if passphrase is None:
+            if not passphrase:
                 raise UnusableKeyError("encrypted, and no passphrase was given")
             try:
                 return file.load(passphrase)
@@ -313,9 +327,6 @@ class _Agent(AgentSSH):
     def close(self) -> None:
         self._agent_socket.close()
 
-    def candidate(self, key: AgentKey) -> Candidate:
-        return _agent_candidate(key, f"agent key {key.comment!r}")
-
     def _send_message(self, message: object) -> object:
         with self._turn:
             return super()._send_message(message)  # type: ignore[misc]
@@ -333,12 +344,27 @@ class _SigningKey(AgentKey):
             return b""
 
 
-def _agent_candidate(key: AgentKey, name: str) -> Candidate:
-    if key.name.endswith("-cert-v01@openssh.com"):
-        key.public_blob = PublicBlob(key.name, key.blob)  # type: ignore[assignment]
-    public = PublicKey(key.name, key.blob, key.comment)
+def _agent_candidate(key: AgentKey, name: str, certificate: PublicKey | None = None) -> Candidate:
+    public = certificate or PublicKey(key.name, key.blob, key.comment)
+    if public.kind.endswith(CERTIFICATE_SUFFIX):
+        key = _SigningKey(key.agent, key.blob, key.comment)
+        key.public_blob = PublicBlob(public.kind, public.blob)  # type: ignore[assignment]
     suffix = "" if name.startswith("agent key") else " (from the agent)"
     return Candidate(_label(name, public) + suffix, public, lambda: key, lambda: False)
+
+
+def _certified(key: AgentKey, name: str, certificates: Iterable[Path]) -> Iterator[Candidate]:
+    """A key that the agent holds with each certificate for it that is in a file."""
+    plain = PublicKey(key.name, key.blob)
+    for path in certificates:
+        public = _read_public(path)
+        if public and _certifies(public, plain):
+            yield _agent_candidate(key, name, public)
+
+
+def _certificates(path: Path, endpoint: Endpoint) -> tuple[Path, ...]:
+    """Where certificates for the key in ``path`` may be."""
+    return (Path(f"{path}-cert.pub"), *endpoint.certificates)
 
 
 def _label(name: str, public: PublicKey | None) -> str:
@@ -380,7 +406,7 @@ def _read_public(path: Path) -> PublicKey | None:
 
 def _certifies(certificate: PublicKey, key: PublicKey) -> bool:
     """Whether a certificate is for this key: it repeats the key's numbers after a nonce."""
-    if not certificate.kind.endswith("-cert-v01@openssh.com"):
+    if not certificate.kind.endswith(CERTIFICATE_SUFFIX):
         return False
     try:
         message = paramiko.Message(certificate.blob)

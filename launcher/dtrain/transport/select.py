@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dtrain.spec.model import Host
 from dtrain.transport.contract import Connection
 from dtrain.transport.local import LocalTransport
+from dtrain.transport.questions import Ask
 
 if TYPE_CHECKING:
     from dtrain.transport.ssh import SshTransport
@@ -22,11 +23,11 @@ class Transports:
     def __init__(
         self,
         base: Path,
-        ask_passphrase: Callable[[str], str | None] | None = None,
+        ask: Ask | None = None,
         notice: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self._base = base
-        self._ask_passphrase = ask_passphrase
+        self._ask = ask
         self._notice = notice
         self._local = LocalTransport()
         self._lock = threading.Lock()
@@ -48,5 +49,5 @@ class Transports:
             if self._ssh is None:
                 from dtrain.transport.ssh import SshTransport
 
-                self._ssh = SshTransport(self._base, self._ask_passphrase, self._notice)
+                self._ssh = SshTransport(self._base, self._ask, self._notice)
             return self._ssh

@@ -15,21 +15,27 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeAlias
 
 import paramiko
 
-from dtrain.diagnostics import ConnectError, NodeError
+from dtrain.diagnostics import ConnectError, HostKeyError, NodeError
 from dtrain.spec.model import Host
-from dtrain.transport import retry
+from dtrain.transport import control_master, retry
 from dtrain.transport.algorithms import allow, check_host_key
 from dtrain.transport.authentication import authenticate
+from dtrain.transport.control_master import ControlMaster
 from dtrain.transport.endpoint import Endpoint, Resolver
-from dtrain.transport.host_keys import HostKey, KnownHosts
+from dtrain.transport.host_keys import KnownHosts
 from dtrain.transport.keys import Keyring
 from dtrain.transport.live_socket import Stream
 from dtrain.transport.proxy_command import ProxyCommand
+from dtrain.transport.questions import Ask, one_at_a_time
 from dtrain.transport.retry import DroppedError, Transient
-from dtrain.transport.ssh_connection import ClientTransport, SshConnection
+from dtrain.transport.server_key import CertificateError, HostKey, read_host_key
+from dtrain.transport.ssh_connection import ClientTransport, HostKeyProofError, SshConnection
+
+_Jump: TypeAlias = SshConnection | ControlMaster
 
 HANDSHAKES = 64
 """Connections being set up at a time, all hosts together."""
@@ -45,15 +51,15 @@ met MaxStartups on the jump host."""
 class SshTransport:
     """Connects to hosts; one object serves a launch, from many threads.
 
-    Relative paths in the cluster file start from ``base``. ``ask_passphrase`` gets a prompt and
-    returns a passphrase, or None when nobody answers; None in its place means that there is no
-    one to ask. ``notice`` is told what a person should know: accepted keys, ignored settings.
+    Relative paths in the cluster file start from ``base``. ``ask`` asks a person for the
+    passphrase of a key, or what a server wants to know; None means that nobody is there.
+    ``notice`` gets what a person should know: accepted keys, ignored settings.
     """
 
     def __init__(
         self,
         base: Path,
-        ask_passphrase: Callable[[str], str | None] | None = None,
+        ask: Ask | None = None,
         notice: Callable[[str], None] = lambda _text: None,
         *,
         system_config: Path = Path("/etc/ssh/ssh_config"),
@@ -62,13 +68,14 @@ class SshTransport:
         self._noticed: set[str] = set()
         self._lock = threading.Lock()
         self._resolver = Resolver(base, system_config, self._notice)
-        self._keyring = Keyring(ask_passphrase)
+        self._ask = one_at_a_time(ask) if ask else None
+        self._keyring = Keyring(self._ask)
         self._known_hosts = KnownHosts()
         self._handshakes = threading.BoundedSemaphore(HANDSHAKES)
         self._per_server: defaultdict[object, threading.BoundedSemaphore] = defaultdict(
             lambda: threading.BoundedSemaphore(HANDSHAKES_PER_SERVER)
         )
-        self._jumps: dict[Endpoint, Future[SshConnection]] = {}
+        self._jumps: dict[Endpoint, Future[_Jump]] = {}
         self._unfinished: set[ClientTransport] = set()
         self._closing = threading.Event()
 
@@ -124,14 +131,16 @@ class SshTransport:
                 if self._closing.is_set():
                     raise ConnectError(endpoint.host, endpoint.attempted, "the launch is ending")
                 self._handshake(endpoint, transport, stream, deadline)
-                check_host_key(endpoint, transport.get_remote_server_key())
-                notice = self._known_hosts.check(endpoint, _host_key(transport))
+                key = _host_key(endpoint, transport)
+                check_host_key(endpoint, key, transport.host_key_blob)
+                notice = self._known_hosts.check(endpoint, key)
                 if notice:
                     self._notice(notice)
                 authenticate(
                     transport,
                     endpoint,
                     self._keyring,
+                    self._ask,
                     max(1.0, deadline - time.monotonic()),
                     transport.explain,
                 )
@@ -176,6 +185,14 @@ class SshTransport:
                 Transient.SILENT, f"the server did not {what} within {endpoint.timeout:g} s"
             )
         failure = transport.saved_exception
+        if isinstance(failure, HostKeyProofError):
+            raise HostKeyError(
+                endpoint.host,
+                endpoint.attempted,
+                f"the server has not proved who it is: {failure}",
+                hint="someone may be intercepting the connection, or the server is faulty; see "
+                f"what `{endpoint.command}` says",
+            )
         if isinstance(failure, paramiko.ssh_exception.IncompatiblePeer):
             raise ConnectError(
                 endpoint.host,
@@ -200,9 +217,7 @@ class SshTransport:
             "the server closed the connection before its SSH handshake was over",
         )
 
-    def _open_stream(
-        self, endpoint: Endpoint, via: SshConnection | None, deadline: float
-    ) -> Stream:
+    def _open_stream(self, endpoint: Endpoint, via: _Jump | None, deadline: float) -> Stream:
         if via:
             return _through_jump(endpoint, via)
         if endpoint.proxy_command:
@@ -214,8 +229,8 @@ class SshTransport:
                 ) from error
         return _dial(endpoint, deadline)
 
-    def _jump(self, endpoint: Endpoint, via: Endpoint) -> SshConnection:
-        """The one connection to a jump host, made by the first thread that needs it."""
+    def _jump(self, endpoint: Endpoint, via: Endpoint) -> _Jump:
+        """The one connection to a jump host, made or found by the first thread that needs it."""
         with self._lock:
             pending = self._jumps.get(via)
             if pending and pending.done() and (pending.exception() or not pending.result().alive):
@@ -225,7 +240,7 @@ class SshTransport:
                 pending = self._jumps[via] = Future()
         if mine:
             try:
-                pending.set_result(self._reach(via))
+                pending.set_result(self._master(via) or self._reach(via))
             except BaseException as error:
                 pending.set_exception(error)
                 if not isinstance(error, NodeError):
@@ -239,6 +254,12 @@ class SshTransport:
                 f"its jump host is out of reach: {error.message}",
                 hint=error.hint,
             ) from error
+
+    def _master(self, via: Endpoint) -> ControlMaster | None:
+        master = control_master.find(via)
+        if master:
+            self._notice(f"{via.host}: using the connection that ssh holds open ({master.path})")
+        return master
 
     def _server_slots(self, endpoint: Endpoint) -> threading.BoundedSemaphore:
         # Where a ProxyCommand leads is not known; it is often one jump host for all.
@@ -264,9 +285,17 @@ _DROPPED_HINTS = {
 }
 
 
-def _host_key(transport: ClientTransport) -> HostKey:
-    key = transport.get_remote_server_key()
-    return HostKey(key.get_name(), key.asbytes())
+def _host_key(endpoint: Endpoint, transport: ClientTransport) -> HostKey:
+    try:
+        return read_host_key(transport.host_key_blob)
+    except CertificateError as problem:
+        raise HostKeyError(
+            endpoint.host,
+            endpoint.attempted,
+            f"its host certificate is refused: {problem}",
+            hint=f"see what `{endpoint.command}` says; whoever runs the host has to replace the "
+            "file that HostCertificate in its sshd_config names",
+        ) from problem
 
 
 def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
@@ -333,7 +362,7 @@ def _dial_hint(failure: OSError, endpoint: Endpoint) -> str:
     return f"see whether `{endpoint.command}` gets in"
 
 
-def _through_jump(endpoint: Endpoint, via: SshConnection) -> paramiko.Channel:
+def _through_jump(endpoint: Endpoint, via: _Jump) -> Stream:
     try:
         return via.open_stream(endpoint.address, endpoint.port, endpoint.timeout)
     except paramiko.ChannelException as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import signal
 import threading
 import time
@@ -15,9 +16,11 @@ import paramiko
 from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
 
 from dtrain.diagnostics import ConnectError
+from dtrain.framing import clean
 from dtrain.transport.endpoint import Endpoint
 from dtrain.transport.live_socket import LiveSocket, Stream
 from dtrain.transport.local import STDERR_GRACE
+from dtrain.transport.server_key import CERTIFICATE_SUFFIX
 from dtrain.transport.tail import Tail
 
 WINDOW = 4 << 20
@@ -42,9 +45,13 @@ def _channel_request(channel: paramiko.Channel, message: paramiko.Message) -> No
     channel._handle_request(message)  # type: ignore[attr-defined]
 
 
+class HostKeyProofError(paramiko.SSHException):
+    """The server has not proved that it has the host key that it shows."""
+
+
 class ClientTransport(paramiko.Transport):
-    """paramiko's transport, which also notes exit signals and why the server hung up, and never
-    prints a traceback from its thread."""
+    """paramiko's transport, which also keeps the host key as the server sent it, notes exit
+    signals and why the server hung up, and never prints a traceback from its thread."""
 
     _channel_handler_table: ClassVar[dict[int, Callable[..., None]]] = {
         **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]
@@ -56,6 +63,8 @@ class ClientTransport(paramiko.Transport):
         self.exit_signals: dict[int, int] = {}
         self.farewell = ""
         """What the server said when it ended the connection."""
+        self.host_key_blob = b""
+        """The key, or the certificate, that the server has proved to have."""
         super().__init__(self.live, default_window_size=WINDOW)  # type: ignore[arg-type]
 
     def run(self) -> None:
@@ -66,6 +75,11 @@ class ClientTransport(paramiko.Transport):
         finally:
             # An unfinished handshake leaves a timer that would hold up the interpreter's end.
             self.packetizer.complete_handshake()
+
+    @property
+    def preferred_keys(self) -> tuple[str, ...]:
+        """paramiko would ask for certificates last, whatever the order that was set."""
+        return tuple(self._filter_algorithm("keys"))  # type: ignore[attr-defined]
 
     def ask_for_life(self) -> None:
         """Ask the server for an answer of any kind. Called in this connection's own thread."""
@@ -97,9 +111,27 @@ class ClientTransport(paramiko.Transport):
         if self.completion_event:
             self.completion_event.set()
 
+    def _verify_key(self, host_key: bytes, signature: bytes) -> None:
+        """Called after each key exchange. paramiko takes any key of the right family, and another
+        one each time."""
+        algorithm = str(self.host_key_type)
+        kind = re.sub("^rsa-sha2-(256|512)", "ssh-rsa", algorithm)
+        if paramiko.Message(host_key).get_binary() != kind.encode():
+            raise HostKeyProofError(f"it shows a host key of another type than {kind}")
+        signed_with = algorithm.removesuffix(CERTIFICATE_SUFFIX)
+        if paramiko.Message(signature).get_binary() != signed_with.encode():
+            raise HostKeyProofError(f"it does not sign with {signed_with}, as agreed")
+        if self.host_key_blob and host_key != self.host_key_blob:
+            raise HostKeyProofError("it changed its host key while it was connected")
+        try:
+            super()._verify_key(host_key, signature)  # type: ignore[misc]
+        except Exception as error:
+            raise HostKeyProofError("its host key is damaged, or the signature is wrong") from error
+        self.host_key_blob = host_key
+
     def _parse_disconnect(self, message: paramiko.Message) -> None:
         message.get_int()
-        self.farewell = message.get_binary().decode(errors="replace")[:200]
+        self.farewell = clean(message.get_binary()[:400].decode(errors="replace"))[:200]
 
 
 class SshConnection:

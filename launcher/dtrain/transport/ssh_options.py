@@ -24,7 +24,8 @@ def _names_in(text: str) -> frozenset[str]:
 HONOURED = _names_in(
     """
     AddressFamily BatchMode BindAddress CASignatureAlgorithms CertificateFile Ciphers Compression
-    ConnectTimeout GlobalKnownHostsFile HashKnownHosts HostKeyAlgorithms HostKeyAlias HostName
+    ConnectTimeout ControlPath GlobalKnownHostsFile HashKnownHosts HostKeyAlgorithms HostKeyAlias
+    HostName
     IdentitiesOnly IdentityAgent IdentityFile KbdInteractiveAuthentication KexAlgorithms MACs Port
     PreferredAuthentications ProxyCommand ProxyJump PubkeyAcceptedAlgorithms RequiredRSASize
     RevokedHostKeys ServerAliveCountMax ServerAliveInterval StrictHostKeyChecking User
@@ -37,7 +38,7 @@ _NO_SESSION = "it is about a person's own session"
 _OWN_CHECKS = "dtrain checks host keys at least as strictly without it"
 _BY_SSH = "`ssh -G` has applied it to the host's name"
 _FORWARDING = "dtrain forwards nothing"
-_MULTIPLEXING = "dtrain makes its own connections"
+_MULTIPLEXING = "dtrain uses an open connection to a jump host (ControlPath) and opens none"
 _SCREEN = "it is about what ssh itself prints"
 
 NO_EFFECT: Mapping[str, str] = {
@@ -49,7 +50,6 @@ NO_EFFECT: Mapping[str, str] = {
     "ClearAllForwardings": _FORWARDING,
     "ConnectionAttempts": "dtrain repeats attempts by its own rules",
     "ControlMaster": _MULTIPLEXING,
-    "ControlPath": _MULTIPLEXING,
     "ControlPersist": _MULTIPLEXING,
     "EnableEscapeCommandline": _NO_SESSION,
     "EnableSSHKeysign": _KEYS_ONLY,

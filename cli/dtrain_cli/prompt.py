@@ -1,4 +1,4 @@
-"""Asking for a passphrase on the terminal, so that Ctrl-C still ends the launch.
+"""Asking the person at the terminal, so that Ctrl-C still ends the launch.
 
 `getpass` would wait on for an answer in a thread that no signal reaches.
 """
@@ -16,27 +16,31 @@ LONGEST = 4096
 """A terminal hands over no longer line."""
 
 
-def ask(prompt: str, cancelled: Callable[[], bool]) -> str | None:
-    """One line typed without echo; None for an empty answer, without a terminal, or once
-    ``cancelled`` says so."""
+def ask(prompt: str, cancelled: Callable[[], bool], *, echo: bool = False) -> str | None:
+    """One typed line, shown while it is typed only with ``echo``. None without a terminal, at the
+    end of input, or once ``cancelled`` says so."""
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
         before = termios.tcgetattr(terminal)
-        silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-        termios.tcsetattr(terminal, termios.TCSAFLUSH, silent)
+        shown = before[3] | termios.ECHO if echo else before[3] & ~termios.ECHO
+        # What was typed before the question is no answer to it.
+        termios.tcsetattr(terminal, termios.TCSAFLUSH, [*before[:3], shown, *before[4:]])
+        answered = False
         try:
-            os.write(terminal, prompt.encode())
+            os.write(terminal, prompt.encode(errors="backslashreplace"))
             while not cancelled():
                 if select.select([terminal], [], [], POLL)[0]:
                     answer = os.read(terminal, LONGEST).decode(errors="surrogateescape")
-                    return answer.rstrip("\n") or None
+                    answered = answer.endswith("\n")
+                    return answer.rstrip("\n") if answer else None
             return None
         finally:
             termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
-            os.write(terminal, b"\n")
+            if not (echo and answered):
+                os.write(terminal, b"\n")
     except (OSError, termios.error):
         return None
     finally:

@@ -1,0 +1,153 @@
+"""A jump host's connection that `ssh` already holds open (ControlMaster).
+
+The master opens TCP connections for other programs of its user (OpenSSH's PROTOCOL.mux), so that
+nobody has to log in to the jump host again. It has checked the jump host's key; what is checked
+here is that the socket, and the process behind it, belong to the user.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+import paramiko
+
+from dtrain.framing import clean
+from dtrain.transport.endpoint import Endpoint
+
+_HELLO, _NEW_STDIO_FORWARD, _SESSION_OPENED, _FAILURES = (
+    0x00000001,
+    0x10000008,
+    0x80000006,
+    {0x80000002, 0x80000003},
+)
+_VERSION = 4
+_REQUEST = 1
+_MAX_PACKET = 1 << 18
+HELLO_TIMEOUT = 5.0
+"""Seconds for a program on this machine to answer."""
+
+
+class MasterStream:
+    """A TCP connection made by the jump host. It lasts as long as the control connection."""
+
+    def __init__(self, control: socket.socket, write: socket.socket, read: socket.socket) -> None:
+        self._control, self._write, self._read = control, write, read
+
+    def send(self, data: bytes, /) -> int:
+        return self._write.send(data)
+
+    def recv(self, size: int, /) -> bytes:
+        return self._read.recv(size)
+
+    def settimeout(self, seconds: float | None, /) -> None:
+        self._write.settimeout(seconds)
+        self._read.settimeout(seconds)
+
+    def close(self) -> None:
+        for end in (self._write, self._read, self._control):
+            # A thread that sleeps in recv is woken by this, and not by close.
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+class ControlMaster:
+    """The open connection to ``endpoint`` behind the socket ``path``."""
+
+    def __init__(self, endpoint: Endpoint, path: Path) -> None:
+        self.endpoint = endpoint
+        self.path = path
+
+    @property
+    def alive(self) -> bool:
+        try:
+            self._greet().close()
+        except OSError:
+            return False
+        return True
+
+    def open_stream(self, address: str, port: int, timeout: float) -> MasterStream:
+        """A TCP connection made by the jump host. Raises paramiko's ChannelException when the
+        jump host refuses or cannot, and OSError when the master does not answer."""
+        control = self._greet()
+        ours_write, theirs_read = socket.socketpair()
+        ours_read, theirs_write = socket.socketpair()
+        stream = MasterStream(control, ours_write, ours_read)
+        try:
+            with theirs_read, theirs_write:
+                control.settimeout(timeout)
+                request = paramiko.Message()
+                request.add_int(_NEW_STDIO_FORWARD).add_int(_REQUEST)
+                request.add_string("").add_string(address).add_int(port)
+                _send(control, request)
+                for end in (theirs_read, theirs_write):
+                    socket.send_fds(control, [b"\0"], [end.fileno()])
+                reply = _receive(control)
+            kind, number = reply.get_int(), reply.get_int()
+            if kind in _FAILURES:
+                said = clean(reply.get_binary()[:400].decode(errors="replace"))
+                raise paramiko.ChannelException(1 if "prohibited" in said else 2, said)
+            if (kind, number) != (_SESSION_OPENED, _REQUEST):
+                raise OSError("the ControlMaster gave an answer of an unknown kind")
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def close(self) -> None:
+        """It is not dtrain's to close."""
+
+    def _greet(self) -> socket.socket:
+        status = self.path.lstat()
+        if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.getuid():
+            raise PermissionError(f"{self.path} is not a socket of this user")
+        control = socket.socket(socket.AF_UNIX)
+        try:
+            control.settimeout(HELLO_TIMEOUT)
+            control.connect(str(self.path))
+            peer = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            if struct.unpack("3i", peer)[1] != os.getuid():
+                raise PermissionError(f"{self.path} belongs to a process of another user")
+            _send(control, paramiko.Message().add_int(_HELLO).add_int(_VERSION))
+            hello = _receive(control)
+            if (hello.get_int(), hello.get_int()) != (_HELLO, _VERSION):
+                raise OSError(f"what listens on {self.path} is no ControlMaster")
+        except BaseException:
+            control.close()
+            raise
+        return control
+
+
+def find(endpoint: Endpoint) -> ControlMaster | None:
+    """The open connection to a jump host, if there is one."""
+    if endpoint.control_path is None:
+        return None
+    master = ControlMaster(endpoint, endpoint.control_path)
+    return master if master.alive else None
+
+
+def _send(control: socket.socket, message: paramiko.Message) -> None:
+    body = message.asbytes()
+    control.sendall(struct.pack(">I", len(body)) + body)
+
+
+def _receive(control: socket.socket) -> paramiko.Message:
+    (size,) = struct.unpack(">I", _exactly(control, 4))
+    if size > _MAX_PACKET:
+        raise OSError("the ControlMaster gave an answer that is too long")
+    return paramiko.Message(_exactly(control, size))
+
+
+def _exactly(control: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = control.recv(size - len(data))
+        if not piece:
+            raise ConnectionResetError("the ControlMaster closed the connection")
+        data += piece
+    return data

@@ -1,0 +1,143 @@
+"""Keyboard-interactive authentication (RFC 4256): a server asks and a person answers.
+
+The questions come from a server that may be hostile, so their number and length have limits,
+control characters are removed, and each line that a person sees starts with the user and the
+host: a server cannot pass its question off as one of dtrain's own.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+from dataclasses import dataclass
+
+import paramiko
+from paramiko.auth_handler import AuthHandler
+from paramiko.common import cMSG_USERAUTH_INFO_RESPONSE
+
+from dtrain.framing import clean
+from dtrain.transport.questions import Ask, NoLongerWantedError
+
+MAX_ROUNDS = 10
+"""Requests in one attempt. Each can hold several questions."""
+MAX_PROMPTS = 8
+MAX_TEXT = 4096
+"""Bytes that are read of one text."""
+MAX_LINES = 40
+MAX_LINE = 200
+RESPONSE_TIMEOUT = 120.0
+"""Seconds for the server to judge an answer. It may wait for a person's phone. sshd's own limit
+for a login (LoginGraceTime) is the same."""
+
+
+class InteractionError(Exception):
+    """The questions came to nothing; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    introduction: bytes
+    prompts: tuple[tuple[bytes, bool], ...]
+    """Each question with whether the answer may be shown."""
+
+
+class Interaction(AuthHandler):
+    """One attempt. ``who`` starts each line that a person sees.
+
+    paramiko asks in the thread that runs the connection. Here that thread only passes requests
+    on, so that the end of the connection is noticed while a person types.
+    """
+
+    def __init__(self, transport: paramiko.Transport, who: str) -> None:
+        super().__init__(transport)
+        self._who = who
+        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self.asked = 0
+        """Questions that a person was asked."""
+
+    def run(self, user: str, ask: Ask, timeout: float) -> list[str]:
+        """Returns the methods that the server wants in addition: none when the user is logged in.
+        ``timeout`` is for the server's first response.
+
+        Raises InteractionError when the person or the limits end it, and otherwise what
+        paramiko's ``auth_interactive`` raises.
+        """
+        finished = threading.Event()
+        self.auth_interactive(user, None, finished)  # type: ignore[arg-type]
+        for number in range(MAX_ROUNDS + 1):
+            try:
+                request = self._requests.get(timeout=timeout)
+            except queue.Empty:
+                raise InteractionError(f"it did not respond within {timeout:g} s") from None
+            if request is None:
+                break
+            if number == MAX_ROUNDS:
+                raise InteractionError(f"it asked more than {MAX_ROUNDS} times in a row")
+            if len(request.prompts) > MAX_PROMPTS:
+                raise InteractionError(f"it asked more than {MAX_PROMPTS} questions at once")
+            self._reply(self._answers(request, ask))
+            timeout = RESPONSE_TIMEOUT
+        return list(self.wait_for_response(finished))
+
+    def _answers(self, request: _Request, ask: Ask) -> list[str]:
+        introductions = [request.introduction, *[b""] * len(request.prompts)]
+        return [
+            self._answer(introduction, prompt, echo, ask)
+            for introduction, (prompt, echo) in zip(introductions, request.prompts, strict=False)
+        ]
+
+    def _answer(self, introduction: bytes, prompt: bytes, echo: bool, ask: Ask) -> str:
+        lines = [*_lines(introduction), *(_lines(prompt) or [""])]
+        text = "\n".join(f"{self._who}: {line}" for line in lines)
+        try:
+            answer = ask(
+                text if text.endswith(" ") else f"{text} ",
+                echo=echo,
+                unwanted=lambda: not self.transport.is_active(),
+            )
+        except NoLongerWantedError:
+            raise EOFError from None
+        self.asked += 1
+        if answer is None and self.transport.is_active():
+            raise InteractionError("nobody answered")
+        if answer is None:
+            raise EOFError
+        return answer
+
+    def _reply(self, answers: list[str]) -> None:
+        response = paramiko.Message()
+        response.add_byte(cMSG_USERAUTH_INFO_RESPONSE)
+        response.add_int(len(answers))
+        for answer in answers:
+            response.add_string(answer.encode("utf-8", "surrogateescape"))
+        self.transport._send_user_message(response)  # type: ignore[attr-defined]
+
+    def _parse_userauth_info_request(self, message: paramiko.Message) -> None:
+        name, instruction = message.get_binary()[:MAX_TEXT], message.get_binary()[:MAX_TEXT]
+        message.get_binary()
+        count = min(message.get_int(), MAX_PROMPTS + 1)
+        prompts = tuple(
+            (message.get_binary()[:MAX_TEXT], message.get_boolean()) for _ in range(count)
+        )
+        self._requests.put(_Request(name + b"\n" + instruction, prompts))
+
+    def _parse_userauth_success(self, message: paramiko.Message) -> None:
+        super()._parse_userauth_success(message)  # type: ignore[misc]
+        self._requests.put(None)
+
+    def _parse_userauth_failure(self, message: paramiko.Message) -> None:
+        super()._parse_userauth_failure(message)  # type: ignore[misc]
+        self._requests.put(None)
+
+    def abort(self) -> None:
+        """Called when the connection ends."""
+        super().abort()
+        self._requests.put(None)
+
+
+def _lines(text: bytes) -> list[str]:
+    """The lines of a server's text, as they may be shown."""
+    lines = re.split(r"\r\n|\r|\n", text.decode(errors="replace"))
+    shown = [clean(line)[:MAX_LINE] for line in lines[:MAX_LINES]]
+    return [line for line in shown if line.strip()]

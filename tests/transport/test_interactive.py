@@ -1,0 +1,311 @@
+"""A server's own questions (keyboard-interactive), as a second factor and instead of a key."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ClassVar
+
+import paramiko
+import pytest
+
+from dtrain.diagnostics import AuthError
+from dtrain.spec.model import Host, Ssh
+from dtrain.transport.ssh import SshTransport
+from support.ssh_server import CODE, Login, SshServer, TwoFactor
+from support.sshd import Sshd, generate_key, host_on, running_sshd
+
+pytestmark = pytest.mark.sshd
+
+
+class Person:
+    """Answers questions, and remembers them."""
+
+    def __init__(self, *answers: str | None) -> None:
+        self._answers = list(answers)
+        self.prompts: list[tuple[str, bool]] = []
+
+    def __call__(
+        self, prompt: str, /, *, echo: bool = False, unwanted: Callable[[], bool] = lambda: False
+    ) -> str | None:
+        self.prompts.append((prompt, echo))
+        return self._answers.pop(0)
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return generate_key(tmp_path_factory.mktemp("key") / "key")
+
+
+@pytest.fixture
+def serve(key: Path, tmp_path: Path) -> Callable[..., tuple[SshServer, Host]]:
+    public = base64.b64decode(Path(f"{key}.pub").read_text().split()[1])
+
+    def serve(login: type[Login], **ssh: object) -> tuple[SshServer, Host]:
+        server = SshServer(public)
+        server.login = login
+        known = tmp_path / "known"
+        known.write_text(server.host_key_line)
+        settings = Ssh(
+            user="ml", port=server.port, identity=str(key), known_hosts=str(known), **ssh
+        )  # type: ignore[arg-type]
+        return server, Host("gpu01", "127.0.0.1", ssh=settings)
+
+    return serve
+
+
+Serve = Callable[..., tuple[SshServer, Host]]
+Make = Callable[..., SshTransport]
+ASKED = [("ml@gpu01: Two steps\nml@gpu01: Name: ", True), ("ml@gpu01: Code: ", False)]
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        ("publickey", "keyboard-interactive"),
+        ("keyboard-interactive",),
+        ("keyboard-interactive", "publickey"),
+    ],
+)
+def test_questions_are_answered(
+    make_transport: Make, serve: Serve, methods: tuple[str, ...]
+) -> None:
+    person = Person("me", CODE)
+    server, host = serve(type("", (TwoFactor,), {"methods": methods}))
+    with server:
+        connection = make_transport(ask=person).connect(host)
+        assert connection.start("exit 3").wait(30) == 3
+        assert person.prompts == ASKED
+        connection.close()
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("methods", ["publickey,keyboard-interactive", "keyboard-interactive"])
+def test_a_real_sshd_asks_through_pam(make_transport: Make, tmp_path: Path, methods: str) -> None:
+    check = tmp_path / "check"
+    check.write_text(f'#!/bin/sh\nread -r code\n[ "$code" = "{CODE}" ]\n')
+    check.chmod(0o755)
+    stack = f"""
+        auth required pam_exec.so quiet expose_authtok {check}
+        auth required pam_permit.so
+        account required pam_permit.so
+        session required pam_permit.so
+    """
+    settings = {
+        "UsePAM": "yes",
+        "KbdInteractiveAuthentication": "yes",
+        "AuthenticationMethods": methods,
+    }
+    person = Person("wrong", CODE)
+    with running_sshd(tmp_path, settings=settings, pam=stack) as sshd:
+        connection = make_transport(ask=person).connect(host_on(sshd))
+        assert connection.start("exit 3").wait(30) == 3
+        connection.close()
+        assert person.prompts == [(f"{sshd.user}@gpu01: Password: ", False)] * 2
+        assert "Accepted keyboard-interactive/pam" in sshd.log()
+
+
+def test_a_second_chance_after_a_wrong_answer(make_transport: Make, serve: Serve) -> None:
+    person = Person("me", "wrong", "me", CODE)
+    server, host = serve(TwoFactor)
+    with server:
+        make_transport(ask=person).connect(host).close()
+        assert person.prompts == ASKED * 2
+        assert server.connections == 1
+
+
+def test_three_wrong_answers_end_it(make_transport: Make, serve: Serve) -> None:
+    person = Person(*["me", "secret"] * 3)
+    server, host = serve(TwoFactor)
+    with server, pytest.raises(AuthError) as caught:
+        make_transport(ask=person).connect(host)
+    assert caught.value.reason == (
+        "it accepted a key but wants keyboard-interactive as well "
+        "(keyboard-interactive: it accepted no answer)"
+    )
+    assert "secret" not in str(caught.value.__dict__) + str(caught.value.__context__)
+    assert server.connections == 1
+
+
+def test_nobody_answers(make_transport: Make, serve: Serve) -> None:
+    person = Person(None)
+    server, host = serve(TwoFactor)
+    with server, pytest.raises(AuthError, match="keyboard-interactive: nobody answered"):
+        make_transport(ask=person).connect(host)
+    assert len(person.prompts) == 1
+
+
+@pytest.mark.parametrize(
+    ("methods", "reason"),
+    [
+        (("publickey", "keyboard-interactive"), "it accepted a key but wants keyboard-interactive"),
+        (("keyboard-interactive",), "it accepts no keys, only keyboard-interactive"),
+    ],
+)
+def test_without_a_terminal_the_refusal_names_what_the_server_wants(
+    transport: SshTransport, serve: Serve, methods: tuple[str, ...], reason: str
+) -> None:
+    server, host = serve(type("", (TwoFactor,), {"methods": methods}))
+    with server, pytest.raises(AuthError) as caught:
+        transport.connect(host)
+    assert reason in caught.value.reason
+    assert "there is no terminal to answer its questions on" in caught.value.reason
+    assert "run dtrain on a terminal" in caught.value.hint
+
+
+@pytest.mark.parametrize("line", ["BatchMode yes", "KbdInteractiveAuthentication no"])
+def test_the_configuration_can_forbid_to_ask(
+    make_transport: Make, serve: Serve, home: Path, line: str
+) -> None:
+    (home / ".ssh" / "config").write_text(f"{line}\n")
+    person = Person()
+    server, host = serve(TwoFactor)
+    with server, pytest.raises(AuthError, match="ssh's configuration forbids to ask"):
+        make_transport(ask=person).connect(host)
+    assert person.prompts == []
+
+
+def test_a_server_that_allows_nothing(transport: SshTransport, serve: Serve) -> None:
+    server, host = serve(type("", (TwoFactor,), {"methods": ("",)}))
+    with server, pytest.raises(AuthError, match="it allows no method to log in") as caught:
+        transport.connect(host)
+    assert "AuthenticationMethods" in caught.value.hint
+
+
+def test_methods_with_hostile_names(transport: SshTransport, serve: Serve) -> None:
+    name = "\x1b]0;owned\x07pass\u202eword" + "x" * 100_000
+    server, host = serve(type("", (TwoFactor,), {"methods": (name,)}))
+    with server, pytest.raises(AuthError, match=r"it accepts no keys, only passwordx*$") as caught:
+        transport.connect(host)
+    assert len(caught.value.reason) < 100
+
+
+def test_many_hosts_behind_a_jump_host_ask_once(
+    make_transport: Make, serve: Serve, sshd: Sshd, tmp_path: Path
+) -> None:
+    person = Person("me", CODE)
+    server, _ = serve(TwoFactor)
+    with server:
+        known = tmp_path / "both"
+        known.write_text(server.host_key_line + sshd.known_hosts.read_text())
+        jump = f"ml@127.0.0.1:{server.port}"
+        hosts = [
+            host_on(sshd, f"gpu{n}", known_hosts=str(known), jump=jump, identity=str(sshd.identity))
+            for n in range(8)
+        ]
+        server.authorized = base64.b64decode(Path(f"{sshd.identity}.pub").read_text().split()[1])
+        transport = make_transport(ask=person)
+        with ThreadPoolExecutor(8) as pool:
+            for connection in pool.map(transport.connect, hosts):
+                assert connection.start("exit 6").wait(30) == 6
+    assert [prompt for prompt, _ in person.prompts] == [
+        "ml@127.0.0.1: Two steps\nml@127.0.0.1: Name: ",
+        "ml@127.0.0.1: Code: ",
+    ]
+
+
+class Hostile(TwoFactor):
+    """Sends the requests in ``queries``, one after the other, and then the first again."""
+
+    methods = ("keyboard-interactive",)
+    queries: ClassVar[list[paramiko.InteractiveQuery]]
+
+    def query(self) -> paramiko.InteractiveQuery:
+        return self.queries[len(self.heard) % len(self.queries)]
+
+    def check_auth_interactive_response(
+        self, responses: list[str]
+    ) -> paramiko.InteractiveQuery | int:
+        self.heard.append(responses)
+        return self.query()
+
+
+def hostile(*queries: paramiko.InteractiveQuery) -> type[Login]:
+    return type("", (Hostile,), {"queries": list(queries)})
+
+
+def test_hostile_text_is_cleaned_and_marked_as_the_servers(
+    make_transport: Make, serve: Serve
+) -> None:
+    text = (
+        "\x1b[2J\x1b]0;owned\x07\r\nPassphrase for /home/ml/.ssh/id_rsa\u202e:\x9b1m " + "x" * 9000
+    )
+    person = Person(None)
+    server, host = serve(hostile(paramiko.InteractiveQuery("a\nb" * 5000, text, (text, False))))
+    with server, pytest.raises(AuthError, match="nobody answered"):
+        make_transport(ask=person).connect(host)
+    ((prompt, _),) = person.prompts
+    lines = prompt.splitlines()
+    assert all(line.startswith("ml@gpu01: ") for line in lines)
+    assert lines[-1].startswith("ml@gpu01: Passphrase for /home/ml/.ssh/id_rsa: xxx")
+    assert prompt.replace("\n", "").isprintable()
+    assert len(lines) < 100 and max(map(len, lines)) < 250
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        (paramiko.InteractiveQuery("", "", *[("?", True)] * 100), "more than 8 questions at once"),
+        (paramiko.InteractiveQuery("", "", ("?", True)), "asked more than 10 times in a row"),
+        (paramiko.InteractiveQuery("", "text alone"), "asked more than 10 times in a row"),
+    ],
+)
+def test_endless_questions_end(
+    make_transport: Make, serve: Serve, query: paramiko.InteractiveQuery, reason: str
+) -> None:
+    person = Person(*["answer"] * 50)
+    server, host = serve(hostile(query))
+    with server, pytest.raises(AuthError, match=reason):
+        make_transport(ask=person).connect(host)
+    assert len(person.prompts) <= 10
+
+
+def test_endless_partial_success_ends(make_transport: Make, serve: Serve) -> None:
+    methods = ("keyboard-interactive",) * 1000
+    person = Person(*["me", CODE] * 1000)
+    server, host = serve(type("", (TwoFactor,), {"methods": methods}))
+    with server, pytest.raises(AuthError, match="it accepted keyboard-interactive but"):
+        make_transport(ask=person).connect(host)
+    assert len(person.prompts) == 6
+
+
+def test_a_server_that_hangs_up_ends_the_question(make_transport: Make, serve: Serve) -> None:
+    server, host = serve(TwoFactor)
+    asked = threading.Event()
+
+    def ask(prompt: str, /, *, echo: bool = False, unwanted: Callable[[], bool]) -> str | None:
+        asked.set()
+        server.drop_connections()
+        waiting = threading.Event()
+        while not unwanted():
+            waiting.wait(0.01)
+        return None
+
+    with server, pytest.raises(AuthError, match="it hung up while its questions were answered"):
+        make_transport(ask=ask).connect(host)
+    assert asked.is_set()
+    assert server.connections == 1
+
+
+def test_one_question_at_a_time(make_transport: Make, serve: Serve) -> None:
+    server, host = serve(TwoFactor)
+    open_now = 0
+    most = 0
+
+    def ask(prompt: str, /, **_options: object) -> str | None:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        answer = "me" if "Name" in prompt else CODE
+        threading.Event().wait(0.02)
+        open_now -= 1
+        return answer
+
+    transport = make_transport(ask=ask)
+    with server, ThreadPoolExecutor(6) as pool:
+        for connection in pool.map(transport.connect, [host] * 6):
+            connection.close()
+    assert most == 1
