@@ -329,7 +329,14 @@ class Link:
         workdir = self._workdir()
         if run.tree is not None:
             self._state("syncing")
-            result = send(connection, part.host, run.tree, workdir, python=self._python)
+            result = send(
+                connection,
+                part.host,
+                run.tree,
+                workdir,
+                python=self._python,
+                trust_group=run.plan.trust_group,
+            )
             for notice in result.notices:
                 run.notice(f"{self.host}: {notice}")
             workdir = result.tree_path
@@ -377,6 +384,7 @@ class Link:
             "run": run.name,
             "host": self.host,
             "run_dir": run.plan.run_dir,
+            "trust_group": run.plan.trust_group,
             "workdir": workdir,
             "script": job.script,
             "python": part.python,
@@ -533,6 +541,7 @@ class Link:
             "run": run.name,
             "host": self.host,
             "run_dir": run.plan.run_dir,
+            "trust_group": run.plan.trust_group,
             "offsets": self._offsets,
             "outputs": not self._lingering,
         }

@@ -25,14 +25,17 @@ from dtrain.node.agent.events import MAX_EVENT, all_events, last_line, read_even
 from dtrain.node.agent.evidence import tail_of
 from dtrain.node.agent.folder import (
     cannot_write,
+    check_workdir,
     create,
     discard,
     expand,
     folder_of,
     listed,
     make_folder,
+    open_run,
+    trust_of,
 )
-from dtrain.node.agent.processes import name_list, read_file, reap, signal_name
+from dtrain.node.agent.processes import name_list, reap, signal_name
 from dtrain.node.agent.spawn import spawn, why_not_executed
 from dtrain.node.agent.sweep import Sweep, Tag, adopt_orphans, load_prctl
 from dtrain.node.agent.wire import (
@@ -137,6 +140,7 @@ class Relay:
                 )
             self._folder = folder_of(command)
             self._tag = Tag(command["run"], command["host"], self._folder)
+            self._trust = trust_of(command)
             if command.get("op") == "attach":
                 self._attach(command)
             elif command.get("op") == "look":
@@ -163,6 +167,7 @@ class Relay:
                 "workdir %s may not be entered: permission denied" % shown(workdir),
                 "choose a `job.workdir` that you can use on this host",
             )
+        check_workdir(self._trust, workdir, command.get("script"))
         guard, leash = self._start_guard(command, workdir)
         threading.Thread(target=self._listen, daemon=True).start()
         answer = self._await_prepared(command, leash)
@@ -210,11 +215,11 @@ class Relay:
         """
         assert self._tag is not None
         try:
-            made = make_folder(self._folder)
+            folder, made = make_folder(self._trust, self._folder)
         except RefusedError as refusal:
             return refusal.message
         try:
-            log = create(os.path.join(self._folder, b"agent.log"), os.O_APPEND)
+            log = create(b"agent.log", folder, os.O_APPEND)
         except OSError as error:
             message = cannot_write(error, self._folder).message
             discard(self._folder, made)
@@ -239,7 +244,7 @@ class Relay:
             (log, log),
             {CONTROL_FD: control.fileno(), REQUEST_FD: reading},
         )
-        for fd in (log, reading):
+        for fd in (log, reading, folder):
             os.close(fd)
         code = marshal.dumps(globals()["code"])
         feed = b"%d\n" % len(code) + code + encode(request)
@@ -340,21 +345,21 @@ class Relay:
     # Attaching
 
     def _attach(self, command: Json) -> None:
-        if not os.path.isdir(self._folder):
+        try:
+            record = self._record()
+        except FileNotFoundError:
             raise RefusedError(
                 "gone",
                 "no run %s on this host (%s does not exist)"
                 % (command["run"], shown(self._folder)),
-            )
+            ) from None
         self._attached = True
         self._quiet = not command.get("outputs", True)
         self._offsets = dict(command.get("offsets") or {})
         self._events_from = self._offsets.get("events", 0)
         self._up = True
-        data = read_file(os.path.join(self._folder, b"supervisor"))
-        if not data:
+        if record is None:
             raise RefusedError("agent", "run %s is not prepared yet" % command["run"])
-        record = json.loads(data)
         self._tag = Tag(command["run"], command["host"], raw(record["folder"]))
         sock = call_supervisor(record)
         if sock is None and not self._has_ended():
@@ -368,6 +373,30 @@ class Relay:
         threading.Thread(target=self._listen, daemon=True).start()
         self._follow()
 
+    def _record(self) -> Json | None:
+        """What the supervisor left in the run's folder; None before it is prepared.
+
+        Raises FileNotFoundError without the folder, and RefusedError if either is unsafe.
+        """
+        try:
+            folder = open_run(self._trust, self._folder)
+        except (FileNotFoundError, NotADirectoryError):
+            raise FileNotFoundError from None
+        except OSError as error:
+            raise cannot_write(error, self._folder) from None
+        try:
+            fd = self._trust.open_file(b"supervisor", os.O_RDONLY, folder, self._folder)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise cannot_write(error, self._folder) from None
+        finally:
+            os.close(folder)
+        with os.fdopen(fd, "rb") as file:
+            data = file.read(MAX_EVENT)
+        record: Json | None = json.loads(data) if data else None
+        return record
+
     def _has_ended(self) -> bool:
         events = all_events(os.path.join(self._folder, b"events"))
         return any(event["event"] == "ended" for event in events)
@@ -376,6 +405,12 @@ class Relay:
 
     def _look(self) -> None:
         """Tell how the run stands here, and do nothing about it."""
+        try:
+            record = self._record()
+        except FileNotFoundError:
+            why = "%s does not exist" % shown(self._folder)
+            self._tell("status", state="missing", since=None, why=why, processes=[])
+            return
         events = all_events(os.path.join(self._folder, b"events"))
         started = [event for event in events if event["event"] == "started"]
         exited = {
@@ -391,18 +426,14 @@ class Relay:
         if ended:
             state, since, why = "ended", ended[0], ""
         else:
-            state, why = self._standing(bool(started))
+            state, why = self._standing(record, bool(started))
             since = started[0]["time"] if started and state == "running" else None
         self._tell("status", state=state, since=since, why=why, processes=processes)
 
-    def _standing(self, started: bool) -> tuple[str, str]:
+    def _standing(self, record: Json | None, started: bool) -> tuple[str, str]:
         """The state of a run that has told of no end, and why it is in that state."""
-        if not os.path.isdir(self._folder):
-            return "missing", "%s does not exist" % shown(self._folder)
-        data = read_file(os.path.join(self._folder, b"supervisor"))
-        if not data:
+        if record is None:
             return "preparing", ""
-        record = json.loads(data)
         sock = call_supervisor(record)
         if sock is not None:
             sock.close()
