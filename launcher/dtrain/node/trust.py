@@ -19,6 +19,10 @@ import os
 import pwd
 import stat
 
+TYPE_CHECKING = False  # importing typing costs as much as importing json
+if TYPE_CHECKING:
+    from typing import NoReturn
+
 COMPONENT = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 """Needs no read permission: the folders above a home folder often allow search alone."""
 CONTROL_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -29,14 +33,19 @@ MAX_LINKS = 40
 class UnsafeError(OSError):
     """Another user could change a file or folder; ``reason`` names it, its owner and its mode."""
 
-    def __init__(self, path: bytes, why: str, *remedies: str) -> None:
+    def __init__(self, path: bytes, why: str, remedy: str = "", group: str = "") -> None:
         super().__init__(errno.EPERM, why, path)
         self.reason = "%s %s" % (printable(path), why)
-        self.remedies = remedies
+        self._remedy = remedy
+        self._group = group
 
     def hint(self, key: str) -> str:
         """What the user can do; ``key`` is the setting that names the folder."""
-        return ", or ".join([*self.remedies, "choose another %s" % key])
+        remedies = [self._remedy, "choose another %s" % key]
+        if self._group and "DTRAIN_HOME" not in key:  # that folder is never shared
+            share = "`cluster.trust_group: %s`" % self._group
+            remedies.append("set %s if you trust its members" % share)
+        return ", or ".join(filter(None, remedies))
 
 
 class Trust:
@@ -111,14 +120,16 @@ class Trust:
         finally:
             walk.close()
 
-    def open_file(self, name: bytes, flags: int, folder: int, where: bytes) -> int:
+    def open_file(
+        self, name: bytes, flags: int, folder: int, where: bytes, mode: int = 0o600
+    ) -> int:
         """A regular file of dtrain's own in an open folder, whose path is ``where``.
 
         Raises UnsafeError, and OSError with the whole path.
         """
         path = os.path.join(where, name)
         try:
-            fd = os.open(name, flags | CONTROL_FILE, 0o660, dir_fd=folder)
+            fd = os.open(name, flags | CONTROL_FILE, mode, dir_fd=folder)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a FIFO or a socket
                 raise UnsafeError(path, "is not a regular file", "remove it") from None
@@ -134,6 +145,14 @@ class Trust:
             os.close(fd)
             raise
         return fd
+
+    def open_path(self, path: bytes, flags: int) -> int:
+        """`open_file` by its whole path. Raises UnsafeError and OSError."""
+        folder, where = self.open_folder(os.path.dirname(path))
+        try:
+            return self.open_file(os.path.basename(path), flags, folder, where)
+        finally:
+            os.close(folder)
 
     def check_script(self, path: bytes) -> None:
         """Raises UnsafeError if another user could change a script, or what it imports."""
@@ -160,19 +179,19 @@ class Trust:
         mode = status.st_mode
         chmod = "run `chmod g-w,o-w %s`" % printable(path)
         if not self.owns(status) and not (above and status.st_uid == foreign_uid()):
-            self._refuse(status, path, "", ())
+            self._refuse(status, path, "", "")
         if above and mode & stat.S_ISVTX:
             return
         if mode & stat.S_IWOTH:
-            self._refuse(status, path, " and every user can write to it", (chmod,))
+            self._refuse(status, path, " and every user can write to it", chmod)
         if mode & stat.S_IWGRP and not self._harmless(status, path):
             writers = " and members of the group %s can write to it" % group_of(status.st_gid)
-            self._refuse(status, path, writers, (chmod,))
+            self._refuse(status, path, writers, chmod)
 
     def check_link(self, status: os.stat_result, holder: os.stat_result, path: bytes) -> None:
         """Raises UnsafeError if an untrusted user can change a symbolic link."""
         if holder.st_mode & (stat.S_IWOTH | stat.S_IWGRP) and not self.owns(status):
-            self._refuse(status, path, " and is a symbolic link", ("remove it",))
+            self._refuse(status, path, " and is a symbolic link", "remove it")
 
     def owns(self, status: os.stat_result) -> bool:
         """Whether something belongs to the user, to root or to a member of the trusted group."""
@@ -192,19 +211,16 @@ class Trust:
             return not has_access_list(path)
         return False
 
-    def _refuse(
-        self, status: os.stat_result, path: bytes, writers: str, remedies: tuple[str, ...]
-    ) -> None:
+    def _refuse(self, status: os.stat_result, path: bytes, writers: str, remedy: str) -> NoReturn:
         trusted = "you or root" if self._group is None else "you, root or %s" % self._group
         owner = "belongs to %s" % user_of(status.st_uid)
         if not self.owns(status):
             owner += ", not to %s" % trusted
         mode = " (mode %04o)" % stat.S_IMODE(status.st_mode)
-        group = status.st_gid
-        if group != self.gid and group in os.getgroups() and not is_private(group, self.uid):
-            key = "`cluster.trust_group: %s`" % group_of(group)
-            remedies += ("set %s if you trust its members" % key,)
-        raise UnsafeError(path, owner + writers + mode, *remedies)
+        gid, group = status.st_gid, ""
+        if gid != self.gid and gid in os.getgroups() and not is_private(gid, self.uid):
+            group = group_of(gid)
+        raise UnsafeError(path, owner + writers + mode, remedy, group)
 
 
 class Walk:

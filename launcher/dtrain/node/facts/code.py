@@ -6,7 +6,8 @@ import contextlib
 import hashlib
 import os
 
-from dtrain.node.facts.files import expand
+from dtrain.node.facts.files import expand, why_unsafe
+from dtrain.node.trust import Trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +23,11 @@ MAX_CODE = 1 << 20
 def script(request: Json) -> Json:
     """The script and the code beside it, as digests."""
     workdir = expand(request["workdir"])
-    found: Json = {"workdir": workdir, "workdir_exists": os.path.isdir(workdir)}
+    found: Json = {
+        "workdir": workdir,
+        "workdir_exists": os.path.isdir(workdir),
+        "unsafe": why_unsafe_to_run(request),
+    }
     if request.get("script"):
         path = os.path.normpath(os.path.join(workdir, request["script"]))
         found.update(path=path, exists=os.path.isfile(path))
@@ -32,6 +37,19 @@ def script(request: Json) -> Json:
     if request.get("code") and workdir != os.path.expanduser("~"):
         found["code"] = dict(code_below(workdir))
     return found
+
+
+def why_unsafe_to_run(request: Json) -> Json | None:
+    """Why a launch would refuse to run something in the job's folder."""
+
+    def check(trust: Trust) -> None:
+        workdir = os.fsencode(expand(request["workdir"]))
+        os.close(trust.open_folder(workdir)[0])
+        if request.get("script"):
+            path = os.path.join(workdir, os.fsencode(request["script"]))
+            trust.check_script(os.path.normpath(path))
+
+    return why_unsafe(request, "job.workdir", check)
 
 
 def digest(path: str) -> str:
