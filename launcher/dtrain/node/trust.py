@@ -39,6 +39,9 @@ class UnsafeError(OSError):
         self._remedy = remedy
         self._group = group
 
+    def __str__(self) -> str:
+        return self.reason
+
     def hint(self, key: str) -> str:
         """What the user can do; ``key`` is the setting that names the folder."""
         remedies = [self._remedy, "choose another %s" % key]
@@ -191,7 +194,8 @@ class Trust:
     def check_link(self, status: os.stat_result, holder: os.stat_result, path: bytes) -> None:
         """Raises UnsafeError if an untrusted user can change a symbolic link."""
         if holder.st_mode & (stat.S_IWOTH | stat.S_IWGRP) and not self.owns(status):
-            self._refuse(status, path, " and is a symbolic link", "remove it")
+            why = "is a symbolic link that belongs to %s" % user_of(status.st_uid)
+            raise UnsafeError(path, why, "remove it")
 
     def owns(self, status: os.stat_result) -> bool:
         """Whether something belongs to the user, to root or to a member of the trusted group."""
