@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import time
@@ -186,3 +187,9 @@ def test_nothing_runs_in_a_folder_that_another_user_can_change(ask: Ask, tmp_pat
     assert "every user can write to it (mode 0777)" in found["script"]["unsafe"]["seen"]
     assert f"chmod g-w,o-w {workdir}" in found["script"]["unsafe"]["remedy"]
     assert str(workdir) in found["storage"]["cluster.run_dir"]["unsafe"]["seen"]
+
+
+def test_a_fifo_beside_the_script_holds_nobody_up(ask: Ask, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "a.py").touch()
+    assert list(ask("script", code=True)["script"]["code"]) == ["a.py"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shlex
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,6 +183,66 @@ def test_a_parent_that_moves_away_during_the_sync(folders: Folders) -> None:
         send(connection, folders.host, folders.scan(), str(folders.workdir))
     assert list(folders.container.iterdir()) == []
     assert (connection.moved / "gpt" / "train.py").read_text() == "print('new')"
+
+
+RACE = """
+import contextlib, os, sys
+evil, *names = sys.argv[1:]
+steps = [
+    lambda name: os.mkdir(name, 0o777),
+    os.rmdir,
+    lambda name: os.symlink(evil, name),
+    os.unlink,
+    lambda name: os.rename(name, name + ".aside"),
+]
+print("ready", flush=True)
+while True:
+    for step in steps:
+        for name in names:
+            with contextlib.suppress(OSError):
+                step(name)
+"""
+
+
+def test_a_user_who_makes_the_same_folders_all_the_time(
+    folders: Folders, reachable: Folders
+) -> None:
+    shared = scratch(reachable.workdir.parents[1] / "scratch")
+    evil = folder_of(MALLORY, shared.parent / "evil")
+    folders.workdir = shared / "proj"
+    folders.write({"train.py": "print('mine')"})
+    ids = [f"--reuid={MALLORY.pw_uid}", f"--regid={MALLORY.pw_gid}", "--clear-groups"]
+    attack = subprocess.Popen(
+        [
+            "setpriv",
+            *ids,
+            "/usr/bin/python3",
+            "-uc",
+            RACE,
+            evil,
+            folders.workdir,
+            folders.container,
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert attack.stdout is not None
+    try:
+        attack.stdout.readline()
+        for _ in range(10):
+            try:
+                folders.sync()
+            except PrepareError as error:
+                assert error.hint
+            else:
+                assert (folders.workdir / "train.py").read_text() == "print('mine')"
+            for name in (folders.workdir, folders.container):
+                with contextlib.suppress(OSError):
+                    if name.lstat().st_uid == 0:
+                        name.unlink() if name.is_symlink() else shutil.rmtree(name)
+    finally:
+        attack.kill()
+        attack.communicate()
+    assert list(evil.iterdir()) == []
 
 
 LAB = 54322

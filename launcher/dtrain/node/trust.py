@@ -27,7 +27,8 @@ COMPONENT = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 """Needs no read permission: the folders above a home folder often allow search alone."""
 CONTROL_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """`O_NONBLOCK`: opening a FIFO must not wait for its other end."""
-MAX_LINKS = 40
+MAX_DETOURS = 100
+"""Symbolic links to follow and folders to make on one path. Someone else may keep both changing."""
 
 
 class UnsafeError(OSError):
@@ -92,7 +93,7 @@ class Trust:
         Raises UnsafeError, and OSError with the whole path.
         """
         pending = components(path)
-        links = 0
+        detours = 0
         walk = Walk(self)
         try:
             while pending:
@@ -103,17 +104,18 @@ class Trust:
                 try:
                     target = walk.enter(part)
                 except FileNotFoundError:
-                    if made is None:
+                    if made is None or detours > MAX_DETOURS:
                         raise
+                    detours += 1
                     if walk.make(part, private):
                         made.append(walk.path_of(part))
                     pending.append(part)
                     continue
                 if target is not None:
-                    links += 1
+                    detours += 1
                     if len(pending) < own:
                         raise UnsafeError(walk.path_of(part), "is a symbolic link", "remove it")
-                    if links > MAX_LINKS:
+                    if detours > MAX_DETOURS:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
                     pending += components(target)
                     if target.startswith(b"/"):
@@ -159,7 +161,7 @@ class Trust:
 
     def check_script(self, path: bytes) -> None:
         """Raises UnsafeError if another user could change a script, or what it imports."""
-        for _ in range(MAX_LINKS):
+        for _ in range(MAX_DETOURS):
             folder, where = self.open_folder(os.path.dirname(path))
             try:
                 fd = os.open(os.path.basename(path), COMPONENT, dir_fd=folder)

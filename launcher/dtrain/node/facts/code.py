@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 
 from dtrain.node.facts.files import expand, why_unsafe
 from dtrain.node.trust import Trust
@@ -69,7 +70,9 @@ def code_below(workdir: str) -> Iterator[tuple[str, str]]:
         for name in sorted(files):
             path = os.path.join(place, name)
             with contextlib.suppress(OSError):
-                if name.endswith(CODE) and os.stat(path).st_size <= MAX_CODE:
+                status = os.stat(path)
+                regular = stat.S_ISREG(status.st_mode)  # opening a FIFO would wait for ever
+                if name.endswith(CODE) and regular and status.st_size <= MAX_CODE:
                     yield os.path.relpath(path, workdir), digest(path)[:16]
                     left -= 1
             if left == 0:
