@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dtrain.diagnostics import UsageError
+from dtrain.node.trust import Trust, UnsafeError
+
 SCHEMA = 1
 
 
@@ -32,7 +35,8 @@ class Journal:
         line = json.dumps({"schema": SCHEMA, "time": round(time, 6), "event": event, **details})
         with self._lock:
             try:
-                fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+                fd = Trust().open_path(os.fsencode(self.path), flags)
                 try:
                     size = os.fstat(fd).st_size
                     # A crash or a full disk may have cut the last line short.
@@ -54,13 +58,15 @@ class JournalReader:
     def read(self) -> Iterator[dict[str, Any]]:
         """The events that have come since the last time, but for a line that is not whole yet.
 
-        Nothing where there is no journal. A line that a crash cut short is passed over, and so is
-        one of a later version.
+        Nothing where there is no journal. A line that a crash cut short is skipped, and so is one
+        of a later version. Raises UsageError if another user can change the journal.
         """
         try:
-            with self.path.open("rb") as file:
+            with os.fdopen(Trust().open_path(os.fsencode(self.path), os.O_RDONLY), "rb") as file:
                 file.seek(self._offset)
                 data = file.read()
+        except UnsafeError as error:
+            raise UsageError(error.reason, hint=error.hint("DTRAIN_HOME")) from None
         except OSError:
             return
         for line in data.splitlines(keepends=True):

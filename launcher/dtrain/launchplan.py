@@ -80,6 +80,8 @@ class LaunchPlan:
     job: Job
     run_dir: str
     """Folder on each node under which the run's own folder lies."""
+    trust_group: str | None = None
+    """Unix group on each node whose members may own and write to the job's folders."""
 
     @property
     def world_size(self) -> int:
@@ -110,7 +112,8 @@ def build(
         hosts = _tensorflow(spec, port, local_python)
     else:
         hosts = _torch(spec, run or spec.name, port, attempt, local_python)
-    return LaunchPlan(spec.name, tuple(hosts), spec.job, spec.cluster.run_dir)
+    cluster = spec.cluster
+    return LaunchPlan(spec.name, tuple(hosts), spec.job, cluster.run_dir, cluster.trust_group)
 
 
 def _torch(

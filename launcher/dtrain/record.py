@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dtrain.diagnostics import UsageError
 from dtrain.launchplan import LaunchPlan, build
+from dtrain.node.trust import Trust, UnsafeError
 from dtrain.restart import Again
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.spec.elastic import without
@@ -157,7 +158,8 @@ class Record:
     def save(self, folder: Path) -> None:
         """Write, or replace, the folder's record; nobody sees half of it. Raises OSError."""
         draft = folder / f".{FILE}"
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        draft.unlink(missing_ok=True)
+        fd = Trust().open_path(os.fsencode(draft), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with os.fdopen(fd, "w") as file:
             json.dump({"schema": SCHEMA, **asdict(self)}, file, indent=1)
             file.flush()
@@ -169,7 +171,8 @@ class Record:
         """Raises UsageError where the folder has no record that this version reads."""
         path = folder / FILE
         try:
-            body = json.loads(path.read_text())
+            with os.fdopen(Trust().open_path(os.fsencode(path), os.O_RDONLY)) as file:
+                body = json.load(file)
             if body.pop("schema") != SCHEMA:
                 raise UsageError(f"{path}: written by another version of dtrain")
             request = body.pop("request")
@@ -178,5 +181,7 @@ class Record:
             return cls(request=Request(args=args, **request), stray=stray, **body)
         except FileNotFoundError:
             raise UsageError(f"{path}: not found, so nothing can be told of this run") from None
+        except UnsafeError as error:
+            raise UsageError(error.reason, hint=error.hint("DTRAIN_HOME")) from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"{path}: cannot be read: {error}") from None

@@ -20,16 +20,18 @@ from support.node import Node, pythons
 SHELLS = list(filter(None, map(shutil.which, ("sh", "bash", "dash", "zsh", "fish", "csh"))))
 
 
-def test_the_agent_is_python_3_8() -> None:
-    ast.parse(program("agent"), feature_version=(3, 8))
+@pytest.mark.parametrize("name", MODULES)
+def test_a_program_is_python_3_8(name: str) -> None:
+    ast.parse(program(name), feature_version=(3, 8))
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_modules_of_a_program_can_stand_one_after_the_other(name: str) -> None:
     defined: dict[str, str] = {}
     for module in MODULES[name]:
-        place = f"dtrain.node.{name}.{module}"
-        text = resources.files(f"dtrain.node.{name}").joinpath(f"{module}.py").read_text("utf-8")
+        place = f"dtrain.node.{module}"
+        file = resources.files("dtrain.node").joinpath(module.replace(".", "/") + ".py")
+        text = file.read_text("utf-8")
         for piece in ast.parse(text).body:
             match piece:
                 case ast.ImportFrom(module=str(origin), names=names) if origin.startswith("dtrain"):
@@ -44,8 +46,9 @@ def test_the_modules_of_a_program_can_stand_one_after_the_other(name: str) -> No
     assert not re.search(rb"^\s*from dtrain", program(name), re.MULTILINE)
 
 
-def test_the_agent_needs_the_standard_library_alone() -> None:
-    tree = ast.parse(program("agent"))
+@pytest.mark.parametrize("name", MODULES)
+def test_a_program_needs_the_standard_library_alone(name: str) -> None:
+    tree = ast.parse(program(name))
     names = set()
     for piece in ast.walk(tree):
         if isinstance(piece, ast.Import):

@@ -44,7 +44,9 @@ def test_nothing_waits_for_the_evidence_but_the_end(host: Node, tmp_path: Path) 
 
 def test_an_event_that_no_message_holds_loses_its_details(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path / "events")
-    events = Events(path)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    events = Events(folder)
+    os.close(folder)
     events.append(
         "exited", role="worker", index=0, code=1, error={"message": "x" * (1 << 20)}, ranks=[]
     )

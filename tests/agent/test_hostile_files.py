@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.node.agent.control import read_record
+from dtrain.node.agent.control import record_in
 from dtrain.node.agent.events import EventReader
 from dtrain.node.agent.evidence import error_report, tail_of
 from dtrain.node.agent.progress import MAX_SAID, ProgressFiles, said_in
@@ -239,7 +239,7 @@ def test_no_text_breaks_a_reader_of_files(tmp_path: Path) -> None:
 
     def record_of(folder: bytes) -> object:
         try:
-            return read_record(folder)
+            return record_in(Path(os.fsdecode(folder), "supervisor").read_bytes(), folder)
         except RefusedError as refusal:
             return refusal
 

@@ -131,7 +131,10 @@ def test_hosts_are_looked_at_by_whoever_starts_the_job_at_last(
     launch.until("run test-")
     (run,) = (launcher.home / "runs").iterdir()
     journal = run / "journal.jsonl"
-    until(lambda: '"checking"' in journal.read_text(), "node1 to be there for the look")
+    until(
+        lambda: journal.exists() and '"checking"' in journal.read_text(),
+        "node1 to be there for the look",
+    )
     launch.kill()
     cluster.heal()
     shown = launcher.command("attach", run.name)

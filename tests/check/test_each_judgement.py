@@ -164,6 +164,16 @@ def test_where_a_launch_writes(odd: Facts, severity: str | None, words: str) -> 
         assert words in only(looked, severity, "cluster.run_dir", "gpu3").seen
 
 
+def test_folders_that_other_users_can_change() -> None:
+    unsafe = {"seen": "/w belongs to bin", "remedy": "choose another folder"}
+    usual = {"storage": {"cluster.run_dir": folder()}}
+    looked = evidence(usual, {"storage": {"cluster.run_dir": folder(unsafe=unsafe)}})
+    assert only(looked, "error", "cluster.run_dir", "gpu3").seen == "/w belongs to bin"
+    script = {"workdir": "/w", "workdir_exists": True, "unsafe": None}
+    looked = evidence({"script": script}, {"script": script | {"unsafe": unsafe}})
+    assert only(looked, "error", "job.workdir", "gpu3").remedy == "choose another folder"
+
+
 @pytest.mark.parametrize(("count", "severity"), [(0, "warning"), (1, "warning"), (2, "error")])
 def test_shared_memory_matters_most_between_gpus(count: int, severity: str) -> None:
     shm = folder(path="/dev/shm", nearest="/dev/shm", mount="/dev/shm")

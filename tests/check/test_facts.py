@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import time
@@ -163,3 +164,32 @@ def test_the_oldest_python_that_has_to_do(tmp_path: Path) -> None:
     for name in ("interpreter", "ranks", "rehearsal", "rehearsal_tensorflow", "bandwidth"):
         source = resources.files("dtrain.node").joinpath(f"{name}.py").read_text()
         ast.parse(source, feature_version=(3, 8))
+
+
+def test_nothing_runs_in_a_folder_that_another_user_can_change(ask: Ask, tmp_path: Path) -> None:
+    """Python looks for modules in its working folder first."""
+    workdir = tmp_path / "work"
+    workdir.mkdir()
+    (workdir / "json.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    workdir.chmod(0o777)
+    found = ask(
+        "interpreter",
+        "script",
+        "storage",
+        setup=[f"touch {tmp_path}/ran"],
+        workdir=str(workdir),
+        script="json.py",
+        folders={"cluster.run_dir": str(tmp_path), "job.workdir": str(workdir)},
+        own_folders={"cluster.run_dir": f"{workdir}/run/nodes"},
+    )
+    assert found["interpreter"]["unsafe"]
+    assert not (tmp_path / "ran").exists()
+    assert "every user can write to it (mode 0777)" in found["script"]["unsafe"]["seen"]
+    assert f"chmod g-w,o-w {workdir}" in found["script"]["unsafe"]["remedy"]
+    assert str(workdir) in found["storage"]["cluster.run_dir"]["unsafe"]["seen"]
+
+
+def test_a_fifo_beside_the_script_holds_nobody_up(ask: Ask, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "a.py").touch()
+    assert list(ask("script", code=True)["script"]["code"]) == ["a.py"]

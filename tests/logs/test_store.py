@@ -11,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtrain.diagnostics import ExitCode, UsageError
+from dtrain.journal import Journal, JournalReader
 from dtrain.logs.store import LogWriter, RunFolder, StorageError, home, tail
 from dtrain.protocol import ProtocolError
+from dtrain.record import Record
+from support.other_users import MALLORY, folder_of, give, scratch
 
 
 @pytest.fixture
@@ -194,3 +197,52 @@ def test_tail(tmp_path):
     assert tail(path, 4) == b"6789"
     assert tail(path, 100) == b"0123456789"
     assert tail(tmp_path / "missing", 4) == b""
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other users")
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["home", "home/runs", "home/runs/run-1"])
+def test_folders_that_another_user_made_before(tmp_path, monkeypatch, name):
+    shared = scratch(tmp_path / "scratch")
+    monkeypatch.setenv("DTRAIN_HOME", str(shared / "home"))
+    planted = folder_of(MALLORY, shared / name)
+    uses = [lambda: RunFolder.find("run-1")]
+    if planted.name != "run-1":
+        uses += [lambda: RunFolder.create("run-2"), RunFolder.all]
+    for use in uses:
+        with pytest.raises(StorageError, match="belongs to bin") as caught:
+            use()
+        assert str(planted) in str(caught.value)
+        assert "DTRAIN_HOME" in caught.value.hint
+    assert list(planted.iterdir()) == []
+
+
+@needs_root
+@pytest.mark.parametrize("what", ["fifo", "link", "theirs", "writable"])
+def test_files_that_another_user_can_change(folder, tmp_path, what):
+    precious = tmp_path / "precious"
+    precious.write_text("{}")
+    for name in ("launcher", "run.json", "journal.jsonl"):
+        file = folder.path / name
+        match what:
+            case "fifo":
+                os.mkfifo(file)
+            case "link":
+                file.symlink_to(precious)
+            case "theirs":
+                file.touch()
+                give(file, MALLORY)
+            case "writable":
+                file.touch()
+                file.chmod(0o666)
+    for use in (folder.claim, folder.in_charge):
+        with pytest.raises(StorageError, match="launcher"):
+            use()
+    with pytest.raises(UsageError, match=r"run\.json"):
+        Record.load(folder.path)
+    with pytest.raises(UsageError, match=r"journal\.jsonl"):
+        list(JournalReader(folder.journal).read())
+    Journal(folder.journal).write(0.0, "started")
+    assert precious.read_text() == "{}"

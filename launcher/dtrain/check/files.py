@@ -11,6 +11,7 @@ from dtrain.check.skew import outliers
 
 _SYNC = "set job.sync so that a launch sends it"
 _FEW = 5
+SAFE = "no other user can change what the job runs"
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -26,9 +27,17 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         )
     elif evidence.script_in_source is None:
         yield from _script(evidence)
+    yield from _unsafe(evidence)
     if job.sync is None:
         yield from _workdir(evidence)
         yield from _code(evidence)
+
+
+def _unsafe(evidence: Evidence) -> Iterator[Finding]:
+    for host in evidence.hosts:
+        found = host.fact("script").get("unsafe")
+        if found:
+            yield error("job.workdir", [host.name], found["seen"], SAFE, found["remedy"])
 
 
 def _workdir(evidence: Evidence) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ _OLD_GLIBC = (2, 28)
 def judge(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.hosts:
         answer = host.fact("interpreter")
-        if answer:
+        if answer and "unsafe" not in answer:  # nothing was run; `files` says why
             yield from _works(evidence, host, answer)
     yield from _python(evidence)
     yield from _framework(evidence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dtrain.check.evidence import Evidence, Facts, HostFacts
+from dtrain.check.files import SAFE
 from dtrain.check.finding import Finding, error, warning
 from dtrain.check.sizes import GIB, MIB, in_words
 from dtrain.check.skew import folded
@@ -36,7 +37,10 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 def _needed(host: HostFacts, name: str, found: Facts, remedy: str) -> Iterator[Finding]:
     """A folder that the launch itself writes to."""
     where, left = host.short(found["nearest"]), _left(host, found)
-    if found["not_writable"]:
+    unsafe = found.get("unsafe")
+    if unsafe:
+        yield error(name, [host.name], unsafe["seen"], SAFE, unsafe["remedy"])
+    elif found["not_writable"]:
         yield error(
             name,
             [host.name],

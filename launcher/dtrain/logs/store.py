@@ -23,6 +23,7 @@ from typing import Literal
 
 from dtrain.diagnostics import DtrainError, ExitCode, UsageError
 from dtrain.launchplan import LaunchPlan
+from dtrain.node.trust import Trust, UnsafeError
 from dtrain.protocol import ProtocolError
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -66,13 +67,15 @@ class RunFolder:
         StorageError where it can't be made."""
         folder = cls(_runs() / _checked(run))
         try:
-            for parent in (folder.path.parent.parent, folder.path.parent):
-                parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.path.mkdir(mode=0o700)
-            folder.logs.mkdir(mode=0o700)
+            runs, _ = Trust().open_folder(os.fsencode(_runs()), made=[])
+            try:
+                os.mkdir(run, 0o700, dir_fd=runs)
+                os.mkdir(f"{run}/{folder.logs.name}", 0o700, dir_fd=runs)
+            finally:
+                os.close(runs)
         except FileExistsError:
-            if folder.path.is_dir():
-                raise
+            raise
+        except NotADirectoryError:
             raise StorageError(
                 f"{folder.path}: cannot make this folder: a file is in the way",
                 hint="remove the file, or name another folder in DTRAIN_HOME",
@@ -83,8 +86,11 @@ class RunFolder:
 
     @classmethod
     def find(cls, name: str) -> RunFolder:
-        """The run of that name, or the only one whose name begins so. Raises UsageError."""
-        if _RUN_NAME.fullmatch(name) and (_runs() / name).is_dir():
+        """The run of that name, or the only one whose name begins so.
+
+        Raises UsageError, and StorageError if another user can change its files.
+        """
+        if _RUN_NAME.fullmatch(name) and _trusted(_runs() / name):
             return cls(_runs() / name)
         like = [folder for folder in cls.all() if name and folder.name.startswith(name)]
         if len(like) == 1:
@@ -98,7 +104,12 @@ class RunFolder:
 
     @classmethod
     def all(cls) -> list[RunFolder]:
-        """The runs of this machine, the latest last."""
+        """The runs of this machine, the latest last.
+
+        Raises StorageError if another user can change them.
+        """
+        if not _trusted(_runs()):
+            return []
         try:
             found = [path for path in _runs().iterdir() if path.is_dir()]
         except OSError:
@@ -115,8 +126,7 @@ class RunFolder:
         Raises StorageError where the folder cannot be written.
         """
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            fd = os.open(self.path / "launcher", flags, 0o600)
+            fd = self._open_lock(os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise storage_error(self.path, error) from None
         for _ in range(10):
@@ -136,9 +146,14 @@ class RunFolder:
         return None
 
     def in_charge(self) -> int | None:
-        """The process that is in charge of the run, if there is one."""
+        """The process that is in charge of the run, if there is one.
+
+        Raises StorageError if another user can change the file that says so.
+        """
         try:
-            fd = os.open(self.path / "launcher", os.O_RDONLY | os.O_CLOEXEC)
+            fd = self._open_lock(os.O_RDONLY)
+        except UnsafeError as error:
+            raise storage_error(self.path, error) from None
         except OSError:
             return None
         try:
@@ -149,6 +164,9 @@ class RunFolder:
         finally:
             os.close(fd)
         return None
+
+    def _open_lock(self, flags: int) -> int:
+        return Trust().open_path(os.fsencode(self.path / "launcher"), flags)
 
     @property
     def logs(self) -> Path:
@@ -272,6 +290,18 @@ def _runs() -> Path:
     return home() / "runs"
 
 
+def _trusted(folder: Path) -> bool:
+    """Whether a folder is there. Raises StorageError if another user can change it."""
+    try:
+        fd, _ = Trust().open_folder(os.fsencode(folder), own=1)
+    except UnsafeError as error:
+        raise storage_error(folder, error) from None
+    except OSError:
+        return False
+    os.close(fd)
+    return True
+
+
 def _checked(run: str) -> str:
     if not _RUN_NAME.fullmatch(run):
         raise ValueError(f"not a run's name: {run!r}")
@@ -280,6 +310,8 @@ def _checked(run: str) -> str:
 
 def storage_error(path: Path, error: OSError) -> StorageError:
     """What to tell of a file of a run's folder that cannot be written."""
+    if isinstance(error, UnsafeError):
+        return StorageError(f"this machine: {error.reason}", hint=error.hint("DTRAIN_HOME"))
     reason = error.strerror or str(error)
     if error.errno in _NO_SPACE:
         hint = "free some space on this machine, or name a folder on another disk in DTRAIN_HOME"

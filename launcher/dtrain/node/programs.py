@@ -8,48 +8,52 @@ from importlib import resources
 
 MODULES = {
     "agent": (
-        "wire",
-        "processes",
-        "worker_files",
-        "stacks",
-        "sweep",
-        "isolation",
-        "spawn",
-        "folder",
-        "events",
-        "progress",
-        "evidence",
-        "kernel_log",
-        "flight_recorder",
-        "ranks",
-        "control",
-        "network",
-        "pulse",
-        "supervisor",
-        "relay",
-        "main",
+        "trust",
+        "agent.wire",
+        "agent.processes",
+        "agent.worker_files",
+        "agent.stacks",
+        "agent.sweep",
+        "agent.isolation",
+        "agent.spawn",
+        "agent.folder",
+        "agent.events",
+        "agent.progress",
+        "agent.evidence",
+        "agent.kernel_log",
+        "agent.flight_recorder",
+        "agent.ranks",
+        "agent.control",
+        "agent.network",
+        "agent.pulse",
+        "agent.supervisor",
+        "agent.relay",
+        "agent.main",
     ),
     "facts": (
-        "files",
-        "probing",
-        "programs",
-        "machine",
-        "storage",
-        "code",
-        "job",
-        "network",
-        "ports",
-        "gpus",
-        "gather",
-        "main",
+        "trust",
+        "facts.files",
+        "facts.probing",
+        "facts.programs",
+        "facts.machine",
+        "facts.storage",
+        "facts.code",
+        "facts.job",
+        "facts.network",
+        "facts.ports",
+        "facts.gpus",
+        "facts.gather",
+        "facts.main",
     ),
+    "tree": ("trust", "tree"),
 }
-"""Of each program: a module needs only those before it, and no two define the same name."""
+"""Of each program, its modules in `dtrain.node`: a module needs only those before it, and no two
+define the same name."""
 
 _FUTURE = "from __future__ import annotations\n"
 _ELSEWHERE = re.compile(
     rf"^{_FUTURE}"
-    r"|^from dtrain\.node\.\w+\.\w+ import (?:\([^)]*\)|.*)\n"
+    r"|^from dtrain\.node(?:\.\w+)+ import (?:\([^)]*\)|.*)\n"
     r"|^TYPE_CHECKING = .*\n"
     r"|^if TYPE_CHECKING:\n(?:(?: {4}.*)?\n)+",
     re.MULTILINE,
@@ -59,7 +63,8 @@ _ELSEWHERE = re.compile(
 
 @functools.cache
 def program(name: str) -> bytes:
-    """The modules of ``dtrain.node.<name>`` one after the other, in one namespace."""
-    folder = resources.files(f"dtrain.node.{name}")
-    texts = (folder.joinpath(f"{module}.py").read_text("utf-8") for module in MODULES[name])
+    """The modules of a program one after the other, in one namespace."""
+    folder = resources.files("dtrain.node")
+    files = (folder.joinpath(module.replace(".", "/") + ".py") for module in MODULES[name])
+    texts = (file.read_text("utf-8") for file in files)
     return (_FUTURE + "".join(_ELSEWHERE.sub("", text) for text in texts)).encode()

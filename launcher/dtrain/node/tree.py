@@ -25,6 +25,11 @@ Snapshots are deleted when no process uses them and all their outputs are settle
 may be shared, and the processes of other machines cannot be seen: so each machine that was given a
 snapshot is noted, gives it up in a later sync of its own, and the last one deletes it.
 
+The receiver opens WORKDIR.dtrain once and makes it its own working directory. From then on all
+paths are relative to it, so a rename of a folder above changes nothing. Folders that another user
+can change are refused (see `trust`). With a trusted group, members share a workdir that lies in a
+folder of the group: what a sync makes there, all of them can read, replace and delete.
+
 All paths are bytes here, relative to a snapshot unless they are called `root`.
 """
 
@@ -42,10 +47,11 @@ import signal
 import stat
 import struct
 import sys
-import tempfile
 import time
 import zlib
 from typing import Any, BinaryIO, Iterable, Iterator
+
+from dtrain.node.trust import Trust, UnsafeError, user_of
 
 PREAMBLE = b"\x00dtrain-tree-1\n"
 FRAME = struct.Struct(">BI")
@@ -207,9 +213,10 @@ class Output:
         self.target: bytes | None = None
         if stat.S_ISLNK(status.st_mode):
             target = os.readlink(self.where)
-            if target.startswith(snapshot.root + b"/"):
+            if target.startswith(snapshot.path + b"/"):
                 # `latest -> /home/me/gpt.dtrain/7-…/step-100` must outlive its snapshot.
-                target = os.path.relpath(target, os.path.dirname(self.where))
+                folder = os.path.dirname(os.path.join(snapshot.path, path))
+                target = os.path.relpath(target, folder)
             self.target = target
         self.mark = [text(self.target)] if self.target is not None else [status.st_ino]
         """Equal marks at one path in two snapshots: the same output."""
@@ -238,12 +245,13 @@ class Output:
 
 class Snapshot:
     def __init__(self, place: Place, name: bytes, tree: Tree) -> None:
-        self.name = name
-        self.root = os.path.join(place.container, name)
+        self.name = self.root = name
+        self.path = os.path.join(place.container, name)
         self.number = int(name.split(b"-")[0])
         self.tree = tree
-        self._state_file = self.root + b".state.json"
-        state = read_json(self._state_file) or {}
+        self._place = place
+        self._state_file = name + b".state.json"
+        state = place.read_json(self._state_file) or {}
         self.users: dict[str, float] = state.get("users", {})
         self.settled: dict[str, list[Any]] = state.get("settled", {})
         self.outputs: list[Output] = []
@@ -294,7 +302,7 @@ class Snapshot:
         self.save()
 
     def save(self) -> None:
-        write_json(self._state_file, {"users": self.users, "settled": self.settled})
+        self._place.write_json(self._state_file, {"users": self.users, "settled": self.settled})
 
     def delete(self, trash: bytes) -> None:
         # The name goes first: nobody ever sees half of it.
@@ -418,39 +426,70 @@ def parents(path: bytes) -> Iterator[bytes]:
 
 
 class Place:
-    """WORKDIR and the folder beside it that holds its snapshots."""
+    """WORKDIR and the folder beside it that holds its snapshots, the working directory of this
+    process from now on. Raises RefusedError, UnsafeError and OSError."""
 
-    def __init__(self, workdir: str) -> None:
+    def __init__(self, workdir: str, trust: Trust) -> None:
         path = os.path.expanduser(raw(workdir))
         if path.startswith(b"~"):
             raise RefusedError("%s: there is no such user here" % workdir, "write the whole path")
         path = os.path.normpath(os.path.join(os.path.expanduser(b"~"), path))
-        parent = os.path.realpath(os.path.dirname(path))
-        self.workdir = os.path.join(parent, os.path.basename(path))
-        self.container = self.workdir + b".dtrain"
-        if not os.path.basename(path):
+        self._trust = trust
+        self._name = os.path.basename(path)
+        self.workdir = path
+        if not self._name:
             raise self._occupied("is the root of the file system")
-        os.makedirs(parent, mode=0o700, exist_ok=True)
-        self.check()
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(self.container, 0o700)
+        made: list[bytes] = []
+        # The folder above WORKDIR may be sticky, as /tmp is; the one of the snapshots may not.
+        self._fd, self.container = trust.open_folder(
+            path + b".dtrain", own=1, made=made, private=False
+        )
+        os.fchdir(self._fd)
+        self.workdir = self.container[: -len(b".dtrain")]
+        self._parent = os.open(b"..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        if trust.shares(os.fstat(self._fd)):
+            os.umask(0o007)
+        try:
+            self.check()
+        except RefusedError:
+            for folder in reversed(made):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+            raise
 
     def check(self) -> bytes | None:
         """The name of the current snapshot; RefusedError if WORKDIR is not ours to replace."""
         try:
-            status = os.lstat(self.workdir)
+            status = os.stat(self._name, dir_fd=self._parent, follow_symlinks=False)
         except FileNotFoundError:
             return None
+        if not self._trust.owns(status):
+            raise self._occupied("belongs to %s" % user_of(status.st_uid))
         if stat.S_ISLNK(status.st_mode):
-            folder, name = os.path.split(os.readlink(self.workdir))
+            folder, name = os.path.split(os.readlink(self._name, dir_fd=self._parent))
             if folder != os.path.basename(self.container) or not NAME.fullmatch(name):
                 raise self._occupied("is a link that dtrain did not make")
             return name
         if not stat.S_ISDIR(status.st_mode):
             raise self._occupied("is a file")
-        if os.listdir(self.workdir):
-            raise self._occupied("is a folder with files that dtrain did not put there")
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(self._name, flags, dir_fd=self._parent)
+        try:
+            if os.listdir(fd):
+                raise self._occupied("is a folder with files that dtrain did not put there")
+        finally:
+            os.close(fd)
         return None
+
+    def check_moved(self) -> None:
+        """RefusedError if the snapshots are not at their path any more."""
+        fd, _ = self._trust.open_folder(self.container, own=1)
+        same = os.path.samestat(os.fstat(fd), os.fstat(self._fd))
+        os.close(fd)
+        if not same:
+            raise RefusedError(
+                "%s was moved while files were being sent" % shown(self.container), "launch again"
+            )
 
     def _occupied(self, what: str) -> RefusedError:
         return RefusedError(
@@ -458,10 +497,34 @@ class Place:
             "choose another job.workdir, which dtrain makes, or move this one away",
         )
 
+    def read_json(self, name: bytes) -> dict[str, Any] | None:
+        """None where there is no such file, or it holds something else."""
+        try:
+            fd = self._trust.open_file(name, os.O_RDONLY, self._fd, self.container)
+            with open(fd, "rb") as file:
+                body = json.load(file)
+        except UnsafeError:
+            raise
+        except (OSError, ValueError):
+            return None
+        return body if isinstance(body, dict) else None
+
+    def write_json(self, name: bytes, body: dict[str, Any]) -> None:
+        draft = name + b".new"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        fd = self._trust.open_file(draft, flags, self._fd, self.container, 0o660)
+        with open(fd, "wb") as file:
+            file.write(json.dumps(body, separators=(",", ":")).encode())
+        os.replace(draft, name)
+
     @contextlib.contextmanager
     def locked(self, patience: float) -> Iterator[Lock]:
         """Hold the lock. RefusedError if its holder makes no progress for ``patience`` seconds."""
-        with open(os.path.join(self.container, b"lock"), "a+b", buffering=0) as file:
+        flags = os.O_RDWR | os.O_CREAT
+        fd = self._trust.open_file(b"lock", flags, self._fd, self.container, 0o660)
+        with open(fd, "r+b", buffering=0) as file:
             since, seen = time.monotonic(), os.fstat(file.fileno()).st_mtime_ns
             while True:
                 try:
@@ -493,20 +556,21 @@ class Place:
 
     def sweep(self) -> None:
         """Remove what killed syncs have left. Under the lock nothing of it is in use."""
-        for name in os.listdir(self.container):
+        for name in os.listdir(b"."):
             if name.startswith((b".incoming-", b".trash-", b".link-")):
-                path = os.path.join(self.container, name)
-                if os.path.isdir(path) and not os.path.islink(path):
-                    shutil.rmtree(path, ignore_errors=True)
+                if os.path.isdir(name) and not os.path.islink(name):
+                    shutil.rmtree(name, ignore_errors=True)
                 else:
-                    os.unlink(path)
+                    os.unlink(name)
 
     def snapshots(self, current: bytes | None) -> list[Snapshot]:
         """All that are known, oldest first."""
         found = []
-        for name in os.listdir(self.container):
-            if NAME.fullmatch(name) and os.path.isdir(os.path.join(self.container, name)):
-                manifest = read_json(os.path.join(self.container, name + b".json"))
+        for name in os.listdir(b"."):
+            if NAME.fullmatch(name):
+                where = os.path.join(self.container, name)
+                os.close(self._trust.open_folder(where, own=1)[0])
+                manifest = self.read_json(name + b".json")
                 if manifest is None:
                     if name != current:
                         continue  # Nobody can say what is an output there: leave it alone.
@@ -516,21 +580,23 @@ class Place:
 
     def next_number(self) -> int:
         """Above those of all snapshots, also of those that nothing is known about."""
-        names = map(NAME.fullmatch, os.listdir(self.container))
+        names = map(NAME.fullmatch, os.listdir(b"."))
         return 1 + max((int(name[1]) for name in names if name), default=0)
 
     def temporary(self, kind: str) -> bytes:
         """A new private folder inside the container."""
-        return os.fsencode(tempfile.mkdtemp(prefix=".%s-" % kind, dir=os.fsdecode(self.container)))
+        name = b".%s-%s" % (raw(kind), raw(os.urandom(8).hex()))
+        os.mkdir(name, 0o770)
+        return name
 
     def switch(self, snapshot: Snapshot) -> None:
         """Let WORKDIR be ``snapshot``, in one step."""
-        link = os.path.join(self.container, b".link-%d" % os.getpid())
+        link = b".link-%d" % os.getpid()
         os.symlink(os.path.join(os.path.basename(self.container), snapshot.name), link)
         if self.check() is None:
             with contextlib.suppress(FileNotFoundError):
-                os.rmdir(self.workdir)
-        os.replace(link, self.workdir)
+                os.rmdir(self._name, dir_fd=self._parent)
+        os.replace(link, self._name, dst_dir_fd=self._parent)
 
 
 class Lock:
@@ -544,21 +610,6 @@ class Lock:
         if time.monotonic() - self._last > 1:
             self._last = time.monotonic()
             os.utime(self._file.fileno())
-
-
-def read_json(path: bytes) -> dict[str, Any] | None:
-    try:
-        with open(path, "rb") as file:
-            body = json.load(file)
-    except (OSError, ValueError):
-        return None
-    return body if isinstance(body, dict) else None
-
-
-def write_json(path: bytes, body: dict[str, Any]) -> None:
-    with open(path + b".new", "wb") as file:
-        file.write(json.dumps(body, separators=(",", ":")).encode())
-    os.replace(path + b".new", path)
 
 
 # -- who uses a snapshot --------------------------------------------------------------------------
@@ -601,8 +652,8 @@ def given_up(snapshots: list[Snapshot], grace: float) -> list[Snapshot]:
     """The snapshots that this machine needs no more: nothing runs there, and it was not given
     one in the last ``grace`` seconds, so that a launch that is about to start there can."""
     me, now = machine(), time.time()
-    used = used_here(snapshot.root for snapshot in snapshots)
-    return [s for s in snapshots if s.root not in used and now - s.users.get(me, 0.0) > grace]
+    used = used_here(snapshot.path for snapshot in snapshots)
+    return [s for s in snapshots if s.path not in used and now - s.users.get(me, 0.0) > grace]
 
 
 # -- the sync -------------------------------------------------------------------------------------
@@ -611,7 +662,7 @@ def given_up(snapshots: list[Snapshot], grace: float) -> list[Snapshot]:
 def synchronize(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
     """Make WORKDIR show the launcher's tree. Returns the answer for the launcher."""
     tree = Tree(request["tree"])
-    place = Place(request["workdir"])
+    place = Place(request["workdir"], Trust(request["trust_group"]))
     with place.locked(float(request["patience"])) as lock:
         name = place.check()
         place.sweep()
@@ -634,7 +685,7 @@ def synchronize(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
         )
         if current is None or fresh:
             name = b"%d-%s" % (place.next_number(), raw(tree.digest[:12]))
-            root, final = place.temporary("incoming"), os.path.join(place.container, name)
+            root = place.temporary("incoming")
             try:
                 with full_disk_told(place.container):
                     receive(channel, lock, tree, current, root)
@@ -647,27 +698,29 @@ def synchronize(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
                         carried.hidden, current, "a sent file or a later one is there"
                     )
                     notices += kept_back(refused, None, "the file system cannot link it")
-                    write_json(final + b".json", tree.manifest())
+                    place.write_json(name + b".json", tree.manifest())
                     current = Snapshot(place, name, tree)
                     current.give(machine())
-                    os.rename(root, final)
+                    os.rename(root, name)
                 place.switch(current)
             except BaseException:
                 shutil.rmtree(root, ignore_errors=True)
                 if place.check() != name:
-                    discard(final)
+                    discard(name)
                 raise
         else:
             channel.answer({"type": "want", "indices": []})
             current.give(machine())
         settle(snapshots, current, carried)
         reap(place, [s for s in idle if s not in gone and s.root != current.root])
-        return {"type": "done", "path": text(current.root), "new": fresh, "notices": notices}
+        place.check_moved()
+        return {"type": "done", "path": text(current.path), "new": fresh, "notices": notices}
 
 
 def kept_back(outputs: list[Output], only: Snapshot | None, why: str) -> list[str]:
     """One notice for outputs that the new snapshot does not show. Older ones had theirs."""
-    paths = [o.where for o in outputs if only is None or o.snapshot is only]
+    told = [output for output in outputs if only is None or output.snapshot is only]
+    paths = [os.path.join(output.snapshot.path, output.path) for output in told]
     if not paths:
         return []
     more = " and %d more" % (len(paths) - SHOWN) if len(paths) > SHOWN else ""
@@ -708,10 +761,10 @@ def receive(
         if sent.size and sent.sha256 not in have and sent.sha256 not in asked:
             asked.add(sent.sha256)
             wanted.append(index)
-    room(os.path.dirname(root), sum(tree.files[index].size for index in wanted))
+    room(os.getcwdb(), sum(tree.files[index].size for index in wanted))
     channel.answer({"type": "want", "indices": wanted})
     for folder in tree.folders:
-        os.mkdir(os.path.join(root, folder), 0o700)
+        os.mkdir(os.path.join(root, folder), 0o770)
     arriving = set(wanted)
     later = []
     for index, sent in enumerate(tree.files):
@@ -787,7 +840,7 @@ def full_disk_told(folder: bytes) -> Iterator[None]:
 
 def create(root: bytes, sent: Sent) -> Any:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    mode = 0o700 if sent.executable else 0o600
+    mode = 0o770 if sent.executable else 0o660
     fd = os.open(os.path.join(root, sent.path), flags, mode)
     return open(fd, "wb", buffering=0)
 
@@ -816,7 +869,8 @@ def copy(source: bytes, expected: tuple[int, int], file: Any) -> None:
                 write(file, chunk)
         if signature(os.fstat(content.fileno())) != expected or file.tell() != expected[0]:
             raise RefusedError(
-                "%s was edited on the node while it was copied" % shown(source), "launch again"
+                "%s was edited on the node while it was copied" % shown(os.path.abspath(source)),
+                "launch again",
             )
 
 
@@ -846,6 +900,8 @@ def main() -> None:
             answer = synchronize(channel, request)
         except RefusedError as refused:
             answer = refused.reply
+        except UnsafeError as error:
+            answer = RefusedError(error.reason, error.hint("`job.workdir`")).reply
         except OSError as error:
             answer = explain(error, folder).reply
         channel.answer(answer)
@@ -861,7 +917,7 @@ def explain(error: OSError, workdir: bytes) -> RefusedError:
             folder = os.path.dirname(folder)
         return full(os.path.realpath(folder))
     where = workdir if error.filename is None else error.filename
-    where = where if isinstance(where, bytes) else os.fsencode(str(where))
+    where = os.path.abspath(where if isinstance(where, bytes) else os.fsencode(str(where)))
     denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
     hint = "choose a job.workdir that you may write to" if denied else "look at job.workdir"
     return RefusedError("%s: %s" % (shown(where), error.strerror or error), hint)

@@ -33,6 +33,7 @@ def ask(
             "run": record.on_hosts,
             "host": part.host.name,
             "run_dir": plan.run_dir,
+            "trust_group": plan.trust_group,
         }
         connection = transport.connect(part.host)
         try:

@@ -380,7 +380,14 @@ class Link:
         workdir = self._workdir()
         if run.tree is not None:
             self._state("syncing")
-            result = send(connection, part.host, run.tree, workdir, python=self._python)
+            result = send(
+                connection,
+                part.host,
+                run.tree,
+                workdir,
+                python=self._python,
+                trust_group=run.plan.trust_group,
+            )
             for notice in result.notices:
                 run.notice(f"{self.host}: {notice}")
             workdir = result.tree_path
@@ -428,6 +435,7 @@ class Link:
             "run": run.name,
             "host": self.host,
             "run_dir": run.plan.run_dir,
+            "trust_group": run.plan.trust_group,
             "workdir": workdir,
             "script": job.script,
             "python": part.python,
@@ -585,6 +593,7 @@ class Link:
             "run": run.name,
             "host": self.host,
             "run_dir": run.plan.run_dir,
+            "trust_group": run.plan.trust_group,
             "offsets": self._offsets,
             "outputs": not self._lingering,
             "previous": self._relay,

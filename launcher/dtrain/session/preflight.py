@@ -266,6 +266,7 @@ class Preflight:
             {
                 "op": "run",
                 "workdir": self._workdir(part),
+                "trust_group": self._plan.trust_group,
                 "setup": list(self._plan.job.setup),
                 "environment": environment,
                 "argv": [part.python, "-c", _program("ranks.py"), json.dumps(options)],
@@ -341,6 +342,11 @@ class Preflight:
                 "shm": "/dev/shm",  # noqa: S108 - not a file, but what is looked at
                 "/tmp": "/tmp",  # noqa: S108
             },
+            "own_folders": {
+                "cluster.run_dir": f"{self._plan.run_dir}/nodes",
+                **({"job.workdir": f"{workdir.rstrip('/')}.dtrain"} if job.sync else {}),
+            },
+            "trust_group": self._plan.trust_group,
             "workdir": workdir,
             "script": job.script,
             "code": thorough and job.sync is None and job.workdir is not None,

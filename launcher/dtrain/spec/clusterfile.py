@@ -89,6 +89,12 @@ def _run_dir(text: str) -> str:
     return "must start with '/' or '~/', because it is a folder on every node"
 
 
+def _unix_group(text: str) -> str:
+    if re.fullmatch(r"[^\s:/,-][^:/,\x00-\x1f\x7f]*", text) and not text.isdigit():
+        return ""
+    return "must be the name of a Unix group on the hosts"
+
+
 _PORT = Integer(1, MAX_PORT)
 _GPUS = OneOf(
     Integer(0, 1024, also=" or a list of GPU indices"),
@@ -209,6 +215,11 @@ CLUSTER = Record(
             Text(_run_dir),
             "Folder on each host under which runs keep their logs and state.",
             default="~/.dtrain",
+        ),
+        "trust_group": Field(
+            Text(_unix_group),
+            "Unix group on the hosts whose members you trust: they may own and write to "
+            "job.workdir, cluster.run_dir and the folders above them, which are refused otherwise.",
         ),
         "overrides": Field(
             Overrides(OVERRIDE),

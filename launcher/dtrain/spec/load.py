@@ -111,7 +111,7 @@ def _cluster(cluster: Section) -> Cluster:
         hosts=machines(cluster, cluster.get("hosts", ())),
         spares=machines(cluster, cluster.get("spares", ())),
         gbps=cluster.section("network").get("gbps"),
-        **cluster.given("gpu", "tpu", "run_dir"),
+        **cluster.given("gpu", "tpu", "run_dir", "trust_group"),
     )
 
 

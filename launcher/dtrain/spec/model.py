@@ -76,6 +76,8 @@ class Cluster:
     """Network bandwidth of one host, all NICs together, in gigabits per second."""
     run_dir: str = "~/.dtrain"
     """Folder on each node under which runs keep their logs."""
+    trust_group: str | None = None
+    """Unix group on each node whose members may own and write to the job's folders."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from dtrain.diagnostics import NodeError, PrepareError
 from dtrain.node.boot import TOO_OLD, boot_command
+from dtrain.node.programs import program
 from dtrain.spec.model import Host
 from dtrain.sync.contents import ABANDONED, REQUEST, SourceChangedError, frame
 from dtrain.sync.source import Tree, shown
@@ -58,12 +58,14 @@ def send(
     workdir: str,
     *,
     python: str | None = None,
+    trust_group: str | None = None,
     patience: Patience = Patience(),
 ) -> SyncResult:
     """Make ``workdir`` on ``host`` show ``tree``; blocks until it does.
 
     A relative ``workdir`` starts at the home folder; ``python`` runs the receiver in place of the
-    host's own, which may be there only after `job.setup`.
+    host's own, which may be there only after `job.setup`. Members of
+    ``trust_group``, a Unix group of the host, may own the folder and write to it.
 
     Raises PrepareError when it cannot be, and ConnectError when the connection breaks; in both
     cases the node shows what it showed before.
@@ -72,7 +74,7 @@ def send(
         _refuse_inside_source(host, tree, workdir)
     process = connection.start(boot_command(python or host.python, "sync"))
     try:
-        return _converse(process, host, tree, workdir, patience)
+        return _converse(process, host, tree, workdir, trust_group, patience)
     finally:
         # It cleans up and frees the lock; what happens next on that host should find that done.
         process.close_stdin()
@@ -82,11 +84,17 @@ def send(
 
 
 def _converse(
-    process: RemoteProcess, host: Host, tree: Tree, workdir: str, patience: Patience
+    process: RemoteProcess,
+    host: Host,
+    tree: Tree,
+    workdir: str,
+    trust_group: str | None,
+    patience: Patience,
 ) -> SyncResult:
-    source = resources.files("dtrain.node").joinpath("tree.py").read_bytes()
+    source = program("tree")
     request = {
         "workdir": workdir,
+        "trust_group": trust_group,
         "patience": patience.lock,
         "grace": patience.unused,
         "tree": {

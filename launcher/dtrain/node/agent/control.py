@@ -8,7 +8,7 @@ import struct
 
 from dtrain.node.agent.processes import look, read_file
 from dtrain.node.agent.wire import RefusedError, raw, shown
-from dtrain.node.agent.worker_files import decode, read_regular
+from dtrain.node.agent.worker_files import decode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,10 +37,13 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
 SUPERVISOR_RECORD = {"pid": int, "start": int, "machine": str, "folder": str, "socket": str}
 
 
-def read_record(folder: bytes) -> Json | None:
-    """What the supervisor of the run in ``folder`` has written about itself; None if it has not
-    yet. Raises RefusedError for a record that somebody else has written."""
-    data = read_regular(os.path.join(folder, b"supervisor"), 1 << 16)
+MAX_RECORD = 1 << 16
+"""Bytes of a supervisor's record."""
+
+
+def record_in(data: bytes, folder: bytes) -> Json | None:
+    """The supervisor's record in ``data``, read from the run's ``folder``; None if it is not
+    written yet. Raises RefusedError for a record that no supervisor writes."""
     if not data:
         return None
     record = decode(data)

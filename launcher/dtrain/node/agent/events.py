@@ -29,8 +29,8 @@ MAX_EVENTS = 64 << 20
 class Events:
     """The supervisor's side of the events file: lines of JSON, zeros after the last one."""
 
-    def __init__(self, path: bytes) -> None:
-        self._fd = create(path)
+    def __init__(self, folder: int) -> None:
+        self._fd = create(b"events", folder)
         self._end = 0
         self._lock = threading.Lock()
         try:

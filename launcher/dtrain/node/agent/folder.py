@@ -7,6 +7,7 @@ import errno
 import os
 
 from dtrain.node.agent.wire import RefusedError, raw, shown, write_all
+from dtrain.node.trust import Trust, UnsafeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,8 +37,35 @@ def folder_of(command: Json) -> bytes:
     return os.path.join(run_dir, b"nodes", raw(command["run"]), raw(command["host"]))
 
 
+def trust_of(command: Json) -> Trust:
+    """Whom a command trusts. Raises RefusedError."""
+    try:
+        return Trust(command.get("trust_group"))
+    except UnsafeError as error:
+        raise RefusedError("permission", error.reason, error.hint("group")) from None
+
+
+def check_workdir(trust: Trust, workdir: bytes, script: str | None) -> None:
+    """Raises RefusedError if another user could change what the workers will run."""
+    try:
+        os.close(trust.open_folder(workdir)[0])
+        if script is not None and os.path.isfile(os.path.join(workdir, raw(script))):
+            trust.check_script(os.path.normpath(os.path.join(workdir, raw(script))))
+    except UnsafeError as error:
+        raise RefusedError("workdir", error.reason, error.hint("`job.workdir`")) from None
+    except OSError as error:
+        raise RefusedError("workdir", "%s: %s" % (shown(workdir), error.strerror)) from None
+
+
+def open_run(trust: Trust, folder: bytes) -> int:
+    """The folder of a run on this host. Raises OSError."""
+    return trust.open_folder(folder, own=3)[0]
+
+
 def cannot_write(error: OSError, folder: bytes) -> RefusedError:
     """What to tell about a folder or file that could not be made."""
+    if isinstance(error, UnsafeError):
+        return RefusedError("permission", error.reason, error.hint("`cluster.run_dir`"))
     where = shown(folder)
     hint = "point `cluster.run_dir` at a folder on this host that you can write to"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -58,50 +86,46 @@ def cannot_write(error: OSError, folder: bytes) -> RefusedError:
     return RefusedError("permission", "%s: %s" % (where, os.strerror(error.errno or 0)), hint)
 
 
-def make_folder(folder: bytes) -> list[bytes]:
-    """Make the run's folder, for its owner alone. Every folder that had to be made, outermost
-    first."""
+def make_folder(trust: Trust, folder: bytes) -> tuple[int, list[bytes]]:
+    """Make the run's folder, for its owner alone: the open folder, and every folder that was made,
+    outermost first. Raises RefusedError."""
     made: list[bytes] = []
+    nodes = os.path.dirname(os.path.dirname(folder))
+    fd = -1
     try:
-        missing = [folder]
-        while missing:
-            try:
-                os.mkdir(missing[-1], 0o700)
-            except FileNotFoundError:
-                missing.append(os.path.dirname(missing[-1]))
-            except FileExistsError:
-                if missing[-1] == folder or not os.path.isdir(missing[-1]):
-                    raise
-                missing.pop()
-            else:
-                os.chmod(missing[-1], 0o700)
-                made.append(missing.pop())
+        os.close(trust.open_folder(nodes, own=1, made=made, private=False)[0])
+        before = len(made)
+        fd, path = trust.open_folder(folder, own=3, made=made)
+        if path not in made[before:]:
+            raise FileExistsError(errno.EEXIST, "", folder)
         disk = os.statvfs(folder)
-        free = disk.f_bavail * disk.f_frsize
-        if free < LEAST_FREE:
+        if disk.f_bavail * disk.f_frsize < LEAST_FREE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except FileExistsError as error:
+    except OSError as error:
+        refusal = cannot_write(error, folder)
+        if fd >= 0:
+            os.close(fd)
         discard(None, made)
-        if error.filename == folder:
+        if isinstance(error, FileExistsError):
             raise RefusedError(
                 "agent",
                 "%s: a run of this name has already been launched here" % shown(folder),
                 "every launch needs a name of its own",
             ) from None
-        raise cannot_write(OSError(errno.ENOTDIR, ""), error.filename) from None
-    except OSError as error:
-        refusal = cannot_write(error, folder)
-        discard(folder if folder in made else None, made)
         raise refusal from None
-    return made
+    return fd, made
 
 
 def discard(folder: bytes | None, made: list[bytes]) -> None:
     """Remove the folder of a run that never started, and the folders made for it if empty."""
     if folder is not None:
         with contextlib.suppress(OSError):
-            for name in os.listdir(folder):
-                os.unlink(os.path.join(folder, name))
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                for name in os.listdir(fd):
+                    os.unlink(name, dir_fd=fd)
+            finally:
+                os.close(fd)
         run = os.path.dirname(folder)
         made = [*made, os.path.dirname(run), run, folder]
     for path in reversed(made):
@@ -109,14 +133,16 @@ def discard(folder: bytes | None, made: list[bytes]) -> None:
             os.rmdir(path)
 
 
-def create(path: bytes, flags: int = 0) -> int:
-    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+def create(name: bytes, folder: int, flags: int = 0) -> int:
+    """A new file in an open folder."""
+    flags |= os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(name, flags, 0o600, dir_fd=folder)
     os.fchmod(fd, 0o600)
     return fd
 
 
-def save(path: bytes, data: bytes) -> None:
-    fd = create(path)
+def save(name: bytes, folder: int, data: bytes) -> None:
+    fd = create(name, folder)
     try:
         write_all(fd, data)
     finally:

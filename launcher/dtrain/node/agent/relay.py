@@ -15,22 +15,26 @@ import time
 
 from dtrain.node.agent.control import (
     CONTROL_FD,
+    MAX_RECORD,
     REQUEST_FD,
     STAGE,
     call_supervisor,
     lives,
     machine_id,
-    read_record,
+    record_in,
 )
 from dtrain.node.agent.events import EventReader
 from dtrain.node.agent.evidence import tail_of
 from dtrain.node.agent.folder import (
     cannot_write,
+    check_workdir,
     create,
     discard,
     expand,
     folder_of,
     make_folder,
+    open_run,
+    trust_of,
 )
 from dtrain.node.agent.processes import look, name_list, read_file, reap, send, signal_name
 from dtrain.node.agent.progress import ProgressFiles
@@ -143,6 +147,7 @@ class Relay:
                 )
             self._folder = folder_of(command)
             self._tag = Tag(command["run"], command["host"], self._folder)
+            self._trust = trust_of(command)
             self._events = EventReader(os.path.join(self._folder, b"events"))
             self._progress = ProgressFiles(self._folder, {}, False)
             if command.get("op") == "attach":
@@ -171,6 +176,7 @@ class Relay:
                 "workdir %s may not be entered: permission denied" % shown(workdir),
                 "choose a `job.workdir` that you can use on this host",
             )
+        check_workdir(self._trust, workdir, command.get("script"))
         guard, leash = self._start_guard(command, workdir)
         threading.Thread(target=self._listen, daemon=True).start()
         answer = self._await_prepared(command, leash)
@@ -219,11 +225,11 @@ class Relay:
         """
         assert self._tag is not None
         try:
-            made = make_folder(self._folder)
+            folder, made = make_folder(self._trust, self._folder)
         except RefusedError as refusal:
             return refusal.message
         try:
-            log = create(os.path.join(self._folder, b"agent.log"), os.O_APPEND)
+            log = create(b"agent.log", folder, os.O_APPEND)
         except OSError as error:
             message = cannot_write(error, self._folder).message
             discard(self._folder, made)
@@ -248,7 +254,7 @@ class Relay:
             (log, log),
             {CONTROL_FD: control.fileno(), REQUEST_FD: reading},
         )
-        for fd in (log, reading):
+        for fd in (log, reading, folder):
             os.close(fd)
         code = marshal.dumps(globals()["code"])
         feed = b"%d\n" % len(code) + code + encode(request)
@@ -354,19 +360,20 @@ class Relay:
     # Attaching
 
     def _attach(self, command: Json) -> None:
-        if not os.path.isdir(self._folder):
+        try:
+            record = self._record()
+        except FileNotFoundError:
             raise RefusedError(
                 "gone",
                 "no run %s on this host (%s does not exist)"
                 % (command["run"], shown(self._folder)),
-            )
+            ) from None
         self._end_previous(command)
         self._quiet = not command.get("outputs", True)
         self._offsets = dict(command.get("offsets") or {})
         self._events_from = self._offsets.get("events", 0)
         self._progress = ProgressFiles(self._folder, self._offsets, True)
         self._up = True
-        record = read_record(self._folder)
         if record is None:
             raise RefusedError("agent", "run %s is not prepared yet" % command["run"])
         self._pulse.watch(record["pid"])
@@ -394,6 +401,28 @@ class Relay:
     def _all_events(self) -> Iterator[Json]:
         return EventReader(os.path.join(self._folder, b"events")).all()
 
+    def _record(self) -> Json | None:
+        """What the supervisor left in the run's folder; None before it is prepared.
+
+        Raises FileNotFoundError without the folder, and RefusedError if either is unsafe.
+        """
+        try:
+            folder = open_run(self._trust, self._folder)
+        except (FileNotFoundError, NotADirectoryError):
+            raise FileNotFoundError from None
+        except OSError as error:
+            raise cannot_write(error, self._folder) from None
+        try:
+            fd = self._trust.open_file(b"supervisor", os.O_RDONLY, folder, self._folder)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise cannot_write(error, self._folder) from None
+        finally:
+            os.close(folder)
+        with os.fdopen(fd, "rb") as file:
+            return record_in(file.read(MAX_RECORD), self._folder)
+
     def _has_ended(self) -> bool:
         return any(event["event"] == "ended" for event in self._all_events())
 
@@ -401,6 +430,12 @@ class Relay:
 
     def _look(self) -> None:
         """Tell how the run stands here, and do nothing about it."""
+        try:
+            record = self._record()
+        except FileNotFoundError:
+            why = "%s does not exist" % shown(self._folder)
+            self._tell("status", state="missing", since=None, why=why, processes=[])
+            return
         events: dict[str, list[Json]] = {"started": [], "exited": [], "ended": []}
         for event in self._all_events():
             events.get(event["event"], []).append(event)
@@ -416,15 +451,12 @@ class Relay:
         if ended:
             state, since, why = "ended", ended[0], ""
         else:
-            state, why = self._standing(bool(started))
+            state, why = self._standing(record, bool(started))
             since = started[0]["time"] if started and state == "running" else None
         self._tell("status", state=state, since=since, why=why, processes=processes)
 
-    def _standing(self, started: bool) -> tuple[str, str]:
+    def _standing(self, record: Json | None, started: bool) -> tuple[str, str]:
         """The state of a run that has told of no end, and why it is in that state."""
-        if not os.path.isdir(self._folder):
-            return "missing", "%s does not exist" % shown(self._folder)
-        record = read_record(self._folder)
         if record is None:
             return "preparing", ""
         sock = call_supervisor(record)

@@ -15,7 +15,17 @@ from dtrain.node.agent.control import control_name, machine_id, peer_of
 from dtrain.node.agent.events import Events
 from dtrain.node.agent.evidence import error_report
 from dtrain.node.agent.flight_recorder import DUMP_LIMIT, FlightRecorders, record_flights
-from dtrain.node.agent.folder import cannot_write, create, discard, expand, listed, save
+from dtrain.node.agent.folder import (
+    cannot_write,
+    check_workdir,
+    create,
+    discard,
+    expand,
+    listed,
+    open_run,
+    save,
+    trust_of,
+)
 from dtrain.node.agent.kernel_log import KernelLog, oom_kills
 from dtrain.node.agent.network import interface_to, reserve_port, share_ports
 from dtrain.node.agent.processes import Proc, look, name_list, own_start, reap, send, signal_name
@@ -135,6 +145,11 @@ class Supervisor:
     def _prepare(self) -> None:
         """Check and reserve everything that the start will need. Raises RefusedError."""
         request = self._request
+        trust = trust_of(request)
+        try:
+            self._folder_fd = open_run(trust, self._folder)
+        except OSError as error:
+            raise cannot_write(error, self._folder) from None
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         name = control_name(request["run"], request["host"])
         listener.bind(name)
@@ -162,11 +177,13 @@ class Supervisor:
             if os.path.isabs(script):
                 remedy = "put it there, or let `job.sync` send it and name it without its folder"
             raise RefusedError("script", "script %s not found%s" % (script, where), remedy)
+        # Once more: setup may have changed the folder or made the script.
+        check_workdir(trust, self._workdir, script)
         for port in request.get("ports") or ():
             self._ports += reserve_port(int(port))
         try:
-            self._events = Events(os.path.join(self._folder, b"events"))
-            save(archive, binascii.a2b_base64(request["runtime"]))
+            self._events = Events(self._folder_fd)
+            save(b"runtime.zip", self._folder_fd, binascii.a2b_base64(request["runtime"]))
             target = request.get("route_to")
             interface = interface_to(target) if target else None
             for body in request["processes"]:
@@ -182,7 +199,7 @@ class Supervisor:
             "folder": request["folder"],
             "socket": name.decode("utf-8", "surrogateescape"),
         }
-        save(os.path.join(self._folder, b"supervisor"), encode(record))
+        save(b"supervisor", self._folder_fd, encode(record))
 
     def _find_python(self, python: str | None, environment: dict[bytes, bytes]) -> bytes | None:
         if python is None:
@@ -218,8 +235,11 @@ class Supervisor:
             argv[0] = python
         if worker.role == "torchrun":
             worker.ranks = Ranks(path, argv)
-        outputs = create(path + b".out", os.O_APPEND), create(path + b".err", os.O_APPEND)
-        return worker, argv, environment, outputs
+        out, err = (
+            create(worker.name + suffix, self._folder_fd, os.O_APPEND)
+            for suffix in (b".out", b".err")
+        )
+        return worker, argv, environment, (out, err)
 
     def _give_up(self, message: Json) -> None:
         """End a run that has not started: nothing stays behind. ``message`` says why."""

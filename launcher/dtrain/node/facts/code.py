@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 
-from dtrain.node.facts.files import expand
+from dtrain.node.facts.files import expand, why_unsafe
+from dtrain.node.trust import Trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +24,11 @@ MAX_CODE = 1 << 20
 def script(request: Json) -> Json:
     """The script and the code beside it, as digests."""
     workdir = expand(request["workdir"])
-    found: Json = {"workdir": workdir, "workdir_exists": os.path.isdir(workdir)}
+    found: Json = {
+        "workdir": workdir,
+        "workdir_exists": os.path.isdir(workdir),
+        "unsafe": why_unsafe_to_run(request),
+    }
     if request.get("script"):
         path = os.path.normpath(os.path.join(workdir, request["script"]))
         found.update(path=path, exists=os.path.isfile(path))
@@ -32,6 +38,19 @@ def script(request: Json) -> Json:
     if request.get("code") and workdir != os.path.expanduser("~"):
         found["code"] = dict(code_below(workdir))
     return found
+
+
+def why_unsafe_to_run(request: Json) -> Json | None:
+    """Why a launch would refuse to run something in the job's folder."""
+
+    def check(trust: Trust) -> None:
+        workdir = os.fsencode(expand(request["workdir"]))
+        os.close(trust.open_folder(workdir)[0])
+        if request.get("script"):
+            path = os.path.join(workdir, os.fsencode(request["script"]))
+            trust.check_script(os.path.normpath(path))
+
+    return why_unsafe(request, "job.workdir", check)
 
 
 def digest(path: str) -> str:
@@ -51,7 +70,9 @@ def code_below(workdir: str) -> Iterator[tuple[str, str]]:
         for name in sorted(files):
             path = os.path.join(place, name)
             with contextlib.suppress(OSError):
-                if name.endswith(CODE) and os.stat(path).st_size <= MAX_CODE:
+                status = os.stat(path)
+                regular = stat.S_ISREG(status.st_mode)  # opening a FIFO would wait for ever
+                if name.endswith(CODE) and regular and status.st_size <= MAX_CODE:
                     yield os.path.relpath(path, workdir), digest(path)[:16]
                     left -= 1
             if left == 0:

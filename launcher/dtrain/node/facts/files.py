@@ -6,9 +6,11 @@ import os
 import pwd
 import re
 
+from dtrain.node.trust import Trust, UnsafeError
+
 TYPE_CHECKING = False  # importing typing would cost as much as importing json
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Callable
 
     Json = dict[str, Any]
 
@@ -45,6 +47,18 @@ def expand(path: str) -> str:
     """``~/`` is the home folder, and what is relative starts there."""
     home = os.path.expanduser("~")
     return os.path.normpath(os.path.join(home, os.path.expanduser(path)))
+
+
+def why_unsafe(request: Json, key: str, check: Callable[[Trust], None]) -> Json | None:
+    """What is wrong with a folder or file that ``key`` names, and the remedy. None if nothing is,
+    or if it cannot be looked at: other facts say so."""
+    try:
+        check(Trust(request.get("trust_group")))
+    except UnsafeError as error:
+        return {"seen": error.reason, "remedy": error.hint(key)}
+    except OSError:
+        pass
+    return None
 
 
 def user_name(uid: int) -> str:

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 
+from dtrain.node.facts.code import why_unsafe_to_run
 from dtrain.node.facts.files import expand
 from dtrain.node.facts.programs import program, run
 
@@ -26,6 +27,9 @@ def in_job(request: Json, argv: list[str], limit: float) -> Json:
     the environment laid over theirs. What it wrote to the descriptor that DTRAIN_SAY names comes
     back in ``said``, line by line."""
     workdir = expand(request["workdir"])
+    unsafe = why_unsafe_to_run(request)
+    if unsafe is not None:
+        return {"status": 126, "said": [], "output": unsafe["seen"], "unsafe": True}
     if not os.path.isdir(workdir):
         workdir = os.path.expanduser("~")
     say, told = os.pipe()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from dtrain.node.facts.files import expand, text_of
+from dtrain.node.facts.files import expand, text_of, why_unsafe
+from dtrain.node.trust import Trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +28,19 @@ def mounts() -> list[tuple[str, str, str, str]]:
 def storage(request: Json) -> Json:
     """The file system under each folder that the job will use."""
     table = mounts()
-    return {name: folder(path, table) for name, path in request["folders"].items()}
+    found = {name: folder(path, table) for name, path in request["folders"].items()}
+    for name, path in request.get("own_folders", {}).items():
+        found[name]["unsafe"] = unsafe(request, name, path)
+    return found
+
+
+def unsafe(request: Json, name: str, path: str) -> Json | None:
+    """Why a launch would refuse a folder that it makes, or one above it."""
+
+    def check(trust: Trust) -> None:
+        os.close(trust.open_folder(os.fsencode(expand(path)), own=1)[0])
+
+    return why_unsafe(request, name, check)
 
 
 def folder(path: str, table: list[tuple[str, str, str, str]]) -> Json:

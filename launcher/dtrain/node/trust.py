@@ -1,0 +1,373 @@
+"""Folders and files that no other user of a machine can change or replace.
+
+The rule: a folder, and each folder above it, belongs to the user or to root, and no other user may
+write to it. A folder above may be sticky, as /tmp is: nobody can rename what belongs to someone
+else there. With `cluster.trust_group`, the members of that group count as the user.
+
+A path is walked from the root, and each component is opened relative to the one before. So what was
+checked is what is used, even if someone renames a folder meanwhile.
+
+Python 3.8, standard library alone: nodes get this module with the agent, the facts and the sync.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import grp
+import os
+import pwd
+import stat
+
+TYPE_CHECKING = False  # importing typing costs as much as importing json
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+COMPONENT = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Needs no read permission: the folders above a home folder often allow search alone."""
+CONTROL_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""`O_NONBLOCK`: opening a FIFO must not wait for its other end."""
+MAX_DETOURS = 100
+"""Symbolic links to follow and folders to make on one path. Someone else may keep both changing."""
+
+
+class UnsafeError(OSError):
+    """Another user could change a file or folder; ``reason`` names it, its owner and its mode."""
+
+    def __init__(self, path: bytes, why: str, remedy: str = "", group: str = "") -> None:
+        super().__init__(errno.EPERM, why, path)
+        self.reason = "%s %s" % (printable(path), why)
+        self._remedy = remedy
+        self._group = group
+
+    def __str__(self) -> str:
+        return self.reason
+
+    def hint(self, key: str) -> str:
+        """What the user can do; ``key`` is the setting that names the folder."""
+        remedies = [self._remedy, "choose another %s" % key]
+        if self._group and "DTRAIN_HOME" not in key:  # that folder is never shared
+            share = "`cluster.trust_group: %s`" % self._group
+            remedies.append("set %s if you trust its members" % share)
+        return ", or ".join(filter(None, remedies))
+
+
+class Trust:
+    """Whom this user trusts on this machine: root, and the members of ``group`` if one is given.
+
+    Raises UnsafeError if the group does not exist here, or the user is not a member.
+    """
+
+    def __init__(self, group: str | None = None) -> None:
+        self.uid = os.geteuid()
+        self.gid: int | None = None
+        self._group = group
+        if group is not None:
+            self.gid = self._member_of(group)
+
+    def _member_of(self, group: str) -> int:
+        path, remedy = os.fsencode(group), "correct `cluster.trust_group`"
+        try:
+            gid = grp.getgrnam(group).gr_gid
+        except (KeyError, ValueError):
+            raise UnsafeError(path, "is not a group on this machine", remedy) from None
+        if gid != os.getegid() and gid not in os.getgroups():
+            why = "is a group that %s does not belong to on this machine" % user_of(self.uid)
+            raise UnsafeError(path, why, remedy)
+        return gid
+
+    def open_folder(
+        self,
+        path: bytes,
+        *,
+        own: int = 0,
+        made: list[bytes] | None = None,
+        private: bool = True,
+    ) -> tuple[int, bytes]:
+        """An open folder that can be trusted, and its path without symbolic links.
+
+        The last ``own`` components may not be links: dtrain makes them itself. With ``made``,
+        missing folders are made and their paths added to it. They are for the user alone, unless
+        ``private`` is false and the folder around them is shared with the trusted group.
+
+        Raises UnsafeError, and OSError with the whole path.
+        """
+        pending = components(path)
+        detours = 0
+        walk = Walk(self)
+        try:
+            while pending:
+                part = pending.pop()
+                if part == b"..":
+                    walk.leave()
+                    continue
+                try:
+                    target = walk.enter(part)
+                except FileNotFoundError:
+                    if made is None or detours > MAX_DETOURS:
+                        raise
+                    detours += 1
+                    if walk.make(part, private):
+                        made.append(walk.path_of(part))
+                    pending.append(part)
+                    continue
+                if target is not None:
+                    detours += 1
+                    if len(pending) < own:
+                        raise UnsafeError(walk.path_of(part), "is a symbolic link", "remove it")
+                    if detours > MAX_DETOURS:
+                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                    pending += components(target)
+                    if target.startswith(b"/"):
+                        walk.restart()
+            self.check(os.fstat(walk.fd), walk.path)
+            return os.dup(walk.fd), walk.path
+        finally:
+            walk.close()
+
+    def open_file(
+        self, name: bytes, flags: int, folder: int, where: bytes, mode: int = 0o600
+    ) -> int:
+        """A regular file of dtrain's own in an open folder, whose path is ``where``.
+
+        Raises UnsafeError, and OSError with the whole path.
+        """
+        path = os.path.join(where, name)
+        try:
+            fd = os.open(name, flags | CONTROL_FILE, mode, dir_fd=folder)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a FIFO or a socket
+                raise UnsafeError(path, "is not a regular file", "remove it") from None
+            raise type(error)(error.errno, error.strerror, path) from None
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise UnsafeError(path, "is not a regular file", "remove it")
+            if flags & os.O_ACCMODE != os.O_RDONLY and status.st_nlink > 1:
+                raise UnsafeError(path, "has a second name elsewhere (a hard link)", "remove it")
+            self.check(status, path)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def open_path(self, path: bytes, flags: int) -> int:
+        """`open_file` by its whole path. Raises UnsafeError and OSError."""
+        folder, where = self.open_folder(os.path.dirname(path))
+        try:
+            return self.open_file(os.path.basename(path), flags, folder, where)
+        finally:
+            os.close(folder)
+
+    def check_script(self, path: bytes) -> None:
+        """Raises UnsafeError if another user could change a script, or what it imports."""
+        for _ in range(MAX_DETOURS):
+            folder, where = self.open_folder(os.path.dirname(path))
+            try:
+                fd = os.open(os.path.basename(path), COMPONENT, dir_fd=folder)
+                try:
+                    status = os.fstat(fd)
+                    if not stat.S_ISLNK(status.st_mode):
+                        self.check(status, os.path.join(where, os.path.basename(path)))
+                        return
+                    self.check_link(status, os.fstat(folder), path)
+                    path = os.path.join(where, os.readlink(b"", dir_fd=fd))
+                finally:
+                    os.close(fd)
+            finally:
+                os.close(folder)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+
+    def check(self, status: os.stat_result, path: bytes, *, above: bool = False) -> None:
+        """Raises UnsafeError unless only trusted users can write there. ``above`` is true for a
+        folder on the way to the one that is used."""
+        mode = status.st_mode
+        chmod = "run `chmod g-w,o-w %s`" % printable(path)
+        if not self.owns(status) and not (above and status.st_uid == foreign_uid()):
+            self._refuse(status, path, "", "")
+        if above and mode & stat.S_ISVTX:
+            return
+        if mode & stat.S_IWOTH:
+            self._refuse(status, path, " and every user can write to it", chmod)
+        if mode & stat.S_IWGRP and not self._harmless(status, path):
+            writers = " and members of the group %s can write to it" % group_of(status.st_gid)
+            self._refuse(status, path, writers, chmod)
+
+    def check_link(self, status: os.stat_result, holder: os.stat_result, path: bytes) -> None:
+        """Raises UnsafeError if an untrusted user can change a symbolic link."""
+        if holder.st_mode & (stat.S_IWOTH | stat.S_IWGRP) and not self.owns(status):
+            why = "is a symbolic link that belongs to %s" % user_of(status.st_uid)
+            raise UnsafeError(path, why, "remove it")
+
+    def owns(self, status: os.stat_result) -> bool:
+        """Whether something belongs to the user, to root or to a member of the trusted group."""
+        uid = status.st_uid
+        return uid in (0, self.uid) or (self.gid is not None and belongs(uid, self.gid))
+
+    def shares(self, status: os.stat_result) -> bool:
+        """Whether a folder is one that the trusted group writes to."""
+        return status.st_gid == self.gid and bool(status.st_mode & stat.S_IWGRP)
+
+    def _harmless(self, status: os.stat_result, path: bytes) -> bool:
+        """Whether everyone in the group of a file is trusted."""
+        if status.st_gid == self.gid:
+            return True
+        if any(is_private(status.st_gid, uid) for uid in (self.uid, status.st_uid)):
+            # With an access control list, the group's bits stand for everyone in the list.
+            return not has_access_list(path)
+        return False
+
+    def _refuse(self, status: os.stat_result, path: bytes, writers: str, remedy: str) -> NoReturn:
+        trusted = "you or root" if self._group is None else "you, root or %s" % self._group
+        owner = "belongs to %s" % user_of(status.st_uid)
+        if not self.owns(status):
+            owner += ", not to %s" % trusted
+        mode = " (mode %04o)" % stat.S_IMODE(status.st_mode)
+        gid, group = status.st_gid, ""
+        if gid != self.gid and gid in os.getgroups() and not is_private(gid, self.uid):
+            group = group_of(gid)
+        raise UnsafeError(path, owner + writers + mode, remedy, group)
+
+
+class Walk:
+    """A way down from the root, in which every folder stays open for `..`."""
+
+    def __init__(self, trust: Trust) -> None:
+        self._trust = trust
+        self._names: list[bytes] = []
+        self._fds = [os.open(b"/", COMPONENT | os.O_DIRECTORY)]
+        trust.check(os.fstat(self.fd), b"/", above=True)
+
+    @property
+    def fd(self) -> int:
+        return self._fds[-1]
+
+    @property
+    def path(self) -> bytes:
+        return b"/" + b"/".join(self._names)
+
+    def path_of(self, part: bytes) -> bytes:
+        return os.path.join(self.path, part)
+
+    def enter(self, part: bytes) -> bytes | None:
+        """Go down into a folder. If it is a symbolic link, stay, and return its target."""
+        path = self.path_of(part)
+        try:
+            # With O_DIRECTORY, so that an automounter mounts it.
+            fd = os.open(part, COMPONENT | os.O_DIRECTORY, dir_fd=self.fd)
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise type(error)(error.errno, error.strerror, path) from None
+            return self._target(part, path)
+        self._fds.append(fd)
+        self._names.append(part)
+        self._trust.check(os.fstat(fd), path, above=True)
+        return None
+
+    def _target(self, part: bytes, path: bytes) -> bytes:
+        fd = os.open(part, COMPONENT, dir_fd=self.fd)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISLNK(status.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            self._trust.check_link(status, os.fstat(self.fd), path)
+            return os.readlink(b"", dir_fd=fd)
+        finally:
+            os.close(fd)
+
+    def make(self, part: bytes, private: bool) -> bool:
+        """Make a folder here. False if someone else has just done so."""
+        shared = not private and self._trust.shares(os.fstat(self.fd))
+        try:
+            os.mkdir(part, 0o700, dir_fd=self.fd)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, self.path_of(part)) from None
+        if shared and self._trust.gid is not None:
+            os.chown(part, -1, self._trust.gid, dir_fd=self.fd, follow_symlinks=False)
+        os.chmod(part, 0o2770 if shared else 0o700, dir_fd=self.fd)  # whatever the umask
+        return True
+
+    def leave(self) -> None:
+        if self._names:
+            self._names.pop()
+            os.close(self._fds.pop())
+
+    def restart(self) -> None:
+        while self._names:
+            self.leave()
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+
+
+def components(path: bytes) -> list[bytes]:
+    """The parts of a path, the last one first."""
+    return [part for part in reversed(path.split(b"/")) if part not in (b"", b".")]
+
+
+def is_private(gid: int, uid: int) -> bool:
+    """Whether a group holds one user alone. False if the answer is not known."""
+    try:
+        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
+    except (KeyError, OSError):
+        return False
+    if group.gr_name != user.pw_name and user.pw_gid != gid:
+        return False
+    everyone = pwd.getpwall()
+    if group.gr_name != user.pw_name and all(one.pw_uid != uid for one in everyone):
+        return False  # a directory service that does not list its users
+    others = {one.pw_name for one in everyone if one.pw_gid == gid and one.pw_uid != uid}
+    return not others and set(group.gr_mem) <= {user.pw_name}
+
+
+def belongs(uid: int, gid: int) -> bool:
+    """Whether a user is a member of a group. False if the answer is not known."""
+    try:
+        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
+    except (KeyError, OSError):
+        return False
+    return user.pw_gid == gid or user.pw_name in group.gr_mem
+
+
+def has_access_list(path: bytes) -> bool:
+    try:
+        return "system.posix_acl_access" in os.listxattr(path, follow_symlinks=False)
+    except OSError:
+        return False
+
+
+@functools.lru_cache(maxsize=None)
+def foreign_uid() -> int | None:
+    """The user to whom an unprivileged container shows all files of users outside it, such as the
+    machine's root. Without such a container, None."""
+    try:
+        with open("/proc/self/uid_map", "rb") as file:
+            if file.read().split() == [b"0", b"0", b"4294967295"]:
+                return None
+        with open("/proc/sys/kernel/overflowuid", "rb") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
+
+
+def user_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OSError):
+        return "user %d" % uid
+
+
+def group_of(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except (KeyError, OSError):
+        return "%d" % gid
+
+
+def printable(path: bytes) -> str:
+    """A path for a message: on one line."""
+    name = path.decode("utf-8", "backslashreplace")
+    return name if name.isprintable() else ascii(name)

@@ -1,0 +1,124 @@
+"""Another user of the host prepares the folders of a run, and gets nothing by it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from support.node import Agent, Node
+from support.other_users import MALLORY, folder_of, give, scratch
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other users")
+
+
+def refused(host: Node, agent: Agent, *words: str) -> str:
+    body = agent.expect("refused")
+    assert agent.wait() == 0
+    assert agent.stderr == b""
+    host.until_nothing_runs()
+    for word in words:
+        assert word in body["reason"]
+    hint: str = body["hint"]
+    return hint
+
+
+@pytest.fixture
+def shared(host: Node) -> Node:
+    """A host whose run_dir every user can write to."""
+    host.run_dir = scratch(host.run_dir.parent / "scratch")
+    return host
+
+
+def test_a_run_below_a_sticky_folder(shared: Node) -> None:
+    agent = shared.start(shared.shell("echo well"))
+    agent.wait()
+    assert agent.text("worker-0.out") == "well\n"
+    for path in (shared.run_dir / "nodes", shared.folder().parent, shared.folder()):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("name", ["nodes", "nodes/run"])
+@pytest.mark.parametrize("mode", [0o777, 0o755])
+def test_folders_that_another_user_made(shared: Node, name: str, mode: int) -> None:
+    if name != "nodes":
+        (shared.run_dir / "nodes").mkdir(0o700)
+    planted = folder_of(MALLORY, shared.run_dir / name, mode)
+    hint = refused(
+        shared,
+        shared.launch(shared.shell("exit"), secrets={"KEY": "secret"}),
+        str(planted),
+        "belongs to bin",
+        f"mode {mode:04o}",
+    )
+    assert "cluster.run_dir" in hint
+    assert list(planted.iterdir()) == []
+
+
+def test_folders_that_are_links(shared: Node, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (shared.run_dir / "nodes").symlink_to(tmp_path / "elsewhere")
+    refused(shared, shared.launch(shared.shell("exit")), "nodes is a symbolic link")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_parent_that_its_group_can_write_to(host: Node) -> None:
+    lab = folder_of(MALLORY, host.run_dir.parent / "lab", 0o775)
+    os.chown(lab, 0, MALLORY.pw_gid)
+    agent = host.launch(host.shell("exit"), run_dir=str(lab / "runs"))
+    refused(host, agent, str(lab), "group bin", "mode 0775")
+    assert list(lab.iterdir()) == []
+
+
+def test_a_workdir_and_a_script_that_others_can_change(host: Node) -> None:
+    script = host.workdir / "train.py"
+    script.touch()
+    script.chmod(0o646)
+    ran = host.workdir / "ran"
+    hint = refused(
+        host,
+        host.launch(host.shell("exit"), script="train.py", setup=[f"touch '{ran}'"]),
+        str(script),
+        "every user",
+    )
+    assert f"chmod g-w,o-w {script}" in hint
+    assert "job.workdir" in hint
+    give(host.workdir, MALLORY)
+    refused(host, host.launch(host.shell("exit")), str(host.workdir), "belongs to bin")
+    give(script, MALLORY, 0o644)
+    os.chown(host.workdir, 0, 0)
+    refused(host, host.launch(host.shell("exit"), script="train.py"), str(script))
+    assert not ran.exists()
+
+
+def test_a_script_that_setup_made(host: Node) -> None:
+    setup = ["umask 0; touch train.py"]
+    agent = host.launch(host.shell("exit"), script="train.py", setup=setup)
+    refused(host, agent, "train.py", "mode 0666")
+    assert not host.folder().exists()
+
+
+@pytest.mark.parametrize("what", ["fifo", "link", "theirs", "writable"])
+def test_a_record_that_another_user_left(host: Node, tmp_path: Path, what: str) -> None:
+    """It tells a relay where the supervisor is."""
+    host.folder().mkdir(parents=True)
+    record = host.folder() / "supervisor"
+    match what:
+        case "fifo":
+            os.mkfifo(record)
+        case "link":
+            (tmp_path / "record").write_text("{}")
+            record.symlink_to(tmp_path / "record")
+        case _:
+            record.write_text("{}")
+    give(record, MALLORY) if what == "theirs" else None
+    if what == "writable":
+        record.chmod(0o666)
+    refused(host, host.attach(), str(record))
+
+
+def test_a_group_that_is_not_there(host: Node) -> None:
+    agent = host.launch(host.shell("exit"), trust_group="no-such-group")
+    assert "cluster.trust_group" in refused(host, agent, "no-such-group is not a group")
