@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.logs.store import LogWriter, RunFolder, StorageError, home, tail
-from dtrain.protocol import ProtocolError
+from dtrain.messages.decode import ProtocolError
 
 
 @pytest.fixture

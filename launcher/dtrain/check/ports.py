@@ -16,8 +16,10 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         for port, found in host.fact("ports").items():
             if found["free"]:
                 continue
-            by = found["holder"] or found["reason"]
-            seen = f"port {port} is taken by {by}" if found["holder"] else f"port {port}: {by}"
+            holder = found.get("holder")
+            seen = f"port {port}: {found.get('reason') or 'it cannot be opened'}"
+            if holder:
+                seen = f"port {port} is taken by {holder}"
             if fixed:
                 remedy = "stop it, or choose another job.rendezvous.port"
                 yield error(SUBJECT, [host.name], seen, f"port {port} is free", remedy)
