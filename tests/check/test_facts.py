@@ -115,7 +115,7 @@ def test_what_setup_changes_counts_and_what_the_file_says_goes_before(
 ) -> None:
     say = (
         "import json, os; seen = {name: os.environ.get(name) for name in ('FROM_SETUP', 'BOTH')};"
-        "text = json.dumps({'python': '3', 'packages': seen});"
+        "text = json.dumps({'python': '3', 'executable': os.getcwd(), 'packages': seen});"
         "os.write(int(os.environ['DTRAIN_SAY']), text.encode() + b'\\n')"
     )
     found = ask(
@@ -126,7 +126,7 @@ def test_what_setup_changes_counts_and_what_the_file_says_goes_before(
     )
     seen = {"FROM_SETUP": "a b", "BOTH": "it's the file's\n"}
     assert found["interpreter"]["packages"] == seen
-    assert found["interpreter"]["seen"][0] == str(tmp_path / "sub")
+    assert found["interpreter"]["executable"] == str(tmp_path / "sub")
 
 
 def test_what_setup_prints_stays_where_it_is(ask: Ask) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
 
@@ -235,10 +235,25 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class ProgressSaid:
-    name: Annotated[str, Length(1024)]
+    name: Annotated[str, re.compile(r"[^/\0]{1,1000}\.progress")]
     offset: Offset
     said: Any
     """A worker's own words, of any type: it is no fault of the agent if they make no sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The answer to ``ping``."""
+
+    supervisor: Pid | None
+    silent: Annotated[float, Range(0, 1e9)]
+    """Seconds for which the supervisor has not answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    text: Annotated[str, Length(16 << 10)]
+    """Something that a person should know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +276,8 @@ Message = (
     | StreamFound
     | Happened
     | ProgressSaid
+    | Alive
+    | Notice
     | Lost
     | Bye
 )
@@ -287,6 +304,8 @@ _MESSAGES: dict[str, type[Message]] = {
     "status": RunSeen,
     "stream": StreamFound,
     "progress": ProgressSaid,
+    "alive": Alive,
+    "notice": Notice,
     "lost": Lost,
     "bye": Bye,
 }
@@ -297,13 +316,13 @@ def read_message(body: Mapping[str, Any]) -> Message:
     kind = body.get("type")
     if kind == "event":
         offset = decode(Offset, body.get("offset"), "event.offset")
-        return Happened(offset, _event(body.get("event")))
+        return Happened(offset, _read_event(body.get("event")))
     if not isinstance(kind, str) or kind not in _MESSAGES:
         raise ProtocolError(f"unknown message {excerpt(kind)}")
-    return decode(_MESSAGES[kind], body, kind)
+    return cast(Message, decode(_MESSAGES[kind], body, kind))
 
 
-def _event(body: Any) -> Event:
+def _read_event(body: Any) -> Event:
     kind = body.get("event") if isinstance(body, dict) else None
     if not isinstance(kind, str) or kind not in _EVENTS:
         raise ProtocolError(f"unknown event {excerpt(kind)}")

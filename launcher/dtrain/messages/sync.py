@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt, parse_object
 
@@ -48,7 +48,7 @@ def read_answer(data: bytes, files: int) -> Answer:
     kind = body.get("type")
     if not isinstance(kind, str) or kind not in _ANSWERS:
         raise ProtocolError(f"unknown answer {excerpt(kind)}")
-    answer = decode(_ANSWERS[kind], body, kind)
+    answer: Answer = cast(Answer, decode(_ANSWERS[kind], body, kind))
     match answer:
         case Want(indices):
             named: tuple[int, ...] = indices
