@@ -311,6 +311,14 @@ _MESSAGES: dict[str, type[Message]] = {
 }
 
 
+_NAMES: dict[type[Message], str] = {kind: name for name, kind in _MESSAGES.items()}
+
+
+def name_of(message: Message) -> str:
+    """The message's ``type``."""
+    return _NAMES.get(type(message), "event")
+
+
 def read_message(body: Mapping[str, Any]) -> Message:
     """A relay's message. Raises ProtocolError."""
     kind = body.get("type")

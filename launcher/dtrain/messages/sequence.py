@@ -23,6 +23,7 @@ from dtrain.messages.agent import (
     Started,
     Stopping,
     StreamFound,
+    name_of,
 )
 from dtrain.messages.decode import ProtocolError
 
@@ -51,7 +52,7 @@ class Sequence:
         """Raises ProtocolError for a message that is out of place. ``started``: whether the host
         was asked to start its processes."""
         kind = type(message)
-        name = kind.__name__.lower()
+        name = name_of(message)
         if (kind is Hello) != (Hello not in self._once):
             raise ProtocolError(f"{name}: a relay says hello first, and once")
         if kind in self._once:

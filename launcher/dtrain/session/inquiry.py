@@ -75,7 +75,7 @@ def _answer(part: HostPlan, process: RemoteProcess) -> HostStatus:
                     case messages.Refused(reason=reason):
                         raise PrepareError(host, ATTEMPTED, reason)
                     case other:
-                        raise ProtocolError(f"not an answer: {type(other).__name__}")
+                        raise ProtocolError(f"{messages.name_of(other)}: not what was asked for")
     except ProtocolError as error:
         raise AnswerError(host, ATTEMPTED, error) from None
     said = (process.stderr() + b"\n" + decoder.noise).decode(errors="replace").strip()
