@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtrain.messages.decode import ProtocolError
 from dtrain.protocol import (
     DATA,
     HEADER,
+    KEPT_NOISE,
     MAX_NOISE,
     MAX_PAYLOAD,
     MESSAGE,
@@ -20,7 +22,6 @@ from dtrain.protocol import (
     Data,
     FrameDecoder,
     Message,
-    ProtocolError,
     encode_command,
 )
 
@@ -72,12 +73,16 @@ def test_a_frame_may_be_read_while_the_next_ones_wait() -> None:
     assert list(decoder.feed(b"")) == [second]
 
 
-def test_endless_noise_is_not_kept() -> None:
+def test_noise_is_kept_and_read_up_to_a_limit() -> None:
     decoder = FrameDecoder()
     for _ in range(100):
         assert list(decoder.feed(b"motd\n" * 1000)) == []
-    assert len(decoder.noise) <= MAX_NOISE
+    assert len(decoder.noise) <= KEPT_NOISE
     assert list(decoder.feed(PREAMBLE + encoded(Data(1, 2, b"x")))) == [Data(1, 2, b"x")]
+    decoder = FrameDecoder()
+    with pytest.raises(ProtocolError, match="1 MiB"):
+        for _ in range(MAX_NOISE // 4096 + 2):
+            list(decoder.feed(b"y" * 4096))
 
 
 @pytest.mark.parametrize(
@@ -91,6 +96,8 @@ def test_endless_noise_is_not_kept() -> None:
         HEADER.pack(MESSAGE, 0, 0, 2) + b"{}",
         HEADER.pack(MESSAGE, 0, 0, 10) + b'{"type":1}',
         HEADER.pack(MESSAGE, 0, 0, 2) + b"\xff\xff",
+        HEADER.pack(MESSAGE, 0, 0, MAX_PAYLOAD) + b"[" * MAX_PAYLOAD,
+        HEADER.pack(MESSAGE, 0, 0, 5000) + b"9" * 5000,
     ],
 )
 def test_what_no_relay_writes_is_refused(rubbish: bytes) -> None:

@@ -62,7 +62,7 @@ def _devices(hosts: Sequence[HostFacts], *, probed: bool) -> Iterator[str]:
     yield f"  gpus: {count}  # on each host"
     names = {gpu["name"] for host in hosts for gpu in host.fact("gpus").get("gpus", ())}
     for name in names if len(names) == 1 else ():
-        if known := _in_table(name):
+        if name and (known := _in_table(name)):
             yield f"  gpu: {known}  # {name}"
 
 

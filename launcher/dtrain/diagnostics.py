@@ -10,6 +10,7 @@ The tree, with the exit code that each branch ends in:
         ├── ConnectError     no connection (name, route, port, timeout)
         ├── HostKeyError     the host is not who it was, or is not known
         ├── AuthError        the host refused every key offered
+        ├── AnswerError      connected, but the host sent what dtrain's programs never send
         └── PrepareError     connected, but the job cannot start there
             └── PortBusyError    ... because a port is taken
 
@@ -114,6 +115,19 @@ class HostKeyError(NodeError):
 
 class AuthError(NodeError):
     """The host refused every way of authenticating."""
+
+
+class AnswerError(NodeError):
+    """The host sent something that dtrain's own programs never send: it is broken or hostile."""
+
+    def __init__(self, host: str, attempted: str, wrong: object) -> None:
+        super().__init__(
+            host,
+            attempted,
+            f"the host sent a malformed answer: {wrong}",
+            hint="log in there and see what its login scripts print; if they print nothing, do not"
+            " trust that host",
+        )
 
 
 class PrepareError(NodeError):

@@ -94,12 +94,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dtrain.messages.decode import ProtocolError, excerpt, parse_object
+
 VERSION = 1
 PREAMBLE = b"\x00dtrain-relay-1\n"
 HEADER = struct.Struct(">BIQI")
 MESSAGE, DATA = 1, 2
 MAX_PAYLOAD = 1 << 20
-MAX_NOISE = 1 << 16
+MAX_NOISE = 1 << 20
+"""Bytes that may come before the preamble."""
+KEPT_NOISE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,28 +118,27 @@ class Data:
     payload: bytes
 
 
-class ProtocolError(Exception):
-    """The peer is not a relay, or speaks another version."""
-
-
 class FrameDecoder:
-    """Turns the relay's stdout, in pieces of any size, into frames.
-
-    ``noise`` is what came before the preamble.
-    """
+    """Turns the relay's stdout, in pieces of any size, into frames."""
 
     def __init__(self) -> None:
-        self.noise = b""
-        self._synced = False
+        self._noise: bytes | None = None
+        self._searched = 0
         self._buffer = bytearray()
+
+    @property
+    def noise(self) -> bytes:
+        """The end of what came before the preamble."""
+        return bytes(self._buffer[-KEPT_NOISE:]) if self._noise is None else self._noise
 
     def feed(self, data: bytes) -> Iterator[Message | Data]:
         """Yield the frames that ``data`` completes.
 
-        Raises ProtocolError for output that no relay writes.
+        Raises ProtocolError for output that no relay writes, and for more than `MAX_NOISE` bytes
+        before the preamble.
         """
         self._buffer += data
-        if not self._synced and not self._sync():
+        if self._noise is None and not self._sync():
             return
         start = 0
         try:
@@ -153,25 +156,24 @@ class FrameDecoder:
             del self._buffer[:start]
 
     def _sync(self) -> bool:
-        at = self._buffer.find(PREAMBLE)
+        at = self._buffer.find(PREAMBLE, self._searched)
+        if at < 0 and len(self._buffer) > MAX_NOISE:
+            raise ProtocolError(
+                f"it printed {MAX_NOISE >> 20} MiB, but not what the agent prints first"
+            )
         if at < 0:
-            self.noise = bytes(self._buffer[-MAX_NOISE:])
-            # Keep enough to recognise a preamble that is split between two reads.
-            del self._buffer[: max(0, len(self._buffer) - MAX_NOISE)]
+            # The preamble may be cut in two.
+            self._searched = max(0, len(self._buffer) - len(PREAMBLE) + 1)
             return False
-        self.noise = bytes(self._buffer[:at])
+        self._noise = bytes(self._buffer[max(0, at - KEPT_NOISE) : at])
         del self._buffer[: at + len(PREAMBLE)]
-        self._synced = True
         return True
 
 
 def _message(payload: bytes) -> Message:
-    try:
-        body = json.loads(payload)
-    except ValueError as error:
-        raise ProtocolError(f"unreadable message: {error}") from None
-    if not isinstance(body, dict) or not isinstance(body.get("type"), str):
-        raise ProtocolError("a message without a type")
+    body = parse_object(payload)
+    if not isinstance(body.get("type"), str):
+        raise ProtocolError(f"a message without a type: {excerpt(payload)}")
     return Message(body)
 
 

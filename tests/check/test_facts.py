@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from dtrain.launchplan import build
+from dtrain.messages.facts import read_gathered
 from dtrain.node.programs import program
 from dtrain.session.preflight import Conversation
 from dtrain.spec.load import parse
@@ -54,8 +56,10 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
             },
             **request,
         }
-        facts: dict[str, Any] = conversation.ask(order)["facts"]
-        return facts
+        found = conversation.ask(
+            order, partial(read_gathered, ports=order["ports"], setup=order["setup"])
+        )
+        return dict(found["facts"])
 
     yield gather
     conversation.close()
@@ -111,8 +115,8 @@ def test_what_setup_changes_counts_and_what_the_file_says_goes_before(
     ask: Ask, tmp_path: Path
 ) -> None:
     say = (
-        "import json, os; text = json.dumps({'python': '3', 'seen': [os.getcwd(), "
-        "os.environ.get('FROM_SETUP'), os.environ.get('BOTH')]});"
+        "import json, os; seen = {name: os.environ.get(name) for name in ('FROM_SETUP', 'BOTH')};"
+        "text = json.dumps({'python': '3', 'executable': os.getcwd(), 'packages': seen});"
         "os.write(int(os.environ['DTRAIN_SAY']), text.encode() + b'\\n')"
     )
     found = ask(
@@ -121,8 +125,9 @@ def test_what_setup_changes_counts_and_what_the_file_says_goes_before(
         environment={"BOTH": "it's the file's\n"},
         interpreter=interpreter(20.0, say),
     )
-    assert found["interpreter"]["seen"][1:] == ["a b", "it's the file's\n"]
-    assert found["interpreter"]["seen"][0] == str(tmp_path / "sub")
+    seen = {"FROM_SETUP": "a b", "BOTH": "it's the file's\n"}
+    assert found["interpreter"]["packages"] == seen
+    assert found["interpreter"]["executable"] == str(tmp_path / "sub")
 
 
 def test_what_setup_prints_stays_where_it_is(ask: Ask) -> None:
@@ -153,7 +158,7 @@ def test_names_that_are_no_names(ask: Ask) -> None:
     found = ask("names", addresses=odd)["names"]["hosts"]
     assert "error" in found["a"]
     assert "error" in found["b"]
-    assert found["here"]["addresses"] == ["127.0.0.1"]
+    assert found["here"]["addresses"] == ("127.0.0.1",)
 
 
 def test_the_oldest_python_that_has_to_do(tmp_path: Path) -> None:

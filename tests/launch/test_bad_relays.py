@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 from dtrain import protocol
-from support.launching import Scene
+from support.launching import Done, Scene
 
 
 def message(**body: object) -> bytes:
@@ -15,8 +16,56 @@ def message(**body: object) -> bytes:
     return protocol.HEADER.pack(protocol.MESSAGE, 0, 0, len(payload)) + payload
 
 
-HELLO = message(type="hello", protocol=1, python="3", hostname="h", time=0.0, pid=1)
-EXITED = {"event": "exited", "time": 0.0, "index": 0, "code": 1, "stopping": False}
+def event(offset: int, kind: str, **body: object) -> bytes:
+    return message(type="event", offset=offset, event={"event": kind, "time": 0.0, **body})
+
+
+HELLO = protocol.PREAMBLE + message(
+    type="hello", protocol=1, python="3", hostname="h", time=0.0, pid=1
+)
+PREPARED = HELLO + message(type="prepared", workdir="/", folder="/")
+ATTACHED = HELLO + message(type="attached", folder="/", running=True)
+WHO = {"role": "worker", "index": 0, "rank": 0, "pid": 7}
+STARTED = event(1, "started", **WHO)
+EXITED = event(2, "exited", **WHO, code=0, signal=None, stopping=False)
+RELAY = f"""#!{sys.executable}
+import json, os, sys
+stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+stdin.read(int(stdin.readline()))
+op = json.loads(stdin.readline())["op"]
+def say(name):
+    path = os.path.join(os.path.dirname(sys.argv[0]), name)
+    if os.path.exists(path):
+        stdout.write(open(path, "rb").read())
+        stdout.flush()
+say(op)
+if op == "launch" and os.path.exists(os.path.join(os.path.dirname(sys.argv[0]), "start")):
+    while b'"start"' not in stdin.readline():
+        pass
+    say("start")
+"""
+"""Says what is in the files ``launch``, ``start`` and ``attach`` beside it, and ends."""
+
+
+def launched(scene: Scene, **said: bytes) -> Done:
+    """A launch on one host, whose relay answers each command with these bytes."""
+    python = scene.script(RELAY, name="python")
+    python.chmod(0o755)
+    for command, answer in said.items():
+        (scene.folder / command).write_bytes(answer)
+    cluster = scene.cluster_file(
+        scene.script("pass"),
+        hosts=1,
+        slots=1,
+        python=str(python),
+        restart={"node_timeout": "2s"},
+    )
+    done = scene.launch(cluster, "--no-check").wait()
+    assert done.code == 3, done
+    assert "problem: node0: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(scene.folder.rglob("fault.txt"))
+    return done
 
 
 @pytest.mark.parametrize(
@@ -25,35 +74,31 @@ EXITED = {"event": "exited", "time": 0.0, "index": 0, "code": 1, "stopping": Fal
         (b"", "it ended, with status 0"),
         (b"Welcome to node0!\nMaintenance on Friday.\n", "Maintenance on Friday"),
         (protocol.PREAMBLE + b"\xff" * 64, "unreadable frame"),
-        (protocol.PREAMBLE + message(type="hello"), "unreadable hello message"),
-        (protocol.PREAMBLE + message(typ="hello"), "a message without a type"),
-        (protocol.PREAMBLE + protocol.HEADER.pack(protocol.DATA, 7, 0, 1) + b"x", "unknown stream"),
-        (
-            protocol.PREAMBLE
-            + message(type="stream", id=1, name="../../x.out", role="worker", index=0, rank=0),
-            "unreadable stream message",
-        ),
-        (
-            protocol.PREAMBLE
-            + HELLO
-            + message(type="event", offset=1, event={**EXITED, "role": "../../etc"}),
-            "unreadable event message",
-        ),
-        (protocol.PREAMBLE + HELLO + message(type="refused", what="x"), "unreadable refused"),
+        (HELLO + message(type="refused", what="x"), "refused.what: expected one of"),
     ],
 )
 def test_bad_relay(scene: Scene, said: bytes, told: str) -> None:
-    answer = scene.folder / "answer"
-    answer.write_bytes(said)
-    python = scene.folder / "python"
-    python.write_text(f"#!/bin/sh\ncat {answer}\ncat >/dev/null &\n")
-    python.chmod(0o755)
-    cluster = scene.cluster_file(scene.script("pass"), hosts=1, slots=1)
-    cluster.write_text(cluster.read_text().replace("run_dir:", f"python: {python}\n  run_dir:"))
-    done = scene.run(cluster)
-    assert done.code == 3, done
-    assert "problem: node0: " in done.stderr
+    assert told in launched(scene, launch=said).stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (EXITED, "worker 0 has not started"),
+        (STARTED + EXITED.replace(b'"pid": 7', b'"pid": 8'), "process 8 exited"),
+        (STARTED + event(9, "ended", survivors=[]), "worker 0 has not exited"),
+        (STARTED + message(type="bye"), "the job has not ended there"),
+        (STARTED + message(type="event", offset=float("inf"), event={}), "event.offset"),
+    ],
+)
+def test_forged_events_name_their_host(scene: Scene, said: bytes, told: str) -> None:
+    done = launched(scene, launch=PREPARED, start=said)
     assert told in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not list(scene.folder.rglob("fault.txt"))
-    assert not list(scene.folder.rglob("x.out"))
+    assert "node0 failed" in done.stderr
+
+
+def test_a_relay_that_attaches_and_breaks_is_given_up(scene: Scene) -> None:
+    """It brings nothing new, so the host is lost after `restart.node_timeout`."""
+    done = launched(scene, launch=PREPARED, start=STARTED, attach=ATTACHED)
+    assert "cut off for 2 s" in done.stderr
+    assert "node0 failed" in done.stderr

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.journal import Journal, JournalReader
 from dtrain.logs.store import LogWriter, RunFolder, StorageError, home, tail
-from dtrain.protocol import ProtocolError
+from dtrain.messages.decode import ProtocolError
 from dtrain.record import Record
 from support.other_users import MALLORY, folder_of, give, scratch
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from dtrain.hang.collectives import Group, compare, read
+from dtrain.messages.agent import Collectives, Happened, read_message
+from dtrain.messages.decode import ProtocolError
 
 MINE = ("step", "/home/ml/train.py", 40)
 TORCHS = (
@@ -25,7 +28,11 @@ def call(
 
 def group(*calls: dict[str, Any], **what: Any) -> list[Group]:
     base = {"id": "0", "name": "default_pg", "ranks": [0, 1, 2, 3], "calls": calls}
-    return read([{**base, **what}])
+    said = {"event": "collectives", "time": 0, "rank": 0, "groups": [{**base, **what}]}
+    message = read_message({"type": "event", "offset": 1, "event": json.loads(json.dumps(said))})
+    assert isinstance(message, Happened)
+    assert isinstance(message.event, Collectives)
+    return read(message.event.groups)
 
 
 def test_the_rank_that_has_not_joined() -> None:
@@ -88,8 +95,7 @@ def test_nothing_is_said_of_groups_in_which_nobody_waits() -> None:
     ]
 
 
-@pytest.mark.parametrize("wrong", [{}, {"calls": [{}]}, {"calls": 3}, {"ranks": ["x"]}])
+@pytest.mark.parametrize("wrong", [{"calls": [{}]}, {"calls": 3}, {"ranks": ["x"]}])
 def test_what_is_no_record(wrong: dict[str, Any]) -> None:
-    base: dict[str, Any] = {"id": "0", "name": "", "ranks": [], "calls": []} if wrong else {}
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        read([{**base, **wrong}])
+    with pytest.raises(ProtocolError, match=r"collectives\.groups\[0\]"):
+        group(**wrong)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from dtrain.check import Evidence, HostFacts
 from dtrain.launchplan import build
+from dtrain.messages.facts import read_gathered
 from dtrain.session.preflight import Conversation
 from dtrain.spec.load import read
 from dtrain.spec.model import Host
@@ -43,7 +45,8 @@ def gathered(host: str) -> dict[str, Any]:
     conversation.begin([plan.hosts[0].python])
     try:
         order = {"op": "gather", "host": host, "token": "", "probes": ["gpus"], "ports": []}
-        facts: dict[str, Any] = conversation.ask(order)["facts"]["gpus"]
+        answer = conversation.ask(order, partial(read_gathered, ports=(), setup=()))
+        facts: dict[str, Any] = dict(answer["facts"]["gpus"])
     finally:
         conversation.close()
         connection.close()

@@ -67,16 +67,20 @@ def fabric(evidence: Evidence) -> Fabric | None:
     collectives: list[Collective] = []
     ranks, hosts = len(reports), len(evidence.bandwidth)
     if ranks > 1:
+        times = [dict(report["all"]) for report in reports]
         collectives += [
-            Collective(hosts, ranks, size, max(dict(r["all"])[size] for r in reports))
-            for size, _ in reports[0]["all"]
+            Collective(hosts, ranks, size, max(measured[size] for measured in times))
+            for size in times[0]
+            if all(size in measured for measured in times)
         ]
     if hosts > 1:
         collectives += _inside(evidence.bandwidth)
     links: dict[tuple[str, str], float] = {}
     for report in reports:
         for one, other, size, seconds in sorted(report["pairs"], key=lambda pair: pair[2]):
-            links[host_of[one], host_of[other]] = size / seconds
+            pair = host_of.get(one, ""), host_of.get(other, "")
+            if all(pair):
+                links[pair] = size / seconds
     return Fabric(reports[0]["backend"], tuple(collectives), links)
 
 

@@ -64,7 +64,7 @@ def _script(evidence: Evidence) -> Iterator[Finding]:
             yield error(
                 "script",
                 [host.name],
-                f"there is no {host.short(found['path'])}",
+                f"there is no {host.short(found.get('path', str(name)))}",
                 f"{name} is there",
                 f"copy it there, set job.workdir to its folder, or {_SYNC}",
             )

@@ -18,8 +18,10 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         needed = host.part.ports
         for port in taken.intersection(needed):
             one = found[str(port)]
-            by, expected = one["holder"] or one["reason"], f"port {port} is free"
-            seen = f"port {port} is taken by {by}" if one["holder"] else f"port {port}: {by}"
+            expected = f"port {port} is free"
+            seen = f"port {port}: {one.get('reason') or 'it cannot be opened'}"
+            if one.get("holder"):
+                seen = f"port {port} is taken by {one['holder']}"
             if rendezvous.port is not None:
                 remedy = "stop it, or choose another job.rendezvous.port"
                 yield error(SUBJECT, [host.name], seen, expected, remedy)

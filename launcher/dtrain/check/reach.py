@@ -59,7 +59,7 @@ def _is_explained(evidence: Evidence, source: str, found: Facts) -> bool:
 
 def _others_answer(wrong: Iterable[Facts]) -> Iterator[Finding]:
     for found in wrong:
-        who = found["answered"] or "something that is not dtrain"
+        who = found.get("answered") or "something that is not dtrain"
         yield error(
             "address",
             [found["host"]],
@@ -71,7 +71,7 @@ def _others_answer(wrong: Iterable[Facts]) -> Iterator[Finding]:
 
 
 def _stalled(evidence: Evidence, stalled: list[tuple[str, Facts]]) -> Iterator[Finding]:
-    pairs = {(source, found["host"]): found["mss"] for source, found in stalled}
+    pairs = {(source, found["host"]): found.get("mss", 0) for source, found in stalled}
     for group in groups([host.name for host in evidence.hosts], pairs):
         name = evidence[group.firsts[0]].interface or "the interface"
         yield error(
@@ -122,8 +122,11 @@ class Group:
 
 
 def groups(names: Sequence[str], failed: Collection[Pair]) -> Iterator[Group]:
-    """The failing pairs, either way, as few groups: hosts that fail with all others first."""
-    pairs = {frozenset(pair) for pair in failed}
+    """The failing pairs, either way, as few groups: hosts that fail with all others first.
+
+    Pairs of a host with itself, or with a host that is not in ``names``, do not count.
+    """
+    pairs = {frozenset(pair) for pair in failed if pair[0] != pair[1] and {*pair} <= {*names}}
     if not pairs:
         return
 

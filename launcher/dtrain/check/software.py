@@ -152,7 +152,7 @@ def _devices(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
         yield error(
             name,
             [host.name],
-            f"torch {found['version']} was built without torch.distributed",
+            f"torch {found.get('version')} was built without torch.distributed",
             "a build that can train on several hosts",
             f"there: {host.part.python} -m pip install --force-reinstall torch",
         )
@@ -164,11 +164,11 @@ def _devices(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
         yield error(
             name,
             [host.name],
-            f"torch {found['version']} is built for CPUs alone",
+            f"torch {found.get('version')} is built for CPUs alone",
             f"a build for the {wanted} GPUs that the job uses there",
             f"there: {host.part.python} -m pip install --force-reinstall torch {_BUILDS}",
         )
-    elif built and driver and _major(built) > _major(driver):
+    elif built and driver and _major(built) > _major(driver) > 0:
         yield error(
             name,
             [host.name],
@@ -188,7 +188,7 @@ def _devices(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
         yield error(
             name,
             [host.name],
-            f"{name} {found['version']} has no code for GPUs of compute capability"
+            f"{name} {found.get('version')} has no code for GPUs of compute capability"
             f" {found['capability']} (it has {', '.join(found['architectures'])})",
             "a build with code for these GPUs",
             f"there: {host.part.python} -m pip install --upgrade {name}",
@@ -253,4 +253,6 @@ def _install(host: HostFacts, name: str, version: str) -> str:
 
 
 def _major(version: str) -> int:
-    return int(version.split(".")[0])
+    """0 where ``version`` is no number, which a driver may say."""
+    found = re.match(r"[0-9]{1,9}", version)
+    return int(found[0]) if found else 0

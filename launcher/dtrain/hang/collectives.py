@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dtrain.hang.stacks import Frame, place
+from dtrain.messages import agent
 
 _SAME_SIZES = ("all_reduce", "broadcast", "reduce")
 """What all ranks pass tensors of the same sizes to."""
@@ -46,29 +46,20 @@ class Group:
     calls: tuple[Call, ...]
 
 
-def read(groups: Sequence[Mapping[str, Any]]) -> list[Group]:
-    """One rank's process groups from an agent's ``collectives`` event.
-
-    Raises KeyError, TypeError or ValueError for what is none.
-    """
+def read(groups: Sequence[agent.ProcessGroup]) -> list[Group]:
+    """One rank's process groups from an agent's ``collectives`` event."""
     return [
-        Group(
-            id=str(group["id"]),
-            name=str(group["name"]),
-            ranks=tuple(int(rank) for rank in group["ranks"]),
-            calls=tuple(map(_call, group["calls"])),
-        )
-        for group in groups
+        Group(group.id, group.name, group.ranks, tuple(map(_call, group.calls))) for group in groups
     ]
 
 
-def _call(call: Mapping[str, Any]) -> Call:
-    frames = [Frame(str(file), int(line), str(function)) for function, file, line in call["frames"]]
+def _call(call: agent.Call) -> Call:
+    frames = [Frame(file, line, function) for function, file, line in call.frames]
     return Call(
-        seq=int(call["seq"]),
-        op=str(call["op"]).partition(":")[2] or str(call["op"]),
-        tensors=", ".join(f"{kind}{list(map(int, sizes))}" for kind, sizes in call["tensors"]),
-        done=bool(call["done"]),
+        seq=call.seq,
+        op=call.op.partition(":")[2] or call.op,
+        tensors=", ".join(f"{kind}{list(sizes)}" for kind, sizes in call.tensors),
+        done=call.done,
         where=place(frames).script,
     )
 

@@ -23,8 +23,8 @@ from typing import Literal
 
 from dtrain.diagnostics import DtrainError, ExitCode, UsageError
 from dtrain.launchplan import LaunchPlan
+from dtrain.messages.decode import ProtocolError
 from dtrain.node.trust import Trust, UnsafeError
-from dtrain.protocol import ProtocolError
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _STREAM_NAME = re.compile(r"[a-z]+-[0-9]{1,9}\.(?:out|err)")

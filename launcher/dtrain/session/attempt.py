@@ -25,6 +25,7 @@ from dtrain.diagnostics import (
     InternalError,
     NodeError,
     PortBusyError,
+    PrepareError,
 )
 from dtrain.failures.kernel import RECENT, KernelMessage, concerning
 from dtrain.hang import collectives
@@ -255,6 +256,8 @@ class Attempt:
         if isinstance(post.event, machine.Interrupted):
             self._tell_of_interrupt()
         self._state, actions = machine.step(self._state, post.event)
+        if before is None and self._state.outcome is Outcome.HOST_FAILED:
+            self._explain(post)
         if before is None and self._state.outcome is Outcome.WORKER_FAILED and not self._hang:
             self._run.notice(f"{self._first_failure()}; stopping the others")
         begins = not self._ran and self._state.phase is Phase.RUNNING
@@ -266,6 +269,14 @@ class Attempt:
             self._act(action)
         if begins:
             self._on_running()
+
+    def _explain(self, post: Post) -> None:
+        """Say which host ended the job, where its link has not said so."""
+        if isinstance(post.event, machine.Ended | machine.Lost) and post.problem is None:
+            host = post.event.host
+            if not any(isinstance(one, NodeError) and one.host == host for one in self.problems):
+                reason = "the host ended its part of the job before its workers had finished"
+                self.problems.append(PrepareError(host, "running the job", reason))
 
     def _act(self, action: machine.Action) -> None:
         match action:
@@ -449,7 +460,21 @@ class Attempt:
             case _:
                 if any(isinstance(problem, StorageError) for problem in self.problems):
                     return "this machine cannot keep the run's files"
-                return "a host failed" if self._ran else "not started: a host is not ready"
+                hosts = self._failed_hosts()
+                if not hosts:
+                    return "dtrain failed"
+                if self._ran:
+                    return f"{hostlist.fold(hosts)} failed"
+                are = "is" if len(hosts) == 1 else "are"
+                return f"not started: {hostlist.fold(hosts)} {are} not ready"
+
+    def _failed_hosts(self) -> list[str]:
+        """The hosts that have a problem, or were lost, in the plan's order."""
+        named = {problem.host for problem in self.problems if isinstance(problem, NodeError)}
+        lost = {host for host, now in self._state.hosts.items() if now is HostState.LOST}
+        return [host for host in self._links if host in named] or [
+            host for host in self._links if host in lost
+        ]
 
     @property
     def _refused_by_check(self) -> tuple[Finding, ...]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from dtrain import protocol
-from dtrain.diagnostics import ConnectError, NodeError, PrepareError
+from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareError
 from dtrain.launchplan import HostPlan
+from dtrain.messages import agent as messages
+from dtrain.messages.decode import ProtocolError
+from dtrain.messages.sequence import Sequence
 from dtrain.record import Record
 from dtrain.session import agent
 from dtrain.session.preflight import everywhere
@@ -38,9 +40,7 @@ def ask(
         connection = transport.connect(part.host)
         try:
             python = plan.agent_python(part)
-            return _answer(
-                part.host.name, agent.start(connection, python, record.on_hosts, command)
-            )
+            return _answer(part, agent.start(connection, python, record.on_hosts, command))
         finally:
             connection.close()
 
@@ -59,48 +59,49 @@ def _silent(before: HostStatus | None, error: NodeError) -> HostStatus:
     return HostStatus("unreachable", since, error.reason)
 
 
-def _answer(host: str, process: RemoteProcess) -> HostStatus:
+def _answer(part: HostPlan, process: RemoteProcess) -> HostStatus:
+    host = part.host.name
     decoder = protocol.FrameDecoder()
     behind = 0.0
     try:
         while data := process.read():
             for frame in decoder.feed(data):
-                body = frame.body if isinstance(frame, protocol.Message) else {}
-                match body.get("type"):
-                    case "hello":
-                        behind = time.time() - body["time"]
-                    case "status":
-                        return _status(body, behind)
-                    case "refused":
-                        raise PrepareError(host, ATTEMPTED, str(body["reason"]))
-    except (protocol.ProtocolError, LookupError, ArithmeticError, TypeError, ValueError) as error:
-        raise ConnectError(host, ATTEMPTED, f"an unreadable answer ({error})") from None
+                if isinstance(frame, protocol.Data):
+                    raise ProtocolError("output of a worker, which was not asked for")
+                match messages.read_message(frame.body):
+                    case messages.Hello(time=theirs):
+                        behind = time.time() - theirs
+                    case messages.RunSeen() as seen:
+                        return _status(seen, part, behind)
+                    case messages.Refused(reason=reason):
+                        raise PrepareError(host, ATTEMPTED, reason)
+                    case other:
+                        raise ProtocolError(f"{messages.name_of(other)}: not what was asked for")
+    except ProtocolError as error:
+        raise AnswerError(host, ATTEMPTED, error) from None
     said = (process.stderr() + b"\n" + decoder.noise).decode(errors="replace").strip()
     last = said.splitlines()[-1] if said else "it ended without an answer"
     raise ConnectError(host, ATTEMPTED, f"the agent cannot run there: {last}")
 
 
-def _status(body: dict[str, Any], behind: float) -> HostStatus:
+def _status(seen: messages.RunSeen, part: HostPlan, behind: float) -> HostStatus:
     """What a host says, by this machine's clock, which the host's is ``behind`` so many seconds."""
-
-    def ours(then: float | None) -> float | None:
-        return None if then is None else float(then) + behind
-
+    sequence = Sequence(part, 0)
+    for one in seen.processes:
+        sequence.check_process(one)
     return HostStatus(
-        state=str(body["state"]),
-        since=ours(body["since"]),
-        detail=str(body["why"]),
+        state=seen.state,
+        since=None if seen.since is None else seen.since + behind,
+        detail=seen.why,
         processes=tuple(
             ProcessStatus(
-                label=str(one["rank"])
-                if one["rank"] is not None
-                else f"{one['role']}{one['index']}",
-                pid=int(one["pid"]),
-                started=float(one["started"]) + behind,
-                ended=ours(one["ended"]),
-                code=one["code"],
-                signal=one["signal"],
+                label=str(one.rank) if one.rank is not None else f"{one.role}{one.index}",
+                pid=one.pid,
+                started=one.started + behind,
+                ended=None if one.ended is None else one.ended + behind,
+                code=one.code,
+                signal=one.signal,
             )
-            for one in body["processes"]
+            for one in seen.processes
         ),
     )

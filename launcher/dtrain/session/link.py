@@ -9,6 +9,7 @@ watches. Neither decides anything: they post events, and the controller answers 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import queue
 import random
@@ -24,6 +25,7 @@ from typing import Any
 from dtrain import machine, protocol
 from dtrain.cause import Failure
 from dtrain.diagnostics import (
+    AnswerError,
     ConnectError,
     DtrainError,
     InternalError,
@@ -37,6 +39,9 @@ from dtrain.hang.collectives import Group
 from dtrain.journal import Journal
 from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.logs.store import LogWriter, RunFolder, StorageError, Stream
+from dtrain.messages import agent as messages
+from dtrain.messages.decode import ProtocolError
+from dtrain.messages.sequence import Sequence
 from dtrain.node.boot import TOO_OLD
 from dtrain.node.runtime_archive import runtime_archive
 from dtrain.progress import Progress, speaker
@@ -44,6 +49,7 @@ from dtrain.session import agent
 from dtrain.session.forward import Forward
 from dtrain.session.inspection import Inspection
 from dtrain.session.observer import Observer
+from dtrain.session.outage import Outage
 from dtrain.spec.model import Job
 from dtrain.sync import SyncResult, Tree, send
 from dtrain.transport.contract import Connection, RemoteProcess, Transport
@@ -54,11 +60,13 @@ UNANSWERED, UNANSWERED_FIRST, UNANSWERED_STOP = 4, 12, 3
 and once the job is to stop."""
 SUPERVISOR_SILENCE = 15.0
 """Seconds without an answer after which a supervisor may be stopped."""
-RECONNECT_DELAY, RECONNECT_DELAY_MOST = 0.25, 5.0
 MAX_NOTICE = 500
 """Characters of what a relay wants a person to know."""
 BETWEEN_REPORTS = 10.0
 """Seconds from one report of progress in the journal to the next."""
+MAX_OFFSETS = 10_000
+"""Files of a host whose offsets are remembered; a hostile host could name any number."""
+MAX_KERNEL_MESSAGES = 1000
 LAST_ORDERS = 1.0
 """Seconds that orders given just before the end have to get onto the wire."""
 
@@ -137,7 +145,7 @@ class Link:
         """The last step of progress that a worker of this host told of."""
         self._run = run
         self._part = part
-        self._workers = {(process.role, process.index) for process in part.processes}
+        self._sequence = Sequence(part, run.plan.world_size)
         self._lock = threading.Lock()
         self._stage = Stage.CONNECTING
         self._called_off = False
@@ -151,8 +159,7 @@ class Link:
         self._process: RemoteProcess | None = None
         self._orders: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._standing: dict[str, Any] | None = None
-        self._cut_at: float | None = None
-        self._delay = RECONNECT_DELAY
+        self._outage = Outage()
         self._pause = threading.Event()
         self._journal_at = 0.0
         self._journaled = 0
@@ -250,7 +257,7 @@ class Link:
     @property
     def reachable(self) -> bool:
         """Whether it is not known to be cut off."""
-        return self._cut_at is None
+        return self._outage.reachable
 
     def let_go(self) -> None:
         """Give no more orders than have been given, and take up no connection any more."""
@@ -481,25 +488,48 @@ class Link:
         False when the connection broke and the run goes on."""
         decoder = protocol.FrameDecoder()
         self._relay = None
-        last = ""
+        last: messages.Message | None = None
+        # A relay numbers its streams from 1 on.
+        self._streams.clear()
+        self._sequence.begin_relay()
         try:
             while data := self._hear(process):
                 for frame in decoder.feed(data):
                     if isinstance(frame, protocol.Data):
                         self._keep(frame)
                     else:
-                        last = frame.body["type"]
-                        self._take(frame.body)
+                        last = messages.read_message(frame.body)
+                        self._take(last)
         except ConnectError as error:
             return self._broken(error)
-        except protocol.ProtocolError as error:
-            return self._broken(self._agent_failed(str(error), process, decoder))
-        if last == "bye" or (self._called_off and not self._started):
-            self._over(machine.Ended(self.host))
+        except ProtocolError as error:
+            self._distrust(error)
+            return True
+        if isinstance(last, messages.Bye) or (self._called_off and not self._started):
+            self._said_goodbye()
             return True
         if self._told_all:
             return True
         return self._broken(self._agent_failed("it ended", process, decoder))
+
+    def _said_goodbye(self) -> None:
+        owes_end = self._started and not self._sequence.ended
+        if owes_end and not (self._told_to_stop or self._told_all or self._lingering):
+            self._distrust(ProtocolError("bye: the job has not ended there"))
+        else:
+            self._over(machine.Ended(self.host))
+
+    def _distrust(self, wrong: ProtocolError) -> None:
+        """Give up a host that is broken or hostile. Asking it again would not help."""
+        attempted = "following the job" if self._started else "preparing the job"
+        error = AnswerError(self.host, attempted, wrong)
+        self._orders.put({"op": "kill"})
+        if self._stage is Stage.OVER and not self._lingering:
+            self._run.post(Post(None, error))
+            return
+        if self._started:
+            self._state("failed", error.reason)
+        self._cannot(error)
 
     def _broken(self, error: NodeError) -> bool:
         """Whether the end of the connection is all that there is to hear from this host."""
@@ -511,16 +541,15 @@ class Link:
 
     def _reopen(self) -> RemoteProcess | None:
         """A new relay on the running job; None when the host is given up."""
-        # A host counts as reached again only when its relay says so (`attached`).
-        self._cut_at = self._cut_at or time.monotonic()
+        self._outage.begin(time.monotonic())
         problem: NodeError | None = None
         first = self._attached
         self._attached = False
-        while not self._closed and time.monotonic() < self._cut_at + self._patience:
+        while not self._closed and self._outage.lasts(time.monotonic()) < self._patience:
             if not first:
                 # Jitter, so that a switch that comes back is not met by every host at once.
-                self._pause.wait(self._delay * random.uniform(0.5, 1.0))  # noqa: S311
-                self._delay = min(self._delay * 2, RECONNECT_DELAY_MOST)
+                delay = self._outage.next_delay()
+                self._pause.wait(delay * random.uniform(0.5, 1.0))  # noqa: S311
             try:
                 connection = self._connect()
                 if connection is None:
@@ -605,14 +634,18 @@ class Link:
         if self._full:
             return
         if frame.stream not in self._streams:
-            raise protocol.ProtocolError(f"data of an unknown stream ({frame.stream})")
+            raise ProtocolError(f"data of an unknown stream ({frame.stream})")
         writer, stream = self._streams[frame.stream]
+        before = writer.size
         try:
             size = writer.append(frame.offset, frame.payload)
         except StorageError as error:
             self._cannot_store(error)
             return
         self._offsets[stream.path.name] = size
+        if size == before:
+            return
+        self._outage.progressed()
         self.heard = time.monotonic()
         self._run.observer.output(stream, size)
 
@@ -621,68 +654,77 @@ class Link:
         self._full = True
         self._run.post(Post(machine.Broken(), error))
 
-    def _take(self, body: dict[str, Any]) -> None:
-        try:
-            self._message(body)
-        except (KeyError, TypeError, ValueError) as error:
-            # What a host says is not taken on trust.
-            raise protocol.ProtocolError(
-                f"an unreadable {body['type']} message ({type(error).__name__}: {error})"
-            ) from None
-
-    def _message(self, body: dict[str, Any]) -> None:
+    def _take(self, message: messages.Message) -> None:
+        """Raises ProtocolError for what does not agree with the plan or with earlier messages."""
         run = self._run
-        match body["type"]:
-            case "hello":
-                self._relay = int(body["pid"])
-                self._compare_clocks(body["time"])
-                run.journal.write(time.time(), "hello", host=self.host, said=body)
-            case "prepared":
+        self._sequence.check_message(message, started=self._started)
+        match message:
+            case messages.Hello():
+                self._compare_clocks(message.time)
+                self._relay = message.pid
+                hello = dataclasses.asdict(message)
+                run.journal.write(time.time(), "hello", host=self.host, said=hello)
+            case messages.Prepared():
                 self._state("ready")
                 run.post(Post(machine.Prepared(self.host)))
-            case "attached":
-                self._cut_at, self._delay = None, RECONNECT_DELAY
+            case messages.Attached():
+                self._outage.attached(time.monotonic())
                 self._state("stopping" if self._told_to_stop else "running")
-            case "refused" if self._lingering and body["what"] != "gone":
+            case messages.Refused(what) if self._lingering and what != "gone":
                 pass  # it has no answer yet, and is asked again
-            case "refused":
+            case messages.Refused(what):
                 self._told_all = True
-                self.gone = self.clean = body["what"] == "gone"
-                self._cannot(self._refusal(body))
-            case "stream":
-                stream = run.folder.stream(
-                    self.host,
-                    body["name"],
-                    role=body["role"],
-                    index=body["index"],
-                    rank=body["rank"],
-                )
-                try:
-                    self._streams[body["id"]] = (LogWriter(stream), stream)
-                except StorageError as error:
-                    self._cannot_store(error)
-            case "event":
-                offset = int(body["offset"])
-                self._offsets["events"] = offset
-                if offset > self._journaled:
-                    run.journal.write(
-                        time.time(), "event", host=self.host, offset=offset, said=body["event"]
-                    )
-                self._happened(body["event"])
-            case "progress":
-                self._offsets[body["name"]] = int(body["offset"])
-                # A worker's own words: what is wrong with them is no fault of the relay's.
-                with contextlib.suppress(
-                    KeyError, TypeError, ValueError, OverflowError, AttributeError
-                ):
-                    self._said(body["name"].removesuffix(".progress"), body["said"])
-            case "alive":
-                self._check_supervisor(int(body["supervisor"] or 0), float(body["silent"]))
-            case "notice":
-                run.notice(f"{self.host}: {str(body['text'])[:MAX_NOTICE]}")
-            case "lost":
+                self.gone = self.clean = what == "gone"
+                self._cannot(self._refusal(message))
+            case messages.StreamFound():
+                self._add_stream(message)
+            case messages.Happened(offset, event):
+                self._take_event(offset, event, message)
+            case messages.ProgressSaid():
+                self._take_progress(message)
+            case messages.Alive(supervisor, silent):
+                self._check_supervisor(supervisor or 0, silent)
+            case messages.Notice(text):
+                run.notice(f"{self.host}: {text[:MAX_NOTICE]}")
+            case messages.Lost():
                 self._told_all = True
-                self._over(machine.Lost(self.host), self._died(body))
+                self._over(machine.Lost(self.host), self._died(message))
+            case messages.RunSeen():
+                raise ProtocolError("status: nobody asked")
+
+    def _add_stream(self, found: messages.StreamFound) -> None:
+        if self._lingering or found.id in self._streams:
+            raise ProtocolError(f"stream: {found.id} was not asked for, or announced before")
+        self._sequence.check_stream(found)
+        stream = self._run.folder.stream(
+            self.host, found.name, role=found.role, index=found.index, rank=found.rank
+        )
+        try:
+            self._streams[found.id] = LogWriter(stream), stream
+        except StorageError as error:
+            self._cannot_store(error)
+
+    def _take_event(self, offset: int, event: messages.Event, happened: messages.Happened) -> None:
+        if self._lingering:
+            # Only whether it is over matters.
+            self.clean = isinstance(event, messages.Ended) and not event.survivors
+            return
+        if not self._sequence.is_new(happened):
+            return
+        self._offsets["events"] = offset
+        self._outage.progressed()
+        if offset > self._journaled:
+            self._run.journal.write(
+                time.time(), "event", host=self.host, offset=offset, said=event.as_json()
+            )
+        self._happened(event)
+
+    def _take_progress(self, message: messages.ProgressSaid) -> None:
+        if len(self._offsets) < MAX_OFFSETS or message.name in self._offsets:
+            self._offsets[message.name] = message.offset
+        # A worker's own words: what is wrong with them is no fault of the relay's.
+        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError, AttributeError):
+            self._said(message.name.removesuffix(".progress"), message.said)
 
     def _check_supervisor(self, pid: int, silent: float) -> None:
         """Tell that a supervisor does not answer, and when it does again."""
@@ -725,6 +767,8 @@ class Link:
             run.journal.write(time.time(), "progress", process=process, said=report.as_json())
 
     def _show_tensorboard(self, port: int) -> None:
+        if not 1024 <= port <= 65535:
+            return
         if self._part.host.transport != "local":
             try:
                 self._tensorboard = Forward(port, lambda: self._connection)
@@ -736,24 +780,24 @@ class Link:
         self._run.observer.notice(text)
         self._run.journal.write(time.time(), "tensorboard", host=self.host, text=text)
 
-    def _refusal(self, body: dict[str, Any]) -> PrepareError:
-        kind = PortBusyError if body["what"] == "port" else PrepareError
+    def _refusal(self, refused: messages.Refused) -> PrepareError:
+        kind = PortBusyError if refused.what == "port" else PrepareError
         doing = "taking up the job" if self.gone else "preparing the job"
-        return kind(self.host, doing, str(body["reason"]), hint=str(body["hint"]))
+        return kind(self.host, doing, refused.reason, hint=refused.hint)
 
-    def _died(self, body: dict[str, Any]) -> PrepareError:
-        if survivors := body.get("survivors"):
-            return self._undying(survivors)
+    def _died(self, lost: messages.Lost) -> PrepareError:
+        if lost.survivors:
+            return self._undying(lost.survivors)
         self.clean = True
         return PrepareError(
             self.host,
             "running the job",
-            str(body["reason"]),
+            lost.reason,
             hint="something on that host ended it; what it had started was ended too",
         )
 
-    def _undying(self, survivors: list[dict[str, Any]]) -> PrepareError:
-        names = ", ".join(f"{each['name']} (pid {each['pid']})" for each in survivors)
+    def _undying(self, survivors: Iterable[messages.Survivor]) -> PrepareError:
+        names = ", ".join(f"{each.name} (pid {each.pid})" for each in survivors)
         return PrepareError(
             self.host,
             "ending the job's processes",
@@ -761,36 +805,35 @@ class Link:
             hint="a process in uninterruptible sleep ends when its driver or disk answers",
         )
 
-    def _happened(self, event: dict[str, Any]) -> None:
-        if self._lingering:
-            # Nobody wants to know any more what happened, but whether it is over.
-            self.clean = event["event"] == "ended" and not event["survivors"]
-            return
-        self._compare_clocks(event["time"])
-        match event["event"]:
-            case "exited":
+    def _happened(self, event: messages.Event) -> None:
+        self._compare_clocks(event.time)
+        match event:
+            case messages.Exited():
                 self._exited(event)
-            case "stack":
-                rank = event["rank"]
-                who = str(rank) if rank is not None else f"{event['role']}{event['index']}"
-                self.stacks[who] = str(event["text"])
-            case "told":
+            case messages.Stack(role=role, index=index, rank=rank, text=text):
+                self.stacks[str(rank) if rank is not None else f"{role}{index}"] = text
+            case messages.Told():
                 self.told = True
-            case "collectives":
-                self.collectives[int(event["rank"])] = collectives.read(event["groups"])
-            case "kernel":
-                addresses = list(map(str, event["gpus"]))
-                lines = [
-                    (float(then) + self._clock_offset, str(line)) for then, line in event["lines"]
-                ]
-                self.kernel += understand(lines, addresses, self._part.host.gpus)
-            case "ended":
-                survivors = event["survivors"]
-                problem = self._undying(survivors) if survivors else None
-                self._over(machine.Ended(self.host), problem)
-            case "stopping" if not self._told_to_stop:
-                error = PrepareError(self.host, "running the job", str(event["reason"]))
-                self._run.post(Post(None, error))
+            case messages.Collectives(rank=rank, groups=groups):
+                self.collectives[rank] = collectives.read(groups)
+            case messages.Kernel(lines=lines, gpus=gpus):
+                ours = [(then + self._clock_offset, line) for then, line in lines]
+                found = understand(ours, gpus, self._part.host.gpus)
+                self.kernel = [*self.kernel, *found][-MAX_KERNEL_MESSAGES:]
+            case messages.Ended(survivors=survivors, error=error):
+                self._over(machine.Ended(self.host), self._bad_end(survivors, error))
+            case messages.Stopping(reason=reason) if not self._told_to_stop:
+                self._run.post(Post(None, PrepareError(self.host, "running the job", reason)))
+
+    def _bad_end(
+        self, survivors: tuple[messages.Survivor, ...], error: str | None
+    ) -> PrepareError | None:
+        if survivors:
+            return self._undying(survivors)
+        if error:
+            reason = f"the supervisor on the host failed: {error}"
+            return PrepareError(self.host, "running the job", reason)
+        return None
 
     def _compare_clocks(self, then: float) -> None:
         """Learn how far the host's clock is behind ours, from something it has just said.
@@ -799,51 +842,47 @@ class Link:
         """
         self._clock_offset = min(self._clock_offset, time.time() - then)
 
-    def _exited(self, event: dict[str, Any]) -> None:
-        role, index = event["role"], event["index"]
-        if (role, index) not in self._workers:
-            raise ValueError(f"no process {role} {index}")
+    def _exited(self, event: messages.Exited) -> None:
         # One that was told to end has not done its work, even if it says so with status 0.
-        stopping = bool(event["stopping"])
-        failed = event["code"] != 0
-        failures = self._failures(event) if failed and not stopping else ()
-        worker = machine.Worker(self.host, role, index)
-        self._run.post(Post(machine.Exited(worker, failed or stopping), failures=failures))
+        failed = event.code != 0
+        failures = self._failures(event) if failed and not event.stopping else ()
+        worker = machine.Worker(self.host, event.role, event.index)
+        self._run.post(Post(machine.Exited(worker, failed or event.stopping), failures=failures))
 
-    def _failures(self, event: dict[str, Any]) -> tuple[Failure, ...]:
+    def _failures(self, event: messages.Exited) -> tuple[Failure, ...]:
         """What an ``exited`` event says of the process, or of the ranks that torchrun ran."""
-        if ranks := event.get("ranks"):
+        if event.ranks:
             return tuple(
                 Failure(
                     host=self.host,
                     role="worker",
-                    index=int(rank["rank"]),
-                    rank=int(rank["rank"]),
-                    time=float(rank.get("time") or event["time"]) + self._clock_offset,
-                    code=rank.get("exitcode"),
-                    signal=rank.get("signal"),
-                    message=rank.get("message") or "",
-                    traceback=rank.get("traceback") or "",
-                    pid=rank.get("pid"),
-                    out_of_memory=bool(event.get("out_of_memory")),
+                    index=rank.rank,
+                    rank=rank.rank,
+                    time=(rank.time or event.time) + self._clock_offset,
+                    code=rank.exitcode,
+                    signal=rank.signal,
+                    message=rank.message,
+                    traceback=rank.traceback,
+                    pid=rank.pid,
+                    out_of_memory=event.out_of_memory,
                 )
-                for rank in ranks
+                for rank in event.ranks
             )
-        error = event.get("error") or {}
+        error = event.error or messages.ErrorReport()
         return (
             Failure(
                 host=self.host,
-                role=event["role"],
-                index=event["index"],
-                rank=event.get("rank"),
+                role=event.role,
+                index=event.index,
+                rank=event.rank,
                 # Not the error file's own time, which torch gives in whole seconds.
-                time=event["time"] + self._clock_offset,
-                code=event.get("code"),
-                signal=event.get("signal"),
-                message=error.get("message") or "",
-                traceback=error.get("traceback") or "",
-                pid=event.get("pid"),
-                out_of_memory=bool(event.get("out_of_memory")),
+                time=event.time + self._clock_offset,
+                code=event.code,
+                signal=event.signal,
+                message=error.message,
+                traceback=error.traceback,
+                pid=event.pid,
+                out_of_memory=event.out_of_memory,
             ),
         )
 

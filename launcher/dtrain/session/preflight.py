@@ -13,9 +13,10 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,15 +24,17 @@ from typing import Any, TypeVar
 from dtrain.check import Evidence, HostFacts
 from dtrain.check.evidence import Facts
 from dtrain.check.tournament import rounds
-from dtrain.diagnostics import ConnectError, NodeError, PrepareError
+from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareError
 from dtrain.launchplan import HostPlan, LaunchPlan, Process
+from dtrain.messages import facts
+from dtrain.messages.decode import ProtocolError, decode, parse_object
 from dtrain.node.boot import TOO_OLD, boot_command
 from dtrain.node.programs import program
 from dtrain.transport.contract import Connection, RemoteProcess, Transport
+from dtrain.transport.incoming import Incoming
 
 ATTEMPTED = "looking at the host"
 PREAMBLE = b"\x00dtrain-facts-1\n"
-MAX_NOISE = 1 << 16
 CLOCK_READINGS = 5
 DIAL_SECONDS = 4.0
 """How long a connection between two hosts may take; SYN is sent again after 1 and 3 seconds."""
@@ -49,6 +52,7 @@ ALL = (*CHEAP, "memory", "leftovers", "infiniband", "gpus")
 
 _Item = TypeVar("_Item", HostPlan, HostFacts)
 _Result = TypeVar("_Result")
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ class Conversation:
         self.part = part
         self._connection = connection
         self._process: RemoteProcess
-        self._unread = b""
+        self._incoming: Incoming
 
     def begin(self, pythons: Sequence[str]) -> None:
         """Start the program with the first of ``pythons`` that runs. Raises NodeError."""
@@ -91,27 +95,21 @@ class Conversation:
                 if python == pythons[-1]:
                     raise
 
-    def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one order. Raises NodeError."""
+    def ask(self, order: Mapping[str, Any], read: Callable[[dict[str, Any]], _Answer]) -> _Answer:
+        """The answer to one order, as ``read`` makes it of a JSON object.
+
+        Raises NodeError, also where ``read`` raises ProtocolError.
+        """
         self._process.write(json.dumps(order).encode() + b"\n")
-        line = self._until(b"\n")
-        try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError:
-            raise PrepareError(
-                self.part.host.name,
-                ATTEMPTED,
-                f"an unreadable answer: {line[:200].decode('utf-8', 'replace')}",
-                hint="something else than dtrain writes to the connection: a login script, say",
-            ) from None
-        return answer
+        with self._answers():
+            return read(parse_object(self._incoming.until(b"\n", facts.MAX_ANSWER)))
 
     def clock(self) -> tuple[float, float]:
         """Seconds by which the host's clock is ahead of ours, and of the round trip."""
         best = (0.0, float("inf"))
         for _ in range(CLOCK_READINGS):
             sent, begun = time.time(), time.monotonic()
-            theirs = self.ask({"op": "clock"})["time"]
+            theirs = self.ask({"op": "clock"}, partial(decode, facts.Clock, where="clock"))["time"]
             took = time.monotonic() - begun
             if took < best[1]:
                 best = (theirs - sent - took / 2, took)
@@ -131,14 +129,15 @@ class Conversation:
 
     def _start(self, python: str) -> None:
         process = self._connection.start(boot_command(python, "check"))
-        self._process, self._unread = process, b""
-        facts = program("facts")
-        process.write(b"%d\n%b" % (len(facts), facts))
+        self._process, self._incoming = process, Incoming(process)
+        source = program("facts")
+        process.write(b"%d\n%b" % (len(source), source))
         try:
-            self._until(PREAMBLE)
+            with self._answers():
+                self._incoming.preamble(PREAMBLE)
         except _EndedError:
             status = process.wait()
-            said = (process.stderr() or self._unread).decode("utf-8", "replace").strip()
+            said = (process.stderr() or self._incoming.rest).decode("utf-8", "replace").strip()
             last = said.splitlines()[-1] if said else f"it ended with status {status}"
             process.close()
             hint = "log in there and look at its memory and its Python"
@@ -148,23 +147,15 @@ class Conversation:
                 self.part.host.name, ATTEMPTED, f"{python} cannot run there ({last})", hint=hint
             ) from None
 
-    def _until(self, mark: bytes) -> bytes:
-        """What comes before ``mark``. Raises _EndedError when the program ends first."""
-        parts, at = [self._unread], self._unread.find(mark)
-        while at < 0:
-            data = self._process.read()
-            if not data:
-                self._unread = b"".join(parts)[-MAX_NOISE:]
-                raise _EndedError(self.part.host.name, ATTEMPTED, "the connection was closed")
-            # The mark may be cut in two.
-            tail = parts[-1][-len(mark) :]
-            parts.append(data)
-            if mark in tail + data:
-                whole = b"".join(parts)
-                parts, at = [whole], whole.find(mark)
-        whole = parts[0]
-        self._unread = whole[at + len(mark) :]
-        return whole[:at]
+    @contextmanager
+    def _answers(self) -> Iterator[None]:
+        """Turns what is wrong with an answer into a NodeError."""
+        try:
+            yield
+        except EOFError:
+            raise _EndedError(self.part.host.name, ATTEMPTED, "the connection was closed") from None
+        except ProtocolError as error:
+            raise AnswerError(self.part.host.name, ATTEMPTED, error) from None
 
 
 class _EndedError(ConnectError):
@@ -213,19 +204,21 @@ class Preflight:
         own interpreter, and end it again. Only where all hosts have answered."""
         tensorflow = self._plan.job.framework == "tensorflow"
         program = "rehearsal_tensorflow.py" if tensorflow else "rehearsal.py"
-        said, failures = self._on_all_ranks(evidence, program, REHEARSAL_SECONDS)
+        said, failures = self._on_all_ranks(evidence, program, facts.REHEARSED, REHEARSAL_SECONDS)
         return replace(evidence, rehearsal=said, failures=(*evidence.failures, *failures))
 
     def measure(self, evidence: Evidence) -> Evidence:
         """Measure the bandwidth inside and between all hosts with torch.distributed. Only where
         all hosts have answered."""
-        said, failures = self._on_all_ranks(evidence, "bandwidth.py", BANDWIDTH_SECONDS)
+        said, failures = self._on_all_ranks(
+            evidence, "bandwidth.py", facts.MEASURED, BANDWIDTH_SECONDS
+        )
         return replace(evidence, bandwidth=said, failures=(*evidence.failures, *failures))
 
     def _on_all_ranks(
-        self, evidence: Evidence, program: str, limit: float
+        self, evidence: Evidence, program: str, kind: Any, limit: float
     ) -> tuple[dict[str, tuple[Facts, ...]], tuple[NodeError, ...]]:
-        """What each rank of each host said, and hosts that were lost."""
+        """What each rank of each host said, as a ``kind``, and hosts that were lost."""
         if len(evidence.hosts) < len(self._plan.hosts):
             return {}, ()
         ranks = [[process.index for process in part.processes] for part in self._plan.hosts]
@@ -234,7 +227,7 @@ class Preflight:
             "hosts": ranks,
         }
         answers = everywhere(
-            lambda host: self._ranks(host, _program(program), own, limit),
+            lambda host: self._ranks(host, _program(program), own, kind, limit),
             evidence.hosts,
             limit + MARGIN,
         )
@@ -248,7 +241,7 @@ class Preflight:
         return said, tuple(failures)
 
     def _ranks(
-        self, host: HostFacts, source: str, own: Mapping[str, Any], limit: float
+        self, host: HostFacts, source: str, own: Mapping[str, Any], kind: Any, limit: float
     ) -> tuple[Facts, ...]:
         """Run a program as every rank of a host. Raises NodeError."""
         part = host.part
@@ -262,7 +255,7 @@ class Preflight:
             "options": own,
             "ranks": [dict(process.environment) for process in processes],
         }
-        answer = self.conversations[host.name].ask(
+        answer, said = self.conversations[host.name].ask(
             {
                 "op": "run",
                 "workdir": self._workdir(part),
@@ -271,14 +264,15 @@ class Preflight:
                 "environment": environment,
                 "argv": [part.python, "-c", _program("ranks.py"), json.dumps(options)],
                 "limit": limit,
-            }
+            },
+            partial(facts.read_ran, kind=kind),
         )
-        said = [json.loads(line) for line in answer.get("said", ())]
         words = (answer.get("output") or answer.get("error") or "").strip().splitlines()
         lost = {"failed": "start", "error": words[-1] if words else f"no answer within {limit:g} s"}
-        said += [lost] * (len(processes) - len(said))
+        said += (lost,) * (len(processes) - len(said))
         return tuple(
-            {**_identity(process), **each} for process, each in zip(processes, said, strict=False)
+            {"silent": (), **each, **_identity(process)}
+            for process, each in zip(processes, said, strict=False)
         )
 
     def close(self) -> None:
@@ -308,7 +302,11 @@ class Preflight:
             conversation.close()
             raise ConnectError(part.host.name, ATTEMPTED, "it answered too late")
         offset, took = conversation.clock()
-        answer = conversation.ask(self._request(part, depth))
+        setup = self._plan.job.setup if depth.thorough else ()
+        answer = conversation.ask(
+            self._request(part, depth),
+            partial(facts.read_gathered, ports=part.ports, setup=setup),
+        )
         with self._lock:
             self.unanswered.discard(part.host.name)
         host = HostFacts(
@@ -318,7 +316,8 @@ class Preflight:
             clock_offset=offset,
             clock_error=took / 2,
         )
-        return host, answer["listening"].get("port")
+        port = answer["listening"].get("port")
+        return host, port if isinstance(port, int) else None
 
     def _request(self, part: HostPlan, depth: Depth) -> dict[str, Any]:
         job, thorough = self._plan.job, depth.thorough
@@ -377,8 +376,10 @@ class Preflight:
             for target in _targets(host, peer, ports[peer.name])
         ]
         order = {"op": "dial", "targets": targets, "token": self._token, "limit": DIAL_SECONDS}
-        answer = self.conversations[host.name].ask(order)
-        return replace(host, dialed=tuple(answer["dialed"]))
+        dialed = self.conversations[host.name].ask(
+            order, partial(facts.read_dialed, targets=targets)
+        )
+        return replace(host, dialed=dialed)
 
     def _ports(self, part: HostPlan) -> list[int]:
         """The host's ports, and both ends of the range that the next launch draws from: a
@@ -399,21 +400,21 @@ class Preflight:
         return (self._base / Path(job.sync.source).expanduser() / job.script).is_file()
 
 
-def _targets(host: HostFacts, peer: HostFacts, port: int | None) -> list[list[Any]]:
+def _targets(host: HostFacts, peer: HostFacts, port: int | None) -> list[facts.Target]:
     """Everything that ``host`` is to dial at ``peer``: its address, its chosen interface, and the
     ports that the job will use."""
     address = peer.part.host.address
-    targets: list[list[Any]] = []
+    targets: list[facts.Target] = []
     if port is not None:
-        targets.append([peer.name, "address", address, port, None])
+        targets.append((peer.name, "address", address, port, None))
         theirs = peer.interface_address
         if peer.chosen_interface is not None and theirs is not None and theirs != address:
             ours = host.interface_address if host.chosen_interface is not None else None
             same_family = ours is not None and (":" in ours) == (":" in theirs)
-            targets.append([peer.name, "interface", theirs, port, ours if same_family else None])
+            targets.append((peer.name, "interface", theirs, port, ours if same_family else None))
     for number, found in peer.fact("ports").items():
         if found["free"]:
-            targets.append([peer.name, "port", address, int(number), None])
+            targets.append((peer.name, "port", address, int(number), None))
     return targets
 
 
@@ -462,7 +463,7 @@ def _program(name: str) -> str:
 
 def _identity(process: Process) -> dict[str, Any]:
     """What a rank or task is called in what it says."""
-    return {"rank": process.index, "task": [process.role, process.index], "silent": []}
+    return {"rank": process.index, "task": (process.role, process.index)}
 
 
 def over(transport: Transport) -> Callable[[HostPlan], Connection]:

@@ -5,26 +5,29 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from dtrain.diagnostics import NodeError, PrepareError
+from dtrain.diagnostics import AnswerError, NodeError, PrepareError
+from dtrain.messages.decode import ProtocolError
+from dtrain.messages.sync import Done, Refused, Want, max_answer, read_answer
 from dtrain.node.boot import TOO_OLD, boot_command
 from dtrain.node.programs import program
 from dtrain.spec.model import Host
 from dtrain.sync.contents import ABANDONED, REQUEST, SourceChangedError, frame
 from dtrain.sync.source import Tree, shown
 from dtrain.transport.contract import Connection, RemoteProcess
+from dtrain.transport.incoming import Incoming
 
 ATTEMPTED = "sending the working folder"
 _PREAMBLE = b"\x00dtrain-tree-1\n"
-_MAX_NOISE = 1 << 16
 _WRITE = 1 << 18
 _CLEANUP = 10.0
 """Seconds to wait for the receiver to end after its answer."""
+_Answer = TypeVar("_Answer", Want, Done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,28 +109,28 @@ def _converse(
     }
     process.write(b"%d\n" % len(source) + source)
     process.write(frame(REQUEST, zlib.compress(json.dumps(request).encode(), 1)))
-    answers = _answers(process, host)
-    wanted = _accepted(next(answers), host, tree)
-    files = [tree.files[index] for index in wanted["indices"]]
+    receiver = _Receiver(process, host, tree)
+    wanted = receiver.answer(Want).indices
+    files = [tree.files[index] for index in wanted]
     try:
         # Through a pipe on one machine, compression only costs.
-        for block in _blocks(tree, wanted["indices"], deflate=host.transport != "local"):
+        for block in _blocks(tree, wanted, deflate=host.transport != "local"):
             process.write(block)
     except SourceChangedError as changed:
         process.write(frame(ABANDONED, b""))
         raise _changed(host, tree, changed.path) from None
     process.close_stdin()
-    done = _accepted(next(answers), host, tree)
+    done = receiver.answer(Done)
     return SyncResult(
         sent_files=len(files),
         sent_bytes=sum(file.size for file in files),
         unchanged_files=len(tree.files) - len(files),
-        tree_path=done["path"],
-        notices=tuple(done["notices"]),
+        tree_path=done.path,
+        notices=done.notices,
     )
 
 
-def _blocks(tree: Tree, indices: list[int], *, deflate: bool) -> Iterator[bytes]:
+def _blocks(tree: Tree, indices: Sequence[int], *, deflate: bool) -> Iterator[bytes]:
     """The contents asked for, small files gathered: every write costs a packet and a wakeup."""
     gathered, size = [], 0
     for index in indices:
@@ -140,50 +143,60 @@ def _blocks(tree: Tree, indices: list[int], *, deflate: bool) -> Iterator[bytes]
     yield b"".join(gathered)
 
 
-def _answers(process: RemoteProcess, host: Host) -> Iterator[dict[str, Any]]:
-    """What the node says. Raises PrepareError when it ends instead."""
-    buffer = b""
-    while _PREAMBLE not in buffer:
-        buffer = buffer[-_MAX_NOISE:] + _more(process, host, noise=buffer)
-    buffer = buffer.split(_PREAMBLE, 1)[1]
-    while True:
-        while len(buffer) < 4 or len(buffer) < 4 + struct.unpack(">I", buffer[:4])[0]:
-            buffer += _more(process, host)
-        end = 4 + struct.unpack(">I", buffer[:4])[0]
-        answer: dict[str, Any] = json.loads(buffer[4:end])
-        buffer = buffer[end:]
-        yield answer
+class _Receiver:
+    """What the program on the node answers."""
 
+    def __init__(self, process: RemoteProcess, host: Host, tree: Tree) -> None:
+        self._process = process
+        self._incoming = Incoming(process)
+        self._host = host
+        self._tree = tree
+        self._greeted = False
 
-def _more(process: RemoteProcess, host: Host, noise: bytes = b"") -> bytes:
-    data = process.read()
-    if data:
-        return data
-    status = process.wait()
-    said = (process.stderr() or noise).decode("utf-8", "replace").strip()
-    last = said.splitlines()[-1] if said else "it said nothing"
-    if status in (127, TOO_OLD):
-        raise PrepareError(
+    def answer(self, expected: type[_Answer]) -> _Answer:
+        """The next answer. Raises NodeError where it is another one, or there is none."""
+        host, files = self._host, self._tree.files
+        try:
+            found = read_answer(self._payload(), len(files))
+        except EOFError:
+            raise self._ended() from None
+        except ProtocolError as error:
+            raise AnswerError(host.name, ATTEMPTED, error) from None
+        if isinstance(found, expected):
+            return found
+        if not isinstance(found, Refused):
+            raise AnswerError(host.name, ATTEMPTED, "an answer that was not asked for")
+        if found.changed is not None:
+            raise _changed(host, self._tree, files[found.changed].path)
+        raise PrepareError(host.name, ATTEMPTED, found.reason, hint=found.hint)
+
+    def _payload(self) -> bytes:
+        if not self._greeted:
+            self._incoming.preamble(_PREAMBLE)
+            self._greeted = True
+        (length,) = struct.unpack(">I", self._incoming.exactly(4))
+        if length > max_answer(len(self._tree.files)):
+            raise ProtocolError(f"an answer of {length} bytes")
+        return self._incoming.exactly(length)
+
+    def _ended(self) -> PrepareError:
+        """Why the program has ended without an answer."""
+        host, status = self._host, self._process.wait()
+        said = (self._process.stderr() or self._incoming.rest).decode("utf-8", "replace").strip()
+        last = said.splitlines()[-1] if said else "it said nothing"
+        if status in (127, TOO_OLD):
+            return PrepareError(
+                host.name,
+                ATTEMPTED,
+                f"{host.python} cannot run there ({last})",
+                hint="set cluster.python to a Python 3.8 or newer of that host",
+            )
+        return PrepareError(
             host.name,
             ATTEMPTED,
-            f"{host.python} cannot run there ({last})",
-            hint="set cluster.python to a Python 3.8 or newer of that host",
+            f"the receiver on the node ended with status {status}: {last}",
+            hint="run `ssh` to that host and look at its memory and its Python, then launch again",
         )
-    raise PrepareError(
-        host.name,
-        ATTEMPTED,
-        f"the receiver on the node ended with status {status}: {last}",
-        hint="run `ssh` to that host and look at its memory and its Python, then launch again",
-    )
-
-
-def _accepted(answer: dict[str, Any], host: Host, tree: Tree) -> dict[str, Any]:
-    """``answer``, unless it is a refusal."""
-    if answer["type"] != "refused":
-        return answer
-    if "changed" in answer:
-        raise _changed(host, tree, tree.files[answer["changed"]].path)
-    raise PrepareError(host.name, ATTEMPTED, answer["reason"], hint=answer["hint"])
 
 
 def _changed(host: Host, tree: Tree, path: str) -> PrepareError:

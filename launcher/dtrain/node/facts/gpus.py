@@ -8,6 +8,7 @@ import os
 import re
 
 from dtrain.node.facts.files import listed, number, text_of, user_name
+from dtrain.node.facts.probing import MAX_ERROR
 from dtrain.node.facts.programs import plain, program, run
 
 TYPE_CHECKING = False
@@ -44,7 +45,7 @@ def nvidia() -> Json:
     tool = program("nvidia-smi") or ""
     status, out, err = run([tool, "-q", "-x"], 30.0, environment=plain())
     if status != 0:
-        words = (out.strip() or err.strip() or "status %s" % status).splitlines()[0]
+        words = (out.strip() or err.strip() or "status %s" % status).splitlines()[0][:MAX_ERROR]
         return {"tool": "nvidia-smi", "error": words if status is not None else "no answer in 30 s"}
     from xml.etree import ElementTree
 
@@ -142,12 +143,12 @@ def rocm() -> Json:
     status, out, err = run([tool, *asked, "--json"], 30.0, environment=plain())
     start = out.find("{")
     if status != 0 or start < 0:
-        words = (err.strip() or out.strip() or "status %s" % status).splitlines()[0]
+        words = (err.strip() or out.strip() or "status %s" % status).splitlines()[0][:MAX_ERROR]
         return {"tool": "rocm-smi", "error": words if status is not None else "no answer in 30 s"}
     table = json.loads(out[start:])
 
     def value(card: Json, *keys: str) -> str | None:
-        lower = {key.lower(): text for key, text in card.items()}
+        lower = {key.lower(): str(text) for key, text in card.items()}
         return next((lower[key] for key in keys if key in lower), None)
 
     cards = [key for key in table if re.fullmatch(r"card\d+", key)]

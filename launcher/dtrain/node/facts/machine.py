@@ -100,7 +100,7 @@ def leftovers(_request: Json) -> Json:
             if os.stat("/proc/" + name).st_uid != os.geteuid():
                 continue
             with open("/proc/%s/environ" % name, "rb") as file:
-                found = re.search(rb"(?:^|\0)DTRAIN_RUN_ID=([^\0]+)", file.read(1 << 20))
+                found = re.search(rb"(?:^|\0)DTRAIN_RUN_ID=([^\0]{1,200})", file.read(1 << 20))
             if found:
                 runs.setdefault(found[1].decode("utf-8", "backslashreplace"), []).append(int(name))
     return runs

@@ -157,11 +157,10 @@ def dial_one(target: tuple[Any, ...], token: str, limit: float) -> Json:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         found: Json = {"seconds": round(time.monotonic() - begun, 6)}
         try:
+            who = greeted_by(line_of(sock, begun + limit), token)
             sock.settimeout(limit)
-            greeting = json.loads(line_of(sock) or b"[]")
-            if greeting != [token, host]:
-                other = greeting[1] if greeting[:1] == [token] else ""
-                return {"error": "wrong", "answered": other}
+            if who != host:
+                return {"error": "wrong", "answered": who}
             found["mss"] = sock.getsockopt(socket.IPPROTO_TCP, 2)
             try:
                 sock.sendall(bytes(BULK))
@@ -169,8 +168,6 @@ def dial_one(target: tuple[Any, ...], token: str, limit: float) -> Json:
                     return {"error": "the connection was closed"}
             except socket.timeout:
                 return {"error": "stalled", "mss": found["mss"]}
-        except ValueError:
-            return {"error": "wrong", "answered": ""}
         except OSError as error:
             return {"error": (error.strerror or str(error) or "no greeting").lower()}
         found["bulk_seconds"] = round(time.monotonic() - begun, 6)
@@ -179,9 +176,21 @@ def dial_one(target: tuple[Any, ...], token: str, limit: float) -> Json:
         return found
 
 
-def line_of(sock: socket.socket) -> bytes:
+def greeted_by(line: bytes, token: str) -> str:
+    """The host whose `Listener` sent this line; empty where something else did."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return ""
+    known = isinstance(said, list) and len(said) == 2 and said[0] == token
+    return said[1] if known and isinstance(said[1], str) else ""
+
+
+def line_of(sock: socket.socket, deadline: float) -> bytes:
+    """Raises OSError. The peer may be slow on purpose."""
     data = b""
     while not data.endswith(b"\n") and len(data) < 1024:
+        sock.settimeout(max(0.01, deadline - time.monotonic()))
         part = sock.recv(1024 - len(data))
         if not part:
             break

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 LIMIT = 20.0
 """Seconds that a probe may take, unless it says otherwise."""
+MAX_ERROR = 2000
+"""Characters of why a probe has failed."""
 AT_ONCE = 32
 """Connections that one host dials at a time."""
 
@@ -42,4 +44,4 @@ def guarded(probe: Callable[[Json], Json], request: Json) -> Json:
     try:
         return probe(request)
     except Exception as failure:  # noqa: BLE001 - a probe that fails is a fact
-        return {"error": "%s: %s" % (type(failure).__name__, failure)}
+        return {"error": ("%s: %s" % (type(failure).__name__, failure))[:MAX_ERROR]}

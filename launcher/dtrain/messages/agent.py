@@ -1,0 +1,337 @@
+"""What the agent sends: messages of its relay, and events of its supervisor. Pure.
+
+`dtrain.protocol` documents them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
+
+Name = Annotated[str, Length(1024)]
+Time = Annotated[float, Range(0, 1e11)]
+"""Seconds since the epoch, up to the year 5138: later than any clock, and safe to format."""
+Pid = Annotated[int, Range(0, (1 << 31) - 1)]
+Index = Annotated[int, Range(0, 10**9 - 1)]
+Offset = Annotated[int, Range(0, (1 << 63) - 1)]
+Status = Annotated[int, Range(-(1 << 31), (1 << 31) - 1)]
+Role = Literal["worker", "chief", "ps", "evaluator", "torchrun"]
+Refusal = Literal[
+    "python", "setup", "workdir", "script", "port", "disk", "permission", "gone", "agent"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """A process that does not die."""
+
+    pid: Pid
+    name: Name
+
+
+# Events -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    kind: ClassVar[str]
+    time: Time
+
+    def as_json(self) -> dict[str, Any]:
+        """For the journal: the fields that dtrain knows, and nothing else that a host sent."""
+        return {"event": self.kind, **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Started(Event):
+    kind = "started"
+    role: Role
+    index: Index
+    rank: Index | None
+    pid: Pid
+
+
+@dataclass(frozen=True, slots=True)
+class RankStarted(Event):
+    kind = "rank"
+    role: Role
+    index: Index
+    local_rank: Index
+    rank: Index
+    pid: Pid | None
+    logs: str
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """What a worker wrote about its end."""
+
+    message: str = ""
+    traceback: str = ""
+    time: Time | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """How a rank of torchrun failed."""
+
+    rank: Index
+    local_rank: Index
+    pid: Pid | None = None
+    exitcode: Status | None = None
+    signal: Name | None = None
+    message: str = ""
+    traceback: str = ""
+    time: Time | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exited(Event):
+    kind = "exited"
+    role: Role
+    index: Index
+    rank: Index | None
+    pid: Pid
+    code: Status | None
+    signal: Name | None
+    stopping: bool
+    error: ErrorReport | None = None
+    out_of_memory: bool = False
+    ranks: tuple[RankFailure, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel(Event):
+    kind = "kernel"
+    lines: Annotated[tuple[tuple[Time, Annotated[str, Length(4096)]], ...], Length(1000)]
+    gpus: Annotated[tuple[Name, ...], Length(1000)]
+
+
+@dataclass(frozen=True, slots=True)
+class Stack(Event):
+    kind = "stack"
+    role: Role
+    index: Index
+    rank: Index | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One collective that a rank has called."""
+
+    seq: int
+    op: Name
+    tensors: tuple[tuple[Name, tuple[int, ...]], ...]
+    done: bool
+    frames: tuple[tuple[Name, Name, int], ...]
+    """Function, file, line; innermost first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    id: Name
+    name: Name
+    ranks: tuple[Index, ...]
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives(Event):
+    kind = "collectives"
+    rank: Index
+    groups: tuple[ProcessGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Told(Event):
+    kind = "told"
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping(Event):
+    kind = "stopping"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended(Event):
+    kind = "ended"
+    survivors: tuple[Survivor, ...]
+    error: str | None = None
+
+
+# Messages -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    protocol: int
+    python: Name
+    hostname: Name
+    time: Time
+    pid: Pid
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    what: Refusal
+    reason: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSeen:
+    """A process, in the answer to ``look``."""
+
+    role: Role
+    index: Index
+    rank: Index | None
+    pid: Pid
+    started: Time
+    ended: Time | None
+    code: Status | None
+    signal: Name | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSeen:
+    """The answer to ``look``."""
+
+    state: Literal["missing", "preparing", "ready", "running", "ended", "gone"]
+    since: Time | None
+    why: str
+    processes: tuple[ProcessSeen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFound:
+    id: Annotated[int, Range(1, (1 << 32) - 1)]
+    name: Annotated[str, re.compile(r"[a-z]+-[0-9]{1,9}\.(?:out|err)")]
+    role: Role
+    index: Index
+    rank: Index | None
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    offset: Offset
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressSaid:
+    name: Annotated[str, re.compile(r"[^/\0]{1,1000}\.progress")]
+    offset: Offset
+    said: Any
+    """A worker's own words, of any type: it is no fault of the agent if they make no sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The answer to ``ping``."""
+
+    supervisor: Pid | None
+    silent: Annotated[float, Range(0, 1e9)]
+    """Seconds for which the supervisor has not answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    text: Annotated[str, Length(16 << 10)]
+    """Something that a person should know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    reason: str
+    survivors: tuple[Survivor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    pass
+
+
+Message = (
+    Hello
+    | Prepared
+    | Refused
+    | Attached
+    | RunSeen
+    | StreamFound
+    | Happened
+    | ProgressSaid
+    | Alive
+    | Notice
+    | Lost
+    | Bye
+)
+
+_EVENTS: dict[str, type[Event]] = {
+    kind.kind: kind
+    for kind in (
+        Started,
+        RankStarted,
+        Exited,
+        Kernel,
+        Stack,
+        Collectives,
+        Told,
+        Stopping,
+        Ended,
+    )
+}
+_MESSAGES: dict[str, type[Message]] = {
+    "hello": Hello,
+    "prepared": Prepared,
+    "refused": Refused,
+    "attached": Attached,
+    "status": RunSeen,
+    "stream": StreamFound,
+    "progress": ProgressSaid,
+    "alive": Alive,
+    "notice": Notice,
+    "lost": Lost,
+    "bye": Bye,
+}
+
+
+_NAMES: dict[type[Message], str] = {kind: name for name, kind in _MESSAGES.items()}
+
+
+def name_of(message: Message) -> str:
+    """The message's ``type``."""
+    return _NAMES.get(type(message), "event")
+
+
+def read_message(body: Mapping[str, Any]) -> Message:
+    """A relay's message. Raises ProtocolError."""
+    kind = body.get("type")
+    if kind == "event":
+        offset = decode(Offset, body.get("offset"), "event.offset")
+        return Happened(offset, _read_event(body.get("event")))
+    if not isinstance(kind, str) or kind not in _MESSAGES:
+        raise ProtocolError(f"unknown message {excerpt(kind)}")
+    return cast(Message, decode(_MESSAGES[kind], body, kind))
+
+
+def _read_event(body: Any) -> Event:
+    kind = body.get("event") if isinstance(body, dict) else None
+    if not isinstance(kind, str) or kind not in _EVENTS:
+        raise ProtocolError(f"unknown event {excerpt(kind)}")
+    return decode(_EVENTS[kind], body, kind)

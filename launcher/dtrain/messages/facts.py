@@ -1,0 +1,389 @@
+"""What the facts program answers, see `dtrain.node.facts`. Pure.
+
+Answers stay mappings, because a probe may leave out what a host does not have: a TypedDict with
+``total=False`` declares such fields. `dtrain.check` may rely on the types, the limits and the
+fields that are required here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypedDict
+
+from dtrain.messages.agent import Name, Pid, Time
+from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt, parse
+
+MAX_ANSWER = 8 << 20
+"""Bytes."""
+Text = Annotated[str, Length(16 << 10)]
+Path = Annotated[str, Length(16 << 10)]
+Count = Annotated[int, Range(0, (1 << 31) - 1)]
+Size = Annotated[int, Range(0, 1 << 96)]
+"""Bytes or inodes; some file systems claim more than 64 bits can count."""
+Seconds = Annotated[float, Range(0, 1e9)]
+Duration = Annotated[float, Range(1e-9, 1e9)]
+"""Seconds of a measurement, by which something is divided."""
+Port = Annotated[int, Range(1, 65535)]
+Address = Annotated[str, re.compile(r"[0-9A-Fa-f:.]{2,45}(?:%[^\s%]{1,64})?")]
+InterfaceName = Annotated[str, re.compile(r"[^\s/\ud800-\udfff]{1,15}")]
+Number = Annotated[str, re.compile(r"[0-9]{1,5}")]
+
+
+Target = tuple[str, str, str, int, str | None]
+"""What a host is to dial: host, kind, address, port, and its own address, if that matters."""
+
+
+class Failed(TypedDict):
+    """A probe that found nothing."""
+
+    error: Text
+
+
+class _Machine(TypedDict):
+    hostname: Name
+    boot: Name | None
+    network: Size
+
+
+class Machine(_Machine, total=False):
+    kernel: Name
+    architecture: Name
+    system: Name
+    libc: Name
+    container: Name
+    wsl: bool
+    user: Name
+    home: Path
+    locale: Name
+    python: Name
+    cpus: Count
+    numa_nodes: Count
+    governors: dict[Name, Count]
+    frequency_driver: Name | None
+
+
+class _Memory(TypedDict):
+    total: Size
+    available: Size
+
+
+class Memory(_Memory, total=False):
+    limit: Size
+
+
+class Folder(TypedDict):
+    path: Path
+    exists: bool
+    nearest: Path
+    total: Size
+    free: Size
+    inodes: Size
+    inodes_free: Size
+    mount: Path
+    type: Name
+    source: Path
+    inode: Size
+    not_writable: Text
+
+
+class _Script(TypedDict):
+    workdir: Path
+    workdir_exists: bool
+
+
+class Script(_Script, total=False):
+    path: Path
+    exists: bool
+    digest: Name
+    code: dict[Path, Name]
+
+
+class Resolved(TypedDict):
+    addresses: Annotated[tuple[Address, ...], Length(1000)]
+
+
+class _Names(TypedDict):
+    hosts: dict[Name, Failed | Resolved]
+
+
+class Names(_Names, total=False):
+    own: Failed | Resolved
+    first_is_called: Name
+    reverse_seconds: Seconds
+
+
+class _Interface(TypedDict):
+    addresses: Annotated[tuple[Address, ...], Length(1000)]
+    up: bool
+    state: Name | None
+    mtu: Count | None
+    speed: Count | None
+
+
+class Interface(_Interface, total=False):
+    virtual: bool
+
+
+class Network(TypedDict):
+    interfaces: Annotated[dict[InterfaceName, Interface], Length(10000)]
+    routes: dict[Name, InterfaceName | None]
+
+
+class _InfinibandPort(TypedDict):
+    state: Name
+    rate: Count | None
+
+
+class InfinibandPort(_InfinibandPort, total=False):
+    physical: Name
+    link: Name | None
+
+
+class GpuProcess(TypedDict):
+    pid: Pid
+    name: Text
+    user: Name
+    used: Size | None
+
+
+class _Gpu(TypedDict):
+    index: Count
+    name: Name | None
+    uuid: Name | None
+    memory: Size | None
+    used: Size | None
+    processes: tuple[GpuProcess, ...]
+    slowed: tuple[Name, ...]
+
+
+class Gpu(_Gpu, total=False):
+    bus: Name | None
+    mig: Name | None
+    compute_mode: Name | None
+    persistence: Name | None
+    temperature: int | None
+    uncorrected: Size | None
+    remap_pending: Name | None
+    remap_failed: Name | None
+    link_generation: Count | None
+    link_width: Count | None
+    link_width_most: Count | None
+
+
+class FailedTool(Failed, total=False):
+    tool: Name
+    pci: dict[Name, Count]
+
+
+class Gpus(TypedDict, total=False):
+    tool: Name
+    pci: dict[Name, Count]
+    driver: Name | None
+    cuda: Name | None
+    gpus: Annotated[tuple[Gpu, ...], Length(1024)]
+    xids: Failed | dict[Annotated[str, re.compile(r"[0-9a-fA-F:.]{1,32} [0-9]{1,9}")], Count]
+
+
+class ProcessLimits(TypedDict, total=False):
+    memlock: Size | None
+    nofile: Size | None
+    nproc: Size | None
+
+
+class Framework(TypedDict, total=False):
+    missing: bool
+    version: Name | None
+    cuda: Name | None
+    hip: Name | None
+    cudnn: Name | None
+    nccl: Name | None
+    gpus: Count
+    distributed: bool
+    architectures: tuple[Name, ...]
+    capability: Annotated[str, re.compile(r"[0-9]{1,4}\.[0-9]{1,4}")]
+
+
+class ModuleFound(TypedDict):
+    found: bool
+
+
+class _Interpreter(TypedDict):
+    status: Annotated[int, Range(-(1 << 31), (1 << 31) - 1)] | None
+
+
+class Interpreter(_Interpreter, total=False):
+    output: Text
+    failed_setup: Annotated[int, Range(1, 1 << 20)]
+    """A line of ``job.setup``, counted from 1."""
+    python: Name
+    executable: Path
+    limits: Failed | ProcessLimits
+    framework: Failed | Framework
+    packages: Failed | dict[Name, Name | None]
+    module_found: Failed | ModuleFound
+
+
+class _Port(TypedDict):
+    free: bool
+
+
+class PortFound(_Port, total=False):
+    reason: Text | None
+    holder: Text
+
+
+class Facts(TypedDict, total=False):
+    """By probe."""
+
+    machine: Failed | Machine
+    memory: Failed | Memory
+    leftovers: Failed | dict[Name, tuple[Pid, ...]]
+    storage: Failed | dict[Name, Folder]
+    script: Failed | Script
+    names: Failed | Names
+    network: Failed | Network
+    infiniband: Failed | dict[Name, InfinibandPort]
+    gpus: FailedTool | Gpus
+    interpreter: Failed | Interpreter
+    ports: Failed | dict[Number, PortFound]
+
+
+class Listening(TypedDict):
+    port: Port
+
+
+class Gathered(TypedDict):
+    """The answer to ``gather``."""
+
+    facts: Facts
+    listening: Failed | Listening
+
+
+class Clock(TypedDict):
+    """The answer to ``clock``."""
+
+    time: Time
+
+
+class _Dial(TypedDict):
+    host: Name
+    kind: Literal["address", "interface", "port"]
+    address: Name
+    port: Port
+
+
+class Dial(_Dial, total=False):
+    """What came of dialing one target."""
+
+    error: Text
+    answered: Name
+    """Who answered, where ``error`` is ``wrong``; empty for something that is not dtrain."""
+    mss: Count
+    seconds: Seconds
+    bulk_seconds: Seconds
+    source: Address | None
+
+
+class Dialed(TypedDict):
+    """The answer to ``dial``."""
+
+    dialed: tuple[Dial, ...]
+
+
+class Ran(TypedDict, total=False):
+    """The answer to ``run``."""
+
+    status: int | None
+    said: Annotated[tuple[str, ...], Length(1024)]
+    """What each rank said, as JSON."""
+    output: str
+    error: Text
+    failed_setup: Annotated[int, Range(1, 1 << 20)]
+
+
+_Rank = Annotated[int, Range(0, 10**6)]
+_Bytes = Annotated[int, Range(1, 1 << 40)]
+
+
+class RankFailed(TypedDict):
+    """A rank, or task, that could not do what was asked."""
+
+    failed: Literal["import", "start", "store", "group", "server"]
+    error: Text
+
+
+class RehearsalFailed(RankFailed, total=False):
+    missing: tuple[_Rank, ...]
+    pairs: tuple[tuple[_Rank, _Rank, Text], ...]
+    """First ranks of hosts that cannot meet, and why."""
+    silent: tuple[tuple[Name, _Rank], ...]
+
+
+class _Rehearsed(TypedDict):
+    failed: Literal[""]
+
+
+class Rehearsed(_Rehearsed, total=False):
+    """What one rank, or task, says of a rehearsal."""
+
+    error: Text
+    backend: Name
+    seconds: Seconds
+    silent: tuple[tuple[Name, _Rank], ...]
+    """Tasks that did not answer it."""
+
+
+class Measured(TypedDict):
+    """What one rank has measured."""
+
+    failed: Literal[""]
+    backend: Name
+    all: tuple[tuple[_Bytes, Duration], ...]
+    inside: tuple[tuple[_Bytes, Duration], ...]
+    pairs: tuple[tuple[_Rank, _Rank, _Bytes, Duration], ...]
+
+
+REHEARSED: Any = Rehearsed | RehearsalFailed
+MEASURED: Any = Measured | RankFailed
+
+
+def read_gathered(
+    answer: Mapping[str, Any], ports: Collection[int], setup: Sequence[str]
+) -> Gathered:
+    """The answer to ``gather`` of a host that may use these ports and runs these setup lines.
+
+    Raises ProtocolError.
+    """
+    found = decode(Gathered, answer, "gather")
+    # Other hosts dial these ports.
+    named = found["facts"].get("ports", {})
+    if "error" not in named and (foreign := set(map(str, named)) - set(map(str, ports))):
+        raise ProtocolError(f"facts.ports: the job has no port {min(foreign)}")
+    interpreter: Mapping[str, Any] = found["facts"].get("interpreter", {})
+    step = interpreter.get("failed_setup", 1)
+    if step > max(1, len(setup)):
+        raise ProtocolError(f"facts.interpreter: job.setup has no line {step}")
+    return found
+
+
+def read_dialed(answer: Mapping[str, Any], targets: Collection[Target]) -> tuple[Dial, ...]:
+    """The answer to ``dial``. Raises ProtocolError."""
+    asked = {target[:4] for target in targets}
+    dialed = decode(Dialed, answer, "dial")["dialed"]
+    for one in dialed:
+        if (one["host"], one["kind"], one["address"], one["port"]) not in asked:
+            raise ProtocolError(f"dial: {excerpt(one['address'])} is not what it was to dial")
+    return dialed
+
+
+def read_ran(answer: Mapping[str, Any], kind: Any) -> tuple[Ran, tuple[dict[str, Any], ...]]:
+    """The answer to ``run``, and what each rank said: `REHEARSED` or `MEASURED`.
+
+    Raises ProtocolError.
+    """
+    ran = decode(Ran, answer, "run")
+    lines = enumerate(ran.get("said", ()))
+    return ran, tuple(
+        decode(kind, parse(line.encode(errors="replace")), f"said[{at}]") for at, line in lines
+    )

@@ -1,0 +1,63 @@
+"""What the receiver of the working folder answers. Pure. `dtrain.node.tree` is the other side."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
+
+from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt, parse_object
+
+Number = Annotated[int, Range(0, (1 << 32) - 1)]
+"""A file of the tree that was announced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """The files to send, in this order."""
+
+    indices: Annotated[tuple[Number, ...], Length(1 << 32)]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    path: Annotated[str, re.compile(r"/[^\0]{0,8191}")]
+    notices: Annotated[tuple[str, ...], Length(100)]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    reason: str
+    hint: str = ""
+    changed: Number | None = None
+    """A file whose content was not what the tree says."""
+
+
+Answer = Want | Done | Refused
+_ANSWERS: dict[str, type[Answer]] = {"want": Want, "done": Done, "refused": Refused}
+
+
+def max_answer(files: int) -> int:
+    """The most bytes of an answer about a tree of so many files."""
+    return (1 << 20) + 16 * files
+
+
+def read_answer(data: bytes, files: int) -> Answer:
+    """An answer about a tree of so many files. Raises ProtocolError."""
+    body: dict[str, Any] = parse_object(data)
+    kind = body.get("type")
+    if not isinstance(kind, str) or kind not in _ANSWERS:
+        raise ProtocolError(f"unknown answer {excerpt(kind)}")
+    answer: Answer = cast(Answer, decode(_ANSWERS[kind], body, kind))
+    match answer:
+        case Want(indices):
+            named: tuple[int, ...] = indices
+            if len(set(indices)) < len(indices):
+                raise ProtocolError("want: a file is named twice")
+        case Refused(changed=int() as changed):
+            named = (changed,)
+        case _:
+            named = ()
+    if any(index >= files for index in named):
+        raise ProtocolError(f"{kind}: there is no file {max(named)}; the tree has {files}")
+    return answer

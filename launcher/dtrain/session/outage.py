@@ -1,0 +1,53 @@
+"""How long a host may be out of reach before it is lost. Pure: time is an argument."""
+
+from __future__ import annotations
+
+STABLE = 5.0
+"""Seconds that a relay follows the job after which its next end is a new outage. A shorter time
+counts only if the relay brings something new."""
+DELAY, DELAY_MOST = 0.25, 5.0
+
+
+class Outage:
+    """One host's connection, as its reader sees it.
+
+    A relay that connects, and breaks again before it has told anything new, does not end an
+    outage: otherwise it could keep the job waiting for ever.
+    """
+
+    def __init__(self) -> None:
+        self.reachable = True
+        """Whether a relay follows the job."""
+        self._since: float | None = None
+        self._attached_at: float | None = None
+        self._delay = DELAY
+
+    def begin(self, now: float) -> None:
+        """The connection broke, or is not there yet."""
+        if self._attached_at is not None and now - self._attached_at >= STABLE:
+            self._end()
+        if self._since is None:
+            self._since = now
+        self._attached_at = None
+        self.reachable = False
+
+    def attached(self, now: float) -> None:
+        """A new relay follows the job."""
+        self._attached_at = now
+        self.reachable = True
+
+    def progressed(self) -> None:
+        """The host has told something new."""
+        self._end()
+
+    def lasts(self, now: float) -> float:
+        """Seconds without progress."""
+        return 0.0 if self._since is None else now - self._since
+
+    def next_delay(self) -> float:
+        """Seconds to wait before the next attempt to connect; longer each time."""
+        delay, self._delay = self._delay, min(self._delay * 2, DELAY_MOST)
+        return delay
+
+    def _end(self) -> None:
+        self._since, self._delay = None, DELAY

@@ -1,0 +1,231 @@
+"""Fuzz targets: what an agent's relay sends, to the decoder alone and to a whole attempt."""
+
+from __future__ import annotations
+
+import json
+import queue
+import tempfile
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from dtrain import protocol
+from dtrain.cause import Report
+from dtrain.diagnostics import ExitCode
+from dtrain.journal import Journal
+from dtrain.launchplan import LaunchPlan, build
+from dtrain.logs.store import RunFolder
+from dtrain.messages.agent import Happened, StreamFound, read_message
+from dtrain.messages.decode import ProtocolError
+from dtrain.messages.sequence import Sequence
+from dtrain.record import Record, Request
+from dtrain.session.attempt import Attempt
+from dtrain.session.inquiry import ask
+from dtrain.session.link import Post, Run
+from dtrain.session.observer import Nobody
+from dtrain.spec.load import parse
+from fuzz.mutation import Target, damaged, mutated
+from support.scripted import ScriptedHosts
+
+FILE = """
+cluster: {hosts: [bad, good], gpus: 2}
+job: {framework: torch, script: train.py, restart: {node_timeout: 1s}}
+"""
+GROUPS = [
+    {
+        "id": "0",
+        "name": "default_pg",
+        "ranks": [0, 1],
+        "calls": [
+            {
+                "seq": 3,
+                "op": "nccl:all_reduce",
+                "tensors": [["Float", [4, 3]]],
+                "done": False,
+                "frames": [["step", "/w/train.py", 40]],
+            }
+        ],
+    }
+]
+
+
+def _worker(index: int) -> dict[str, Any]:
+    return {"role": "worker", "index": index, "rank": index}
+
+
+def _events() -> list[dict[str, Any]]:
+    at: dict[str, Any] = {"time": 1.7e9}
+    error = {"message": "ValueError: x", "traceback": "Traceback", "time": 1.7e9}
+    failed = {"code": 1, "signal": None, "stopping": False, "error": error, "out_of_memory": False}
+    lines = [[1.7e9, "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the bus."]]
+    return [
+        *({"event": "started", **at, **_worker(index), "pid": 7 + index} for index in (0, 1)),
+        {"event": "stack", **at, **_worker(0), "text": 'Thread 0x1: "main"'},
+        {"event": "collectives", **at, "rank": 0, "groups": GROUPS},
+        {"event": "told", **at},
+        {"event": "exited", **at, **_worker(0), "pid": 7, **failed, "ranks": None},
+        {"event": "kernel", **at, "lines": lines, "gpus": ["0000:3b:00.0"]},
+        {"event": "stopping", **at, "reason": "asked"},
+        {"event": "exited", **at, **_worker(1), "pid": 8, **failed, "stopping": True},
+        {"event": "ended", **at, "survivors": [{"pid": 9, "name": "x"}]},
+    ]
+
+
+def _session() -> list[Any]:
+    """All that a relay may send: messages, and pairs of a stream and its output."""
+    said: list[Any] = [
+        {"type": "hello", "protocol": 1, "python": "3.11.2", "hostname": "h", "time": 1.7e9}
+        | {"pid": 3},
+        {"type": "prepared", "workdir": "/w", "folder": "/f"},
+    ]
+    for number, index in enumerate((0, 1), 1):
+        name = f"worker-{index}.out"
+        said.append({"type": "stream", "id": number, "name": name, "fd": "stdout"} | _worker(index))
+    progress = {"event": "progress", "time": 1.7e9, "step": 3, "total": 9, "loss": 0.5}
+    progress |= {"tokens": 12, "metrics": {"lr": 0.1}}
+    said += [
+        (1, b"hello\n"),
+        {"type": "progress", "name": "rank-0.progress", "offset": 90, "said": progress},
+        *(
+            {"type": "event", "offset": 100 * at, "event": event}
+            for at, event in enumerate(_events(), 1)
+        ),
+        {"type": "bye"},
+    ]
+    return said
+
+
+_OTHERS: list[Any] = [
+    {"type": "refused", "what": "port", "reason": "port 29500 is taken", "hint": ""},
+    {"type": "refused", "what": "gone", "reason": "no run", "hint": ""},
+    {"type": "attached", "folder": "/f", "running": True},
+    {"type": "alive", "supervisor": 7, "silent": 0.0},
+    {"type": "notice", "text": "a file is too long"},
+    {"type": "lost", "reason": "it died", "survivors": []},
+    {"type": "status", "state": "running", "since": 1.7e9, "why": "", "processes": []},
+    {"type": "pong"},
+    (2, b"x" * 100),
+]
+
+
+def _frame(random: Random, one: Any) -> bytes:
+    if isinstance(one, tuple):
+        stream, payload = one
+        stream += random.choice((0, 0, 0, 1, 2**31))
+        offset = random.choice((0, 0, 0, 6, 1000, 2**64 - 1))
+        return protocol.HEADER.pack(protocol.DATA, stream, offset, len(payload)) + payload
+    payload = mutated(random, one) if random.random() < 0.15 else json.dumps(one).encode()
+    return protocol.HEADER.pack(protocol.MESSAGE, 0, 0, len(payload)) + payload
+
+
+def relay_output(random: Random, *, attached: bool = False) -> bytes:
+    said = _session()
+    if attached:
+        said[1] = {"type": "attached", "folder": "/f", "running": True}
+    for _ in range(random.choice((0, 1, 1, 2, 5))):
+        at, other = random.randrange(len(said)), random.randrange(len(said))
+        match random.randrange(4):
+            case 0:
+                said.insert(at, random.choice(_OTHERS))
+            case 1:
+                said.insert(at, said[other])
+            case 2:
+                said[at], said[other] = said[other], said[at]
+            case _:
+                del said[at]
+    noise = random.choice((b"", b"", b"Welcome\n", protocol.PREAMBLE[:5]))
+    whole = noise + protocol.PREAMBLE + b"".join(_frame(random, one) for one in said)
+    return damaged(random, whole)
+
+
+@cache
+def _plan() -> LaunchPlan:
+    plan = build(parse(FILE, "cluster.yaml"))
+    restart = replace(plan.job.restart, node_timeout=0.05)
+    return replace(plan, job=replace(plan.job, restart=restart))
+
+
+def decode_output(data: bytes) -> None:
+    """The decoder and the checks, without a link."""
+    plan = _plan()
+    decoder, sequence = protocol.FrameDecoder(), Sequence(plan.hosts[0], plan.world_size)
+    sequence.begin_relay()
+    try:
+        for at in range(0, len(data), 997):
+            for frame in decoder.feed(data[at : at + 997]):
+                if isinstance(frame, protocol.Data):
+                    continue
+                message = read_message(frame.body)
+                sequence.check_message(message, started=True)
+                if isinstance(message, Happened) and sequence.is_new(message):
+                    json.dumps(message.event.as_json())
+                elif isinstance(message, StreamFound):
+                    sequence.check_stream(message)
+    except ProtocolError as error:
+        assert len(str(error)) < 1000
+        assert str(error).isprintable()
+
+
+def _status(random: Random) -> bytes:
+    fate = {"started": 1.7e9, "ended": None, "code": None, "signal": None}
+    seen = {"type": "status", "state": "running", "since": 1.7e9, "why": ""}
+    said = [_session()[0], {**seen, "processes": [{**_worker(0), "pid": 7, **fate}]}]
+    payloads = [mutated(random, one) for one in said]
+    frames = [protocol.HEADER.pack(protocol.MESSAGE, 0, 0, len(one)) + one for one in payloads]
+    return damaged(random, protocol.PREAMBLE + b"".join(frames))
+
+
+def inquire(data: bytes) -> None:
+    """What `dtrain ps RUN` asks the hosts."""
+    record = Record("run", Request("cluster.yaml", "/", FILE), 29500, "python3", 0.0)
+    found = ask(record, {}, ScriptedHosts({"bad": data, "good": b""}))
+    assert found.keys() == {"bad", "good"}
+
+
+def attempt(data: bytes) -> Report:
+    """A whole attempt, in which one host is hostile and another refuses at once."""
+    plan = _plan()
+    refusal = {"type": "refused", "what": "workdir", "reason": "no such folder"}
+    payloads = [json.dumps(one).encode() for one in (_session()[0], refusal)]
+    frames = [protocol.HEADER.pack(protocol.MESSAGE, 0, 0, len(one)) + one for one in payloads]
+    good = protocol.PREAMBLE + b"".join(frames)
+    alone = replace(plan, hosts=plan.hosts[:1]) if len(data) % 2 else plan
+    with tempfile.TemporaryDirectory() as folder:
+        posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
+        place = RunFolder(Path(folder))
+        run = Run(
+            name="run",
+            plan=alone,
+            attempt=1,
+            movable_port=False,
+            base=Path(folder),
+            secrets={},
+            transport=ScriptedHosts({"bad": data, "good": good}),
+            tree=None,
+            folder=place,
+            journal=Journal(place.journal),
+            observer=Nobody(),  # type: ignore[arg-type]
+            inspection=None,
+            tensorboard=True,
+            post=posts.put,
+        )
+        taken_up = b'"attached"' in data
+        one = Attempt(run, posts, lambda: None)
+        return one.take_up({"bad": {}, "good": {}}, 1.0) if taken_up else one.run()
+
+
+def attempt_is_sound(data: bytes) -> None:
+    report = attempt(data)
+    assert report.exit_code in (ExitCode.OK, ExitCode.JOB_FAILED, ExitCode.NODE_FAILED), report
+    if report.exit_code is ExitCode.NODE_FAILED:
+        assert any("bad" in problem or "good" in problem for problem in report.problems), report
+
+
+TARGETS: list[Target] = [
+    ("relay", relay_output, decode_output),
+    ("inquiry", _status, inquire),
+    ("launch", relay_output, attempt_is_sound),
+    ("attach", partial(relay_output, attached=True), attempt_is_sound),
+]

@@ -1,0 +1,124 @@
+"""JSON that is wrong, deep, long or slow to read is refused, in linear time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pytest
+
+from dtrain.messages.decode import Length, ProtocolError, Range, decode, parse
+from dtrain.protocol import HEADER, MESSAGE, PREAMBLE, FrameDecoder
+from dtrain.transport.incoming import MAX_NOISE, Incoming
+from support.scripted import ScriptedProcess
+
+
+@dataclass(frozen=True)
+class Item:
+    size: Annotated[int, Range(0, 10)]
+    name: Annotated[str, Length(5)]
+    rates: tuple[float, ...] = ()
+    next: dict[str, int] | None = None
+
+
+def test_a_value_of_every_kind_and_fields_that_are_not_known() -> None:
+    said = parse(b'{"size": 3, "name": "abc", "rates": [1, 2.5], "next": {"a": 4}, "more": []}')
+    assert decode(Item, said, "item") == Item(3, "abc", (1.0, 2.5), {"a": 4})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"size": "3"}, r"item\.size: expected an integer, got '3'"),
+        ({"size": True}, r"item\.size: expected an integer, got true"),
+        ({"size": 3.0}, r"item\.size: expected an integer"),
+        ({"size": 11}, r"item\.size: expected an integer from 0 to 10, got 11"),
+        ({"name": "abcdef"}, r"item\.name: expected at most 5 characters"),
+        ({"name": None}, r"item\.name: expected a string, got null"),
+        ({"rates": [1, float("inf")]}, r"item\.rates\[1\]: expected a number"),
+        ({"rates": [float("nan")]}, r"item\.rates\[0\]"),
+        ({"rates": {}}, r"item\.rates: expected a list, got an object"),
+        ({"next": {"a": None}}, r"item\.next\.a: expected an integer, got null"),
+        ({"next": {"\x1b" * 400: None}}, r"item\.next\.'\\x1b"),
+    ],
+)
+def test_a_wrong_value_is_named(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(ProtocolError, match=told) as caught:
+        decode(Item, {"size": 3, "name": "abc", **wrong}, "item")
+    assert len(str(caught.value)) < 300
+    with pytest.raises(ProtocolError, match="item: name is missing"):
+        decode(Item, {"size": 3}, "item")
+
+
+def test_brackets_in_strings_are_no_nesting() -> None:
+    text = b'["' + b"[" * 500 + rb"\"[\\" + b'"]'
+    assert len(parse(text)[0]) == 503
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"[" * 33 + b"]" * 33, b'{"a":' * 99, b'["\\\\", ' + b"[" * 99, b"9" * 41, b"\xff", b"{", b""],
+)
+def test_what_is_refused(text: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        parse(text)
+
+
+def _frames(data: bytes) -> None:
+    decoder = FrameDecoder()
+    for at in range(0, len(data), 7):
+        list(decoder.feed(data[at : at + 7]))
+
+
+def _noise(data: bytes) -> None:
+    Incoming(ScriptedProcess(data)).preamble(b"\0mark\n")
+
+
+def _lines(data: bytes) -> None:
+    incoming = Incoming(ScriptedProcess(data))
+    while True:
+        incoming.until(b"\n", 1 << 16)
+
+
+SMALL = HEADER.pack(MESSAGE, 0, 0, 15) + b'{"type":"told"}'
+
+
+@pytest.mark.parametrize(
+    ("read", "hostile"),
+    [
+        (parse, lambda n: b"[" * n),
+        (parse, lambda n: b'"' + b'\\"' * n),
+        (parse, lambda n: b'["' * n),
+        (parse, lambda n: b"\\" * n + b"[" * 40),
+        (parse, lambda n: b"9" * n),
+        (parse, lambda n: b"0." + b"1" * n),
+        (parse, lambda n: b"[" + b"[]," * n + b"[]]"),
+        (_frames, lambda n: b"\0dtrain-relay" * (n // 12)),
+        (_frames, lambda n: PREAMBLE + SMALL * (n // 20)),
+        (_noise, lambda n: b"\0mark" * (n // 5)),
+        (_lines, lambda n: b"x\n" * n),
+    ],
+)
+def test_linear(read: Callable[[bytes], object], hostile: Callable[[int], bytes]) -> None:
+    def cost(size: int) -> float:
+        data = hostile(size)
+        begun = time.process_time()
+        with suppress(ProtocolError, EOFError):
+            read(data)
+        return time.process_time() - begun
+
+    size = 60_000
+    ratio = min(cost(4 * size) / max(cost(size), 1e-4) for _ in range(3))
+    assert ratio < 8
+
+
+def test_endless_noise_ends() -> None:
+    with pytest.raises(ProtocolError, match="1 MiB"):
+        _noise(b"x" * (MAX_NOISE + 5000))
+    with pytest.raises(ProtocolError, match="without an end"):
+        Incoming(ScriptedProcess(b"x" * 5000)).until(b"\n", 4000)
+    with pytest.raises(EOFError):
+        Incoming(ScriptedProcess(b"abc")).exactly(4)

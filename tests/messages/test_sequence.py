@@ -1,0 +1,99 @@
+"""Events that cannot have happened, and those that are only told again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtrain.launchplan import build
+from dtrain.messages.agent import Happened, StreamFound, read_message
+from dtrain.messages.decode import ProtocolError
+from dtrain.messages.sequence import Sequence
+from dtrain.spec.load import parse
+
+DIRECT = "cluster: {hosts: [a, b], gpus: 2}\njob: {framework: torch, script: t.py}"
+TORCHRUN = DIRECT.replace("t.py", "t.py, rendezvous: {backend: static}")
+
+
+def sequence(file: str = DIRECT) -> Sequence:
+    plan = build(parse(file, "cluster.yaml"))
+    return Sequence(plan.hosts[1], plan.world_size)
+
+
+def happened(offset: int, kind: str, role: str = "worker", index: int = 2, **odd: Any) -> Happened:
+    rank = index if role == "worker" else None
+    event = {"event": kind, "time": 1.0, "role": role, "index": index, "rank": rank, "pid": 7}
+    event |= {"code": 0, "signal": None, "stopping": False, "survivors": [], "reason": ""}
+    event |= {"text": "", "groups": [], "logs": "", "local_rank": 0}
+    message = read_message({"type": "event", "offset": offset, "event": {**event, **odd}})
+    assert isinstance(message, Happened)
+    return message
+
+
+def test_a_whole_life_and_its_repetition() -> None:
+    told = sequence()
+    life = [
+        happened(1, "started"),
+        happened(2, "started", index=3, pid=8),
+        happened(3, "exited", index=3, pid=8),
+        happened(4, "stack"),
+        happened(5, "exited"),
+        happened(6, "ended"),
+        happened(7, "told"),
+    ]
+    assert all(told.is_new(one) for one in life)
+    assert told.ended
+    assert not any(told.is_new(one) for one in life)
+
+
+@pytest.mark.parametrize(
+    ("events", "wrong"),
+    [
+        ([happened(1, "started", index=0)], "no process worker 0"),
+        ([happened(1, "started", role="ps")], "no process ps 2"),
+        ([happened(1, "started", rank=1)], "worker 2 is not rank 1"),
+        ([happened(1, "started"), happened(2, "started", pid=9)], "worker 2 started twice"),
+        ([happened(1, "exited")], "worker 2 has not started"),
+        ([happened(1, "started"), happened(2, "exited", pid=9)], "process 7, and process 9"),
+        ([happened(1, "started"), happened(2, "exited"), happened(3, "exited")], "exited twice"),
+        ([happened(1, "ended")], "worker 2 has not exited"),
+        ([happened(1, "ended", error="x"), happened(2, "started")], "the job has ended there"),
+        ([happened(1, "stopping"), happened(2, "stopping")], "said twice"),
+        ([happened(1, "stack", rank=4)], "no rank 4"),
+        ([happened(1, "collectives", rank=4)], "no rank 4"),
+    ],
+)
+def test_what_cannot_have_happened(events: list[Happened], wrong: str) -> None:
+    told = sequence()
+    *before, last = events
+    assert all(told.is_new(one) for one in before)
+    with pytest.raises(ProtocolError, match=wrong):
+        told.is_new(last)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "role", "index", "rank", "right"),
+    [
+        (DIRECT, "worker-2.out", "worker", 2, 2, True),
+        (DIRECT, "worker-0.out", "worker", 0, 0, False),
+        (DIRECT, "worker-3.out", "worker", 2, 2, False),
+        (DIRECT, "rank-2.out", "worker", 2, 2, False),
+        (TORCHRUN, "torchrun-1.err", "torchrun", 1, None, True),
+        (TORCHRUN, "rank-3.err", "worker", 3, 3, True),
+        (TORCHRUN, "rank-4.err", "worker", 4, 4, False),
+        (TORCHRUN, "rank-3.err", "torchrun", 1, None, False),
+    ],
+)
+def test_streams(
+    file: str, name: str, role: str, index: int, rank: int | None, right: bool
+) -> None:
+    found = read_message(
+        {"type": "stream", "id": 1, "name": name, "role": role, "index": index, "rank": rank}
+    )
+    assert isinstance(found, StreamFound)
+    if right:
+        sequence(file).check_stream(found)
+    else:
+        with pytest.raises(ProtocolError):
+            sequence(file).check_stream(found)

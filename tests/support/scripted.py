@@ -1,0 +1,59 @@
+"""A transport whose hosts say what a test gives them, whatever they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dtrain.diagnostics import ConnectError
+from dtrain.spec.model import Host
+from dtrain.transport.contract import TcpStream
+
+PIECE = 4093
+"""Bytes of one read: messages are cut anywhere."""
+
+
+class ScriptedProcess:
+    """Writes ``said`` to its stdout and ends with status 0."""
+
+    def __init__(self, said: bytes) -> None:
+        self._said = memoryview(said)
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def close_stdin(self) -> None:
+        pass
+
+    def read(self, size: int = 1 << 18) -> bytes:
+        piece = bytes(self._said[: min(size, PIECE)])
+        self._said = self._said[len(piece) :]
+        return piece
+
+    def stderr(self) -> bytes:
+        return b""
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+class ScriptedHosts:
+    """A transport, and each connection of it. ``said`` is by host."""
+
+    def __init__(self, said: Mapping[str, bytes], host: str = "") -> None:
+        self._said = said
+        self._host = host
+
+    def connect(self, host: Host) -> ScriptedHosts:
+        return ScriptedHosts(self._said, host.name)
+
+    def start(self, command: str) -> ScriptedProcess:
+        return ScriptedProcess(self._said[self._host])
+
+    def dial(self, port: int, timeout: float) -> TcpStream:
+        raise ConnectError(self._host, f"connecting to its port {port}", "connection refused")
+
+    def close(self) -> None:
+        pass
