@@ -14,6 +14,7 @@ from dtrain.logs.store import RunFolder, Stream
 from dtrain.record import Record
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.commands.watch import Departure, on_signals
+from dtrain_cli.standard import OutputError
 from dtrain_cli.views import Filters, View, make_view
 
 POLL = 0.1
@@ -54,11 +55,13 @@ def logs(options: Options) -> ExitCode:
                 plan = record.plan()
             for stream, size in _streams(folder, plan, record.attempt).items():
                 view.output(stream, size)
-            if not going_on or departure.wait(POLL):
+            if not going_on or view.output_error or departure.wait(POLL):
                 break
         view.close()
         while not view.wait(POLL) and not departure.asked:
             pass
+    if view.output_error is not None:
+        raise OutputError(view.output_error)
     return ExitCode.INTERRUPTED if departure.asked else ExitCode.OK
 
 

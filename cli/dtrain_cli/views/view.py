@@ -109,6 +109,8 @@ class View:
         self._filters = filters
         self._on_broken_pipe = on_broken_pipe
         self._broken = False
+        self.output_error: OSError | None = None
+        """Why stdout or stderr can no longer be written, where its reader is not gone."""
         self._wake = threading.Condition()
         self._calls: deque[Callable[[], None]] = deque()
         self._grown: dict[Stream, int] = {}
@@ -225,6 +227,7 @@ class View:
 
     def _output_failed(self, error: OSError) -> None:
         if not reader_gone(error):
+            self.output_error = error
             self.notice(f"output is no longer shown: {error.strerror}")
         elif not self._broken:
             self._broken = True
