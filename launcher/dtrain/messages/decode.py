@@ -1,0 +1,286 @@
+"""JSON from an untrusted program, turned into values of declared types. Pure.
+
+A type is a dataclass, a TypedDict, or built from ``str``, ``int``, ``float``, ``bool``, ``Literal``,
+``tuple``, ``dict`` and unions. ``Annotated`` narrows it with `Range`, `Length` or a compiled
+pattern. Fields that a type does not declare are ignored. The cost is linear in the size of the
+input.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from itertools import accumulate
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NoReturn,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+MAX_DEPTH = 32
+"""Levels of lists and objects."""
+MAX_DIGITS = 40
+MAX_TEXT = 1 << 18
+"""Characters of a string, unless its type says otherwise."""
+MAX_ITEMS = 1 << 17
+"""Items of a list or an object, unless its type says otherwise."""
+EXCERPT = 60
+"""Characters of a wrong value that an error quotes."""
+
+_BRACKETS = bytes.maketrans(b"[{]}", b"\1\1\0\0")
+_OTHERS = bytes(set(range(256)) - set(b"[{]}"))
+
+_T = TypeVar("_T")
+_Reader = Callable[[Any, str], Any]
+
+
+class ProtocolError(Exception):
+    """A program on a host sent something that dtrain's own programs never send."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bounds of a number, both included."""
+
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """The most characters of a string, or items of a list or an object."""
+
+    most: int
+
+
+def parse(data: bytes) -> Any:
+    """The JSON value in ``data``. The caller limits its size.
+
+    Raises ProtocolError for anything else, for values nested deeper than `MAX_DEPTH`, and for
+    numbers of more than `MAX_DIGITS` digits.
+    """
+    # json.loads recurses, and how deep it may go depends on the Python version and the caller.
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _depth(data) > MAX_DEPTH:
+        raise ProtocolError(f"JSON nested deeper than {MAX_DEPTH} levels")
+    try:
+        return json.loads(data.decode(), parse_int=_integer)
+    except ValueError as error:
+        raise ProtocolError(f"not JSON: {excerpt(str(error))}") from None
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """The JSON object in ``data``. Raises ProtocolError as `parse` does."""
+    value = parse(data)
+    if type(value) is not dict:
+        raise ProtocolError(f"expected an object, got {excerpt(value)}")
+    return value
+
+
+def decode(kind: type[_T], value: Any, where: str) -> _T:
+    """``value``, which came from `parse`, as a ``kind``. ``where`` names it in errors.
+
+    Raises ProtocolError.
+    """
+    return cast(_T, _reader(kind)(value, where))
+
+
+def excerpt(value: Any) -> str:
+    """The beginning of a value for an error message, on one line."""
+    # The head alone: a hostile value may be large.
+    head = value[: EXCERPT + 1] if isinstance(value, str | bytes) else _sketch(value)
+    text = head if isinstance(head, str) else ascii(head)
+    text = text if text.isprintable() else ascii(text)
+    return text if len(text) <= EXCERPT else f"{text[:EXCERPT]}…"
+
+
+def _sketch(value: Any) -> str:
+    match value:
+        case dict():
+            return "an object"
+        case list():
+            return "a list"
+        case _:
+            return json.dumps(value)
+
+
+def _depth(data: bytes) -> int:
+    unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    outside_strings = b"".join(unescaped.split(b'"')[::2])
+    brackets = outside_strings.translate(_BRACKETS, _OTHERS)
+    return max(accumulate(1 if one else -1 for one in brackets), default=0)
+
+
+def _integer(digits: str) -> int:
+    # int() takes quadratic time, and newer versions of Python refuse long numbers by themselves.
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _wrong(where: str, expected: str, value: Any) -> NoReturn:
+    got = repr(excerpt(value)) if isinstance(value, str) else excerpt(value)
+    raise ProtocolError(f"{where}: expected {expected}, got {got}")
+
+
+@cache
+def _reader(kind: Any) -> _Reader:
+    """The function that checks values of one type."""
+    limit: Any = None
+    if get_origin(kind) is Annotated:
+        kind, limit = get_args(kind)
+    origin, of = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return lambda value, where: value
+    if kind is bool:
+        return _bool
+    if kind in (int, float):
+        return _number(kind, limit)
+    if kind is str:
+        return _string(limit)
+    if origin is Literal:
+        return _choice(of)
+    if origin in (Union, UnionType):
+        return _any_of([_reader(one) for one in of if one is not NoneType], NoneType in of)
+    most = limit.most if isinstance(limit, Length) else MAX_ITEMS
+    if origin is tuple:
+        return _list(of, most)
+    if origin is dict:
+        return _mapping(_reader(of[0]), _reader(of[1]), most)
+    if is_typeddict(kind) or is_dataclass(kind):
+        return _record(kind)
+    raise TypeError(f"no way to decode {kind}")
+
+
+def _bool(value: Any, where: str) -> bool:
+    return value if type(value) is bool else _wrong(where, "true or false", value)
+
+
+def _number(kind: type[int] | type[float], limit: Range | None) -> _Reader:
+    bounds = limit or (Range(-(1 << 63), (1 << 64) - 1) if kind is int else Range(-1e300, 1e300))
+    expected = "an integer" if kind is int else "a number"
+
+    def read(value: Any, where: str) -> float:
+        if type(value) is not int and (kind is int or type(value) is not float):
+            _wrong(where, expected, value)
+        # False for NaN, too.
+        if not bounds.least <= value <= bounds.most or not math.isfinite(value):
+            _wrong(where, f"{expected} from {bounds.least} to {bounds.most}", value)
+        return kind(value)
+
+    return read
+
+
+def _string(limit: Length | re.Pattern[str] | None) -> _Reader:
+    most = limit.most if isinstance(limit, Length) else MAX_TEXT
+    pattern = limit if isinstance(limit, re.Pattern) else None
+
+    def read(value: Any, where: str) -> str:
+        if type(value) is not str:
+            _wrong(where, "a string", value)
+        if len(value) > most:
+            _wrong(where, f"at most {most} characters", value)
+        if pattern is not None and not pattern.fullmatch(value):
+            _wrong(where, f"text that matches {pattern.pattern}", value)
+        return value
+
+    return read
+
+
+def _choice(options: tuple[Any, ...]) -> _Reader:
+    expected = "one of " + ", ".join(map(str, options))
+
+    def read(value: Any, where: str) -> Any:
+        return value if type(value) is str and value in options else _wrong(where, expected, value)
+
+    return read
+
+
+def _any_of(readers: list[_Reader], or_null: bool) -> _Reader:
+    *others, last = readers
+
+    def read(value: Any, where: str) -> Any:
+        if or_null and value is None:
+            return None
+        for other in others:
+            try:
+                return other(value, where)
+            except ProtocolError:
+                continue
+        return last(value, where)
+
+    return read
+
+
+def _list(of: tuple[Any, ...], most: int) -> _Reader:
+    """``tuple[X, ...]`` is a list of any length, ``tuple[X, Y]`` one of two items."""
+    every = of[1:] == (Ellipsis,)
+    readers = [_reader(one) for one in (of[:1] if every else of)]
+
+    def read(value: Any, where: str) -> tuple[Any, ...]:
+        if type(value) is not list:
+            _wrong(where, "a list", value)
+        if every:
+            if len(value) > most:
+                raise ProtocolError(f"{where}: expected at most {most} items, got {len(value)}")
+            (reader,) = readers
+            return tuple(reader(one, f"{where}[{at}]") for at, one in enumerate(value))
+        if len(value) != len(readers):
+            raise ProtocolError(f"{where}: expected {len(readers)} items, got {len(value)}")
+        return tuple(
+            reader(one, f"{where}[{at}]")
+            for at, (reader, one) in enumerate(zip(readers, value, strict=True))
+        )
+
+    return read
+
+
+def _mapping(key: _Reader, item: _Reader, most: int) -> _Reader:
+    def read(value: Any, where: str) -> dict[Any, Any]:
+        if type(value) is not dict:
+            _wrong(where, "an object", value)
+        if len(value) > most:
+            raise ProtocolError(f"{where}: expected at most {most} items, got {len(value)}")
+        return {
+            key(name, f"a key of {where}"): item(one, f"{where}.{excerpt(name)}")
+            for name, one in value.items()
+        }
+
+    return read
+
+
+def _record(kind: Any) -> _Reader:
+    hints = get_type_hints(kind, include_extras=True)
+    make: Callable[..., Any]
+    if is_typeddict(kind):
+        make, required = dict, kind.__required_keys__
+        readers = {name: _reader(hint) for name, hint in hints.items()}
+    else:
+        make = kind
+        readers = {one.name: _reader(hints[one.name]) for one in fields(kind)}
+        required = {one.name for one in fields(kind) if one.default is MISSING}
+
+    def read(value: Any, where: str) -> Any:
+        if type(value) is not dict:
+            _wrong(where, "an object", value)
+        found = {}
+        for name, reader in readers.items():
+            if name in value:
+                found[name] = reader(value[name], f"{where}.{name}")
+            elif name in required:
+                raise ProtocolError(f"{where}: {name} is missing")
+        return make(**found)
+
+    return read
