@@ -1,7 +1,7 @@
 """JSON from an untrusted program, turned into values of declared types. Pure.
 
 A type is a dataclass, a TypedDict, or built from ``str``, ``int``, ``float``, ``bool``, ``Literal``,
-``tuple``, ``dict`` and unions. ``Annotated`` narrows it with `Range`, `Length` or a compiled
+``Enum``, ``tuple``, ``frozenset``, ``dict``, ``Mapping`` and unions. ``Annotated`` narrows it with `Range`, `Length` or a compiled
 pattern. Fields that a type does not declare are ignored. The cost is linear in the size of the
 input.
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
 from functools import cache
 from itertools import accumulate
 from types import NoneType, UnionType
@@ -157,7 +158,12 @@ def _reader(kind: Any) -> _Reader:
     most = limit.most if isinstance(limit, Length) else MAX_ITEMS
     if origin is tuple:
         return _list(of, most)
-    if origin is dict:
+    if origin is frozenset:
+        items = _list((of[0], ...), most)
+        return lambda value, where: frozenset(items(value, where))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _member(kind)
+    if origin in (dict, Mapping):
         return _mapping(_reader(of[0]), _reader(of[1]), most)
     if is_typeddict(kind) or is_dataclass(kind):
         return _record(kind)
@@ -204,6 +210,17 @@ def _choice(options: tuple[Any, ...]) -> _Reader:
 
     def read(value: Any, where: str) -> Any:
         return value if type(value) is str and value in options else _wrong(where, expected, value)
+
+    return read
+
+
+def _member(kind: type[Enum]) -> _Reader:
+    members = {one.value: one for one in kind}
+    expected = "one of " + ", ".join(map(str, members))
+
+    def read(value: Any, where: str) -> Enum:
+        known = type(value) in (str, int) and value in members
+        return members[value] if known else _wrong(where, expected, value)
 
     return read
 
@@ -270,7 +287,11 @@ def _record(kind: Any) -> _Reader:
     else:
         make = kind
         readers = {one.name: _reader(hints[one.name]) for one in fields(kind)}
-        required = {one.name for one in fields(kind) if one.default is MISSING}
+        required = {
+            one.name
+            for one in fields(kind)
+            if one.default is MISSING and one.default_factory is MISSING
+        }
 
     def read(value: Any, where: str) -> Any:
         if type(value) is not dict:
