@@ -154,12 +154,15 @@ def logs(
 ) -> None:
     """Show what a run's workers have written."""
     from dtrain.diagnostics import UsageError
+    from dtrain.messages.decode import excerpt
     from dtrain.spec.schema import seconds
     from dtrain_cli.commands import logs as command
 
     age = None if since is None else seconds(since)
     if since is not None and age is None:
-        raise UsageError(f"--since {since}: no duration", hint="write e.g. 30s, 10m or 1h30m")
+        raise UsageError(
+            f"--since {excerpt(since)}: no duration", hint="write e.g. 30s, 10m or 1h30m"
+        )
     options = command.Options(run, follow, json, fold, rank, host, age)
     raise typer.Exit(command.logs(options))
 

@@ -10,17 +10,22 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 from dtrain.diagnostics import UsageError
 from dtrain.launchplan import LaunchPlan, build
+from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt, parse_object
 from dtrain.restart import Again
 from dtrain.spec.elastic import without
 from dtrain.spec.layouts import MisfitError
 from dtrain.spec.load import parse
 from dtrain.spec.model import ClusterFile
+from dtrain.spec.source import MAX_SIZE
+from dtrain.stored_file import RUN_NAME, open_stored
 
 SCHEMA = 1
 FILE = "run.json"
+MAX_BYTES = 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class Request:
     """The cluster file, as it was named."""
     folder: str
     """Absolute path of the folder that it is in, from which its relative paths start."""
-    text: str
+    text: Annotated[str, Length(MAX_SIZE)]
     """The file as it was then."""
     args: tuple[str, ...] = ()
     """Added to ``job.args``."""
@@ -59,15 +64,15 @@ class Request:
 class Record:
     """A run that has begun. It holds no secret: those are named in the file, not given."""
 
-    run: str
+    run: Annotated[str, RUN_NAME]
     request: Request
-    port: int
+    port: Annotated[int, Range(1, 65535)]
     """Where the rendezvous is, or the first of the tasks' ports."""
     local_python: str
     """The interpreter that stands for ``python3`` on this machine."""
-    started: float
+    started: Annotated[float, Range(0, 1e11)]
     """Seconds since the epoch."""
-    attempt: int = 1
+    attempt: Annotated[int, Range(1, 10**6)] = 1
     replaced: Mapping[str, str] = field(default_factory=dict)
     """Hosts of the file that are not used any more, each with the spare that has its rank."""
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -151,14 +156,35 @@ class Record:
         """Raises UsageError where the folder has no record that this version reads."""
         path = folder / FILE
         try:
-            body = json.loads(path.read_text())
-            if body.pop("schema") != SCHEMA:
+            with os.fdopen(open_stored(path, os.O_RDONLY), "rb") as file:
+                data = file.read(MAX_BYTES + 1)
+            if len(data) > MAX_BYTES:
+                raise ProtocolError(f"larger than {MAX_BYTES >> 20} MiB")
+            body = parse_object(data)
+            if body.get("schema") != SCHEMA:
                 raise UsageError(f"{path}: written by another version of dtrain")
-            request = body.pop("request")
-            args = tuple(request.pop("args"))
-            stray = tuple((str(host), int(number)) for host, number in body.pop("stray"))
-            return cls(request=Request(args=args, **request), stray=stray, **body)
+            record = decode(cls, body, "run")
+            record._check()
         except FileNotFoundError:
-            raise UsageError(f"{path}: not found, so nothing can be told of this run") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"{path}: not found, so this run cannot be read") from None
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+        except ProtocolError as error:
             raise UsageError(f"{path}: cannot be read: {error}") from None
+        return record
+
+    def _check(self) -> None:
+        """Raises ProtocolError where fields do not fit together."""
+        try:
+            self.request.text.encode(errors="surrogateescape")
+        except UnicodeEncodeError:
+            raise ProtocolError("run.request.text: expected the bytes of a file") from None
+        checked: set[str] = set()
+        for host in self.replaced:
+            path: set[str] = set()
+            while host in self.replaced and host not in checked:
+                if host in path:
+                    raise ProtocolError(f"run.replaced: {excerpt(host)} replaces itself")
+                path.add(host)
+                host = self.replaced[host]
+            checked |= path

@@ -1,11 +1,14 @@
-"""Opening the files of a run's folder, which somebody may have damaged or replaced."""
+"""The names of runs, and the files in their folders, which somebody may have damaged."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def open_stored(path: Path, flags: int, mode: int = 0o600) -> int:

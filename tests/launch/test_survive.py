@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.journal import Journal
+from dtrain.journal import Journal, NextAttempt
 from dtrain.logs.store import RunFolder
 from dtrain.record import Record
 from dtrain.session.follow import Follower
@@ -306,7 +306,7 @@ def test_an_attempt_of_which_nothing_was_started_is_started_by_who_takes_charge(
     launch.kill()
     folder = scene.run_folder()
     replace(Record.load(folder), attempt=2).save(folder)
-    Journal(folder / "journal.jsonl").write(0.0, "attempt", attempt=2, hosts=["node0", "node1"])
+    Journal(folder / "journal.jsonl").write(0.0, NextAttempt(2, ("node0", "node1")))
     done = scene.command("attach", folder.name).wait()
     assert done.code == 0, str(done)
     assert done.lines("node1", 3) == ["attempt 2"]

@@ -119,7 +119,7 @@ def test_lines_scroll_above_the_header_which_is_gone_at_the_end(terminal, worker
     finish(view)
     assert terminal.close() == [
         "dtrain: run demo-1, logs in /runs/demo-1",
-        "dtrain: starting 4 workers on 2 hosts (node0, node1)",
+        "dtrain: starting 4 workers on 2 hosts (node[0-1])",
         "[node0 0] step 1",
         "[node1 3] warned",
         "[node0 0] step 2",

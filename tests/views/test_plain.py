@@ -45,7 +45,7 @@ def test_a_run_as_a_newcomer_sees_it(workers):
     assert out == "[node1 3] hello\n[node1 3] unfinished\n"
     assert err.splitlines() == [
         "dtrain: run demo-1, logs in ~/.dtrain/runs/demo-1",
-        "dtrain: starting 4 workers on 2 hosts (node0, node1)",
+        "dtrain: starting 4 workers on 2 hosts (node[0-1])",
         "dtrain: 4 workers started",
         "dtrain: stopping on request",
         "dtrain: please wait",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dtrain.diagnostics import ExitCode
-from dtrain.journal import JournalReader
+from dtrain.journal import JournalReader, NextAttempt, Sizes
 from dtrain.launchplan import LaunchPlan
 from dtrain.logs.store import RunFolder, Stream
 from dtrain.record import Record
@@ -50,7 +50,7 @@ def logs(options: Options) -> ExitCode:
             _skip(view, _streams(folder, plan, record.attempt), folder, time.time() - options.since)
         while True:
             going_on = options.follow and folder.in_charge() is not None
-            if "attempt" in {event["event"] for event in journal.read()}:
+            if any(isinstance(event, NextAttempt) for _, event in list(journal.read())):
                 record = Record.load(folder.path)
                 plan = record.plan()
             for stream, size in _streams(folder, plan, record.attempt).items():
@@ -68,8 +68,9 @@ def logs(options: Options) -> ExitCode:
 def _streams(folder: RunFolder, plan: LaunchPlan, attempts: int) -> dict[Stream, int]:
     """Those of all attempts, the first one's first."""
     found: dict[Stream, int] = {}
-    for attempt in range(1, attempts + 1):
-        found |= replace(folder, attempt=attempt).sizes(plan)
+    for one in folder.attempts():
+        if one.attempt <= attempts:
+            found |= one.sizes(plan)
     return found
 
 
@@ -77,8 +78,8 @@ def _skip(view: View, streams: Iterable[Stream], folder: RunFolder, before: floa
     """Leave out what had come ``before`` (seconds since the epoch), to within the time between two
     notes of it in the journal."""
     known: dict[str, int] = {}
-    for event in JournalReader(folder.journal).read():
-        if event["event"] == "sizes" and event["time"] <= before:
-            known.update(event["streams"])
+    for then, event in JournalReader(folder.journal).read():
+        if isinstance(event, Sizes) and then <= before:
+            known.update(event.streams)
     for stream in streams:
         view.skip(stream, known.get(str(stream.path.relative_to(folder.path)), 0))

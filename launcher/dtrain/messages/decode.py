@@ -1,9 +1,9 @@
 """JSON from an untrusted program, turned into values of declared types. Pure.
 
-A type is a dataclass, a TypedDict, or built from ``str``, ``int``, ``float``, ``bool``, ``Literal``,
-``Enum``, ``tuple``, ``frozenset``, ``dict``, ``Mapping`` and unions. ``Annotated`` narrows it with `Range`, `Length` or a compiled
-pattern. Fields that a type does not declare are ignored. The cost is linear in the size of the
-input.
+A type is a dataclass, a TypedDict, an Enum, or built from ``str``, ``int``, ``float``, ``bool``,
+``Literal``, ``tuple``, ``frozenset``, ``dict``, ``Mapping`` and unions. ``Annotated`` narrows it
+with `Range`, `Length` or a compiled pattern. Fields that a type does not
+declare are ignored. The cost is linear in the size of the input.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def decode(kind: type[_T], value: Any, where: str) -> _T:
 
     Raises ProtocolError.
     """
-    return cast(_T, _reader(kind)(value, where))
+    return cast(_T, _reader(kind)(value, where))  # type: ignore[arg-type]
 
 
 def excerpt(value: Any) -> str:

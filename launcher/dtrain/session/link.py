@@ -21,7 +21,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from dtrain import machine, protocol
+from dtrain import journal, machine, protocol
 from dtrain.cause import Failure
 from dtrain.diagnostics import (
     ConnectError,
@@ -92,7 +92,7 @@ class Run:
     def notice(self, text: str) -> None:
         """Tell a person, now or when they look at the journal."""
         self.observer.notice(text)
-        self.journal.write(time.time(), "notice", text=text)
+        self.journal.write(time.time(), journal.Notice(text))
 
 
 class Stage(Enum):
@@ -139,6 +139,8 @@ class Link:
         self._attached = False
         self._lingering = False
         self._told_all = False
+        self._reported = ""
+        """The host's last state, as observers know it."""
         self._full = False
         self._connection: Connection | None = None
         self._process: RemoteProcess | None = None
@@ -573,7 +575,7 @@ class Link:
         match body["type"]:
             case "hello":
                 self._compare_clocks(body["time"])
-                run.journal.write(time.time(), "hello", host=self.host, said=body)
+                run.journal.write(time.time(), journal.Hello(self.host, body))
             case "prepared":
                 self._state("ready")
                 run.post(Post(machine.Prepared(self.host)))
@@ -602,9 +604,8 @@ class Link:
                 offset = int(body["offset"])
                 self._offsets["events"] = offset
                 if offset > self._journaled:
-                    run.journal.write(
-                        time.time(), "event", host=self.host, offset=offset, said=body["event"]
-                    )
+                    said = journal.HostEvent(self.host, offset, body["event"])
+                    run.journal.write(time.time(), said)
                 self._happened(body["event"])
             case "progress":
                 self._offsets[body["name"]] = int(body["offset"])
@@ -635,7 +636,7 @@ class Link:
         due = self.heard >= self._journal_at or report.step == report.total
         if due and process == speaker(run.plan):
             self._journal_at = self.heard + BETWEEN_REPORTS
-            run.journal.write(time.time(), "progress", process=process, said=said)
+            run.journal.write(time.time(), journal.Progressed(report))
 
     def _show_tensorboard(self, port: int) -> None:
         if self._part.host.transport != "local":
@@ -647,7 +648,7 @@ class Link:
             port = self._tensorboard.port
         text = f"TensorBoard of {self.host}: http://127.0.0.1:{port}/"
         self._run.observer.notice(text)
-        self._run.journal.write(time.time(), "tensorboard", host=self.host, text=text)
+        self._run.journal.write(time.time(), journal.TensorBoard(self.host, text))
 
     def _refusal(self, body: dict[str, Any]) -> PrepareError:
         kind = PortBusyError if body["what"] == "port" else PrepareError
@@ -792,9 +793,17 @@ class Link:
         self._standing = order
         self._orders.put(order)
 
+    def settle(self, *, lost: bool) -> None:
+        """Report the host's final state, where the last one that was reported is not final."""
+        if not lost and self._reported not in ("ended", "failed"):
+            self._state("ended")
+        elif lost and self._reported not in ("lost", "unreachable"):
+            self._state("lost", "did not say that the job's processes are gone")
+
     def _state(self, state: str, detail: str = "") -> None:
+        self._reported = state
         self._run.observer.host_state(self.host, state, detail)
-        self._run.journal.write(time.time(), "host", host=self.host, state=state, detail=detail)
+        self._run.journal.write(time.time(), journal.HostState(self.host, state, detail))
 
 
 def close(links: Iterable[Link]) -> None:
