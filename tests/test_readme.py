@@ -205,7 +205,7 @@ def detached(desk: Desk, command: str) -> None:
         elif command == "dtrain ps":
             assert re.search(r"^cluster-\S+ +running ", desk.succeeds(command), re.MULTILINE)
         elif command == "dtrain ps cluster":
-            assert re.search(r"^gpu01 +running ", desk.succeeds(command), re.MULTILINE)
+            assert re.search(r"^gpu\[01-08] +running ", desk.succeeds(command), re.MULTILINE)
         elif command.startswith("dtrain logs"):
             while not (shown := desk.succeeds(command)):
                 pass

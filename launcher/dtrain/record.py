@@ -9,10 +9,11 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
-from dtrain.diagnostics import UsageError
+from dtrain.diagnostics import DtrainError, UsageError
 from dtrain.launchplan import LaunchPlan, build
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt, parse_object
 from dtrain.restart import Again
@@ -51,13 +52,18 @@ class Request:
 
     def spec(self) -> ClusterFile:
         """Raises SpecError for a file that is not right."""
-        spec = parse(self.text.encode(errors="surrogateescape"), self.file)
+        spec = _parsed(self.text, self.file)
         job = replace(
             spec.job,
             args=(*spec.job.args, *self.args),
             env={**spec.job.env, **(self.env or {})},
         )
         return replace(spec, job=job)
+
+
+@lru_cache(maxsize=4)
+def _parsed(text: str, file: str) -> ClusterFile:
+    return parse(text.encode(errors="surrogateescape"), file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,3 +194,13 @@ class Record:
                 path.add(host)
                 host = self.replaced[host]
             checked |= path
+        try:
+            if not self.spec().cluster.hosts:
+                raise ProtocolError("run.dropped: no host is left")
+            cluster = self.request.spec().cluster
+        except (DtrainError, MisfitError) as error:
+            raise ProtocolError(f"its cluster file does not fit: {error}") from None
+        known = {host.name for host in (*cluster.hosts, *cluster.spares)}
+        for host, _ in self.stray:
+            if host not in known:
+                raise ProtocolError(f"run.stray: no host {excerpt(host)} in its cluster file")

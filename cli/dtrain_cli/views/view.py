@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from dtrain.framing import LineFramer
+from dtrain.stored_file import open_stored
 from dtrain_cli.views.outlet import reader_gone
 
 if TYPE_CHECKING:
@@ -293,7 +294,7 @@ class View:
         size = self._unread[stream]
         try:
             # Opened for each piece: there may be more streams than a process may have open files.
-            fd = os.open(stream.path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_stored(stream.path, os.O_RDONLY)
             try:
                 piece = os.pread(fd, min(_PIECE, size - followed.offset), followed.offset)
             finally:

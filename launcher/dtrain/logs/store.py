@@ -265,7 +265,8 @@ class LogWriter:
         if not new:
             return self.size
         try:
-            fd = open_stored(self.path, os.O_WRONLY)
+            # Fails, rather than waits, where a pipe has taken the file's place.
+            fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 while new:
                     # At its place rather than at the end: a second launcher attached to the same

@@ -21,12 +21,11 @@ from pathlib import Path
 from dtrain import hostlist, journal, restart
 from dtrain.cause import Report
 from dtrain.check import Finding
-from dtrain.diagnostics import DtrainError, ExitCode, UsageError
+from dtrain.diagnostics import DtrainError, ExitCode
 from dtrain.journal import Journal, JournalReader
 from dtrain.launchplan import HostPlan, LaunchPlan
 from dtrain.logs.store import RunFolder, StorageError, storage_error
-from dtrain.messages.decode import excerpt
-from dtrain.record import FILE, Record, Request
+from dtrain.record import Record, Request
 from dtrain.session.attempt import Attempt, straggler
 from dtrain.session.inspection import Inspection
 from dtrain.session.link import Link, Post, Run, close
@@ -287,8 +286,6 @@ class Session:
         """Try to end what hosts may have of earlier attempts, or of a run that is over."""
         hosts = {host.name: host for host in self._spec.cluster.hosts + self._spec.cluster.spares}
         for name, number in life.record.stray:
-            if name not in hosts:
-                raise UsageError(f"{life.folder.path / FILE}: stray: no host {excerpt(name)!r}")
             then = replace(life, record=replace(life.record, attempt=number))
             run = self._run(then, life.record.plan())
             self._stragglers.append(straggler(run, HostPlan(hosts[name], 0, {}, (), "~")))
