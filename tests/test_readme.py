@@ -17,6 +17,7 @@ import yaml
 from dtrain.diagnostics import ExitCode
 from dtrain.spec.clusterfile import json_schema
 from dtrain.spec.load import parse
+from support.limits import HANG
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -82,7 +83,7 @@ class Desk:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HANG,
             check=False,
         )
 

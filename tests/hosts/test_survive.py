@@ -13,6 +13,7 @@ import pytest
 from cluster import Cluster
 from support.cluster import Launcher, job
 from support.launching import until
+from support.limits import HANG
 
 pytestmark = pytest.mark.netns
 Hosts = Callable[..., Cluster]
@@ -136,7 +137,7 @@ def test_an_unreachable_spare_is_passed_over(hosts: Hosts, launcher: Launcher) -
     training.until_step(1, 3)
     cluster.power_off("node3")
     cluster.power_off("node2")
-    launch.until("attempt 3 on node4", timeout=120)
+    launch.until("attempt 3 on node4", timeout=HANG)
     training.stop()
     done = launch.wait()
     assert done.code == 0, str(done)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.launching import JOBS, Scene, marked, until
+from support.limits import HANG
 
 TALK = "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
 WAIT = """
@@ -274,7 +275,7 @@ def test_a_full_disk_on_this_machine_stops_the_job(scene: Scene) -> None:
         env={**os.environ, "DTRAIN_HOME": str(scene.home)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
         check=False,
     )  # fmt: skip
     assert done.returncode == 3

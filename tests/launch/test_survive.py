@@ -20,6 +20,7 @@ from dtrain.record import Record
 from dtrain.session.follow import Follower
 from dtrain.session.observer import Nobody
 from support.launching import Launch, Scene, marked, until
+from support.limits import HANG
 
 COUNT = """
 import os, sys, time
@@ -430,6 +431,6 @@ def test_the_terminal_asks_where_a_detached_launch_reads_nothing(runs: Runs) -> 
     """A detached launch holds neither the terminal nor the pipe that it was started with."""
     command = [sys.executable, "-m", "dtrain_cli", "launch", str(runs.file), "--detach"]
     environment = {**os.environ, "DTRAIN_HOME": str(runs.scene.home)}
-    output = subprocess.run(command, env=environment, capture_output=True, timeout=60)
+    output = subprocess.run(command, env=environment, capture_output=True, timeout=HANG)
     assert output.returncode == 0
     runs.stop_file.touch()

@@ -128,7 +128,7 @@ ABSURD = {
 
 @pytest.mark.parametrize("name", ABSURD)
 def test_absurd_files_cost_little(name: str) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     result = outcome(ABSURD[name])
-    assert time.monotonic() - start < 60
+    assert time.process_time() - start < 60
     assert isinstance(result, SpecError) == (name != "hosts-full")

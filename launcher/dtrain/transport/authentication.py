@@ -192,7 +192,8 @@ def _refused(
     hint = f"see whether `{endpoint.command}` gets in; if not, install a key with "
     hint += f"`{endpoint.copy_id(paths[0] if paths else None)}` or load one with `ssh-add`"
     if attempt.methods and "publickey" not in attempt.methods:
-        reason = f"it accepts no keys, only {', '.join(attempt.methods)}"
+        others = ", ".join(filter(None, attempt.methods))
+        reason = f"it accepts no keys, only {others}" if others else "it allows no way to log in"
         hint = "dtrain logs in with keys alone; allow them in the host's sshd_config"
     elif attempt.partial:
         reason = f"it accepted a key but wants {' and '.join(attempt.partial)} as well"
