@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from dtrain.journal import HostState, encode
 from dtrain.logs.store import RunFolder
 from dtrain_cli import app
-from support.stored import make_run
+from support.stored import END, make_run
 
 Dtrain = Callable[..., tuple[int, str, str]]
 
@@ -143,6 +144,16 @@ def test_damaged_lines_of_the_journal_are_counted(dtrain: Dtrain, lines: int) ->
     assert f"journal  {said}\n" in dtrain("ps", "bad")[1]
     (run,) = json.loads(dtrain("ps", "bad", "--json")[1])["runs"]
     assert (run["state"], run["unreadable_lines"]) == ("failed", lines)
+
+
+def test_a_run_that_is_over_has_final_states_of_its_hosts(dtrain: Dtrain) -> None:
+    folder = make_run("old-run")
+    states = {"n1": "stopping", "s1": "ended", "n3": "lost"}
+    lines = [encode(1e9, HostState(host, state)) for host, state in states.items()]
+    folder.journal.write_bytes(b"".join([*lines, encode(1e9, END)]))
+    (run,) = json.loads(dtrain("ps", "old", "--json")[1])["runs"]
+    found = {host: one["state"] for host, one in run["hosts"].items()}
+    assert found == {"n1": "unknown", "s1": "ended", "n3": "lost"}
 
 
 HARMLESS = {

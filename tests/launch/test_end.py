@@ -51,6 +51,8 @@ def test_a_failed_worker_ends_all_and_is_named_first(scene: Scene) -> None:
     assert "ValueError: bad batch on rank 2" in report
     echo = report.find("Connection closed by peer")
     assert echo == -1 or report.index("bad batch") < echo
+    shown = scene.command("ps", scene.run_folder().name).wait().stdout
+    assert re.search(r"node\[0-1] +ended ", shown), shown
     assert scene.leftovers() == []
 
 

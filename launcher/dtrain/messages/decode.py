@@ -90,12 +90,12 @@ def parse_object(data: bytes) -> dict[str, Any]:
     return value
 
 
-def decode(kind: type[_T], value: Any, where: str) -> _T:
+def decode(kind: Callable[..., _T], value: Any, where: str) -> _T:
     """``value``, which came from `parse`, as a ``kind``. ``where`` names it in errors.
 
     Raises ProtocolError.
     """
-    return cast(_T, _reader(kind)(value, where))  # type: ignore[arg-type]
+    return cast(_T, _reader(kind)(value, where))
 
 
 def excerpt(value: Any) -> str:
@@ -206,7 +206,7 @@ def _string(limit: Length | re.Pattern[str] | None) -> _Reader:
 
 
 def _choice(options: tuple[Any, ...]) -> _Reader:
-    expected = "one of " + ", ".join(map(str, options))
+    expected = "one of " + ", ".join(map(repr, options))
 
     def read(value: Any, where: str) -> Any:
         return value if type(value) is str and value in options else _wrong(where, expected, value)
