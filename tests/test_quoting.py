@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dtrain.quoting import Command, path, sh, word, words
+from support.limits import HANG
 
 SHOW = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
 HOSTILE = [
@@ -54,7 +55,7 @@ shells = pytest.mark.parametrize("shell", ["sh", "bash"])
 def through(shell: str, command: Command, home: str = "/home/me") -> bytes:
     env = {"PATH": os.environ["PATH"], "HOME": home, "LC_ALL": "C.UTF-8"}
     return subprocess.run(
-        [shell, "-c", str(command)], env=env, stdout=subprocess.PIPE, timeout=30, check=True
+        [shell, "-c", str(command)], env=env, stdout=subprocess.PIPE, timeout=HANG, check=True
     ).stdout
 
 

@@ -17,6 +17,7 @@ import yaml
 from dtrain.diagnostics import ExitCode
 from dtrain.spec.clusterfile import json_schema
 from dtrain.spec.load import parse
+from support.limits import HANG
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -82,7 +83,7 @@ class Desk:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HANG,
             check=False,
         )
 
@@ -205,7 +206,7 @@ def detached(desk: Desk, command: str) -> None:
         elif command == "dtrain ps":
             assert re.search(r"^cluster-\S+ +running ", desk.succeeds(command), re.MULTILINE)
         elif command == "dtrain ps cluster":
-            assert re.search(r"^gpu01 +running ", desk.succeeds(command), re.MULTILINE)
+            assert re.search(r"^gpu\[01-08] +running ", desk.succeeds(command), re.MULTILINE)
         elif command.startswith("dtrain logs"):
             while not (shown := desk.succeeds(command)):
                 pass

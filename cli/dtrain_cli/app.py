@@ -83,6 +83,9 @@ def main_options(
 
 def main() -> NoReturn:
     """Entry point of the `dtrain` command."""
+    from dtrain_cli.standard import typed
+
+    sys.stdout, sys.stderr = typed(sys.stdout), typed(sys.stderr)
     sys.exit(run())
 
 

@@ -1,7 +1,11 @@
-"""The run's journal: what happened, a line of JSON each, appended as it happens.
+"""The run's journal: what happened, one line of JSON per event, in the order of time.
 
-Enough to tell afterwards what a run was and how it went. It holds no secret: plans carry the
-names of secrets, never their values.
+`dtrain ps`, `logs`, `attach` and `stop` rebuild the state of a run from it. It holds no secret:
+plans carry the names of secrets, never their values.
+
+A line has ``schema``, ``time`` (seconds since the epoch), ``event`` (the kind of the event) and the
+event's own fields. `Journal` writes events and `JournalReader` reads them back. A journal may be
+damaged, so the reader checks every line and counts those that it cannot read.
 """
 
 from __future__ import annotations
@@ -9,39 +13,276 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from dtrain.diagnostics import UsageError
-from dtrain.node.trust import Trust, UnsafeError
+from dtrain import restart
+from dtrain.cause import Report
+from dtrain.check import Finding
+from dtrain.messages.decode import (
+    MAX_ITEMS,
+    Length,
+    ProtocolError,
+    Range,
+    decode,
+    parse_object,
+)
+from dtrain.progress import Progress
+from dtrain.stored_file import open_stored, unreadable
 
 SCHEMA = 1
+MAX_LINE = 1 << 26
+"""Bytes of one line. The longest is the end of a run in which every worker failed."""
+TRACEBACKS = 32
+"""Failures of a report that keep their traceback in the journal; a person reads the first one."""
+LONGEST = 1 << 16
+"""Characters of each text in a report."""
+
+Time = Annotated[float, Range(0, 1e11)]
+"""Seconds since the epoch, up to the year 5138."""
+Offset = Annotated[int, Range(0, (1 << 63) - 1)]
+AttemptNumber = Annotated[int, Range(1, 10**6)]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    kind: ClassVar[str]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Event:
+        """Raises ProtocolError."""
+        return decode(cls, body, cls.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Started(Event):
+    """The run has a name; nothing has been started on any host."""
+
+    kind = "started"
+    run: str
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Attached(Event):
+    """Another process on this machine has taken charge of the run."""
+
+    kind = "attached"
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class NextAttempt(Event):
+    """The job has failed and starts again."""
+
+    kind = "attempt"
+    attempt: AttemptNumber
+    hosts: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostState(Event):
+    """A host has another state; see `dtrain.session.observer.Observer.host_state`."""
+
+    kind = "host"
+    host: str
+    state: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Event):
+    """What a relay said of itself when it started."""
+
+    kind = "hello"
+    host: str
+    said: Any
+
+
+@dataclass(frozen=True, slots=True)
+class HostEvent(Event):
+    """An event of a host's supervisor, from `dtrain.protocol`."""
+
+    kind = "event"
+    host: str
+    offset: Offset
+    """Where the next event begins in the host's own file."""
+    said: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Notice(Event):
+    """A sentence for a person."""
+
+    kind = "notice"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBoard(Event):
+    """Where the TensorBoard of a host can be seen on this machine."""
+
+    kind = "tensorboard"
+    host: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Findings(Event):
+    """The result of the check before the launch."""
+
+    kind = "findings"
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed(Event):
+    """The training progress of the process that speaks for the job."""
+
+    kind = "progress"
+    report: Progress
+
+    def as_json(self) -> dict[str, Any]:
+        said = asdict(self.report)
+        return {"process": said.pop("process"), "said": said}
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Event:
+        try:
+            return cls(Progress.read(body["process"], body["said"]))
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            raise ProtocolError(f"{cls.kind}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes(Event):
+    """The bytes of the output streams that have changed since the last such event."""
+
+    kind = "sizes"
+    streams: Annotated[Mapping[str, Offset], Length(1 << 20)]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping(Event):
+    """A person, or a signal, asked the attempt to stop."""
+
+    kind = "stopping"
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Event):
+    """An attempt has ended, and another one follows."""
+
+    kind = "failed"
+    number: AttemptNumber
+    attempt: restart.Attempt
+    report: Report
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "attempt": asdict(self.attempt),
+            **asdict(_shortened(self.report)),
+        }
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Event:
+        return decode(cls, {**body, "report": body}, cls.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned(Event):
+    """`dtrain stop` has ended what a finished run had left; ``left`` are hosts not reached."""
+
+    kind = "cleaned"
+    left: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Event):
+    """The run is over."""
+
+    kind = "finished"
+    report: Report
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(_shortened(self.report))
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Event:
+        return cls(decode(Report, body, cls.kind))
+
+
+EVENTS: dict[str, type[Event]] = {
+    event.kind: event
+    for event in (
+        Started,
+        Attached,
+        NextAttempt,
+        HostState,
+        Hello,
+        HostEvent,
+        Notice,
+        TensorBoard,
+        Findings,
+        Progressed,
+        Sizes,
+        Stopping,
+        Failed,
+        Cleaned,
+        Finished,
+    )
+}
+
+
+def encode(time: float, event: Event) -> bytes:
+    """The event as a line of the journal."""
+    body = {"schema": SCHEMA, "time": round(time, 6), "event": event.kind, **event.as_json()}
+    return json.dumps(body, default=_plain).encode() + b"\n"
+
+
+def read_line(line: bytes) -> tuple[float, Event]:
+    """The time and the event of a line. Raises ProtocolError for a line that `encode` did not
+    write."""
+    body = parse_object(line)
+    if body.get("schema") != SCHEMA:
+        raise ProtocolError("written by another version of dtrain")
+    kind = body.get("event")
+    if not isinstance(kind, str) or kind not in EVENTS:
+        raise ProtocolError("an unknown event")
+    return decode(Time, body.get("time"), "time"), EVENTS[kind].from_json(body)
 
 
 class Journal:
     """Appends to one file, from any thread.
 
-    A journal that cannot be written (a full disk) falls silent: it records a run, and must not
-    be what ends it.
+    A journal that cannot be written, because the disk is full for example, loses the event: a
+    record of a run must not end the run.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
 
-    def write(self, time: float, event: str, **details: Any) -> None:
-        """Append one event. ``time`` is seconds since the epoch; details are JSON values."""
-        line = json.dumps({"schema": SCHEMA, "time": round(time, 6), "event": event, **details})
+    def write(self, time: float, event: Event) -> None:
+        """Append one event. ``time`` is seconds since the epoch."""
+        line = encode(time, event)
         with self._lock:
             try:
-                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-                fd = Trust().open_path(os.fsencode(self.path), flags)
+                fd = open_stored(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
                 try:
                     size = os.fstat(fd).st_size
                     # A crash or a full disk may have cut the last line short.
                     torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-                    os.write(fd, b"\n" * torn + line.encode() + b"\n")
+                    os.write(fd, b"\n" * torn + line)
                 finally:
                     os.close(fd)
             except OSError:
@@ -49,33 +290,65 @@ class Journal:
 
 
 class JournalReader:
-    """Follows a journal that another process may be writing."""
+    """Reads a journal that another process may be writing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.unreadable = 0
+        """Lines that were skipped so far: they are damaged, or another version wrote them."""
         self._offset = 0
+        self._too_long = False
 
-    def read(self) -> Iterator[dict[str, Any]]:
-        """The events that have come since the last time, but for a line that is not whole yet.
+    def read(self) -> Iterator[tuple[float, Event]]:
+        """The events since the last call, each with its time. A line that is still being written
+        is left for the next call. A missing journal has no events.
 
-        Nothing where there is no journal. A line that a crash cut short is skipped, and so is one
-        of a later version. Raises UsageError if another user can change the journal.
+        Raises UsageError if there is something else in its place, or another user can change it.
         """
         try:
-            with os.fdopen(Trust().open_path(os.fsencode(self.path), os.O_RDONLY), "rb") as file:
+            with os.fdopen(open_stored(self.path, os.O_RDONLY), "rb") as file:
                 file.seek(self._offset)
-                data = file.read()
-        except UnsafeError as error:
-            raise UsageError(error.reason, hint=error.hint("DTRAIN_HOME")) from None
-        except OSError:
+                while line := file.readline(MAX_LINE):
+                    whole = line.endswith(b"\n")
+                    if not whole and len(line) < MAX_LINE:
+                        return
+                    self._offset += len(line)
+                    if whole and not self._too_long:
+                        try:
+                            yield read_line(line)
+                        except ProtocolError:
+                            self.unreadable += 1
+                    elif whole:
+                        self.unreadable += 1
+                    self._too_long = not whole
+        except FileNotFoundError:
             return
-        for line in data.splitlines(keepends=True):
-            if not line.endswith(b"\n"):
-                return
-            self._offset += len(line)
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict) and event.get("schema") == SCHEMA:
-                yield event
+        except OSError as error:
+            raise unreadable(self.path, error) from None
+
+
+def _shortened(report: Report) -> Report:
+    """A report that `JournalReader` accepts: hundreds of workers may fail with long texts."""
+    return replace(
+        report,
+        reason=report.reason[:LONGEST],
+        hint=report.hint[:LONGEST],
+        problems=tuple(text[:LONGEST] for text in report.problems[:MAX_ITEMS]),
+        failures=tuple(
+            replace(
+                failure,
+                message=failure.message[:LONGEST],
+                traceback=failure.traceback[-LONGEST:] if place < TRACEBACKS else "",
+            )
+            for place, failure in enumerate(report.failures[:MAX_ITEMS])
+        ),
+    )
+
+
+def _plain(value: object) -> object:
+    """What the ``json`` module does not write by itself."""
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, Enum):
+        return value.value
+    raise TypeError(f"no JSON for {type(value)}")

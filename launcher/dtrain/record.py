@@ -9,19 +9,24 @@ import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
+from typing import Annotated
 
-from dtrain.diagnostics import UsageError
+from dtrain.diagnostics import DtrainError, UsageError
 from dtrain.launchplan import LaunchPlan, build
-from dtrain.node.trust import Trust, UnsafeError
+from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt, parse_object
 from dtrain.restart import Again
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.spec.elastic import without
 from dtrain.spec.load import contents, parse
 from dtrain.spec.model import ClusterFile
+from dtrain.spec.source import MAX_SIZE
+from dtrain.stored_file import RUN_NAME, open_stored, unreadable
 
 SCHEMA = 1
 FILE = "run.json"
+MAX_BYTES = 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ class Request:
     """The cluster file, as it was named."""
     folder: str
     """Absolute path of the folder that it is in, from which its relative paths start."""
-    text: str
+    text: Annotated[str, Length(MAX_SIZE)]
     """The file as it was then."""
     args: tuple[str, ...] = ()
     """Added to ``job.args``."""
@@ -66,7 +71,7 @@ class Request:
 
     def spec(self) -> ClusterFile:
         """Raises SpecError for a file that is not right."""
-        spec = parse(self.text.encode(errors="surrogateescape"), self.file)
+        spec = _parsed(self.text, self.file)
         job = replace(
             spec.job,
             args=(*spec.job.args, *self.args),
@@ -75,19 +80,24 @@ class Request:
         return replace(spec, job=job)
 
 
+@lru_cache(maxsize=4)
+def _parsed(text: str, file: str) -> ClusterFile:
+    return parse(text.encode(errors="surrogateescape"), file)
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """A run that has begun. It holds no secret: those are named in the file, not given."""
 
-    run: str
+    run: Annotated[str, RUN_NAME]
     request: Request
-    port: int
+    port: Annotated[int, Range(1, 65535)]
     """Where the rendezvous is, or the first of the tasks' ports."""
     local_python: str
     """The interpreter that stands for ``python3`` on this machine."""
-    started: float
+    started: Annotated[float, Range(0, 1e11)]
     """Seconds since the epoch."""
-    attempt: int = 1
+    attempt: Annotated[int, Range(1, 10**6)] = 1
     replaced: Mapping[str, str] = field(default_factory=dict)
     """Hosts of the file that are not used any more, each with the spare that has its rank."""
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -159,7 +169,7 @@ class Record:
         """Write, or replace, the folder's record; nobody sees half of it. Raises OSError."""
         draft = folder / f".{FILE}"
         draft.unlink(missing_ok=True)
-        fd = Trust().open_path(os.fsencode(draft), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        fd = open_stored(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with os.fdopen(fd, "w") as file:
             json.dump({"schema": SCHEMA, **asdict(self)}, file, indent=1)
             file.flush()
@@ -171,17 +181,45 @@ class Record:
         """Raises UsageError where the folder has no record that this version reads."""
         path = folder / FILE
         try:
-            with os.fdopen(Trust().open_path(os.fsencode(path), os.O_RDONLY)) as file:
-                body = json.load(file)
-            if body.pop("schema") != SCHEMA:
+            with os.fdopen(open_stored(path, os.O_RDONLY), "rb") as file:
+                data = file.read(MAX_BYTES + 1)
+            if len(data) > MAX_BYTES:
+                raise ProtocolError(f"larger than {MAX_BYTES >> 20} MiB")
+            body = parse_object(data)
+            if body.get("schema") != SCHEMA:
                 raise UsageError(f"{path}: written by another version of dtrain")
-            request = body.pop("request")
-            args = tuple(request.pop("args"))
-            stray = tuple((str(host), int(number)) for host, number in body.pop("stray"))
-            return cls(request=Request(args=args, **request), stray=stray, **body)
+            record = decode(cls, body, "run")
+            record._check()
         except FileNotFoundError:
-            raise UsageError(f"{path}: not found, so nothing can be told of this run") from None
-        except UnsafeError as error:
-            raise UsageError(error.reason, hint=error.hint("DTRAIN_HOME")) from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"{path}: not found, so this run cannot be read") from None
+        except OSError as error:
+            raise unreadable(path, error) from None
+        except ProtocolError as error:
             raise UsageError(f"{path}: cannot be read: {error}") from None
+        return record
+
+    def _check(self) -> None:
+        """Raises ProtocolError where fields do not fit together."""
+        try:
+            self.request.text.encode(errors="surrogateescape")
+        except UnicodeEncodeError:
+            raise ProtocolError("run.request.text: expected the bytes of a file") from None
+        checked: set[str] = set()
+        for host in self.replaced:
+            path: set[str] = set()
+            while host in self.replaced and host not in checked:
+                if host in path:
+                    raise ProtocolError(f"run.replaced: {excerpt(host)} replaces itself")
+                path.add(host)
+                host = self.replaced[host]
+            checked |= path
+        try:
+            if not self.spec().cluster.hosts:
+                raise ProtocolError("run.dropped: no host is left")
+            cluster = self.request.spec().cluster
+        except (DtrainError, MisfitError) as error:
+            raise ProtocolError(f"its cluster file does not fit: {error}") from None
+        known = {host.name for host in (*cluster.hosts, *cluster.spares)}
+        for host, _ in self.stray:
+            if host not in known:
+                raise ProtocolError(f"run.stray: no host {excerpt(host)} in its cluster file")

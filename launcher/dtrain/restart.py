@@ -9,8 +9,7 @@ would go on failing, so that is where it ends, whatever ``job.restart.max`` says
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from dtrain.hostlist import fold
 from dtrain.spec.elastic import differences
@@ -40,13 +39,6 @@ class Attempt:
     """Hosts that could not be reached, or whose hardware failed."""
     seconds: float = 0.0
     """How long it ran."""
-
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "lost": sorted(self.lost)}
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Attempt:
-        return cls(**{**body, "lost": frozenset(body["lost"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,12 +138,15 @@ def test_a_source_that_does_not_arrive_whole_is_not_executed(host: Node, cut: in
 
 
 def test_it_is_ready_in_a_moment(host: Node) -> None:
-    """About 70 ms on two shared cores; the bound only catches a different order of size."""
+    """As fast as a few starts of Python, whatever else the machine does."""
     import time
 
-    best = 10.0
+    ready, start = [], []
     for n in range(5):
         begin = time.monotonic()
+        subprocess.run([sys.executable, "-c", "import subprocess, json"], check=True)
+        start.append(time.monotonic() - begin)
+        begin = time.monotonic()
         host.launch(host.shell("exit"), run=f"run{n}").expect("prepared")
-        best = min(best, time.monotonic() - begin)
-    assert best < 1.5
+        ready.append(time.monotonic() - begin)
+    assert min(ready) < 20 * min(start)

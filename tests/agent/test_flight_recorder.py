@@ -20,6 +20,7 @@ from dtrain.node.agent.flight_recorder import (
     record_flights,
 )
 from dtrain.node.agent.wire import encode
+from support.limits import HANG
 
 ENTRY = {
     "process_group": ("0", "default_pg"),
@@ -158,7 +159,7 @@ def test_a_rank_is_asked_through_its_pipe(tmp_path: Path) -> None:
     assert flights.ask(3)
     reader = threading.Thread(target=lambda: heard.append(os.read(reading, 9)))
     reader.start()
-    reader.join(10)
+    reader.join(HANG)
     os.close(reading)
     assert heard == [b"1"]
 

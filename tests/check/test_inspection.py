@@ -11,6 +11,7 @@ from dtrain.launchplan import LaunchPlan, build
 from dtrain.session.inspection import Inspection
 from dtrain.spec.load import parse
 from dtrain.transport.local import LocalTransport
+from support.limits import HANG
 
 FAKE = Path(__file__).parent / "fakes" / "torch-2.13.0"
 FILE = """
@@ -44,7 +45,7 @@ def arrive(script: Path, *, close: bool = False) -> tuple[Inspection, list[bool]
             inspection.close()
         else:
             inspection.leave_out("gone")
-        answers = [one.result(60) for one in waiting]
+        answers = [one.result(HANG) for one in waiting]
     for connection in connections:
         connection.close()
     return inspection, answers, found

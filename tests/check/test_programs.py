@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.limits import HANG
 from support.node import wait_until
 
 # Leaves at the worst moment: a program has been started, and nobody has noted so.
@@ -27,7 +28,7 @@ programs.run(["sleep", "600"])
 
 def test_a_program_that_has_just_been_started_is_ended() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=HANG
     )
     assert (done.returncode, done.stderr) == (0, "")
     stat = Path(f"/proc/{int(done.stdout)}/stat")

@@ -14,6 +14,7 @@ from dtrain.parallelism.cluster import calibration
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import gpu
 from support.cluster import Launcher, job
+from support.limits import HANG
 
 Hosts = Callable[..., Cluster]
 TORCH: dict[str, Any] = {"framework": "torch", "script": job("echo_env.py")}
@@ -35,7 +36,7 @@ def documents(
     launcher: Launcher, cluster: Cluster, job_: Any, *options: str, **section: Any
 ) -> Any:
     file = launcher.file(cluster, job_, **section)
-    done = launcher.command("check", str(file), "--json", *options).wait(170)
+    done = launcher.command("check", str(file), "--json", *options).wait(HANG)
     assert "Traceback" not in done.stderr
     assert launcher.left(cluster) == {}
     return json.loads(done.stdout)

@@ -14,6 +14,7 @@ from dtrain.spec.load import read
 from dtrain.transport.select import Transports
 from support.cluster import Launcher, job
 from support.launching import until
+from support.limits import HANG
 
 pytestmark = pytest.mark.netns
 Hosts = Callable[..., Cluster]
@@ -30,7 +31,7 @@ def logins(cluster: Cluster) -> list[int]:
 
 def test_64_hosts_on_one_connection_each(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(64)
-    done = launcher.command("check", str(launcher.file(cluster, JOB))).wait(150)
+    done = launcher.command("check", str(launcher.file(cluster, JOB))).wait(HANG)
     assert done.code == 0, done
     assert "64 hosts checked" in done.stdout
     assert "nothing that would make the job fail" in done.stdout
@@ -46,7 +47,7 @@ def test_what_a_check_started_ends_with_it(hosts: Hosts, launcher: Launcher) -> 
     waiting = [host.home / "begun" for host in cluster.hosts]
     until(lambda: all(path.exists() for path in waiting), "the setup line on both hosts")
     check.process.kill()
-    assert launcher.left(cluster, within=20) == {}
+    assert launcher.left(cluster) == {}
 
 
 def test_a_check_of_hosts_that_are_this_machine(launcher: Launcher) -> None:

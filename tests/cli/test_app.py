@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from dtrain_cli import app
+from support.limits import HANG
 
 JOB = {"framework": "torch", "script": "train.py"}
 
@@ -21,7 +22,7 @@ def dtrain(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "dtrain_cli", *argv],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
         env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **environment},
         check=False,
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cluster import PREFIX, STATE, Cluster, Host
+from support.limits import HANG
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
 Hosts = Callable[..., Cluster]
@@ -23,7 +24,7 @@ def over_ssh(cluster: Cluster, host: Host, command: str, *, user: str = "root") 
         [*cluster.ssh(host, user=user), command],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=HANG,
         check=True,
     )
     return done.stdout
@@ -99,7 +100,7 @@ def test_nothing_outlives_an_owner_that_is_killed(tmp_path: Path) -> None:
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG
     while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in pids):
         time.sleep(0.05)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]

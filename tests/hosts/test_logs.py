@@ -10,6 +10,7 @@ import pytest
 
 from cluster import Cluster
 from support.cluster import Launcher, job
+from support.limits import HANG
 
 pytestmark = pytest.mark.netns
 
@@ -19,7 +20,7 @@ def test_every_byte_of_every_rank(hosts: Callable[..., Cluster], launcher: Launc
     args = ["~/notes", "100000"]
     file = launcher.file(cluster, {"framework": "torch", "script": job("lines.py"), "args": args})
     launch = launcher.start(file, "--rank", "0")
-    done = launch.wait(150)
+    done = launch.wait(HANG)
     assert done.code == 0, str(done)
     for rank, host in enumerate(cluster.hosts):
         note = json.loads((host.home / "notes" / f"{rank}.json").read_text())

@@ -12,6 +12,7 @@ import pytest
 from cluster import Cluster
 from support.cluster import Launcher, job
 from support.launching import Done
+from support.limits import HANG
 from support.recipes import GPT, alone, corpus, losses
 
 pytestmark = pytest.mark.netns
@@ -49,7 +50,7 @@ class Training:
         launch.until("waits\n")
         self.cluster.power_off(lost)
         launch.until(told)
-        done = launch.wait(timeout=120)
+        done = launch.wait(timeout=HANG)
         assert done.code == 0, str(done)
         assert self.launcher.left(self.cluster) == {}
         return done

@@ -15,6 +15,7 @@ import pytest
 
 from cluster import Cluster
 from support.cluster import Launcher
+from support.limits import HANG
 from support.recipes import GPT, RECIPES, alone, corpus, losses
 
 pytestmark = pytest.mark.netns
@@ -58,7 +59,7 @@ class TorchJob:
             **job,
         }
         path = self._launcher.file(cluster, document, slots=slots)
-        done = self._launcher.run(path, timeout=170)
+        done = self._launcher.run(path, timeout=HANG)
         assert done.code == 0, str(done)
         assert f"step {steps} of {steps}" in done.stderr
         assert self._launcher.left(cluster) == {}
@@ -147,7 +148,7 @@ def tensorflow_job(
         "args": [*(options or IMAGES), "--losses", str(file)],
         **job,
     }
-    done = launcher.run(launcher.file(cluster, document), timeout=170)
+    done = launcher.run(launcher.file(cluster, document), timeout=HANG)
     assert done.code == 0, str(done)
     assert launcher.left(cluster) == {}
     return losses(file), done.stdout

@@ -12,6 +12,7 @@ import pytest
 
 from cluster import Cluster
 from support.cluster import Launcher, job
+from support.limits import HANG
 
 pytestmark = [pytest.mark.netns]
 
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.netns]
 def get(url: str) -> str:
     # No proxy of the environment has a say in what is on loopback.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=30) as answer:
+    with opener.open(url, timeout=HANG) as answer:
         return str(answer.read().decode())
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from cluster import Cluster
 from support.cluster import Launcher, job
+from support.limits import HANG
 
 pytestmark = pytest.mark.netns
 Hosts = Callable[..., Cluster]
@@ -52,7 +53,7 @@ def test_torch(hosts: Hosts, launcher: Launcher, backend: str) -> None:
 def test_torch_on_more_hosts(hosts: Hosts, launcher: Launcher, count: int) -> None:
     cluster = hosts(count)
     file = launcher.file(cluster, {"framework": "torch", "script": job("allreduce_torch.py")})
-    done = launcher.run(file, timeout=150)
+    done = launcher.run(file, timeout=HANG)
     assert done.code == 0, str(done)
     assert [each["sum"] for each in summaries(done.stdout)] == [count * (count + 1) / 2] * count
     assert launcher.left(cluster) == {}
@@ -66,7 +67,7 @@ def test_tensorflow_workers(hosts: Hosts, launcher: Launcher) -> None:
     file = launcher.file(
         cluster, {"framework": "tensorflow", "script": job("tf_worker.py"), "env": proxy}
     )
-    done = launcher.run(file, timeout=150)
+    done = launcher.run(file, timeout=HANG)
     assert done.code == 0, str(done)
     found = summaries(done.stdout)
     assert sorted(each["task"]["index"] for each in found) == [0, 1]
@@ -87,7 +88,7 @@ def test_tensorflow_parameter_servers(hosts: Hosts, launcher: Launcher) -> None:
             "roles": {"chief": 1, "worker": 1, "ps": 1},
         },
     )
-    done = launcher.run(file, timeout=150)
+    done = launcher.run(file, timeout=HANG)
     assert done.code == 0, str(done)
     assert launcher.left(cluster) == {}
 
@@ -106,6 +107,6 @@ def test_scripts_of_a_dry_run_train_by_hand(hosts: Hosts, launcher: Launcher) ->
         )
         for rank, host in enumerate(cluster.hosts)
     ]
-    outputs = [process.communicate(timeout=90)[0] for process in by_hand]
+    outputs = [process.communicate(timeout=HANG)[0] for process in by_hand]
     assert [process.returncode for process in by_hand] == [0, 0]
     assert [json.loads(output)["sum"] for output in outputs] == [3.0, 3.0]

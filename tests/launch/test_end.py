@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from support.launching import JOBS, Scene, marked, until
+from support.limits import HANG
 
 TALK = "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
 WAIT = """
@@ -51,6 +52,8 @@ def test_a_failed_worker_ends_all_and_is_named_first(scene: Scene) -> None:
     assert "ValueError: bad batch on rank 2" in report
     echo = report.find("Connection closed by peer")
     assert echo == -1 or report.index("bad batch") < echo
+    shown = scene.command("ps", scene.run_folder().name).wait().stdout
+    assert re.search(r"node\[0-1] +ended ", shown), shown
     assert scene.leftovers() == []
 
 
@@ -286,7 +289,7 @@ def test_a_full_disk_on_this_machine_stops_the_job(scene: Scene) -> None:
         env={**os.environ, "DTRAIN_HOME": str(scene.home)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
         check=False,
     )  # fmt: skip
     assert done.returncode == 3

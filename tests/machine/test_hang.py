@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.hang.stacks import Frame, Place, compare, place, stack
+from support.limits import HANG
 
 SPY = """\
 Process 4242: python train.py
@@ -69,7 +70,7 @@ def test_what_python_writes_on_a_signal(tmp_path: Path) -> None:
     process.stdout.readline()
     # It is about to wait, or waits already: both are within `load`.
     process.send_signal(signal.SIGABRT)
-    said = process.communicate(timeout=30)[1]
+    said = process.communicate(timeout=HANG)[1]
     assert place(stack(said)).script.startswith("load (")
 
 

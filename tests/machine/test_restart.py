@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -105,11 +104,6 @@ def test_three_failures_at_one_step_are_no_accident() -> None:
     # Losing hosts is no fault of the job's.
     lost = [failed(40, None, "b")] * 3
     assert isinstance(decide(policy, lost, ["s"]), Again)
-
-
-def test_attempts_are_kept_in_the_journal() -> None:
-    attempt = replace(failed(3, "a", "b"), seconds=2.5)
-    assert Attempt.from_json(json.loads(json.dumps(attempt.as_json()))) == attempt
 
 
 def test_a_job_that_a_host_refuses_is_not_tried_again() -> None:

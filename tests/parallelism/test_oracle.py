@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from support.limits import HANG
+
 pytestmark = pytest.mark.torch
 
 RECORD = json.loads(Path(__file__).with_name("oracle_cases.json").read_text())
@@ -21,7 +23,7 @@ SMALL = [entry for entry in RECORD["entries"] if entry["case"]["name"].startswit
 def test_the_record_is_what_the_oracle_says(entry: dict[str, Any]) -> None:
     oracle = Path(__file__).with_name("fsdp_oracle.py")
     command = [sys.executable, str(oracle), json.dumps(entry["case"])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == entry["answer"]
 

@@ -14,6 +14,7 @@ from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.memory import memory
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
+from support.limits import HANG
 
 RECORD = json.loads(Path(__file__).with_name("oracle_cases.json").read_text())["entries"]
 # The planner gathers each layer again for the backward pass, as FSDP does unless told not to.
@@ -62,7 +63,7 @@ def test_a_case_that_the_formulas_never_saw() -> None:
     oracle = Path(__file__).with_name("fsdp_oracle.py")
     done = subprocess.run(
         [sys.executable, str(oracle), json.dumps(FRESH)],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=HANG, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert allocated(FRESH) == pytest.approx(json.loads(done.stdout)["peak"], rel=0.05)

@@ -17,6 +17,7 @@ from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import shape_for_size
 from dtrain.parallelism.tensorflow import answer, split
 from dtrain.spec.strategies import STRATEGIES
+from support.limits import HANG
 
 HARDWARE = hardware()
 GIB = 2.0**30
@@ -29,7 +30,7 @@ def cluster(gpus, per_host=8, gpu="a100-80gb"):
 def oracle(*arguments):
     program = Path(__file__).with_name("keras_oracle.py")
     done = subprocess.run(
-        [sys.executable, str(program), *arguments], capture_output=True, text=True, timeout=150
+        [sys.executable, str(program), *arguments], capture_output=True, text=True, timeout=HANG
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from support.limits import HANG
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -26,7 +28,7 @@ def dtrain(tmp_path: Path) -> Run:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HANG,
             check=False,
         )
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
 
 
+def _cpu() -> float:
+    """Seconds of CPU time that the processes which this one started have used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @pytest.mark.parametrize(("gpus", "bound"), [("64", 0.5), ("16384", 3.0)])
 def test_the_whole_search_is_fast(dtrain: Any, gpus: str, bound: float) -> None:
     def once() -> float:
-        start = time.perf_counter()
+        start = _cpu()
         assert dtrain("plan", "--model-size", "100B", "--gpus", gpus, "--json").returncode == 0
-        return time.perf_counter() - start
+        return _cpu() - start
 
-    # The machine may have other work; four times the goal still finds a search gone wrong.
+    # CPU time, because the machine may have other work; four times the goal still finds a search
+    # gone wrong.
     assert min(once() for _ in range(3)) < 4 * bound
 
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from support.limits import HANG
+
 Shown = Callable[..., str]
 
 
@@ -110,7 +112,7 @@ def on_terminal(cwd: Path, columns: int, *argv: str, **environment: str) -> str:
         while select.select([leader], [], [], 60)[0] and (chunk := os.read(leader, 65536)):
             written += chunk
     os.close(leader)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=HANG) == 0
     return written.decode()
 
 

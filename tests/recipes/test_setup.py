@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.limits import HANG
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -33,7 +35,7 @@ def demo(checkout: Path, *prefix: str, **env: str) -> subprocess.CompletedProces
             "PIP_CONFIG_FILE": os.devnull,
             **env,
         },
-        timeout=120,
+        timeout=HANG,
         check=False,
     )
 

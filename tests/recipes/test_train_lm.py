@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.cluster import Launcher
+from support.limits import HANG
 
 pytestmark = pytest.mark.torch
 
@@ -39,7 +40,7 @@ def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         env=environment,
-        timeout=120,
+        timeout=HANG,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -4,6 +4,8 @@ import signal
 import subprocess
 import sys
 
+from support.limits import HANG
+
 TRAIN = """
 import signal
 from dtrain.runtime import catch_sigterm, stop_requested
@@ -25,5 +27,5 @@ def test_sigterm_only_asks() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "training False\n"
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=30)[0] == "saved\n"
+    assert process.communicate(timeout=HANG)[0] == "saved\n"
     assert process.returncode == 0

@@ -121,6 +121,13 @@ ABSURD = {
     + "}\nb: {<<: ["
     + ",".join(["*a"] * 20000)
     + "]}\n",
+    **{
+        f"aliases in {key}": "x0: &x0 [a, a]\n"
+        + "".join(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]\n" for n in range(1, 60))
+        + f"cluster: {{hosts: [a]}}\njob: {{framework: torch, script: t.py, {key}: *x59}}\n"
+        for key in ("args", "env", "setup", "nothing")
+    },
+    "a circle": "cluster: &c {hosts: [a], overrides: *c}\njob: &j {env: *j, args: [*j]}\n",
     "nested-merges": "a0: &a0 {x: 1}\n"
     + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}], k{n}: 1}}\n" for n in range(1, 40)),
 }
@@ -128,7 +135,7 @@ ABSURD = {
 
 @pytest.mark.parametrize("name", ABSURD)
 def test_absurd_files_cost_little(name: str) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     result = outcome(ABSURD[name])
-    assert time.monotonic() - start < 60
+    assert time.process_time() - start < 60
     assert isinstance(result, SpecError) == (name != "hosts-full")

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from support.limits import HANG
+
 NAMES = ("chromium", "google-chrome", "google-chrome-stable", "chromium-browser")
 QUIET = (
     "--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
@@ -115,7 +117,7 @@ class Browser:
         if self._session:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
-        end = time.monotonic() + 60
+        end = time.monotonic() + HANG
         while number not in self._replies:
             self._receive(end - time.monotonic(), method)
         reply = self._replies.pop(number)

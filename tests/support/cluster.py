@@ -31,6 +31,7 @@ import yaml
 
 from cluster import Cluster
 from support.launching import JOBS, PATIENCE, Done, Launch
+from support.limits import GONE
 
 
 def job(name: str) -> str:
@@ -114,7 +115,7 @@ class Launcher:
         return launch
 
     @staticmethod
-    def left(cluster: Cluster, *, within: float = 5.0) -> dict[str, dict[int, str]]:
+    def left(cluster: Cluster, *, within: float = GONE) -> dict[str, dict[int, str]]:
         """What still runs on the hosts after ``within`` seconds; ``{}`` as soon as nothing does."""
         deadline = time.monotonic() + within
         while True:

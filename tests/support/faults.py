@@ -13,6 +13,7 @@ from dtrain.logs.store import RunFolder
 from jobs.numbered import SIZE, step
 from support.cluster import Launcher, job
 from support.launching import Done, Launch, until
+from support.limits import HANG
 
 BYSTANDER = "bystander"
 WAIT = "import time\nprint('here', flush=True)\ntime.sleep(3600)\n"
@@ -139,7 +140,7 @@ class Field:
 
     # What must hold ----------------------------------------------------------------------------
 
-    def over(self, launch: Launch, code: int, timeout: float = 90) -> Done:
+    def over(self, launch: Launch, code: int, timeout: float = HANG) -> Done:
         """Wait for a command's end, which has to be this one, and without a traceback of ours."""
         done = launch.wait(timeout)
         assert done.code == code, str(done)

@@ -19,8 +19,10 @@ from typing import Any
 import pytest
 import yaml
 
+from support.limits import HANG
+
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
-PATIENCE = 90.0
+PATIENCE = HANG
 
 
 def until(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:

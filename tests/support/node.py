@@ -21,8 +21,9 @@ from typing import Any
 from dtrain import protocol
 from dtrain.node.boot import boot_command
 from dtrain.node.programs import program
+from support.limits import HANG
 
-PATIENCE = 30.0
+PATIENCE = HANG
 
 
 @functools.cache
@@ -327,7 +328,7 @@ class Node:
     def close(self) -> None:
         for agent in self._agents:
             agent.close()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + HANG
         while (left := self.processes()) and time.monotonic() < deadline:
             for pid in left:
                 with contextlib.suppress(OSError):

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.limits import HANG
+
 RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 GPT = ["--width", "64", "--heads", "4", "--kv-heads", "4", "--context", "32"]
 GPT += ["--every", "1", "--lr", "0.01", "--warmup", "1"]
@@ -30,5 +32,5 @@ def alone(script: str, folder: Path, options: list[str]) -> list[float]:
     """The losses of one process that no launcher started."""
     file = folder / "losses.json"
     command = [sys.executable, str(RECIPES / script), *options, "--losses", str(file)]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=HANG)
     return losses(file)

@@ -9,6 +9,7 @@ from pathlib import Path
 from dtrain.launchplan import HostPlan, LaunchPlan, Process
 from dtrain.logs.store import LogWriter, RunFolder, Stream
 from dtrain.spec.model import Host, Job
+from support.limits import HANG
 
 
 def plan(hosts: int = 2, workers: int = 2) -> LaunchPlan:
@@ -75,7 +76,7 @@ class Capture:
     def data(self) -> bytes:
         """Everything that was written; closes the writing end."""
         self.stream.close()
-        self._thread.join(60)
+        self._thread.join(HANG)
         return b"".join(self._pieces)
 
     def text(self) -> str:

@@ -37,8 +37,9 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.spec.model import Host, Ssh
+from support.limits import HANG
 
-START_TIMEOUT = 20.0
+START_TIMEOUT = HANG
 
 
 @dataclass

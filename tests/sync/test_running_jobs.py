@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support.limits import HANG
 from support.synced import Folders
 
 # Reads every file over and over, and tells at the end what it has seen.
@@ -39,7 +40,7 @@ def test_a_job_sees_nothing_of_an_update(folders: Folders, tmp_path: Path) -> No
             folders.sync(unused=-1)
         enough.write_text("")
         assert job.stdout.read() == "0 a.py b.py sub\n"
-        job.wait(timeout=30)
+        job.wait(timeout=HANG)
     assert (folders.workdir / "a.py").read_text() == "5"
     assert Path(tree).name in folders.snapshots
     folders.sync(unused=-1)

@@ -373,6 +373,17 @@ def test_a_server_that_takes_only_passwords(transport: SshTransport, tmp_path: P
     assert "dtrain sends no passwords" in caught.value.hint
 
 
+def test_a_server_that_allows_nothing(transport: SshTransport, tmp_path: Path) -> None:
+    off = ("Pubkey", "Password", "KbdInteractive")
+    settings = {f"{method}Authentication": "no" for method in off}
+    with (
+        running_sshd(tmp_path, settings=settings) as sshd,
+        pytest.raises(AuthError, match=r"it allows no way to log in$") as caught,
+    ):
+        transport.connect(host_on(sshd))
+    assert "sshd_config" in caught.value.hint
+
+
 def test_a_server_that_wants_more_than_a_key(transport: SshTransport, tmp_path: Path) -> None:
     settings = {
         "AuthenticationMethods": "publickey,password",

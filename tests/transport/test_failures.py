@@ -23,6 +23,7 @@ from dtrain.diagnostics import ConnectError, HostKeyError
 from dtrain.spec.model import Host, Ssh
 from dtrain.transport import retry
 from dtrain.transport.ssh import SshTransport
+from support.limits import HANG
 from support.ssh_server import Login, SshServer
 from support.sshd import Sshd, free_port, generate_key, host_on, running_sshd
 
@@ -94,7 +95,7 @@ def test_dropped_connections_are_tried_again(
 ) -> None:
     with Dropping(blob) as server:
         connection = transport.connect(host(server))
-        assert connection.start("exit 6").wait(30) == 6
+        assert connection.start("exit 6").wait(HANG) == 6
         assert server.connections == 4
         connection.close()
 
@@ -256,7 +257,7 @@ def test_a_connection_that_breaks_fails_reads_writes_and_waits(
             server.drop_connections()
             for future in (reading, waiting):
                 with pytest.raises(ConnectError) as caught:
-                    future.result(30)
+                    future.result(HANG)
                 assert f"the connection to 127.0.0.1:{server.port} was lost" in caught.value.reason
         with pytest.raises(ConnectError):
             process.write(b"x")
@@ -313,7 +314,7 @@ def test_a_peer_that_falls_silent_is_found_by_blocked_writers(
                 while True:
                     process.write(b"x" * 1000)
             with pytest.raises(ConnectError):
-                starting.result(30)
+                starting.result(HANG)
         connection.close()
 
 
@@ -325,7 +326,7 @@ def test_a_peer_that_only_has_nothing_to_say_is_left_alone(
     connection = transport.connect(host_on(sshd))
     process = connection.start("sleep 3; echo done")
     assert process.read() == b"done\n"
-    assert process.wait(30) == 0
+    assert process.wait(HANG) == 0
     connection.close()
 
 
@@ -346,7 +347,7 @@ def test_thirty_hosts_at_once_on_an_sshd_that_drops_from_three_on(
 def test_an_ipv6_host(transport: SshTransport, tmp_path: Path) -> None:
     with running_sshd(tmp_path, address="::1") as sshd:
         connection = transport.connect(host_on(sshd))
-        assert connection.start("exit 8").wait(30) == 8
+        assert connection.start("exit 8").wait(HANG) == 8
         connection.close()
         with pytest.raises(HostKeyError) as caught:
             transport.connect(host_on(sshd, known_hosts="none"))
@@ -397,10 +398,10 @@ def test_closing_the_transport_ends_a_handshake_that_hangs(
 
     with Waiting(blob) as server, ThreadPoolExecutor(1) as pool:
         connecting = pool.submit(transport.connect, host(server, connect_timeout=600.0))
-        assert server.reached.wait(30)
+        assert server.reached.wait(HANG)
         transport.close()
         with pytest.raises(ConnectError):
-            connecting.result(30)
+            connecting.result(HANG)
 
 
 @pytest.mark.usefixtures("short_pauses")
@@ -417,10 +418,10 @@ def test_closing_the_transport_ends_attempts_that_wait(
 
     with Never(blob) as server, ThreadPoolExecutor(1) as pool:
         connecting = pool.submit(transport.connect, host(server))
-        assert dropped.wait(30)
+        assert dropped.wait(HANG)
         transport.close()
         with pytest.raises(ConnectError):
-            connecting.result(30)
+            connecting.result(HANG)
 
 
 def test_a_failed_handshake_does_not_hold_up_the_interpreter(
@@ -440,6 +441,6 @@ except HostKeyError as error:
     print("refused")
 """
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, timeout=60, env=dict(os.environ)
+            [sys.executable, "-c", code], capture_output=True, timeout=HANG, env=dict(os.environ)
         )
     assert (done.stdout, done.stderr) == (b"refused\n", b"")

@@ -15,6 +15,7 @@ import pytest
 from dtrain.diagnostics import ConnectError, HostKeyError
 from dtrain.spec.model import Host, Ssh
 from dtrain.transport.ssh import SshTransport
+from support.limits import HANG
 from support.ssh_server import SshServer
 from support.sshd import Sshd, generate_key, host_on, running_sshd
 
@@ -38,7 +39,7 @@ def known_hosts(tmp_path: Path, text: str) -> str:
 
 def test_a_known_host_is_let_through(transport: SshTransport, sshd: Sshd) -> None:
     connection = transport.connect(host_on(sshd))
-    assert connection.start("exit 7").wait(30) == 7
+    assert connection.start("exit 7").wait(HANG) == 7
     connection.close()
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from dtrain.diagnostics import AuthError, ConnectError, HostKeyError
 from dtrain.transport.ssh import SshTransport
+from support.limits import HANG
 from support.sshd import Sshd, free_port, generate_key, host_on, running_sshd
 
 pytestmark = pytest.mark.sshd
@@ -46,7 +47,7 @@ def test_many_hosts_share_one_connection_to_the_jump_host(
     with ThreadPoolExecutor(12) as pool:
         connections = list(pool.map(transport.connect, hosts))
     for number, connection in enumerate(connections):
-        assert connection.start(f"exit {number}").wait(30) == number
+        assert connection.start(f"exit {number}").wait(HANG) == number
     assert logins(bastion) == 1
     for connection in connections:
         connection.close()
@@ -105,7 +106,7 @@ def test_a_jump_connection_that_died_is_made_again(
     with pytest.raises(ConnectError, match="was lost"):
         reader.read()
     second = transport.connect(host)
-    assert second.start("exit 4").wait(30) == 4
+    assert second.start("exit 4").wait(HANG) == 4
     assert logins(bastion) == 2
     second.close()
 

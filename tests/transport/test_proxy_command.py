@@ -12,6 +12,7 @@ import pytest
 
 from dtrain.diagnostics import ConnectError
 from dtrain.transport.ssh import SshTransport
+from support.limits import HANG
 from support.sshd import Sshd, host_on
 
 pytestmark = pytest.mark.sshd
@@ -41,7 +42,7 @@ def relay(tmp_path: Path, home: Path) -> Path:
 
 
 def ends(pid: int) -> bool:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG
     while time.monotonic() < deadline:
         with suppress(FileNotFoundError, ProcessLookupError):
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from support.limits import HANG
+
 RUN = """
 import os, sys, threading
 from pathlib import Path
@@ -29,7 +31,7 @@ print("left in Python's own buffer")
 for batch in range(100):
     view.output(stream, workers.write(stream, b"some text\\n" * 1000))
 view.finished(Report(ExitCode.INTERRUPTED, "nobody reads the output", seconds=1))
-assert view.wait(60)
+assert view.wait(600)
 sys.exit(len(asked))
 """
 
@@ -44,7 +46,7 @@ def through_head(tmp_path, pythonpath, *arguments):
     ) as run:
         head = subprocess.run(["head", "-1"], stdin=run.stdout, capture_output=True, check=True)
         run.stdout.close()
-        _, err = run.communicate(timeout=60)
+        _, err = run.communicate(timeout=HANG)
     return run.returncode, head.stdout, err.decode()
 
 
@@ -71,7 +73,7 @@ def test_both_closed_at_once(tmp_path):
     ) as run:
         run.stdout.read(10)
         run.stdout.close()
-        assert run.wait(60) == 1
+        assert run.wait(HANG) == 1
 
 
 def test_a_full_disk_is_said_and_the_run_goes_on(tmp_path):
@@ -83,7 +85,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on(tmp_path):
             stderr=subprocess.PIPE,
             env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"},
             check=False,
-            timeout=60,
+            timeout=HANG,
         )
     assert run.returncode == 0
     assert run.stderr.decode().splitlines() == [
@@ -99,7 +101,7 @@ def test_closed_from_the_start(tmp_path):
         capture_output=True,
         env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"},
         check=False,
-        timeout=60,
+        timeout=HANG,
     )
     assert run.returncode == 0, run.stderr
     assert run.stderr == b"dtrain: stopped after 1 s: nobody reads the output\n"

@@ -5,6 +5,7 @@ import json
 from dtrain.cause import Failure, Report
 from dtrain.diagnostics import ExitCode
 from dtrain_cli.views import Filters, make_view
+from support.limits import HANG
 from support.runs import Capture, plan
 
 
@@ -20,7 +21,7 @@ def test_all_events(workers):
     view.finished(
         Report(ExitCode.JOB_FAILED, "rank 1 failed", (failure,), ("p",), "h", 1.5, "/runs/demo-1")
     )
-    assert view.wait(60)
+    assert view.wait(HANG)
     events = [json.loads(line) for line in out.text().splitlines()]
     assert all(event.pop("schema") == 1 for event in events)
     line = {"event": "line", "host": "node0", "role": "worker", "index": 1, "rank": 1}

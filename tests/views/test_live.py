@@ -17,6 +17,7 @@ from dtrain.cause import Report
 from dtrain.diagnostics import ExitCode
 from dtrain.progress import Progress
 from dtrain_cli.views import Filters, make_view
+from support.limits import HANG
 from support.runs import plan
 from support.screen import Screen
 
@@ -66,7 +67,7 @@ class Terminal:
     def close(self) -> list[str]:
         self.stdout.close()
         self.stderr.close()
-        self._thread.join(30)
+        self._thread.join(HANG)
         os.close(self._master)
         return self.screen()
 
@@ -100,7 +101,7 @@ def running(view):
 
 def finish(view):
     view.finished(DONE)
-    assert view.wait(60)
+    assert view.wait(HANG)
 
 
 def test_lines_scroll_above_the_header_which_is_gone_at_the_end(terminal, workers):
@@ -119,7 +120,7 @@ def test_lines_scroll_above_the_header_which_is_gone_at_the_end(terminal, worker
     finish(view)
     assert terminal.close() == [
         "dtrain: run demo-1, logs in /runs/demo-1",
-        "dtrain: starting 4 workers on 2 hosts (node0, node1)",
+        "dtrain: starting 4 workers on 2 hosts (node[0-1])",
         "[node0 0] step 1",
         "[node1 3] warned",
         "[node0 0] step 2",
@@ -287,7 +288,7 @@ def test_a_closed_terminal_counts_as_a_gone_reader(terminal):
         running(view)
         os.close(master)
         view.notice("anybody there?")
-        assert broken.wait(30)
+        assert broken.wait(HANG)
         finish(view)
     terminal.close()
 

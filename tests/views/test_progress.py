@@ -9,6 +9,7 @@ from dtrain.diagnostics import ExitCode
 from dtrain.progress import Progress
 from dtrain_cli.views import Filters, make_view
 from dtrain_cli.views.progress import Follower
+from support.limits import HANG
 from support.runs import Capture, plan
 
 DONE = Report(ExitCode.OK, "all 4 workers finished", seconds=41, logs="/runs/demo-1")
@@ -53,7 +54,7 @@ def shown(reports, json=False):
     for one in reports:
         view.progress("node0", one)
     view.finished(DONE)
-    assert view.wait(60)
+    assert view.wait(HANG)
     return out.text(), err.text()
 
 

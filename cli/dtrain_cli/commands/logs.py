@@ -5,19 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from dtrain.diagnostics import ExitCode, UsageError
-from dtrain.journal import JournalReader
+from dtrain.journal import JournalReader, NextAttempt, Sizes
 from dtrain.launchplan import LaunchPlan
 from dtrain.logs.store import RunFolder, Stream
 from dtrain.record import Record
 from dtrain.spec.schema import seconds
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.commands.watch import Departure, on_signals
+from dtrain_cli.standard import OutputError
 from dtrain_cli.views import Filters, View, make_view
 
 POLL = 0.1
@@ -76,23 +76,26 @@ def _show(
             _skip(view, _streams(folder, plan, record.attempt), folder, time.time() - age)
         while True:
             going_on = follow and folder.in_charge() is not None
-            if "attempt" in {event["event"] for event in journal.read()}:
+            if any(isinstance(event, NextAttempt) for _, event in list(journal.read())):
                 record = Record.load(folder.path)
                 plan = record.plan()
             for stream, size in _streams(folder, plan, record.attempt).items():
                 view.output(stream, size)
-            if not going_on or departure.wait(POLL):
+            if not going_on or view.output_error or departure.wait(POLL):
                 break
         view.close()
         while not view.wait(POLL) and not departure.asked:
             pass
+    if view.output_error is not None:
+        raise OutputError(view.output_error)
 
 
 def _streams(folder: RunFolder, plan: LaunchPlan, attempts: int) -> dict[Stream, int]:
     """Those of all attempts, the first one's first."""
     found: dict[Stream, int] = {}
-    for attempt in range(1, attempts + 1):
-        found |= replace(folder, attempt=attempt).sizes(plan)
+    for one in folder.attempts():
+        if one.attempt <= attempts:
+            found |= one.sizes(plan)
     return found
 
 
@@ -100,8 +103,8 @@ def _skip(view: View, streams: Iterable[Stream], folder: RunFolder, before: floa
     """Leave out what had come ``before`` (seconds since the epoch), to within the time between two
     notes of it in the journal."""
     known: dict[str, int] = {}
-    for event in JournalReader(folder.journal).read():
-        if event["event"] == "sizes" and event["time"] <= before:
-            known.update(event["streams"])
+    for then, event in JournalReader(folder.journal).read():
+        if isinstance(event, Sizes) and then <= before:
+            known.update(event.streams)
     for stream in streams:
         view.skip(stream, known.get(str(stream.path.relative_to(folder.path)), 0))

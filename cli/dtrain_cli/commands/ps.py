@@ -30,18 +30,17 @@ def ps(
         output.write(view.as_json([one]) if json else view.details(one))
         return
     found = statuses()
-    shown = found if everything else [one for one in found if one.report is None] or found[-5:]
+    shown = found if everything else [one for one in found if one.active] or found[-5:]
     output.write(view.as_json(shown) if json else view.table(shown, of=len(found)))
 
 
 def _one(run: str) -> RunStatus:
     folder = RunFolder.find(run)
-    one = status(folder)
-    if one is None:
-        raise UsageError(
-            f"{folder.path}: written by another version of dtrain",
-            hint="its logs folder can be read as it is",
-        )
+    try:
+        one = status(folder)
+    except UsageError as error:
+        hint = f"the output of its workers may still be in {folder.logs}"
+        raise UsageError(error.message, hint=hint) from None
     if one.state == "unattended":
         one = _asked(one, Record.load(folder.path))
     return one

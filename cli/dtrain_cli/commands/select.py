@@ -7,7 +7,10 @@ import re
 from dtrain import hostlist
 from dtrain.diagnostics import UsageError
 from dtrain.launchplan import build
+from dtrain.messages.decode import excerpt
 from dtrain.spec.model import ClusterFile
+
+_RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 def ranks(text: str | None, spec: ClusterFile) -> frozenset[int] | None:
@@ -19,15 +22,17 @@ def ranks(text: str | None, spec: ClusterFile) -> frozenset[int] | None:
             "--rank is for torch: TensorFlow's tasks have none", hint="choose hosts with --host"
         )
     last_rank = build(spec).world_size - 1
-    digits = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
     chosen: set[int] = set()
     for part in text.split(","):
-        match = digits.fullmatch(part.strip())
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        written = _RANKS.fullmatch(part.strip())
+        first, last = (int(written[1]), int(written[2] or written[1])) if written else (1, 0)
         if first > last:
-            raise UsageError(f"--rank {text}: {part!r} is no rank", hint="write e.g. --rank 0,4-7")
+            raise UsageError(
+                f"--rank {excerpt(text)}: {excerpt(part)!r} is no rank",
+                hint="write e.g. --rank 0,4-7",
+            )
         if last > last_rank:
-            raise UsageError(f"--rank {text}: this job's ranks are 0-{last_rank}")
+            raise UsageError(f"--rank {excerpt(text)}: this job's ranks are 0-{last_rank}")
         chosen.update(range(first, last + 1))
     return frozenset(chosen)
 
@@ -39,11 +44,11 @@ def hosts(text: str | None, spec: ClusterFile) -> frozenset[str] | None:
     try:
         wanted = hostlist.unfold(text)
     except hostlist.HostListError as error:
-        raise UsageError(f"--host {text}: {error}") from None
-    known = [host.name for host in (*spec.cluster.hosts, *spec.cluster.spares)]
+        raise UsageError(f"--host {excerpt(text)}: {error}") from None
+    known = dict.fromkeys(host.name for host in (*spec.cluster.hosts, *spec.cluster.spares))
     if unknown := [name for name in wanted if name not in known]:
         raise UsageError(
-            f"--host {text}: no host {hostlist.fold(unknown)} in this cluster",
+            f"--host {excerpt(text)}: no host {hostlist.fold(unknown)} in this cluster",
             hint=f"its hosts are {hostlist.fold(known)}",
         )
     return frozenset(wanted)

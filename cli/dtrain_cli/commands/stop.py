@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import signal
@@ -93,9 +92,16 @@ def _ask(folder: RunFolder, force: bool, asked: set[int], departure: Departure) 
         pid = folder.in_charge()
         if pid is not None and pid not in asked:
             asked.add(pid)
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 os.kill(pid, INSIST if force else signal.SIGTERM)
                 os.kill(pid, signal.SIGCONT)  # Ctrl-Z may have stopped it
+            except ProcessLookupError:
+                pass
+            except PermissionError:
+                raise UsageError(
+                    f"process {pid}, which is in charge of run {folder.name}, is another user's",
+                    hint="stop the run as that user",
+                ) from None
         # Somebody else may take charge when it leaves, and is to be asked in its turn.
         follower.follow(lambda seconds: departure.wait(seconds) or folder.in_charge() != pid)
         follower.look()

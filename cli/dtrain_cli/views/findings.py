@@ -51,7 +51,7 @@ def brief(finding: Finding, of: int) -> str:
 
 def _who(finding: Finding, of: int) -> str:
     count = len(finding.hosts)
-    who = names.folded_hosts(finding.hosts)
+    who = names.hosts(finding.hosts)
     return who + (f" ({'all ' if count == of else ''}{count})" if count > 1 else "")
 
 

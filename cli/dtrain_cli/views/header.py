@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from dtrain.framing import clean
 from dtrain_cli.views import names
 
-BAD = ("unreachable", "failed")
+BAD = ("unreachable", "lost", "failed")
 _ORDER = (
     "connecting",
     "attaching",

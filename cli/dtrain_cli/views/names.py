@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from dtrain.framing import clean
@@ -12,7 +12,6 @@ from dtrain.hostlist import fold
 
 _COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 """SGR codes of prefixes; red is kept for errors."""
-_FEW = 3
 
 
 def prefix(host: str, label: str, host_width: int = 0, label_width: int = 0) -> str:
@@ -30,14 +29,7 @@ def color_of(host: str, label: str) -> int:
     return _COLORS[number % len(_COLORS)]
 
 
-def hosts(names: Sequence[str]) -> str:
-    """``node0, node1``, or folded where there are more: ``gpu[01-08]``."""
-    if len(names) <= _FEW:
-        return clean(", ".join(names))
-    return folded_hosts(names)
-
-
-def folded_hosts(names: Iterable[str]) -> str:
+def hosts(names: Iterable[str]) -> str:
     """``gpu[01-08]``."""
     return clean(fold(names))
 

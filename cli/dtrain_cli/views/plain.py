@@ -167,7 +167,7 @@ class Plain:
             host, label = sources[0]
         else:
             sources = sorted(sources, key=_order)
-            host = names.folded_hosts(dict.fromkeys(host for host, _ in sources))
+            host = names.hosts(dict.fromkeys(host for host, _ in sources))
             label = names.labels(label for _, label in sources)
         head = names.prefix(host, label, *self._widths)
         if self._color[fd]:

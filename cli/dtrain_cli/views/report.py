@@ -73,7 +73,7 @@ def _consequences(failures: Sequence[Failure]) -> list[str]:
         outcomes.setdefault(failure.how, []).append(failure)
     lines = []
     for outcome, those in list(outcomes.items())[:_MAX_OUTCOMES]:
-        hosts = names.folded_hosts(names.in_order({failure.host for failure in those}))
+        hosts = names.hosts(names.in_order({failure.host for failure in those}))
         ranks = [failure.label for failure in those if failure.rank is not None]
         others = [failure.label for failure in those if failure.rank is None]
         who = [f"rank{'s' * (len(ranks) > 1)} {names.labels(ranks)}"] if ranks else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,8 +27,8 @@ def table(runs: Sequence[RunStatus], *, of: int) -> str:
             run.state,
             f"{names.duration(age(run.started))} ago",
             names.hosts(list(run.hosts)),
-            str(run.workers),
-            _progress(run),
+            str(run.workers) if not run.unreadable else "",
+            clean(run.unreadable) or _progress(run),
         )
         for run in runs
     ]
@@ -39,6 +39,9 @@ def table(runs: Sequence[RunStatus], *, of: int) -> str:
     ]
     if any(run.state == "unattended" for run in runs):
         lines += ["", "nobody is in charge of unattended runs: `dtrain attach RUN`, or stop them"]
+    for run in runs:
+        if run.unreadable_lines:
+            lines += ["", f"{run.run}: {_unreadable_lines(run)}"]
     if of > len(runs):
         lines += ["", f"{of - len(runs)} more with --all"]
     return "".join(f"{line}\n" for line in lines)
@@ -55,9 +58,10 @@ def details(run: RunStatus) -> str:
     if progress := _progress(run):
         lines.append(f"progress {progress}")
     lines.append(f"logs     {names.path(run.folder)}")
+    if run.unreadable_lines:
+        lines.append(f"journal  {_unreadable_lines(run)}")
     lines.append("")
-    width = max(map(len, run.hosts), default=0)
-    lines += [f"{host:<{width}}  {_host(status)}" for host, status in run.hosts.items()]
+    lines += _hosts(run.hosts)
     if run.state == "unattended":
         lines += [
             "",
@@ -73,13 +77,31 @@ def as_json(runs: Sequence[RunStatus]) -> str:
     return json.dumps({"schema": SCHEMA, "runs": _finite(body)}, indent=2) + "\n"
 
 
-def _host(status: HostStatus) -> str:
-    parts = [f"{status.state or 'waiting':<12}"]
-    if status.since is not None:
-        parts.append(f"for {names.duration(age(status.since))}")
-    if status.processes:
-        parts.append(_processes(status.processes))
-    return "  ".join([*parts, *filter(None, [status.detail])]).rstrip()
+def _unreadable_lines(run: RunStatus) -> str:
+    return f"{names.count(run.unreadable_lines, 'journal line')} could not be read"
+
+
+def _hosts(hosts: Mapping[str, HostStatus]) -> list[str]:
+    """A line for each group of hosts that are alike."""
+    alike: dict[object, list[str]] = {}
+    for host, status in hosts.items():
+        fates = frozenset((one.ended is None, one.code, one.signal) for one in status.processes)
+        key = (status.state, status.detail, status.since is None, fates)
+        alike.setdefault(key, []).append(host)
+    groups = {names.hosts(those): [hosts[host] for host in those] for those in alike.values()}
+    width = max(map(len, groups), default=0)
+    return [f"{who:<{width}}  {_host(those)}" for who, those in groups.items()]
+
+
+def _host(those: Sequence[HostStatus]) -> str:
+    """Hosts in one state; since when the last of them is in it."""
+    parts = [f"{those[0].state or 'waiting':<12}"]
+    since = [one.since for one in those if one.since is not None]
+    if since:
+        parts.append(f"for {names.duration(age(max(since)))}")
+    if processes := [process for one in those for process in one.processes]:
+        parts.append(_processes(processes))
+    return "  ".join([*parts, *filter(None, [those[0].detail])]).rstrip()
 
 
 def _processes(processes: Sequence[ProcessStatus]) -> str:

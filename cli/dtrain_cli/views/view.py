@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from dtrain.framing import LineFramer
+from dtrain.stored_file import open_output
 from dtrain_cli.views.outlet import reader_gone
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ class View:
         self._filters = filters
         self._on_broken_pipe = on_broken_pipe
         self._broken = False
+        self.output_error: OSError | None = None
+        """Why stdout or stderr can no longer be written, where its reader is not gone."""
         self._wake = threading.Condition()
         self._calls: deque[Callable[[], None]] = deque()
         self._grown: dict[Stream, int] = {}
@@ -225,6 +228,7 @@ class View:
 
     def _output_failed(self, error: OSError) -> None:
         if not reader_gone(error):
+            self.output_error = error
             self.notice(f"output is no longer shown: {error.strerror}")
         elif not self._broken:
             self._broken = True
@@ -290,7 +294,7 @@ class View:
         size = self._unread[stream]
         try:
             # Opened for each piece: there may be more streams than a process may have open files.
-            fd = os.open(stream.path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_output(stream.path)
             try:
                 piece = os.pread(fd, min(_PIECE, size - followed.offset), followed.offset)
             finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum, unique
 from typing import Any
@@ -40,11 +40,6 @@ class Finding:
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "severity": self.severity.value}
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Finding:
-        severity, hosts = Severity(body["severity"]), tuple(body["hosts"])
-        return cls(**{**body, "severity": severity, "hosts": hosts})
 
 
 def error(subject: str, hosts: Sequence[str], seen: str, expected: str, remedy: str) -> Finding:

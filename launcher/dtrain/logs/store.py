@@ -12,22 +12,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from dtrain.diagnostics import DtrainError, ExitCode, UsageError
 from dtrain.launchplan import LaunchPlan
-from dtrain.messages.decode import ProtocolError
+from dtrain.messages.decode import ProtocolError, excerpt
 from dtrain.node.trust import Trust, UnsafeError
+from dtrain.stored_file import RUN_NAME, open_stored
 
-_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_LOGS_NAME = re.compile(r"logs(?:-([0-9]{1,7}))?")
 _STREAM_NAME = re.compile(r"[a-z]+-[0-9]{1,9}\.(?:out|err)")
+MAX_PID = 1 << 22
+"""The largest that Linux can be set to."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -90,7 +94,7 @@ class RunFolder:
 
         Raises UsageError, and StorageError if another user can change its files.
         """
-        if _RUN_NAME.fullmatch(name) and _trusted(_runs() / name):
+        if RUN_NAME.fullmatch(name) and _trusted(_runs() / name):
             return cls(_runs() / name)
         like = [folder for folder in cls.all() if name and folder.name.startswith(name)]
         if len(like) == 1:
@@ -99,7 +103,7 @@ class RunFolder:
             names = ", ".join(folder.name for folder in like[-3:])
             raise UsageError(f"{len(like)} runs begin with {name!r}", hint=f"the latest: {names}")
         raise UsageError(
-            f"no run {name!r} on this machine", hint="`dtrain ps` lists the runs there are"
+            f"no run {excerpt(name)!r} on this machine", hint="`dtrain ps --all` lists all runs"
         )
 
     @classmethod
@@ -110,15 +114,27 @@ class RunFolder:
         """
         if not _trusted(_runs()):
             return []
-        try:
-            found = [path for path in _runs().iterdir() if path.is_dir()]
-        except OSError:
-            return []
-        return [cls(path) for path in sorted(found, key=lambda path: path.stat().st_mtime)]
+        found: list[tuple[float, Path]] = []
+        for entry in _entries(_runs()):
+            if RUN_NAME.fullmatch(entry.name):
+                # Another process may remove it meanwhile.
+                with contextlib.suppress(OSError):
+                    if entry.is_dir():
+                        found.append((entry.stat().st_mtime, _runs() / entry.name))
+        return [cls(path) for _, path in sorted(found)]
 
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def started(self) -> float:
+        """When its folder was last changed, about: all there is where its record cannot be read.
+        Seconds since the epoch."""
+        try:
+            return self.path.stat().st_mtime
+        except OSError:
+            return 0.0
 
     def claim(self) -> Claim | None:
         """Take charge of the run; None while another process is in charge of it.
@@ -126,7 +142,7 @@ class RunFolder:
         Raises StorageError where the folder cannot be written.
         """
         try:
-            fd = self._open_lock(os.O_RDWR | os.O_CREAT)
+            fd = open_stored(self.path / "launcher", os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise storage_error(self.path, error) from None
         for _ in range(10):
@@ -151,7 +167,7 @@ class RunFolder:
         Raises StorageError if another user can change the file that says so.
         """
         try:
-            fd = self._open_lock(os.O_RDONLY)
+            fd = open_stored(self.path / "launcher", os.O_RDONLY)
         except UnsafeError as error:
             raise storage_error(self.path, error) from None
         except OSError:
@@ -160,39 +176,48 @@ class RunFolder:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             said = os.read(fd, 32).strip()
-            return int(said) if said.isdigit() else None
+            # 1 is never a launcher, and 0 and negative numbers would signal whole groups.
+            return int(said) if said.isdigit() and 1 < int(said) <= MAX_PID else None
+        except OSError:
+            return None
         finally:
             os.close(fd)
         return None
-
-    def _open_lock(self, flags: int) -> int:
-        return Trust().open_path(os.fsencode(self.path / "launcher"), flags)
 
     @property
     def logs(self) -> Path:
         """Of this attempt; the folder is made with the first file in it."""
         return self.path / ("logs" if self.attempt == 1 else f"logs-{self.attempt}")
 
+    def attempts(self) -> list[RunFolder]:
+        """The attempts that have logs here, the first one first."""
+        found = (_LOGS_NAME.fullmatch(entry.name) for entry in _entries(self.path))
+        numbers = sorted(int(name[1] or 1) for name in found if name)
+        return [replace(self, attempt=number) for number in numbers]
+
     @property
     def journal(self) -> Path:
         return self.path / "journal.jsonl"
 
     def sizes(self, plan: LaunchPlan) -> dict[Stream, int]:
-        """Every stream of this attempt that is here, with its bytes."""
+        """Every stream of this attempt that is here, with its bytes. Other files are ignored."""
         found: dict[Stream, int] = {}
-        for folder in sorted(self.logs.glob("*/")):
-            for path in sorted(folder.iterdir()):
-                if _STREAM_NAME.fullmatch(path.name):
-                    role, _, index = path.stem.rpartition("-")
+        for folder in _entries(self.logs):
+            if not folder.is_dir(follow_symlinks=False):
+                continue
+            for file in _entries(self.logs / folder.name):
+                if _STREAM_NAME.fullmatch(file.name) and file.is_file(follow_symlinks=False):
+                    role, _, index = file.name[: -len(".out")].rpartition("-")
                     ranked = plan.job.framework == "torch" and role in ("worker", "rank")
                     stream = self.stream(
                         folder.name,
-                        path.name,
+                        file.name,
                         role="worker" if role == "rank" else role,
                         index=int(index),
                         rank=int(index) if ranked else None,
                     )
-                    found[stream] = path.stat().st_size
+                    with contextlib.suppress(OSError):
+                        found[stream] = file.stat(follow_symlinks=False).st_size
         return found
 
     def stream(self, host: str, name: str, *, role: str, index: int, rank: int | None) -> Stream:
@@ -232,7 +257,7 @@ class LogWriter:
         try:
             self.path.parent.parent.mkdir(mode=0o700, exist_ok=True)
             self.path.parent.mkdir(mode=0o700, exist_ok=True)
-            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = open_stored(self.path, os.O_WRONLY | os.O_CREAT)
             try:
                 self.size = os.fstat(fd).st_size
             finally:
@@ -255,7 +280,8 @@ class LogWriter:
         if not new:
             return self.size
         try:
-            fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            # Fails, rather than waits, where a pipe has taken the file's place.
+            fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 while new:
                     # At its place rather than at the end: a second launcher attached to the same
@@ -273,7 +299,7 @@ class LogWriter:
 def tail(path: Path, max_bytes: int) -> bytes:
     """The last ``max_bytes`` bytes of a file; all of a shorter one, nothing of a missing one."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_stored(path, os.O_RDONLY), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - max_bytes))
             return file.read(max_bytes)
@@ -302,8 +328,17 @@ def _trusted(folder: Path) -> bool:
     return True
 
 
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder, by name; nothing where it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        return []
+
+
 def _checked(run: str) -> str:
-    if not _RUN_NAME.fullmatch(run):
+    if not RUN_NAME.fullmatch(run):
         raise ValueError(f"not a run's name: {run!r}")
     return run
 

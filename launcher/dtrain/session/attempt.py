@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from dtrain import hostlist, machine, restart
+from dtrain import hostlist, journal, machine, restart
 from dtrain.cause import Failure, Report, alike, in_order_of_blame
 from dtrain.check import Finding
 from dtrain.diagnostics import (
@@ -128,6 +128,8 @@ class Attempt:
                 self._handle(self._next())
             if not self._left:
                 self._drain()
+                for host, now in self._state.hosts.items():
+                    self._links[host].settle(lost=now is HostState.LOST)
             self._note_at = 0.0
             self._note_sizes()
         except BaseException:
@@ -242,7 +244,7 @@ class Attempt:
         new = {name: size for name, size in sizes.items() if size != self._noted.get(name)}
         if new:
             self._noted = sizes
-            self._run.journal.write(time.time(), "sizes", streams=new)
+            self._run.journal.write(time.time(), journal.Sizes(new))
 
     def _handle(self, post: Post) -> None:
         before = self._state.outcome
@@ -298,7 +300,7 @@ class Attempt:
             case Phase.PREPARING | Phase.GIVING_UP:
                 notice(f"{self._why}: stopping before anything was started")
             case Phase.RUNNING:
-                self._run.journal.write(time.time(), "stopping", why=self._why)
+                self._run.journal.write(time.time(), journal.Stopping(self._why))
                 notice(
                     f"{self._why}: stopping; workers get TERM, and KILL after {grace:g} s"
                     " (Ctrl-C again: now)"

@@ -14,11 +14,11 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from dtrain import hostlist, restart
+from dtrain import hostlist, journal, restart
 from dtrain.cause import Report
 from dtrain.check import Finding
 from dtrain.diagnostics import DtrainError, ExitCode
@@ -149,7 +149,7 @@ class Session:
         plan = _save(life)
         self._observer.started(name, plan, str(folder.path))
         hosts = [part.host.name for part in plan.hosts]
-        life.journal.write(begun, "started", run=name, hosts=hosts)
+        life.journal.write(begun, journal.Started(name, tuple(hosts)))
         for notice in tree.notices if tree is not None else ():
             self._tell(life, notice)
         try:
@@ -169,7 +169,7 @@ class Session:
         life = _Life(record, folder, Journal(folder.journal), None, secrets, record.started)
         plan = record.plan()
         self._observer.attached(record.run, plan, str(folder.path))
-        life.journal.write(time.time(), "attached", pid=os.getpid())
+        life.journal.write(time.time(), journal.Attached(os.getpid()))
         for stream, size in folder.sizes(plan).items():
             self._observer.skip(stream, size)
         if not self.interrupted and (why := _was_stopped(folder)):
@@ -198,13 +198,8 @@ class Session:
                         self._tell(life, f"not started again: {decision.why}")
                     break
                 self._stragglers += [attempt.straggler(part) for part in attempt.stray()]
-                life.journal.write(
-                    time.time(),
-                    "failed",
-                    number=life.record.attempt,
-                    attempt=history[-1].as_json(),
-                    **asdict(report),
-                )
+                failed = journal.Failed(life.record.attempt, history[-1], report)
+                life.journal.write(time.time(), failed)
                 for problem in report.problems:
                     self._tell(life, problem)
                 self._tell(life, f"{report.reason}; {self._next_attempt(life, decision)}")
@@ -281,7 +276,8 @@ class Session:
                 self._tell(life, f"{hostlist.fold(waiting)} cannot be reached yet; trying on")
         close(self._stragglers)
         self._strays_left(life)
-        life.journal.write(time.time(), "cleaned", left=[host for host, _ in life.record.stray])
+        left = tuple(host for host, _ in life.record.stray)
+        life.journal.write(time.time(), journal.Cleaned(left))
         return not life.record.stray
 
     def _linger(self, life: _Life) -> None:
@@ -323,10 +319,8 @@ class Session:
         number = life.record.attempt
         life.folder = replace(life.folder, attempt=number)
         plan = _save(life)
-        hosts = [part.host.name for part in plan.hosts]
-        life.journal.write(
-            time.time(), "attempt", attempt=number, hosts=hosts, dropped=decision.dropped
-        )
+        hosts = tuple(part.host.name for part in plan.hosts)
+        life.journal.write(time.time(), journal.NextAttempt(number, hosts, decision.dropped))
         self._observer.again(number, plan)
 
     def _start(self, life: _Life) -> tuple[Report, Attempt]:
@@ -420,18 +414,17 @@ class Session:
             goes_on = self._attempt is not None and self._attempt.goes_on
             self._observer.left(life.record.run, goes_on=goes_on)
         else:
-            life.journal.write(time.time(), "finished", **asdict(report))
+            life.journal.write(time.time(), journal.Finished(report))
             self._observer.finished(report)
         return report
 
     def _tell_findings(self, life: _Life, findings: Sequence[Finding]) -> None:
         self._observer.checked(findings)
-        told = [finding.as_json() for finding in findings]
-        life.journal.write(time.time(), "findings", findings=told)
+        life.journal.write(time.time(), journal.Findings(tuple(findings)))
 
     def _tell(self, life: _Life, notice: str) -> None:
         self._observer.notice(notice)
-        life.journal.write(time.time(), "notice", text=notice)
+        life.journal.write(time.time(), journal.Notice(notice))
 
 
 def _tree(request: Request, spec: ClusterFile) -> Tree | None:
@@ -445,9 +438,9 @@ def _tree(request: Request, spec: ClusterFile) -> Tree | None:
 def _past(folder: RunFolder, attempt: int) -> list[restart.Attempt]:
     """How the attempts before this one ended, also those that another process saw."""
     found = {
-        event["number"]: restart.Attempt.from_json(event["attempt"])
-        for event in JournalReader(folder.journal).read()
-        if event["event"] == "failed"
+        event.number: event.attempt
+        for _, event in JournalReader(folder.journal).read()
+        if isinstance(event, journal.Failed)
     }
     return [found[number] for number in sorted(found) if number < attempt]
 
@@ -455,21 +448,22 @@ def _past(folder: RunFolder, attempt: int) -> list[restart.Attempt]:
 def _began(folder: RunFolder) -> float:
     """When the latest attempt began, in seconds since the epoch."""
     times = [
-        event["time"]
-        for event in JournalReader(folder.journal).read()
-        if event["event"] in ("started", "attempt")
+        then
+        for then, event in JournalReader(folder.journal).read()
+        if isinstance(event, journal.Started | journal.NextAttempt)
     ]
-    return float(times[-1]) if times else time.time()
+    return times[-1] if times else time.time()
 
 
 def _was_stopped(folder: RunFolder) -> str:
     """Why the attempt that runs was asked to end before, if it was."""
     why = ""
-    for event in JournalReader(folder.journal).read():
-        if event["event"] in ("started", "attempt"):
-            why = ""
-        elif event["event"] == "stopping":
-            why = event["why"]
+    for _, event in JournalReader(folder.journal).read():
+        match event:
+            case journal.Started() | journal.NextAttempt():
+                why = ""
+            case journal.Stopping():
+                why = event.why
     return why
 
 
@@ -486,13 +480,15 @@ def _received(folder: RunFolder, plan: LaunchPlan) -> dict[str, dict[str, int]]:
     """How much of every host's streams and events has arrived here already."""
     offsets: dict[str, dict[str, int]] = {part.host.name: {} for part in plan.hosts}
     for stream, size in folder.sizes(plan).items():
-        offsets[stream.host][stream.path.name] = size
-    for event in JournalReader(folder.journal).read():
-        if event["event"] == "attempt":
-            for host in offsets.values():
-                host.pop("events", None)
-        elif event["event"] == "event" and event["host"] in offsets:
-            offsets[event["host"]]["events"] = event["offset"]
+        if stream.host in offsets:
+            offsets[stream.host][stream.path.name] = size
+    for _, event in JournalReader(folder.journal).read():
+        match event:
+            case journal.NextAttempt():
+                for received in offsets.values():
+                    received.pop("events", None)
+            case journal.HostEvent(host, offset) if host in offsets:
+                offsets[host]["events"] = offset
     return offsets
 
 

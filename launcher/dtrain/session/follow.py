@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-from dtrain.cause import Failure, Report
-from dtrain.check import Finding
-from dtrain.diagnostics import ExitCode
-from dtrain.failures.kernel import KernelMessage
+from dtrain import journal
+from dtrain.cause import Report
 from dtrain.journal import JournalReader
 from dtrain.logs.store import RunFolder, Stream
-from dtrain.progress import Progress
 from dtrain.record import Record
 from dtrain.session.observer import Observer
 
@@ -45,27 +41,27 @@ class Follower:
 
     def skip(self) -> None:
         """Show only what comes from now on, and how things stand."""
-        states: dict[str, dict[str, Any]] = {}
-        pages: dict[str, dict[str, Any]] = {}
-        findings: list[dict[str, Any]] = []
-        for event in self._journal.read():
-            match event["event"]:
-                case "host":
-                    states[event["host"]] = event
-                case "tensorboard":
-                    pages[event["host"]] = event
-                case "attached":
+        states: dict[str, journal.Event] = {}
+        pages: dict[str, journal.Event] = {}
+        findings: list[journal.Event] = []
+        for _, event in self._journal.read():
+            match event:
+                case journal.HostState(host):
+                    states[host] = event
+                case journal.TensorBoard(host):
+                    pages[host] = event
+                case journal.Attached():
                     pages.clear()
-                case "findings":
+                case journal.Findings():
                     findings = [event]
-                case "attempt":
+                case journal.NextAttempt(attempt):
                     states.clear()
                     pages.clear()
                     findings = []
-                    if event["attempt"] > self._record.attempt:
+                    if attempt > self._record.attempt:
                         self._tell(event)  # it has come since the record was read
-                case "finished":
-                    self.report = read_report(event)
+                case journal.Finished(report):
+                    self.report = report
         for event in (*findings, *states.values(), *pages.values()):
             self._tell(event)
         for stream, size in self._folder.sizes(self._plan).items():
@@ -74,52 +70,37 @@ class Follower:
 
     def look(self) -> None:
         """Tell what is new since the last look."""
-        for event in self._journal.read():
+        for _, event in self._journal.read():
             self._tell(event)
         for stream, size in self._folder.sizes(self._plan).items():
             if size > self._sizes.get(stream, 0):
                 self._sizes[stream] = size
                 self._observer.output(stream, size)
 
-    def _tell(self, event: dict[str, Any]) -> None:
-        match event["event"]:
-            case "host":
-                self._observer.host_state(event["host"], event["state"], event["detail"])
-            case "notice" | "tensorboard":
-                self._observer.notice(event["text"])
-            case "findings":
-                self._observer.checked([Finding.from_json(body) for body in event["findings"]])
-            case "progress":
-                self._observer.progress("", Progress.read(event["process"], event["said"]))
-            case "attempt":
+    def _tell(self, event: journal.Event) -> None:
+        match event:
+            case journal.HostState(host, state, detail):
+                self._observer.host_state(host, state, detail)
+            case journal.Notice(text) | journal.TensorBoard(_, text):
+                self._observer.notice(text)
+            case journal.Findings(findings):
+                self._observer.checked(findings)
+            case journal.Progressed(report):
+                self._observer.progress("", report)
+            case journal.NextAttempt(attempt):
                 # It may be of a later attempt by now.
-                self._record = replace(Record.load(self._folder.path), attempt=event["attempt"])
+                self._record = replace(Record.load(self._folder.path), attempt=attempt)
                 self._plan = self._record.plan()
-                self._folder = replace(self._folder, attempt=event["attempt"])
-                self._observer.again(event["attempt"], self._plan)
-            case "finished":
-                self.report = read_report(event)
-
-
-def read_report(event: dict[str, Any]) -> Report:
-    """The report in a journal's ``finished`` event."""
-    return Report(
-        exit_code=ExitCode(event["exit_code"]),
-        reason=event["reason"],
-        failures=tuple(_read_failure(failure) for failure in event["failures"]),
-        problems=tuple(event["problems"]),
-        hint=event["hint"],
-        seconds=event["seconds"],
-        logs=event["logs"],
-    )
-
-
-def _read_failure(body: dict[str, Any]) -> Failure:
-    kernel = body.pop("kernel", None)
-    return Failure(**body, kernel=KernelMessage(**kernel) if kernel is not None else None)
+                self._folder = replace(self._folder, attempt=attempt)
+                self._observer.again(attempt, self._plan)
+            case journal.Finished(ended):
+                self.report = ended
 
 
 def ending(folder: RunFolder) -> Report | None:
-    """How a run ended; None while it goes on."""
-    ends = [event for event in JournalReader(folder.journal).read() if event["event"] == "finished"]
-    return read_report(ends[-1]) if ends else None
+    """How a run ended; None while it goes on. Raises UsageError as `JournalReader.read` does."""
+    report = None
+    for _, event in JournalReader(folder.journal).read():
+        if isinstance(event, journal.Finished):
+            report = event.report
+    return report

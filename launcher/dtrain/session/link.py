@@ -22,7 +22,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from dtrain import machine, protocol
+from dtrain import journal, machine, protocol
 from dtrain.cause import Failure
 from dtrain.diagnostics import (
     AnswerError,
@@ -107,7 +107,7 @@ class Run:
     def notice(self, text: str) -> None:
         """Tell a person, now or when they look at the journal."""
         self.observer.notice(text)
-        self.journal.write(time.time(), "notice", text=text)
+        self.journal.write(time.time(), journal.Notice(text))
 
 
 class Stage(Enum):
@@ -154,6 +154,8 @@ class Link:
         self._attached = False
         self._lingering = False
         self._told_all = False
+        self._reported = ""
+        """The host's last state, as observers know it."""
         self._full = False
         self._connection: Connection | None = None
         self._process: RemoteProcess | None = None
@@ -663,7 +665,7 @@ class Link:
                 self._compare_clocks(message.time)
                 self._relay = message.pid
                 hello = dataclasses.asdict(message)
-                run.journal.write(time.time(), "hello", host=self.host, said=hello)
+                run.journal.write(time.time(), journal.Hello(self.host, hello))
             case messages.Prepared():
                 self._state("ready")
                 run.post(Post(machine.Prepared(self.host)))
@@ -714,9 +716,8 @@ class Link:
         self._offsets["events"] = offset
         self._outage.progressed()
         if offset > self._journaled:
-            self._run.journal.write(
-                time.time(), "event", host=self.host, offset=offset, said=event.as_json()
-            )
+            said = journal.HostEvent(self.host, offset, event.as_json())
+            self._run.journal.write(time.time(), said)
         self._happened(event)
 
     def _take_progress(self, message: messages.ProgressSaid) -> None:
@@ -764,7 +765,7 @@ class Link:
         due = self.heard >= self._journal_at or report.step == report.total
         if due and process == speaker(run.plan):
             self._journal_at = self.heard + BETWEEN_REPORTS
-            run.journal.write(time.time(), "progress", process=process, said=report.as_json())
+            run.journal.write(time.time(), journal.Progressed(report))
 
     def _show_tensorboard(self, port: int) -> None:
         if not 1024 <= port <= 65535:
@@ -778,7 +779,7 @@ class Link:
             port = self._tensorboard.port
         text = f"TensorBoard of {self.host}: http://127.0.0.1:{port}/"
         self._run.observer.notice(text)
-        self._run.journal.write(time.time(), "tensorboard", host=self.host, text=text)
+        self._run.journal.write(time.time(), journal.TensorBoard(self.host, text))
 
     def _refusal(self, refused: messages.Refused) -> PrepareError:
         kind = PortBusyError if refused.what == "port" else PrepareError
@@ -918,9 +919,17 @@ class Link:
         self._standing = order
         self._orders.put(order)
 
+    def settle(self, *, lost: bool) -> None:
+        """Report the host's final state, where the last one that was reported is not final."""
+        if not lost and self._reported not in ("ended", "failed"):
+            self._state("ended")
+        elif lost and self._reported not in ("lost", "unreachable"):
+            self._state("lost", "did not say that the job's processes are gone")
+
     def _state(self, state: str, detail: str = "") -> None:
+        self._reported = state
         self._run.observer.host_state(self.host, state, detail)
-        self._run.journal.write(time.time(), "host", host=self.host, state=state, detail=detail)
+        self._run.journal.write(time.time(), journal.HostState(self.host, state, detail))
 
 
 def close(links: Iterable[Link]) -> None:

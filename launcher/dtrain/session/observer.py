@@ -27,7 +27,9 @@ class Observer(Protocol):
 
     def host_state(self, host: str, state: str, detail: str = "") -> None:
         """A host is now ``connecting``, ``attaching``, ``checking``, ``syncing``, ``preparing``,
-        ``ready``, ``running``, ``stopping``, ``ended``, ``failed`` or ``unreachable``."""
+        ``ready``, ``running``, ``stopping``, or in its final state: ``ended`` (nothing of the run
+        is left there), ``failed`` (it could not start), ``unreachable`` or ``lost`` (connected, but
+        it did not say how the job ended). An ``unreachable`` host may come back."""
 
     def checked(self, findings: Sequence[Finding]) -> None:
         """What a look at the hosts has found, before anything is prepared on them. With an error

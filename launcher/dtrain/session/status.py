@@ -6,13 +6,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dtrain import journal
 from dtrain.cause import Report
 from dtrain.diagnostics import DtrainError
 from dtrain.journal import JournalReader
 from dtrain.logs.store import RunFolder
 from dtrain.progress import Progress
 from dtrain.record import Record
-from dtrain.session.follow import read_report
+
+FINAL = ("ended", "failed", "unreachable", "lost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class ProcessStatus:
 class HostStatus:
     state: str
     """As in `session.observer.Observer.host_state`; a host that was asked may also say
-    ``missing`` (it knows of no such run) or ``gone`` (the run has not ended as it should)."""
+    ``missing`` (it knows of no such run) or ``gone`` (the run has not ended as it should). After
+    the end of a run, ``unknown`` where its journal has no final state."""
     since: float | None
     """Seconds since the epoch, where that is known."""
     detail: str = ""
@@ -49,45 +52,58 @@ class RunStatus:
     folder: str
     started: float
     """Seconds since the epoch."""
-    workers: int
-    in_charge: int | None
+    workers: int = 0
+    in_charge: int | None = None
     """The process on this machine that is in charge of it."""
     hosts: Mapping[str, HostStatus] = field(default_factory=dict)
     progress: Progress | None = None
     report: Report | None = None
     """How it ended, once it has."""
+    unreadable_lines: int = 0
+    """Lines of the journal that are damaged, or that another version of dtrain wrote."""
+    unreadable: str = ""
+    """Why nothing else is known of the run; empty for most."""
+
+    @property
+    def active(self) -> bool:
+        """Whether it is not over, as far as is known."""
+        return self.in_charge is not None or self.state == "unattended"
 
     @property
     def state(self) -> str:
-        """``running``, ``unattended`` (started, and nobody is in charge), or how it ended:
-        ``done``, ``failed``, ``stopped``."""
+        """``running``, ``unattended`` (started, and nobody is in charge), ``unreadable``, or how it
+        ended: ``done``, ``failed``, ``stopped``."""
+        if self.unreadable:
+            return "unreadable"
         if self.report is not None:
             return {0: "done", 130: "stopped"}.get(int(self.report.exit_code), "failed")
         return "running" if self.in_charge is not None else "unattended"
 
 
-def status(folder: RunFolder) -> RunStatus | None:
-    """None for a folder that this version cannot read a run in."""
-    try:
-        return _status(folder)
-    except (DtrainError, KeyError, TypeError, ValueError):
-        return None
-
-
-def _status(folder: RunFolder) -> RunStatus:
+def status(folder: RunFolder) -> RunStatus:
+    """Raises DtrainError for a folder that this version cannot read a run in."""
     record = Record.load(folder.path)
     plan = record.plan()
     hosts = {part.host.name: HostStatus("", record.started) for part in plan.hosts}
     progress: Progress | None = None
     report: Report | None = None
-    for event in JournalReader(folder.journal).read():
-        match event["event"]:
-            case "host" if event["host"] in hosts:
-                hosts[event["host"]] = HostStatus(event["state"], event["time"], event["detail"])
-            case "progress":
-                progress = Progress.read(event["process"], event["said"])
-            case "finished":
-                report = read_report(event)
+    lines = JournalReader(folder.journal)
+    for then, event in lines.read():
+        match event:
+            case journal.HostState(host, state, detail) if host in hosts:
+                hosts[host] = HostStatus(state, then, detail)
+            case journal.NextAttempt():
+                hosts = dict.fromkeys(hosts, HostStatus("", then))
+            case journal.Progressed():
+                progress = event.report
+            case journal.Finished():
+                report = event.report
+    if report is not None:
+        # The launcher may have been killed before it could say more.
+        hosts = {
+            host: one if one.state in FINAL else HostStatus("unknown", one.since)
+            for host, one in hosts.items()
+        }
     return RunStatus(
         run=record.run,
         folder=str(folder.path),
@@ -97,13 +113,27 @@ def _status(folder: RunFolder) -> RunStatus:
         hosts=hosts,
         progress=progress,
         report=report,
+        unreadable_lines=lines.unreadable,
     )
 
 
 def statuses() -> list[RunStatus]:
     """All runs of this machine, the latest last."""
-    found = [status(folder) for folder in RunFolder.all()]
-    return sorted((one for one in found if one is not None), key=lambda one: one.started)
+    return sorted(map(_readable_or_not, RunFolder.all()), key=lambda one: one.started)
+
+
+def _readable_or_not(folder: RunFolder) -> RunStatus:
+    """One damaged run is no reason not to list the others."""
+    try:
+        return status(folder)
+    except DtrainError as error:
+        return RunStatus(
+            folder.name,
+            str(folder.path),
+            folder.started,
+            in_charge=folder.in_charge(),
+            unreadable=error.message,
+        )
 
 
 def age(since: float) -> float:

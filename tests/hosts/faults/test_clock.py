@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from dtrain.journal import JournalReader
+from dtrain.journal import Hello, JournalReader
 from support.faults import Field
 from support.launching import until
 
@@ -58,9 +58,9 @@ def test_the_first_cause_is_the_first(field: Make, first: int, hours: int) -> No
     launch = scene.command("launch", str(file))
     launch.until("line\n", count=2)
     off = {
-        event["host"]: event["said"]["time"] - event["time"]
-        for event in JournalReader(scene.run / "journal.jsonl").read()
-        if event["event"] == "hello"
+        event.host: event.said["time"] - then
+        for then, event in JournalReader(scene.run / "journal.jsonl").read()
+        if isinstance(event, Hello)
     }
     assert [round(off[host.name] / 3600) for host in scene.cluster.hosts] == [0, hours]
     # Nobody hears of the first failure before the second one.

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from support.limits import HANG
+
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
 RECIPES = REPOSITORY / "scripts" / "recipes"
@@ -46,7 +48,7 @@ class Task:
             self._lines.put(line)
         self._lines.put(None)
 
-    def wait_for(self, text: str, timeout: float = 90) -> str:
+    def wait_for(self, text: str, timeout: float = HANG) -> str:
         """The next line with ``text`` in it."""
         while (line := self._lines.get(timeout=timeout)) is not None:
             self.output += line
@@ -54,7 +56,7 @@ class Task:
                 return line
         raise AssertionError(f"{self.name} ended without {text!r}:\n{self.output}")
 
-    def wait(self, timeout: float = 90) -> int:
+    def wait(self, timeout: float = HANG) -> int:
         """Its exit status, negative for a signal."""
         while (line := self._lines.get(timeout=timeout)) is not None:
             self.output += line
@@ -117,7 +119,7 @@ def base_environment() -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
-        "DTRAIN_START_TIMEOUT": "60",
+        "DTRAIN_START_TIMEOUT": str(HANG),
     }
 
 

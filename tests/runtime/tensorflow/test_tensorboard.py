@@ -9,6 +9,7 @@ import urllib.request
 import pytest
 
 from runtime.tensorflow.conftest import CHECKS
+from support.limits import HANG
 
 pytestmark = pytest.mark.tensorflow
 
@@ -23,7 +24,7 @@ def test_it_serves_and_ends_with_a_training_that_is_killed(start, tmp_path) -> N
     assert task.output.count("TensorBoard is not installed") == 1
     told = json.loads((folder / "worker-0.progress").read_text())
     assert (told["event"], told["port"]) == ("tensorboard", port)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/logdir", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/logdir", timeout=HANG) as answer:
         assert json.load(answer)["logdir"].endswith("events")
 
     ended = os.pidfd_open(process)

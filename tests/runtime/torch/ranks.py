@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from support.limits import HANG
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 
@@ -43,7 +45,7 @@ def start(
     ]
 
 
-def finish(ranks: Sequence[subprocess.Popen[str]], timeout: float = 150) -> list[str]:
+def finish(ranks: Sequence[subprocess.Popen[str]], timeout: float = HANG) -> list[str]:
     """What each rank printed. A rank that hangs is killed, with all others."""
     try:
         return [rank.communicate(timeout=timeout)[0] for rank in ranks]

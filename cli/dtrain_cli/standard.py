@@ -1,0 +1,52 @@
+"""Standard output and standard error of a `dtrain` process, with typed errors."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import TextIO
+
+from dtrain.diagnostics import DtrainError, ExitCode
+
+
+class OutputError(DtrainError):
+    """Standard output cannot be written: its disk is full, for example."""
+
+    exit_code = ExitCode.NODE_FAILED
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(
+            f"cannot write to standard output: {error.strerror}",
+            hint="free space on its disk, or send the output elsewhere",
+        )
+
+
+def typed(stream: TextIO | None) -> TextIO | None:
+    """The same stream, but a failed write to stdout raises OutputError, and a failed write to
+    stderr is dropped, because nothing is left to report it to. A closed pipe still raises
+    BrokenPipeError."""
+    if stream is None:
+        return None
+    raw = _Raw(stream.fileno(), "wb", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=getattr(stream, "line_buffering", False),
+    )
+
+
+class _Raw(io.FileIO):
+    def write(self, data: object) -> int:
+        try:
+            return super().write(data)  # type: ignore[arg-type]
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            # What is still buffered must not fail again when Python exits.
+            null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            if self.fileno() == 2:
+                return memoryview(data).nbytes  # type: ignore[arg-type]
+            raise OutputError(error) from None

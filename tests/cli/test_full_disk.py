@@ -1,0 +1,60 @@
+"""Standard output on a full disk: an error that says so and exit code 3, whatever the verb."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.stored import FILE, make_run
+
+VERBS = [
+    "--help",
+    "--version",
+    "ps",
+    "ps --all --json",
+    "ps run-1",
+    "logs run-1",
+    "logs run-1 --json",
+    "logs --help",
+    "schema",
+    "plan --model-size 7B",
+    "plan --model-size 7B --json",
+    "launch cluster.yaml --dry-run",
+    "launch cluster.yaml --dry-run --json",
+    "check cluster.yaml",
+    "init new.yaml --hosts a --framework torch --script t.py --no-probe",
+]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_output_that_cannot_be_written(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path / "home"))
+    make_run()
+    (tmp_path / "cluster.yaml").write_text(FILE)
+    (tmp_path / "train.py").touch()
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dtrain_cli", *verb.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+    assert done.returncode == 3, done
+    assert "error: cannot write to standard output: No space left on device\n" in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("argv", [["ps", "nowhere"], ["--fly"]])
+def test_an_error_that_cannot_be_written_keeps_its_exit_code(argv: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dtrain_cli", *argv], stderr=full, stdout=full, check=False
+        )
+    assert done.returncode == 2

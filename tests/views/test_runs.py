@@ -1,0 +1,49 @@
+"""`dtrain ps`: hosts that are alike share a line."""
+
+from __future__ import annotations
+
+import time
+
+from dtrain.session.status import HostStatus, ProcessStatus, RunStatus
+from dtrain_cli.views import runs
+
+
+def run(hosts: dict[str, HostStatus]) -> RunStatus:
+    return RunStatus("run-1", "/runs/run-1", time.time(), workers=8, in_charge=7, hosts=hosts)
+
+
+def lines(hosts: dict[str, HostStatus]) -> list[str]:
+    return runs.details(run(hosts)).split("\n\n", 1)[1].splitlines()
+
+
+def process(label: str, *, ended: float | None = None, code: int | None = None) -> ProcessStatus:
+    return ProcessStatus(label, 99, 0.0, ended, code, None)
+
+
+def test_hosts_that_are_alike_are_folded() -> None:
+    now = time.time()
+    names = [f"node{number}" for number in (1, 2, 3, 4)]
+    hosts = {name: HostStatus("running", now - 100 - at) for at, name in enumerate(names)}
+    assert lines(hosts) == ["node[1-4]  running       for 1 min 40 s"]
+    hosts["node2"] = HostStatus("unreachable", now - 5, "no route")
+    assert lines(hosts) == [
+        "node[1,3-4]  running       for 1 min 40 s",
+        "node2        unreachable   for 5 s  no route",
+    ]
+    assert "  node[1-4]  " in runs.table([run(hosts)], of=1)
+
+
+def test_processes_of_hosts_that_are_alike_are_told_together() -> None:
+    running = {
+        f"n{node}": HostStatus(
+            "running", None, processes=(process(str(2 * node)), process(str(2 * node + 1)))
+        )
+        for node in range(3)
+    }
+    assert lines(running) == ["n[0-2]  running       ranks 0-5 running"]
+    failed = (process("2", ended=time.time() - 3, code=1), process("3"))
+    running["n1"] = HostStatus("running", None, processes=failed)
+    assert lines(running) == [
+        "n[0,2]  running       ranks 0-1,4-5 running",
+        "n1      running       rank 2 exited with status 1 3 s ago; rank 3 running",
+    ]
