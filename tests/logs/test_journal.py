@@ -101,7 +101,7 @@ def test_something_else_in_its_place_is_an_error_and_no_wait(tmp_path: Path) -> 
     folder.mkdir()
     link.symlink_to("/dev/zero")
     for path in (fifo, folder, link):
-        with pytest.raises(UsageError, match=f"{path.name}: cannot be read"):
+        with pytest.raises(UsageError, match="is not a regular file"):
             list(JournalReader(path).read())
         Journal(path).write(5.0, EVENTS[0])
     assert list(JournalReader(tmp_path / "missing").read()) == []

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtrain.diagnostics import ExitCode, UsageError
-from dtrain.journal import Journal, JournalReader
+from dtrain.journal import Journal, JournalReader, Started
 from dtrain.logs.store import LogWriter, RunFolder, StorageError, home, tail
 from dtrain.messages.decode import ProtocolError
 from dtrain.record import Record
@@ -244,5 +244,5 @@ def test_files_that_another_user_can_change(folder, tmp_path, what):
         Record.load(folder.path)
     with pytest.raises(UsageError, match=r"journal\.jsonl"):
         list(JournalReader(folder.journal).read())
-    Journal(folder.journal).write(0.0, "started")
+    Journal(folder.journal).write(0.0, Started("run", ("a",)))
     assert precious.read_text() == "{}"

@@ -13,6 +13,7 @@ from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.journal import JournalReader, NextAttempt, Sizes
 from dtrain.launchplan import LaunchPlan
 from dtrain.logs.store import RunFolder, Stream
+from dtrain.messages.decode import excerpt
 from dtrain.record import Record
 from dtrain.spec.schema import seconds
 from dtrain_cli.commands.select import hosts, ranks
@@ -46,7 +47,9 @@ def logs(
     """Show the output of a run's workers."""
     age = None if since is None else seconds(since)
     if since is not None and age is None:
-        raise UsageError(f"--since {since}: not a duration", hint="write e.g. 30s, 10m or 1h30m")
+        raise UsageError(
+            f"--since {excerpt(since)}: not a duration", hint="write e.g. 30s, 10m or 1h30m"
+        )
     folder = RunFolder.find(run)
     record = Record.load(folder.path)
     spec = record.request.spec()
