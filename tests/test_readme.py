@@ -89,7 +89,7 @@ class Desk:
 
     def succeeds(self, command: str) -> str:
         done = self.run(command)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
 

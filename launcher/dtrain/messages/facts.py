@@ -351,7 +351,7 @@ MEASURED: Any = Measured | RankFailed
 def read_gathered(
     answer: Mapping[str, Any], ports: Collection[int], setup: Sequence[str]
 ) -> Gathered:
-    """The answer to ``gather`` of a host that may use these ports and runs these setup lines.
+    """The answer to ``gather`` of a host that was asked about these ports and runs these setup lines.
 
     Raises ProtocolError.
     """
@@ -359,7 +359,7 @@ def read_gathered(
     # Other hosts dial these ports.
     named = found["facts"].get("ports", {})
     if "error" not in named and (foreign := set(map(str, named)) - set(map(str, ports))):
-        raise ProtocolError(f"facts.ports: the job has no port {min(foreign)}")
+        raise ProtocolError(f"facts.ports: nobody asked about port {min(foreign)}")
     interpreter: Mapping[str, Any] = found["facts"].get("interpreter", {})
     step = interpreter.get("failed_setup", 1)
     if step > max(1, len(setup)):

@@ -303,9 +303,9 @@ class Preflight:
             raise ConnectError(part.host.name, ATTEMPTED, "it answered too late")
         offset, took = conversation.clock()
         setup = self._plan.job.setup if depth.thorough else ()
+        request = self._request(part, depth)
         answer = conversation.ask(
-            self._request(part, depth),
-            partial(facts.read_gathered, ports=part.ports, setup=setup),
+            request, partial(facts.read_gathered, ports=request["ports"], setup=setup)
         )
         with self._lock:
             self.unanswered.discard(part.host.name)
