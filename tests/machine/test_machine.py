@@ -19,6 +19,7 @@ from dtrain.machine import (
     Event,
     Exited,
     HostState,
+    Hung,
     Interrupted,
     Kill,
     Lost,
@@ -43,6 +44,7 @@ EVENTS: list[Event] = [
     *(Exited(worker, failed) for worker in [*WORKERS, SERVICE] for failed in (True, False)),
     Interrupted(),
     Broken(),
+    Hung(),
     Alarm(),
 ]
 OVER = (HostState.CLEAN, HostState.LOST)
@@ -82,6 +84,16 @@ def reachable() -> list[tuple[State, Event, State, list[Action]]]:
 
 
 TRANSITIONS = reachable()
+
+
+def test_the_walk_fires_every_event() -> None:
+    assert {type(event) for event in EVENTS} == set(get_args(Event))
+
+
+def test_a_hung_job_is_killed_at_once() -> None:
+    state, actions = run(running(), Hung())
+    assert (state.phase, state.outcome) == (Phase.STOPPING, Outcome.WORKER_FAILED)
+    assert [Stop("a", 0.0), Stop("b", 0.0)] == [one for one in actions if isinstance(one, Stop)]
 
 
 def test_the_table_has_every_phase_and_event() -> None:
