@@ -319,7 +319,7 @@ def _runs() -> Path:
 def _trusted(folder: Path) -> bool:
     """Whether a folder is there. Raises StorageError if another user can change it."""
     try:
-        fd, _ = Trust().open_folder(os.fsencode(folder), own=1)
+        fd, _ = Trust().open_folder(os.fsencode(folder))
     except UnsafeError as error:
         raise storage_error(folder, error) from None
     except OSError:

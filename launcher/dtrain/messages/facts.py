@@ -351,7 +351,7 @@ MEASURED: Any = Measured | RankFailed
 def read_gathered(
     answer: Mapping[str, Any], ports: Collection[int], setup: Sequence[str]
 ) -> Gathered:
-    """The answer to ``gather`` of a host that was asked about these ports and runs these setup lines.
+    """The answer to ``gather`` about these ports, from a host with these setup lines.
 
     Raises ProtocolError.
     """

@@ -51,7 +51,7 @@ import time
 import zlib
 from typing import Any, BinaryIO, Iterable, Iterator
 
-from dtrain.node.trust import Trust, UnsafeError, user_of
+from dtrain.node.trust import Trust, UnsafeError, printable, user_of
 
 PREAMBLE = b"\x00dtrain-tree-1\n"
 FRAME = struct.Struct(">BI")
@@ -192,12 +192,6 @@ def raw(text: str) -> bytes:
 
 def text(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
-
-
-def shown(path: bytes) -> str:
-    """A path for a message: on one line, and printable."""
-    name = text(path)
-    return name if name.isprintable() else ascii(name)
 
 
 # -- snapshots ------------------------------------------------------------------------------------
@@ -488,12 +482,13 @@ class Place:
         os.close(fd)
         if not same:
             raise RefusedError(
-                "%s was moved while files were being sent" % shown(self.container), "launch again"
+                "%s was moved while files were being sent" % printable(self.container),
+                "launch again",
             )
 
     def _occupied(self, what: str) -> RefusedError:
         return RefusedError(
-            "%s %s" % (shown(self.workdir), what),
+            "%s %s" % (printable(self.workdir), what),
             "choose another job.workdir, which dtrain makes, or move this one away",
         )
 
@@ -535,7 +530,7 @@ class Place:
                 except OSError as error:
                     raise RefusedError(
                         "%s: files cannot be locked there (%s)"
-                        % (shown(self.container), error.strerror),
+                        % (printable(self.container), error.strerror),
                         "choose a job.workdir on another file system",
                     ) from None
                 time.sleep(0.05)
@@ -547,7 +542,7 @@ class Place:
                     holder = file.read(200).decode("utf-8", "replace").strip()
                     raise RefusedError(
                         "another launch holds %s/lock and has not moved for %d s (%s)"
-                        % (shown(self.container), patience, holder or "holder unknown"),
+                        % (printable(self.container), patience, holder or "holder unknown"),
                         "wait for it or end that process, then launch again",
                     )
             file.truncate(0)
@@ -724,7 +719,7 @@ def kept_back(outputs: list[Output], only: Snapshot | None, why: str) -> list[st
     if not paths:
         return []
     more = " and %d more" % (len(paths) - SHOWN) if len(paths) > SHOWN else ""
-    listed = ", ".join(shown(path) for path in sorted(paths)[:SHOWN])
+    listed = ", ".join(printable(path) for path in sorted(paths)[:SHOWN])
     return ["kept where the job wrote it, because %s: %s%s" % (why, listed, more)]
 
 
@@ -821,7 +816,7 @@ def full(folder: bytes, needed: int | None = None) -> RefusedError:
     elif disk.f_files and not disk.f_favail:
         free = "no inode free"
     return RefusedError(
-        "no space left in %s (%s)" % (shown(folder), free),
+        "no space left in %s (%s)" % (printable(folder), free),
         "free some there, add what the job does not need to job.sync.exclude, "
         "or choose a job.workdir on another disk",
     )
@@ -869,7 +864,8 @@ def copy(source: bytes, expected: tuple[int, int], file: Any) -> None:
                 write(file, chunk)
         if signature(os.fstat(content.fileno())) != expected or file.tell() != expected[0]:
             raise RefusedError(
-                "%s was edited on the node while it was copied" % shown(os.path.abspath(source)),
+                "%s was edited on the node while it was copied"
+                % printable(os.path.abspath(source)),
                 "launch again",
             )
 
@@ -920,7 +916,7 @@ def explain(error: OSError, workdir: bytes) -> RefusedError:
     where = os.path.abspath(where if isinstance(where, bytes) else os.fsencode(str(where)))
     denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
     hint = "choose a job.workdir that you may write to" if denied else "look at job.workdir"
-    return RefusedError("%s: %s" % (shown(where), error.strerror or error), hint)
+    return RefusedError("%s: %s" % (printable(where), error.strerror or error), hint)
 
 
 if __name__ == "__main__":

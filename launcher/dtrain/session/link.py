@@ -356,6 +356,8 @@ class Link:
             if not self._closed:
                 self._run.notice(f"{self.host}: {reason}; starting another one")
             raise ConnectError(self.host, "following the job", reason)
+        if data:
+            self._outage.answered(time.monotonic())
         return data
 
     def _read(self) -> None:

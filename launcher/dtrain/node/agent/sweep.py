@@ -17,22 +17,22 @@ What can still escape:
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
 
+from dtrain.node.agent.control import MAX_RECORD
 from dtrain.node.agent.processes import (
     Proc,
     environment_of,
     look,
     own_children,
     processes,
-    read_file,
     reap,
     send,
 )
 from dtrain.node.agent.wire import raw
+from dtrain.node.agent.worker_files import decode, read_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 10.0
 """Seconds of KILL before what is left counts as a survivor."""
-RECORD_LIMIT = 1 << 16
-"""Bytes of a supervisor's record that are read; a longer one is not a record."""
 ABORT_LIMIT = 5.0
 """Seconds in which Python should have written its stack after SIGABRT."""
 
@@ -77,12 +75,9 @@ class Tag:
 
 def supervises(pid: int, folder: bytes) -> bool:
     """Whether a process is the supervisor whose record is in a run's ``folder``."""
-    try:
-        record = json.loads(read_file(os.path.join(folder, b"supervisor"), RECORD_LIMIT) or b"{}")
-        proc = look(pid)
-        return proc is not None and (record["pid"], record["start"]) == (pid, proc.start)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False
+    record = decode(read_regular(os.path.join(folder, b"supervisor"), MAX_RECORD) or b"") or {}
+    proc = look(pid)
+    return proc is not None and (record.get("pid"), record.get("start")) == (pid, proc.start)
 
 
 def members(tag: Tag, root: int) -> list[Proc]:
