@@ -129,8 +129,8 @@ class RunFolder:
 
     @property
     def started(self) -> float:
-        """When its folder was last changed, about: all there is where its record cannot be read.
-        Seconds since the epoch."""
+        """When its folder last changed, for a run whose record cannot be read. Seconds since the
+        epoch."""
         try:
             return self.path.stat().st_mtime
         except OSError:

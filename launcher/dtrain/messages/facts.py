@@ -359,7 +359,7 @@ def read_gathered(
     # Other hosts dial these ports.
     named = found["facts"].get("ports", {})
     if "error" not in named and (foreign := set(map(str, named)) - set(map(str, ports))):
-        raise ProtocolError(f"facts.ports: nobody asked about port {min(foreign)}")
+        raise ProtocolError(f"facts.ports: port {min(foreign)} was not requested")
     interpreter: Mapping[str, Any] = found["facts"].get("interpreter", {})
     step = interpreter.get("failed_setup", 1)
     if step > max(1, len(setup)):

@@ -476,7 +476,7 @@ class Place:
         return None
 
     def check_moved(self) -> None:
-        """RefusedError if the snapshots are not at their path any more."""
+        """RefusedError if the snapshots are no longer at their path."""
         fd, _ = self._trust.open_folder(self.container, own=1)
         same = os.path.samestat(os.fstat(fd), os.fstat(self._fd))
         os.close(fd)

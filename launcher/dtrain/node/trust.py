@@ -53,7 +53,7 @@ class UnsafeError(OSError):
 
 
 class Trust:
-    """Whom this user trusts on this machine: root, and the members of ``group`` if one is given.
+    """The users that this user trusts on this machine: root, and the members of ``group`` if given.
 
     Raises UnsafeError if the group does not exist here, or the user is not a member.
     """

@@ -390,7 +390,7 @@ class Relay:
         self._follow()
 
     def _end_previous(self, command: Json) -> None:
-        """End the relay whose place this one takes, if the launcher names one: it is stopped."""
+        """Kill the relay that this one replaces, if the launcher names one: it does not answer."""
         pid = command.get("previous")
         proc = look(pid) if pid else None
         words = (read_file("/proc/%d/cmdline" % pid) or b"").split(b"\0") if pid else []

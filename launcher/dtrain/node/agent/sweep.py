@@ -1,6 +1,6 @@
-"""Which processes belong to a run, and how they are all ended.
+"""Which processes belong to a run, and how to end all of them.
 
-To a run belong the descendants of its supervisor, whatever they have in their environment, and
+The descendants of its supervisor belong to a run, whatever is in their environment, and so does
 every process with the run's tag. The supervisor is a subreaper, so that descendants stay below it
 when their parents end. The one exception is a run inside a run: the supervisor of the inner run,
 known by its record, and all below it.
@@ -11,7 +11,7 @@ What can still escape:
   without the tag;
 - a process that starts a run of its own, or that fakes a supervisor's record for itself;
 - after the supervisor itself was killed, or where it cannot become a subreaper: a process without
-  the tag that is nobody's child any more.
+  the tag whose parent has ended.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Tag:
 
     def of(self, pid: int) -> bool | None:
         """True for a process with this run's tag, False for the supervisor of another run, None
-        for all others. Anybody can set a tag, so another run's alone proves nothing."""
+        for all others. Any process can set a tag, so another run's alone proves nothing."""
         entries = environment_of(pid, having=b"DTRAIN_RUN_DIR=")
         found = {name: entries.get(name) for name in self.environment}
         if found == self.environment:
