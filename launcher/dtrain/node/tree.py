@@ -246,8 +246,11 @@ class Snapshot:
         self._place = place
         self._state_file = name + b".state.json"
         state = place.read_json(self._state_file) or {}
-        self.users: dict[str, float] = state.get("users", {})
-        self.settled: dict[str, list[Any]] = state.get("settled", {})
+        users, settled = state.get("users"), state.get("settled")
+        self.users: dict[str, float] = {}
+        if isinstance(users, dict):
+            self.users = {who: t if isinstance(t, float) else 0.0 for who, t in users.items()}
+        self.settled: dict[str, list[Any]] = settled if isinstance(settled, dict) else {}
         self.outputs: list[Output] = []
         self.folders: dict[bytes, int] = {}
         self.contents: dict[str, tuple[bytes, tuple[int, int]]] = {}
@@ -500,9 +503,17 @@ class Place:
                 body = json.load(file)
         except UnsafeError:
             raise
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return body if isinstance(body, dict) else None
+
+    def read_manifest(self, name: bytes) -> Tree | None:
+        """What was sent for a snapshot. None where that is unknown: a job may damage the file."""
+        body = self.read_json(name + b".json")
+        try:
+            return None if body is None else Tree(body)
+        except (RefusedError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+            return None
 
     def write_json(self, name: bytes, body: dict[str, Any]) -> None:
         draft = name + b".new"
@@ -565,12 +576,12 @@ class Place:
             if NAME.fullmatch(name):
                 where = os.path.join(self.container, name)
                 os.close(self._trust.open_folder(where, own=1)[0])
-                manifest = self.read_json(name + b".json")
-                if manifest is None:
+                tree = self.read_manifest(name)
+                if tree is None:
                     if name != current:
-                        continue  # Nobody can say what is an output there: leave it alone.
-                    manifest = {"digest": "", "folders": [], "links": [], "files": []}
-                found.append(Snapshot(self, name, Tree(manifest)))
+                        continue  # Its outputs are unknown: leave it alone.
+                    tree = Tree({"digest": "", "folders": [], "links": [], "files": []})
+                found.append(Snapshot(self, name, tree))
         return sorted(found, key=lambda snapshot: snapshot.number)
 
     def next_number(self) -> int:
