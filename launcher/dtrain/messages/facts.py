@@ -72,7 +72,14 @@ class Memory(_Memory, total=False):
     limit: Size
 
 
-class Folder(TypedDict):
+class Unsafe(TypedDict):
+    """Why a launch would refuse a folder or a file that another user can change."""
+
+    seen: Text
+    remedy: Text
+
+
+class _Folder(TypedDict):
     path: Path
     exists: bool
     nearest: Path
@@ -87,6 +94,10 @@ class Folder(TypedDict):
     not_writable: Text
 
 
+class Folder(_Folder, total=False):
+    unsafe: Unsafe | None
+
+
 class _Script(TypedDict):
     workdir: Path
     workdir_exists: bool
@@ -97,6 +108,7 @@ class Script(_Script, total=False):
     exists: bool
     digest: Name
     code: dict[Path, Name]
+    unsafe: Unsafe | None
 
 
 class Resolved(TypedDict):
@@ -221,6 +233,8 @@ class Interpreter(_Interpreter, total=False):
     limits: Failed | ProcessLimits
     framework: Failed | Framework
     packages: Failed | dict[Name, Name | None]
+    unsafe: bool
+    """Whether nothing was run because `Script` is unsafe."""
     module_found: Failed | ModuleFound
 
 
