@@ -26,7 +26,7 @@ def ask(prompt: str, cancelled: Callable[[], bool], *, echo: bool = False) -> st
     try:
         before = termios.tcgetattr(terminal)
         shown = before[3] | termios.ECHO if echo else before[3] & ~termios.ECHO
-        # What was typed before the question is no answer to it.
+        # Drop what was typed before the question.
         termios.tcsetattr(terminal, termios.TCSAFLUSH, [*before[:3], shown, *before[4:]])
         answered = False
         try:

@@ -22,6 +22,7 @@ from typing import Annotated, Any, ClassVar
 from dtrain import restart
 from dtrain.cause import Report
 from dtrain.check import Finding
+from dtrain.messages.agent import Offset, Time
 from dtrain.messages.decode import (
     MAX_ITEMS,
     Length,
@@ -41,9 +42,6 @@ TRACEBACKS = 32
 LONGEST = 1 << 16
 """Characters of each text in a report."""
 
-Time = Annotated[float, Range(0, 1e11)]
-"""Seconds since the epoch, up to the year 5138."""
-Offset = Annotated[int, Range(0, (1 << 63) - 1)]
 AttemptNumber = Annotated[int, Range(1, 10**6)]
 
 
@@ -150,8 +148,7 @@ class Progressed(Event):
     report: Progress
 
     def as_json(self) -> dict[str, Any]:
-        said = asdict(self.report)
-        return {"process": said.pop("process"), "said": said}
+        return {"process": self.report.process, "said": self.report.as_json()}
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Event:

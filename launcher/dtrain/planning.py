@@ -1,4 +1,4 @@
-"""From what somebody asks of the planner to a `Question`: a model named in one of four ways, a
+"""Turns a request to the planner into a `Question`: a model named in one of four ways, a
 cluster from options or a cluster file, and defaults for the rest."""
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Posed:
 
 
 def pose(request: PlanRequest) -> Posed:
-    """The question that a request comes to.
+    """The question for the planner in a request.
 
     Raises UsageError, or SpecError where the cluster file is wrong.
     """
@@ -308,7 +308,7 @@ def _spec(path: Path | None) -> ClusterFile | None:
         return None
     from dtrain.spec.load import read
 
-    # What the file says of how to split is what a plan is to say anew.
+    # The plan replaces what the file says about how to split.
     return read(path, without=("strategy", "layout", "roles"))
 
 
@@ -356,7 +356,7 @@ def _text(path: Path) -> str:
 
 
 def _precision(request: PlanRequest, spec: ClusterFile | None, gpu: Gpu) -> tuple[Precision, str]:
-    """Of the computation, and a note where it was not a choice."""
+    """The precision of the computation, and a note where dtrain chose it."""
     training = spec.job.training if spec else None
     wanted = request.precision or (training.precision if training else None)
     if wanted == "tf32" and request.precision is None:
@@ -413,7 +413,7 @@ def _keys(
         "grad_accumulation",
     )
     if layout.tensor > 1:
-        # A strategy may take it for granted, where a plan has decided against it.
+        # A strategy may turn it on although the plan turned it off.
         always += ("sequence_parallel",)
     values = {
         name: value
@@ -429,6 +429,6 @@ def _keys(
 
 
 def _kept(precision: str, spec: ClusterFile | None) -> str:
-    """``tf32`` where a file says so: it is planned for as fp32."""
+    """``tf32`` where the file has it: the planner treats it as fp32."""
     now = spec.job.training.precision if spec and spec.job.training else None
     return "tf32" if now == "tf32" and precision == "fp32" else precision

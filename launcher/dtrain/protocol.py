@@ -28,8 +28,8 @@ Commands, by ``op``; the first one says what this relay is for:
              offset given, or from its beginning; where ``outputs`` is false, events alone.
              ``previous`` is the process id of a relay of this launcher that no longer answers (or
              null): it is killed
-    look     protocol, run, host, run_dir, trust_group: tell how a run that was launched before
-             stands, and end
+    look     protocol, run, host, run_dir, trust_group: report the state of a run that was launched
+             before, and end
     start    start the processes of a launch that is prepared
     abort    forget a launch; once it has started, the same as ``kill``
     stop     grace, reason: TERM, ``grace`` seconds, KILL. A later stop may only shorten the wait
@@ -38,7 +38,7 @@ Commands, by ``op``; the first one says what this relay is for:
              and ``abort`` is true, they get SIGABRT, on which Python writes its stack to stderr, if
              PYTHONFAULTHANDLER is set. Where NCCL's process group listens, its flight recorder is
              asked, too
-    ping     somebody is still there; every command says so too. The relay answers ``alive``, and
+    ping     a launcher is connected, as every command shows. The relay answers ``alive``, and
              passes it on to the supervisor, which answers the relay with ``pong``
 
 Messages, by ``type``:

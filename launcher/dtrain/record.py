@@ -15,6 +15,7 @@ from typing import Annotated
 
 from dtrain.diagnostics import DtrainError, UsageError
 from dtrain.launchplan import LaunchPlan, build
+from dtrain.messages.agent import Time
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt, parse_object
 from dtrain.restart import Again
 from dtrain.runtime.layout_rules import MisfitError
@@ -95,8 +96,7 @@ class Record:
     """Where the rendezvous is, or the first of the tasks' ports."""
     local_python: str
     """The interpreter that stands for ``python3`` on this machine."""
-    started: Annotated[float, Range(0, 1e11)]
-    """Seconds since the epoch."""
+    started: Time
     attempt: Annotated[int, Range(1, 10**6)] = 1
     replaced: Mapping[str, str] = field(default_factory=dict)
     """Hosts of the file that are not used any more, each with the spare that has its rank."""

@@ -34,7 +34,7 @@ def open_output(path: Path) -> int:
 
 
 def unreadable(path: Path, error: OSError) -> UsageError:
-    """What a person is told about a stored file that cannot be opened or read."""
+    """The error for a stored file that cannot be opened or read."""
     if isinstance(error, UnsafeError):
         return UsageError(error.reason, hint=error.hint("DTRAIN_HOME"))
     return UsageError(f"{path}: cannot be read: {error.strerror}")

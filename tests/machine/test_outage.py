@@ -10,9 +10,18 @@ def test_attaching_alone_does_not_end_an_outage() -> None:
     for now in range(100, 140, 4):
         outage.begin(now)
         assert not outage.reachable
-        outage.attached(now + STABLE - 2)
+        outage.attached(now + 1)
+        outage.answered(now + 2)
         assert outage.reachable
     assert outage.lasts(140) == 40
+
+
+def test_a_relay_that_attaches_and_falls_silent_does_not_end_an_outage() -> None:
+    outage = Outage()
+    for now in range(100, 400, 30):
+        outage.begin(now)
+        outage.attached(now + 1)
+    assert outage.lasts(400) == 300
 
 
 def test_progress_and_a_stable_relay_end_it() -> None:
@@ -25,8 +34,9 @@ def test_progress_and_a_stable_relay_end_it() -> None:
     outage.begin(14)
     assert outage.lasts(15) == 1
     outage.attached(16)
-    outage.begin(16 + STABLE)
-    assert outage.lasts(16 + STABLE) == 0
+    outage.answered(16 + STABLE)
+    outage.begin(30)
+    assert outage.lasts(30) == 0
 
 
 def test_delays_grow_until_there_is_progress() -> None:

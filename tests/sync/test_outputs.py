@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from support.synced import Folders, contents, write
 
 
@@ -181,3 +183,27 @@ def _replace(path: Path, content: str, *, at: int) -> None:
     fresh.write_text(content)
     os.utime(fresh, (at, at))
     fresh.replace(path)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".state.json"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "{}",
+        '{"users": 1, "settled": [], "digest": "", "folders": 1, "links": [], "files": []}',
+        '{"users": {"x": "y"}, "digest": "", "folders": [], "links": [], "files": [["a", 1e999]]}',
+        '{"users": {"x": 1%s}, "digest": "", "folders": ["../.."], "links": [], "files": []}'
+        % ("0" * 400),
+    ],
+    ids=["deep", "empty", "wrong types", "wrong values", "unsafe"],
+)
+def test_a_job_that_damages_what_is_noted_of_a_snapshot_blocks_no_sync(
+    folders: Folders, suffix: str, text: str
+) -> None:
+    folders.write({"a": "1"})
+    folders.sync(unused=-1)
+    (folders.container / f"{folders.snapshots[0]}{suffix}").write_text(text)
+    folders.write({"a": "2"})
+    folders.sync(unused=-1)
+    assert (folders.workdir / "a").read_text() == "2"

@@ -163,7 +163,7 @@ def test_the_configuration_can_forbid_to_ask(
     (home / ".ssh" / "config").write_text(f"{line}\n")
     person = Person()
     server, host = serve(TwoFactor)
-    with server, pytest.raises(AuthError, match="ssh's configuration forbids to ask"):
+    with server, pytest.raises(AuthError, match="ssh's configuration forbids questions"):
         make_transport(ask=person).connect(host)
     assert person.prompts == []
 

@@ -132,7 +132,7 @@ class Watch:
                 self._detachment.leave_terminal(run, RunFolder.find(run).path)
 
     def _asker(self) -> Ask | None:
-        """How to ask the person at the terminal; None where nobody is there to answer."""
+        """How to ask the person at the terminal; None where no person can answer."""
         if not sys.stdin or not sys.stdin.isatty():
             return None
 

@@ -253,6 +253,6 @@ def _install(host: HostFacts, name: str, version: str) -> str:
 
 
 def _major(version: str) -> int:
-    """0 where ``version`` is no number, which a driver may say."""
+    """0 where ``version`` is not a number, as with some drivers."""
     found = re.match(r"[0-9]{1,9}", version)
     return int(found[0]) if found else 0

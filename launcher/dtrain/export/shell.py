@@ -4,7 +4,7 @@ A script does what the node agent does for that process, in the same order: the 
 lines, the environment, the working folder, the program.
 
 Where the file names no port, a launch draws one. The scripts use the first port of the range, or
-the ``MASTER_PORT`` of whoever runs them.
+a ``MASTER_PORT`` that is already set.
 """
 
 from __future__ import annotations

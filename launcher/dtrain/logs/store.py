@@ -129,8 +129,8 @@ class RunFolder:
 
     @property
     def started(self) -> float:
-        """When its folder was last changed, about: all there is where its record cannot be read.
-        Seconds since the epoch."""
+        """When its folder last changed, for a run whose record cannot be read. Seconds since the
+        epoch."""
         try:
             return self.path.stat().st_mtime
         except OSError:
@@ -319,7 +319,7 @@ def _runs() -> Path:
 def _trusted(folder: Path) -> bool:
     """Whether a folder is there. Raises StorageError if another user can change it."""
     try:
-        fd, _ = Trust().open_folder(os.fsencode(folder), own=1)
+        fd, _ = Trust().open_folder(os.fsencode(folder))
     except UnsafeError as error:
         raise storage_error(folder, error) from None
     except OSError:

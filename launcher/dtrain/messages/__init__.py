@@ -1,4 +1,4 @@
-"""What programs on hosts tell the launcher, as checked values. Pure.
+"""What programs on hosts send to the launcher, as checked values. Pure.
 
 A host may be broken or hostile, so nothing that it sends is used as it arrives. `decode` turns
 bytes into JSON values and JSON values into typed ones, with limits on both; the other modules

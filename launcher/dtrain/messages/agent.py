@@ -238,7 +238,7 @@ class ProgressSaid:
     name: Annotated[str, re.compile(r"[^/\0]{1,1000}\.progress")]
     offset: Offset
     said: Any
-    """A worker's own words, of any type: it is no fault of the agent if they make no sense."""
+    """What the worker wrote, of any type. An error in it is not the agent's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 A type is a dataclass, a TypedDict, an Enum, or built from ``str``, ``int``, ``float``, ``bool``,
 ``Literal``, ``tuple``, ``frozenset``, ``dict``, ``Mapping`` and unions. ``Annotated`` narrows it
-with `Range`, `Length` or a compiled pattern. Fields that a type does not
-declare are ignored. The cost is linear in the size of the input.
+with `Range`, `Length` or a compiled pattern. Fields that a type does not declare are ignored. The
+cost is linear in the size of the input.
 """
 
 from __future__ import annotations

@@ -72,7 +72,14 @@ class Memory(_Memory, total=False):
     limit: Size
 
 
-class Folder(TypedDict):
+class Unsafe(TypedDict):
+    """Why a launch would refuse a folder or a file that another user can change."""
+
+    seen: Text
+    remedy: Text
+
+
+class _Folder(TypedDict):
     path: Path
     exists: bool
     nearest: Path
@@ -87,6 +94,10 @@ class Folder(TypedDict):
     not_writable: Text
 
 
+class Folder(_Folder, total=False):
+    unsafe: Unsafe | None
+
+
 class _Script(TypedDict):
     workdir: Path
     workdir_exists: bool
@@ -97,6 +108,7 @@ class Script(_Script, total=False):
     exists: bool
     digest: Name
     code: dict[Path, Name]
+    unsafe: Unsafe | None
 
 
 class Resolved(TypedDict):
@@ -221,6 +233,8 @@ class Interpreter(_Interpreter, total=False):
     limits: Failed | ProcessLimits
     framework: Failed | Framework
     packages: Failed | dict[Name, Name | None]
+    unsafe: bool
+    """Whether nothing was run because `Script` is unsafe."""
     module_found: Failed | ModuleFound
 
 
@@ -351,7 +365,7 @@ MEASURED: Any = Measured | RankFailed
 def read_gathered(
     answer: Mapping[str, Any], ports: Collection[int], setup: Sequence[str]
 ) -> Gathered:
-    """The answer to ``gather`` of a host that was asked about these ports and setup lines.
+    """The answer to ``gather`` about these ports, from a host with these setup lines.
 
     Raises ProtocolError.
     """
@@ -359,7 +373,7 @@ def read_gathered(
     # Other hosts dial these ports.
     named = found["facts"].get("ports", {})
     if "error" not in named and (foreign := set(map(str, named)) - set(map(str, ports))):
-        raise ProtocolError(f"facts.ports: nobody asked about port {min(foreign)}")
+        raise ProtocolError(f"facts.ports: port {min(foreign)} was not requested")
     interpreter: Mapping[str, Any] = found["facts"].get("interpreter", {})
     step = interpreter.get("failed_setup", 1)
     if step > max(1, len(setup)):

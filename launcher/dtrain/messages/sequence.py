@@ -1,4 +1,4 @@
-"""Whether what a host tells of its processes agrees with the launch plan and with itself. Pure.
+"""Checks what a host reports against the launch plan and its own earlier reports. Pure.
 
 A relay that continues after a broken connection may repeat events; those are recognized by their
 offset. Everything else that cannot have happened is a ProtocolError of that host.
@@ -45,7 +45,7 @@ class Sequence:
         """What the present relay has said, of the messages that it sends once."""
 
     def begin_relay(self) -> None:
-        """A new relay speaks."""
+        """A new relay starts."""
         self._once.clear()
 
     def check_message(self, message: Message, *, started: bool) -> None:

@@ -51,7 +51,7 @@ import time
 import zlib
 from typing import Any, BinaryIO, Iterable, Iterator
 
-from dtrain.node.trust import Trust, UnsafeError, user_of
+from dtrain.node.trust import Trust, UnsafeError, printable, user_of
 
 PREAMBLE = b"\x00dtrain-tree-1\n"
 FRAME = struct.Struct(">BI")
@@ -194,12 +194,6 @@ def text(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
 
 
-def shown(path: bytes) -> str:
-    """A path for a message: on one line, and printable."""
-    name = text(path)
-    return name if name.isprintable() else ascii(name)
-
-
 # -- snapshots ------------------------------------------------------------------------------------
 
 
@@ -252,8 +246,11 @@ class Snapshot:
         self._place = place
         self._state_file = name + b".state.json"
         state = place.read_json(self._state_file) or {}
-        self.users: dict[str, float] = state.get("users", {})
-        self.settled: dict[str, list[Any]] = state.get("settled", {})
+        users, settled = state.get("users"), state.get("settled")
+        self.users: dict[str, float] = {}
+        if isinstance(users, dict):
+            self.users = {who: t if isinstance(t, float) else 0.0 for who, t in users.items()}
+        self.settled: dict[str, list[Any]] = settled if isinstance(settled, dict) else {}
         self.outputs: list[Output] = []
         self.folders: dict[bytes, int] = {}
         self.contents: dict[str, tuple[bytes, tuple[int, int]]] = {}
@@ -482,18 +479,19 @@ class Place:
         return None
 
     def check_moved(self) -> None:
-        """RefusedError if the snapshots are not at their path any more."""
+        """RefusedError if the snapshots are no longer at their path."""
         fd, _ = self._trust.open_folder(self.container, own=1)
         same = os.path.samestat(os.fstat(fd), os.fstat(self._fd))
         os.close(fd)
         if not same:
             raise RefusedError(
-                "%s was moved while files were being sent" % shown(self.container), "launch again"
+                "%s was moved while files were being sent" % printable(self.container),
+                "launch again",
             )
 
     def _occupied(self, what: str) -> RefusedError:
         return RefusedError(
-            "%s %s" % (shown(self.workdir), what),
+            "%s %s" % (printable(self.workdir), what),
             "choose another job.workdir, which dtrain makes, or move this one away",
         )
 
@@ -505,9 +503,17 @@ class Place:
                 body = json.load(file)
         except UnsafeError:
             raise
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return body if isinstance(body, dict) else None
+
+    def read_manifest(self, name: bytes) -> Tree | None:
+        """What was sent for a snapshot. None where that is unknown: a job may damage the file."""
+        body = self.read_json(name + b".json")
+        try:
+            return None if body is None else Tree(body)
+        except (RefusedError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+            return None
 
     def write_json(self, name: bytes, body: dict[str, Any]) -> None:
         draft = name + b".new"
@@ -535,7 +541,7 @@ class Place:
                 except OSError as error:
                     raise RefusedError(
                         "%s: files cannot be locked there (%s)"
-                        % (shown(self.container), error.strerror),
+                        % (printable(self.container), error.strerror),
                         "choose a job.workdir on another file system",
                     ) from None
                 time.sleep(0.05)
@@ -547,7 +553,7 @@ class Place:
                     holder = file.read(200).decode("utf-8", "replace").strip()
                     raise RefusedError(
                         "another launch holds %s/lock and has not moved for %d s (%s)"
-                        % (shown(self.container), patience, holder or "holder unknown"),
+                        % (printable(self.container), patience, holder or "holder unknown"),
                         "wait for it or end that process, then launch again",
                     )
             file.truncate(0)
@@ -570,12 +576,12 @@ class Place:
             if NAME.fullmatch(name):
                 where = os.path.join(self.container, name)
                 os.close(self._trust.open_folder(where, own=1)[0])
-                manifest = self.read_json(name + b".json")
-                if manifest is None:
+                tree = self.read_manifest(name)
+                if tree is None:
                     if name != current:
-                        continue  # Nobody can say what is an output there: leave it alone.
-                    manifest = {"digest": "", "folders": [], "links": [], "files": []}
-                found.append(Snapshot(self, name, Tree(manifest)))
+                        continue  # Its outputs are unknown: leave it alone.
+                    tree = Tree({"digest": "", "folders": [], "links": [], "files": []})
+                found.append(Snapshot(self, name, tree))
         return sorted(found, key=lambda snapshot: snapshot.number)
 
     def next_number(self) -> int:
@@ -724,7 +730,7 @@ def kept_back(outputs: list[Output], only: Snapshot | None, why: str) -> list[st
     if not paths:
         return []
     more = " and %d more" % (len(paths) - SHOWN) if len(paths) > SHOWN else ""
-    listed = ", ".join(shown(path) for path in sorted(paths)[:SHOWN])
+    listed = ", ".join(printable(path) for path in sorted(paths)[:SHOWN])
     return ["kept where the job wrote it, because %s: %s%s" % (why, listed, more)]
 
 
@@ -821,7 +827,7 @@ def full(folder: bytes, needed: int | None = None) -> RefusedError:
     elif disk.f_files and not disk.f_favail:
         free = "no inode free"
     return RefusedError(
-        "no space left in %s (%s)" % (shown(folder), free),
+        "no space left in %s (%s)" % (printable(folder), free),
         "free some there, add what the job does not need to job.sync.exclude, "
         "or choose a job.workdir on another disk",
     )
@@ -869,7 +875,8 @@ def copy(source: bytes, expected: tuple[int, int], file: Any) -> None:
                 write(file, chunk)
         if signature(os.fstat(content.fileno())) != expected or file.tell() != expected[0]:
             raise RefusedError(
-                "%s was edited on the node while it was copied" % shown(os.path.abspath(source)),
+                "%s was edited on the node while it was copied"
+                % printable(os.path.abspath(source)),
                 "launch again",
             )
 
@@ -920,7 +927,7 @@ def explain(error: OSError, workdir: bytes) -> RefusedError:
     where = os.path.abspath(where if isinstance(where, bytes) else os.fsencode(str(where)))
     denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
     hint = "choose a job.workdir that you may write to" if denied else "look at job.workdir"
-    return RefusedError("%s: %s" % (shown(where), error.strerror or error), hint)
+    return RefusedError("%s: %s" % (printable(where), error.strerror or error), hint)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class UnsafeError(OSError):
 
 
 class Trust:
-    """Whom this user trusts on this machine: root, and the members of ``group`` if one is given.
+    """The users that this user trusts on this machine: root, and the members of ``group`` if given.
 
     Raises UnsafeError if the group does not exist here, or the user is not a member.
     """
@@ -308,6 +308,7 @@ def components(path: bytes) -> list[bytes]:
     return [part for part in reversed(path.split(b"/")) if part not in (b"", b".")]
 
 
+@functools.lru_cache(maxsize=None)  # a directory service may take long to list its users
 def is_private(gid: int, uid: int) -> bool:
     """Whether a group holds one user alone. False if the answer is not known."""
     try:

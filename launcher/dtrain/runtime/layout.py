@@ -34,7 +34,7 @@ class Layout:
     than 1; ``zb-*`` are zero-bubble variants of it."""
     context: int = 1
     expert: int = 1
-    """Taken from the data and context ranks: it is no factor of the world size."""
+    """Taken from the data and context ranks: it is not a factor of the world size."""
     data: int = 1
     sharding: Sharding = "none"
     """States that the data and context ranks divide among them instead of each holding a copy."""

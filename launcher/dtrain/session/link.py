@@ -1,9 +1,10 @@
 """One host's side of a session: connect, prepare, follow, and reconnect.
 
-A link has two threads. The reader connects, has the host looked at, sends the working folder,
-starts the agent and reads what the agent's relay sends until it says goodbye. The writer sends the
-controller's orders and a ping every few seconds, by which the node knows that somebody still
-watches. Neither decides anything: they post events, and the controller answers with orders.
+Each link runs two threads. The reader connects, runs the preflight checks, syncs files, starts the
+agent, and reads relay messages until `bye`. The writer sends the controller's commands and a ping
+every 5 s: a node that receives none assumes that the launcher is gone, and a relay that answers
+none is replaced. Links make no decisions: they post events, and the controller replies with
+commands.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ from dtrain.transport.contract import Connection, RemoteProcess, Transport
 
 PING_SECONDS = 5.0
 UNANSWERED, UNANSWERED_FIRST, UNANSWERED_STOP = 4, 12, 3
-"""Pings without a word from a relay after which it is given up: usually, before its first word,
-and once the job is to stop."""
+"""Unanswered pings after which a relay is replaced: normally, before its first message, and once
+the job has to stop."""
 SUPERVISOR_SILENCE = 15.0
 """Seconds without an answer after which a supervisor may be stopped."""
 MAX_NOTICE = 500
-"""Characters of what a relay wants a person to know."""
+"""Characters of one notice of a relay."""
 BETWEEN_REPORTS = 10.0
 """Seconds from one report of progress in the journal to the next."""
 MAX_OFFSETS = 10_000
@@ -341,7 +342,7 @@ class Link:
             connection.close()
 
     def _hear(self, process: RemoteProcess) -> bytes:
-        """The next bytes of the relay; empty at its end. Raises ConnectError."""
+        """The next bytes of the relay's output; empty at its end. Raises ConnectError."""
         self._unanswered, self._waiting = 0, True
         try:
             data = process.read()
@@ -352,10 +353,12 @@ class Link:
             self._waiting = False
         if self._gave_up_relay:
             self._gave_up_relay = False
-            reason = "the relay does not answer; it may be stopped (SIGSTOP)"
+            reason = "the relay does not answer; it may be stopped (SIGSTOP), or the network cut"
             if not self._closed:
                 self._run.notice(f"{self.host}: {reason}; starting another one")
             raise ConnectError(self.host, "following the job", reason)
+        if data:
+            self._outage.answered(time.monotonic())
         return data
 
     def _read(self) -> None:
@@ -522,7 +525,7 @@ class Link:
             self._over(machine.Ended(self.host))
 
     def _distrust(self, wrong: ProtocolError) -> None:
-        """Give up a host that is broken or hostile. Asking it again would not help."""
+        """Stop using a host that is broken or hostile. A new connection would not help."""
         attempted = "following the job" if self._started else "preparing the job"
         error = AnswerError(self.host, attempted, wrong)
         self._orders.put({"op": "kill"})
@@ -692,7 +695,7 @@ class Link:
                 self._told_all = True
                 self._over(machine.Lost(self.host), self._died(message))
             case messages.RunSeen():
-                raise ProtocolError("status: nobody asked")
+                raise ProtocolError("status: not requested")
 
     def _add_stream(self, found: messages.StreamFound) -> None:
         if self._lingering or found.id in self._streams:
@@ -723,12 +726,12 @@ class Link:
     def _take_progress(self, message: messages.ProgressSaid) -> None:
         if len(self._offsets) < MAX_OFFSETS or message.name in self._offsets:
             self._offsets[message.name] = message.offset
-        # A worker's own words: what is wrong with them is no fault of the relay's.
+        # The worker wrote this, so an error in it is not the relay's.
         with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError, AttributeError):
             self._said(message.name.removesuffix(".progress"), message.said)
 
     def _check_supervisor(self, pid: int, silent: float) -> None:
-        """Tell that a supervisor does not answer, and when it does again."""
+        """Report that a supervisor does not answer, or that it answers again."""
         if not self._started or self.over:
             return
         name = f"the supervisor (process {pid}) on {self.host}"

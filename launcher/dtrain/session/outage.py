@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 STABLE = 5.0
-"""Seconds that a relay follows the job after which its next end is a new outage. A shorter time
-counts only if the relay brings something new."""
+"""Seconds that a relay has to follow the job and answer for the outage to end. Something new from
+the job ends it at once."""
 DELAY, DELAY_MOST = 0.25, 5.0
 
 
 class Outage:
     """One host's connection, as its reader sees it.
 
-    A relay that connects, and breaks again before it has told anything new, does not end an
-    outage: otherwise it could keep the job waiting for ever.
+    A relay that connects and soon breaks or falls silent does not end an outage. Otherwise such a
+    relay could keep the job waiting forever.
     """
 
     def __init__(self) -> None:
@@ -23,9 +23,7 @@ class Outage:
         self._delay = DELAY
 
     def begin(self, now: float) -> None:
-        """The connection broke, or is not there yet."""
-        if self._attached_at is not None and now - self._attached_at >= STABLE:
-            self._end()
+        """The connection broke, or does not exist yet."""
         if self._since is None:
             self._since = now
         self._attached_at = None
@@ -36,8 +34,13 @@ class Outage:
         self._attached_at = now
         self.reachable = True
 
+    def answered(self, now: float) -> None:
+        """The relay sent something."""
+        if self._attached_at is not None and now - self._attached_at >= STABLE:
+            self._end()
+
     def progressed(self) -> None:
-        """The host has told something new."""
+        """The host sent new output or a new event."""
         self._end()
 
     def lasts(self, now: float) -> float:

@@ -71,7 +71,7 @@ class RunStatus:
 
     @property
     def state(self) -> str:
-        """``running``, ``unattended`` (started, and nobody is in charge), ``unreadable``, or how it
+        """``running``, ``unattended`` (started, without a launcher), ``unreadable``, or how it
         ended: ``done``, ``failed``, ``stopped``."""
         if self.unreadable:
             return "unreadable"
@@ -123,7 +123,7 @@ def statuses() -> list[RunStatus]:
 
 
 def _readable_or_not(folder: RunFolder) -> RunStatus:
-    """One damaged run is no reason not to list the others."""
+    """A damaged run does not hide the others."""
     try:
         return status(folder)
     except DtrainError as error:

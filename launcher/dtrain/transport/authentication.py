@@ -38,7 +38,7 @@ def authenticate(
 ) -> None:
     """Log in as ``endpoint.user`` within ``timeout`` seconds, not counting questions to a person.
 
-    ``ask`` puts the server's questions to a person; None where nobody is there to answer.
+    ``ask`` asks a person the server's questions; None where no person can answer.
     ``explain`` tells why the connection ended, when it has. Raises AuthError when the server
     refuses, and DroppedError when it went away.
     """
@@ -86,7 +86,7 @@ class _Attempt:
         self.tried: list[str] = []
         """The keys that it has refused."""
         self.unanswered = ""
-        """Why its questions led to nothing."""
+        """Why answers to its questions led to no login."""
         self.hung_up = ""
         """Why the server ended the connection after a refused key or a wrong answer."""
 
@@ -127,7 +127,8 @@ class _Attempt:
             self.unanswered = (
                 "there is no terminal to answer its questions on"
                 if ask is None
-                else "ssh's configuration forbids to ask (BatchMode, KbdInteractiveAuthentication)"
+                else "ssh's configuration forbids questions "
+                "(BatchMode, KbdInteractiveAuthentication)"
             )
             return False
         if self._interactions == ANSWER_TRIES:

@@ -1,7 +1,7 @@
 """A jump host's connection that `ssh` already holds open (ControlMaster).
 
 The master opens TCP connections for other programs of its user (OpenSSH's PROTOCOL.mux), so that
-nobody has to log in to the jump host again. It has checked the jump host's key; what is checked
+no second login to the jump host is needed. It has checked the jump host's key; what is checked
 here is that the socket, and the process behind it, belong to the user.
 """
 
@@ -100,7 +100,7 @@ class ControlMaster:
         return stream
 
     def close(self) -> None:
-        """It is not dtrain's to close."""
+        """Does nothing: the connection belongs to `ssh`."""
 
     def _greet(self) -> socket.socket:
         status = self.path.lstat()

@@ -103,7 +103,7 @@ class Endpoint:
     compression: bool
     algorithms: Algorithms
     batch_mode: bool
-    """Whether nobody may be asked for anything."""
+    """Whether dtrain must not ask a person anything."""
     keyboard_interactive: bool
     """Whether this second factor may be used."""
     control_path: Path | None

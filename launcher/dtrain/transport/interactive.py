@@ -32,7 +32,7 @@ for a login (LoginGraceTime) is the same."""
 
 
 class InteractionError(Exception):
-    """The questions came to nothing; the message says why."""
+    """The questions did not lead to a login; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

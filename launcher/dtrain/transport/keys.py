@@ -177,7 +177,7 @@ class Keyring:
                 if public and _certifies(public, file.public):
                     yield self._candidate(file, public)
         if file.encrypted and file.key is None and (self._ask is None or endpoint.batch_mode):
-            why = "there is no terminal to ask" if self._ask is None else "BatchMode forbids to ask"
+            why = "there is no terminal to ask" if self._ask is None else "BatchMode forbids asking"
             left_out.append(
                 f"{_label(str(path), file.public)}: encrypted, and {why} for its passphrase"
             )

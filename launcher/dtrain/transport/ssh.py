@@ -52,7 +52,7 @@ class SshTransport:
     """Connects to hosts; one object serves a launch, from many threads.
 
     Relative paths in the cluster file start from ``base``. ``ask`` asks a person for the
-    passphrase of a key, or what a server wants to know; None means that nobody is there.
+    passphrase of a key, or what a server asks; None where no person can answer.
     ``notice`` gets what a person should know: accepted keys, ignored settings.
     """
 

@@ -121,7 +121,8 @@ class SshQuery:
 
 def _parse(output: str) -> _Values:
     values: dict[str, tuple[str, ...]] = {}
-    for line in output.splitlines():
+    # Not `splitlines`: values may contain the other line separators of Unicode.
+    for line in output.rstrip("\n").split("\n"):
         keyword, _, value = line.partition(" ")
         keyword = ALIASES.get(keyword.lower(), keyword.lower())
         values[keyword] = (*values.get(keyword, ()), value.strip())

@@ -38,7 +38,7 @@ def folder_of(command: Json) -> bytes:
 
 
 def trust_of(command: Json) -> Trust:
-    """Whom a command trusts. Raises RefusedError."""
+    """The users that a command trusts. Raises RefusedError."""
     try:
         return Trust(command.get("trust_group"))
     except UnsafeError as error:

@@ -32,7 +32,7 @@ def in_child(work: Callable[[], Json], seconds: float, memory: int, answer: int)
             gc.disable()  # it would look at many small objects again and again
             limit_child(seconds, memory)
             write_all(writing, encode(work()))
-        except BaseException:  # noqa: BLE001 - no answer says it all
+        except BaseException:  # noqa: BLE001 - no answer means failure
             pass
         finally:
             os._exit(0)

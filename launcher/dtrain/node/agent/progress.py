@@ -1,4 +1,7 @@
-"""What workers report through `dtrain.runtime`: lines of JSON in files that anybody may write."""
+"""What workers report through `dtrain.runtime`: lines of JSON in files.
+
+Any process of the job can write to them.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,7 @@ class ProgressFiles:
                     continue
                 start = self._offsets.get(shown(file), 0)
                 if shown(file) not in self._offsets and self._attached:
-                    # Whoever takes up a run wants to know where it is, not where it has been.
+                    # A launcher that attaches needs the current state, not the history.
                     start = last_line(path, MAX_SAID)
                     yield from self._tensorboards(file, path, start)
                 lines = self._followed[file] = Lines(path, start, MAX_SAID)

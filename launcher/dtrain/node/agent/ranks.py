@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dtrain.node.agent.wire import Json
 
 MAX_SUMMARY = 256 << 10
-"""Bytes at the end of torchrun's stderr, in which it tells how its ranks ended."""
+"""Bytes at the end of torchrun's stderr, which reports how its ranks ended."""
 MAX_DIGITS = 6
 """Of a rank."""
 NODE_RANK = re.compile(rb"--node[-_]rank[= ](\d+)")

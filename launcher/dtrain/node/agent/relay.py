@@ -68,10 +68,8 @@ ALONE = 60
 """Seconds without a word from the launcher, which pings every 5, after which a relay ends: nobody
 will ever read what it may be waiting to write."""
 RESTARTED = "the machine was restarted, or this is another machine"
-
-
 FAREWELL = 2.0
-"""Seconds that a supervisor has to go after it has told of the end."""
+"""Seconds for a supervisor to exit after its `ended` event."""
 MAX_UNHEARD = 1 << 20
 """Bytes of one message of the supervisor."""
 
@@ -376,7 +374,6 @@ class Relay:
         self._up = True
         if record is None:
             raise RefusedError("agent", "run %s is not prepared yet" % command["run"])
-        self._pulse.watch(record["pid"])
         self._tag = Tag(command["run"], command["host"], raw(record["folder"]))
         sock = call_supervisor(record)
         if sock is None and not self._has_ended():
@@ -385,13 +382,15 @@ class Relay:
             elif lives(record):
                 reason = "the supervisor (process %d) does not answer" % record["pid"]
                 raise RefusedError("agent", reason)
+        if sock is not None:  # otherwise the process id may be another process's by now
+            self._pulse.watch(record["pid"])
         self._supervisor = sock
         self._tell("attached", folder=shown(self._folder), running=sock is not None)
         threading.Thread(target=self._listen, daemon=True).start()
         self._follow()
 
     def _end_previous(self, command: Json) -> None:
-        """End the relay whose place this one takes, if the launcher names one: it is stopped."""
+        """Kill the relay that this one replaces, if the launcher names one: it does not answer."""
         pid = command.get("previous")
         proc = look(pid) if pid else None
         words = (read_file("/proc/%d/cmdline" % pid) or b"").split(b"\0") if pid else []

@@ -1,6 +1,6 @@
-"""Which processes belong to a run, and how they are all ended.
+"""Which processes belong to a run, and how to end all of them.
 
-To a run belong the descendants of its supervisor, whatever they have in their environment, and
+The descendants of its supervisor belong to a run, whatever is in their environment, and so does
 every process with the run's tag. The supervisor is a subreaper, so that descendants stay below it
 when their parents end. The one exception is a run inside a run: the supervisor of the inner run,
 known by its record, and all below it.
@@ -11,28 +11,28 @@ What can still escape:
   without the tag;
 - a process that starts a run of its own, or that fakes a supervisor's record for itself;
 - after the supervisor itself was killed, or where it cannot become a subreaper: a process without
-  the tag that is nobody's child any more.
+  the tag whose parent has ended.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
 
+from dtrain.node.agent.control import MAX_RECORD
 from dtrain.node.agent.processes import (
     Proc,
     environment_of,
     look,
     own_children,
     processes,
-    read_file,
     reap,
     send,
 )
 from dtrain.node.agent.wire import raw
+from dtrain.node.agent.worker_files import decode, read_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 10.0
 """Seconds of KILL before what is left counts as a survivor."""
-RECORD_LIMIT = 1 << 16
-"""Bytes of a supervisor's record that are read; a longer one is not a record."""
 ABORT_LIMIT = 5.0
 """Seconds in which Python should have written its stack after SIGABRT."""
 
@@ -64,7 +62,7 @@ class Tag:
 
     def of(self, pid: int) -> bool | None:
         """True for a process with this run's tag, False for the supervisor of another run, None
-        for all others. Anybody can set a tag, so another run's alone proves nothing."""
+        for all others. Any process can set a tag, so another run's alone proves nothing."""
         entries = environment_of(pid, having=b"DTRAIN_RUN_DIR=")
         found = {name: entries.get(name) for name in self.environment}
         if found == self.environment:
@@ -77,12 +75,9 @@ class Tag:
 
 def supervises(pid: int, folder: bytes) -> bool:
     """Whether a process is the supervisor whose record is in a run's ``folder``."""
-    try:
-        record = json.loads(read_file(os.path.join(folder, b"supervisor"), RECORD_LIMIT) or b"{}")
-        proc = look(pid)
-        return proc is not None and (record["pid"], record["start"]) == (pid, proc.start)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False
+    record = decode(read_regular(os.path.join(folder, b"supervisor"), MAX_RECORD) or b"") or {}
+    proc = look(pid)
+    return proc is not None and (record.get("pid"), record.get("start")) == (pid, proc.start)
 
 
 def members(tag: Tag, root: int) -> list[Proc]:

@@ -71,7 +71,7 @@ def code_below(workdir: str) -> Iterator[tuple[str, str]]:
             path = os.path.join(place, name)
             with contextlib.suppress(OSError):
                 status = os.stat(path)
-                regular = stat.S_ISREG(status.st_mode)  # opening a FIFO would wait for ever
+                regular = stat.S_ISREG(status.st_mode)  # opening a FIFO would block
                 if name.endswith(CODE) and regular and status.st_size <= MAX_CODE:
                     yield os.path.relpath(path, workdir), digest(path)[:16]
                     left -= 1

@@ -51,7 +51,7 @@ def expand(path: str) -> str:
 
 def why_unsafe(request: Json, key: str, check: Callable[[Trust], None]) -> Json | None:
     """What is wrong with a folder or file that ``key`` names, and the remedy. None if nothing is,
-    or if it cannot be looked at: other facts say so."""
+    or if it cannot be read, which other facts report."""
     try:
         check(Trust(request.get("trust_group")))
     except UnsafeError as error:

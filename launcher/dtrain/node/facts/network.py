@@ -43,7 +43,7 @@ def names(request: Json) -> Json:
     return found
 
 
-SIOCGIFADDR, SIOCGIFNETMASK = 0x8915, 0x891B
+SIOCGIFADDR = 0x8915
 
 
 def interfaces() -> dict[str, Json]:

@@ -22,7 +22,7 @@ PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp32")
 
 
 MAX_GPUS = 1_000_000
-"""No cluster has more, and a search for so many is slow."""
+"""No cluster has more, and a search over so many is slow."""
 
 
 @dataclass(frozen=True, slots=True)
