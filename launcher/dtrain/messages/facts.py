@@ -72,7 +72,14 @@ class Memory(_Memory, total=False):
     limit: Size
 
 
-class Folder(TypedDict):
+class Unsafe(TypedDict):
+    """What another user could change, and what to do about it."""
+
+    seen: Text
+    remedy: Text
+
+
+class _Folder(TypedDict):
     path: Path
     exists: bool
     nearest: Path
@@ -87,6 +94,10 @@ class Folder(TypedDict):
     not_writable: Text
 
 
+class Folder(_Folder, total=False):
+    unsafe: Unsafe | None
+
+
 class _Script(TypedDict):
     workdir: Path
     workdir_exists: bool
@@ -97,6 +108,7 @@ class Script(_Script, total=False):
     exists: bool
     digest: Name
     code: dict[Path, Name]
+    unsafe: Unsafe | None
 
 
 class Resolved(TypedDict):
@@ -214,6 +226,8 @@ class _Interpreter(TypedDict):
 
 class Interpreter(_Interpreter, total=False):
     output: Text
+    unsafe: bool
+    """Nothing was run, because another user could change the job's folder."""
     failed_setup: Annotated[int, Range(1, 1 << 20)]
     """A line of ``job.setup``, counted from 1."""
     python: Name
