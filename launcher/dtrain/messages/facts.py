@@ -365,7 +365,7 @@ MEASURED: Any = Measured | RankFailed
 def read_gathered(
     answer: Mapping[str, Any], ports: Collection[int], setup: Sequence[str]
 ) -> Gathered:
-    """The answer to ``gather`` of a host that was asked about these ports and runs these setup lines.
+    """The answer to ``gather`` of a host that was asked about these ports and runs these lines.
 
     Raises ProtocolError.
     """
