@@ -100,6 +100,23 @@ def test_a_script_that_setup_made(host: Node) -> None:
     assert not host.folder().exists()
 
 
+def test_a_script_that_comes_and_goes(host: Node) -> None:
+    """Another user renames it between two looks at it: that it is missing proves nothing."""
+    theirs = folder_of(MALLORY, host.workdir / "theirs", 0o755)
+    agent = host.launch(host.shell("exit"), script="theirs/train.py")
+    refused(host, agent, str(theirs), "belongs to bin")
+
+
+def test_a_script_above_the_target_of_a_link(host: Node, tmp_path: Path) -> None:
+    theirs = folder_of(MALLORY, tmp_path / "theirs", 0o755)
+    (theirs / "below").mkdir()
+    (theirs / "train.py").touch()
+    (host.workdir / "link").symlink_to(theirs / "below")
+    (host.workdir / "train.py").touch()
+    agent = host.launch(host.shell("exit"), script="link/../train.py")
+    refused(host, agent, str(theirs), "belongs to bin")
+
+
 @pytest.mark.parametrize("what", ["fifo", "link", "theirs", "writable"])
 def test_a_record_that_another_user_left(host: Node, tmp_path: Path, what: str) -> None:
     """It tells a relay where the supervisor is."""

@@ -106,6 +106,7 @@ UNREADABLE = {
     "journal fifo": replaced("journal.jsonl", os.mkfifo),
     "journal folder": replaced("journal.jsonl", Path.mkdir),
     "journal link": replaced("journal.jsonl", lambda path: path.symlink_to("/dev/zero")),
+    "writable by others": lambda folder: folder.path.chmod(0o777),
 }
 
 

@@ -226,6 +226,8 @@ class _Interpreter(TypedDict):
 
 class Interpreter(_Interpreter, total=False):
     output: Text
+    unsafe: bool
+    """Nothing was run, because another user could change the job's folder."""
     failed_setup: Annotated[int, Range(1, 1 << 20)]
     """A line of ``job.setup``, counted from 1."""
     python: Name
@@ -233,8 +235,6 @@ class Interpreter(_Interpreter, total=False):
     limits: Failed | ProcessLimits
     framework: Failed | Framework
     packages: Failed | dict[Name, Name | None]
-    unsafe: bool
-    """Whether nothing was run because `Script` is unsafe."""
     module_found: Failed | ModuleFound
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dtrain import journal
 from dtrain.cause import Report
@@ -127,13 +128,10 @@ def _readable_or_not(folder: RunFolder) -> RunStatus:
     try:
         return status(folder)
     except DtrainError as error:
-        return RunStatus(
-            folder.name,
-            str(folder.path),
-            folder.started,
-            in_charge=folder.in_charge(),
-            unreadable=error.message,
-        )
+        run = RunStatus(folder.name, str(folder.path), folder.started, unreadable=error.message)
+        with contextlib.suppress(DtrainError):  # that file may be the damaged one
+            run = replace(run, in_charge=folder.in_charge())
+        return run
 
 
 def age(since: float) -> float:

@@ -45,12 +45,19 @@ def trust_of(command: Json) -> Trust:
         raise RefusedError("permission", error.reason, error.hint("group")) from None
 
 
-def check_workdir(trust: Trust, workdir: bytes, script: str | None) -> None:
-    """Raises RefusedError if another user could change what the workers will run."""
+def check_workdir(
+    trust: Trust, workdir: bytes, script: str | None, *, complete: bool = True
+) -> None:
+    """Raises RefusedError if another user could change what the workers will run. The script may
+    be missing unless the folder is ``complete``."""
     try:
         os.close(trust.open_folder(workdir)[0])
-        if script is not None and os.path.isfile(os.path.join(workdir, raw(script))):
-            trust.check_script(os.path.normpath(os.path.join(workdir, raw(script))))
+        if script is not None:
+            try:
+                trust.check_script(os.path.join(workdir, raw(script)))
+            except FileNotFoundError:
+                if complete:
+                    raise
     except UnsafeError as error:
         raise RefusedError("workdir", error.reason, error.hint("`job.workdir`")) from None
     except OSError as error:

@@ -174,7 +174,8 @@ class Relay:
                 "workdir %s may not be entered: permission denied" % shown(workdir),
                 "choose a `job.workdir` that you can use on this host",
             )
-        check_workdir(self._trust, workdir, command.get("script"))
+        # Setup may make the script.
+        check_workdir(self._trust, workdir, command.get("script"), complete=False)
         guard, leash = self._start_guard(command, workdir)
         threading.Thread(target=self._listen, daemon=True).start()
         answer = self._await_prepared(command, leash)

@@ -177,7 +177,7 @@ class Supervisor:
             if os.path.isabs(script):
                 remedy = "put it there, or let `job.sync` send it and name it without its folder"
             raise RefusedError("script", "script %s not found%s" % (script, where), remedy)
-        # Once more: setup may have changed the folder or made the script.
+        # After setup, which may change the folder.
         check_workdir(trust, self._workdir, script)
         for port in request.get("ports") or ():
             self._ports += reserve_port(int(port))

@@ -47,8 +47,7 @@ def why_unsafe_to_run(request: Json) -> Json | None:
         workdir = os.fsencode(expand(request["workdir"]))
         os.close(trust.open_folder(workdir)[0])
         if request.get("script"):
-            path = os.path.join(workdir, os.fsencode(request["script"]))
-            trust.check_script(os.path.normpath(path))
+            trust.check_script(os.path.join(workdir, os.fsencode(request["script"])))
 
     return why_unsafe(request, "job.workdir", check)
 

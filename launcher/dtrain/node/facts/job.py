@@ -11,6 +11,7 @@ import threading
 from dtrain.node.facts.code import why_unsafe_to_run
 from dtrain.node.facts.files import expand
 from dtrain.node.facts.programs import program, run
+from dtrain.node.trust import Trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +31,10 @@ def in_job(request: Json, argv: list[str], limit: float) -> Json:
     unsafe = why_unsafe_to_run(request)
     if unsafe is not None:
         return {"status": 126, "said": [], "output": unsafe["seen"], "unsafe": True}
-    if not os.path.isdir(workdir):
+    try:
+        # Once this succeeds, no other user can make or replace the folder.
+        os.close(Trust(request.get("trust_group")).open_folder(os.fsencode(workdir))[0])
+    except OSError:
         workdir = os.path.expanduser("~")
     say, told = os.pipe()
     setup = request.get("setup") or []
