@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,27 @@ def test_output_that_cannot_be_written(
     assert done.returncode == 3, done
     assert "error: cannot write to standard output: No space left on device\n" in done.stderr
     assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["plain", "json"])
+def test_a_launch_whose_output_cannot_be_written(options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('a line')\n")
+    (tmp_path / "cluster.yaml").write_text(
+        "cluster: {hosts: [a], transport: local, gpus: 0, slots: 1}\n"
+        "job: {framework: torch, script: train.py}\n"
+    )
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dtrain_cli", "launch", "cluster.yaml", "--no-check", *options],
+            env={**os.environ, "DTRAIN_HOME": str(tmp_path / "home")},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+    assert done.returncode == 3, done
+    assert "error: cannot write to standard output" in done.stderr
 
 
 @pytest.mark.parametrize("argv", [["ps", "nowhere"], ["--fly"]])

@@ -18,6 +18,7 @@ from dtrain.transport.questions import Ask, never
 from dtrain.transport.select import Transports
 from dtrain_cli import prompt
 from dtrain_cli.detachment import Detachment
+from dtrain_cli.standard import OutputError
 from dtrain_cli.views import Filters, make_view
 
 INSIST = signal.SIGUSR1
@@ -82,6 +83,8 @@ class Watch:
             except DtrainError:
                 with self.view.pause():
                     raise
+        if report.exit_code is ExitCode.OK and self.view.output_error is not None:
+            raise OutputError(self.view.output_error)
         return report.exit_code
 
     def clean(self, record: Record, folder: RunFolder) -> ExitCode:

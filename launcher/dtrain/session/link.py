@@ -61,8 +61,8 @@ UNANSWERED, UNANSWERED_FIRST, UNANSWERED_STOP = 4, 12, 3
 the job has to stop."""
 SUPERVISOR_SILENCE = 15.0
 """Seconds without an answer after which a supervisor may be stopped."""
-MAX_NOTICE = 500
-"""Characters of one notice of a relay."""
+MAX_NOTICE, MAX_NOTICES = 500, 20
+"""Characters of one notice of a relay, and how many are shown."""
 BETWEEN_REPORTS = 10.0
 """Seconds from one report of progress in the journal to the next."""
 MAX_OFFSETS = 10_000
@@ -178,6 +178,7 @@ class Link:
         self._waiting = False
         self._gave_up_relay = False
         self._silent_supervisor = False
+        self._notices = 0
         self._reader, self._writer = self._threads()
 
     def _threads(self) -> tuple[threading.Thread, threading.Thread]:
@@ -690,7 +691,7 @@ class Link:
             case messages.Alive(supervisor, silent):
                 self._check_supervisor(supervisor or 0, silent)
             case messages.Notice(text):
-                run.notice(f"{self.host}: {text[:MAX_NOTICE]}")
+                self._pass_on(text)
             case messages.Lost():
                 self._told_all = True
                 self._over(machine.Lost(self.host), self._died(message))
@@ -729,6 +730,14 @@ class Link:
         # The worker wrote this, so an error in it is not the relay's.
         with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError, AttributeError):
             self._said(message.name.removesuffix(".progress"), message.said)
+
+    def _pass_on(self, notice: str) -> None:
+        """Show what the host wants a person to know, within limits: a worker can cause notices."""
+        self._notices += 1
+        if self._notices <= MAX_NOTICES:
+            self._run.notice(f"{self.host}: {notice[:MAX_NOTICE]}")
+        elif self._notices == MAX_NOTICES + 1:
+            self._run.notice(f"{self.host}: further notices of this host are not shown")
 
     def _check_supervisor(self, pid: int, silent: float) -> None:
         """Report that a supervisor does not answer, or that it answers again."""
