@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from dtrain.logs.traceback import last_words
+from dtrain.failures.traceback import last_words
 
 FOLDER = Path(__file__).parent.parent / "tests" / "failures" / "cascades"
 RANKS = 3

@@ -17,19 +17,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dtrain.cause import Failure, Report, alike
 from dtrain.diagnostics import ExitCode, NodeError
 from dtrain.failures.catalogue import End, explain, signatures
+from dtrain.failures.cause import Failure, Report, alike
 from dtrain.failures.kernel import understand
+from dtrain.failures.stacks import stack
+from dtrain.failures.traceback import last_words
 from dtrain.framing import LineFramer, clean
-from dtrain.hang.stacks import stack
 from dtrain.hostlist import HostListError, fold, unfold
-from dtrain.logs.traceback import last_words
 from dtrain.node.agent.events import EventReader
 from dtrain.node.agent.evidence import FAILURE
 from dtrain.node.agent.kernel_log import ENTRY, RECORD, TROUBLE
 from dtrain.node.agent.progress import ProgressFiles
-from dtrain.protocol import PREAMBLE, FrameDecoder, ProtocolError
+from dtrain.node.protocol import PREAMBLE, FrameDecoder, ProtocolError
 from dtrain.spec.load import parse
 from dtrain.spec.report import SpecError
 from dtrain_cli.views import names

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtrain.messages.decode import ProtocolError
-from dtrain.protocol import (
+from dtrain.node.protocol import (
     DATA,
     HEADER,
     KEPT_NOISE,

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dtrain.cause import Report
 from dtrain.diagnostics import ExitCode
+from dtrain.failures.cause import Report
 from dtrain.framing import LineFramer, clean_all
-from dtrain.logs.store import LogWriter, RunFolder, Stream
+from dtrain.runs.log_store import LogWriter, RunFolder, Stream
 from dtrain_cli.views import Filters, make_view
 
 PIECE = 64 << 10

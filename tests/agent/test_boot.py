@@ -11,8 +11,7 @@ from importlib import resources
 
 import pytest
 
-from dtrain import protocol
-from dtrain.node import boot
+from dtrain.node import boot, protocol
 from dtrain.node.agent import wire
 from dtrain.node.programs import MODULES, program
 from support.node import Node, pythons

@@ -10,7 +10,7 @@ import pytest
 
 from dtrain.node.boot import boot_command
 from dtrain.node.programs import program
-from dtrain.protocol import encode_command
+from dtrain.node.protocol import encode_command
 from support.node import Node, wait_until
 
 # Each says how it got away by creating `ready`, with only shell built-ins and Python at hand.

@@ -8,7 +8,7 @@ import pytest
 
 from dtrain.check import Evidence, Finding, HostFacts, before_launch, judge
 from dtrain.diagnostics import ConnectError
-from dtrain.launchplan import LaunchPlan, build
+from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.spec.load import parse
 
 Facts = dict[str, Any]

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dtrain.check import Finding
-from dtrain.launchplan import LaunchPlan, build
+from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.session.inspection import Inspection
 from dtrain.spec.load import parse
 from dtrain.transport.local import LocalTransport

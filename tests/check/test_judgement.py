@@ -12,7 +12,7 @@ from dtrain.check.finding import HOSTS, error, fold, warning
 from dtrain.check.reach import groups
 from dtrain.check.skew import outliers
 from dtrain.diagnostics import ConnectError
-from dtrain.launchplan import build
+from dtrain.launchplan.plan import build
 from dtrain.spec.load import parse
 from dtrain_cli.views.findings import as_text
 from dtrain_cli.views.paper import Paper

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster import Cluster
-from dtrain.launchplan import build
+from dtrain.launchplan.plan import build
 from dtrain.session.preflight import Preflight, over
 from dtrain.spec.load import read
 from dtrain.transport.select import Transports

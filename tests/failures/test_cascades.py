@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dtrain.cause import Failure, in_order_of_blame
+from dtrain.failures.cause import Failure, in_order_of_blame
 
 FILES = sorted((Path(__file__).parent / "cascades").glob("*.yaml"))
 CASCADES: dict[str, dict[str, Any]] = {

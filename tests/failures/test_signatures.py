@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dtrain.cause import Failure
 from dtrain.failures.catalogue import MOST, End, Phrase, Signature, explain, signatures
+from dtrain.failures.cause import Failure
 from dtrain.spec.clusterfile import CLUSTER_FILE
 
 SAMPLES: dict[str, list[dict[str, Any]]] = yaml.safe_load(

@@ -11,16 +11,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from dtrain import protocol
-from dtrain.cause import Report
 from dtrain.diagnostics import ExitCode
-from dtrain.journal import Journal
-from dtrain.launchplan import LaunchPlan, build
-from dtrain.logs.store import RunFolder
+from dtrain.failures.cause import Report
+from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.messages.agent import Happened, StreamFound, read_message
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import Sequence
-from dtrain.record import Record, Request
+from dtrain.node import protocol
+from dtrain.runs.journal import Journal
+from dtrain.runs.log_store import RunFolder
+from dtrain.runs.record import Record, Request
 from dtrain.session.attempt import Attempt
 from dtrain.session.inquiry import ask
 from dtrain.session.link import Post, Run

@@ -11,7 +11,7 @@ from typing import Any
 from dtrain.check import Evidence, HostFacts, judge
 from dtrain.check.bandwidth import calibration, fabric
 from dtrain.diagnostics import NodeError
-from dtrain.launchplan import HostPlan, LaunchPlan, build
+from dtrain.launchplan.plan import HostPlan, LaunchPlan, build
 from dtrain.messages import facts
 from dtrain.messages.decode import ProtocolError, parse_object
 from dtrain.session.preflight import PREAMBLE, THOROUGH, Preflight, over

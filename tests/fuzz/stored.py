@@ -13,8 +13,8 @@ from pathlib import Path
 from random import Random
 
 from dtrain.diagnostics import DtrainError
-from dtrain.logs.store import RunFolder
-from dtrain.record import Record
+from dtrain.runs.log_store import RunFolder
+from dtrain.runs.record import Record
 from dtrain.session.controller import _began, _past, _received, _was_stopped
 from dtrain.session.follow import Follower, ending
 from dtrain.session.observer import Nobody

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dtrain import protocol
+from dtrain.node import protocol
 from support.launching import Done, Scene
 
 

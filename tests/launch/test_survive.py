@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.journal import Journal, NextAttempt
-from dtrain.logs.store import RunFolder
-from dtrain.record import Record
+from dtrain.runs.journal import Journal, NextAttempt
+from dtrain.runs.log_store import RunFolder
+from dtrain.runs.record import Record
 from dtrain.session.follow import Follower
 from dtrain.session.observer import Nobody
 from support.launching import Launch, Scene, marked, until

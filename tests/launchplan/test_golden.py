@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.export import shell
-from dtrain.launchplan import LaunchPlan, build
+from dtrain.launchplan import shell
+from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.spec.load import read
 from dtrain_cli.commands.launch import rendered
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import pytest
 
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, parse
-from dtrain.protocol import HEADER, MESSAGE, PREAMBLE, FrameDecoder
+from dtrain.node.protocol import HEADER, MESSAGE, PREAMBLE, FrameDecoder
 from dtrain.transport.incoming import MAX_NOISE, Incoming
 from support.scripted import ScriptedProcess
 

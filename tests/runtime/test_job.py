@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dtrain.launchplan import build
+from dtrain.launchplan.plan import build
 from dtrain.runtime import Job, Layout, Training, current_job
 from dtrain.spec.load import parse
 

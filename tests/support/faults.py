@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import Cluster, Host
-from dtrain.logs.store import RunFolder
+from dtrain.runs.log_store import RunFolder
 from jobs.numbered import SIZE, step
 from support.cluster import Launcher, job
 from support.launching import Done, Launch, until

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dtrain import protocol
+from dtrain.node import protocol
 from dtrain.node.boot import boot_command
 from dtrain.node.programs import program
 from support.limits import HANG

@@ -6,8 +6,8 @@ import os
 import threading
 from pathlib import Path
 
-from dtrain.launchplan import HostPlan, LaunchPlan, Process
-from dtrain.logs.store import LogWriter, RunFolder, Stream
+from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
+from dtrain.runs.log_store import LogWriter, RunFolder, Stream
 from dtrain.spec.model import Host, Job
 from support.limits import HANG
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from dtrain import journal, restart
-from dtrain.cause import Failure, Report
 from dtrain.check import Finding, Severity
 from dtrain.diagnostics import ExitCode
+from dtrain.failures.cause import Failure, Report
 from dtrain.failures.kernel import KernelMessage
-from dtrain.logs.store import RunFolder
-from dtrain.progress import Progress
-from dtrain.record import Record, Request
+from dtrain.runs import journal, restart
+from dtrain.runs.log_store import RunFolder
+from dtrain.runs.progress import Progress
+from dtrain.runs.record import Record, Request
 
 FILE = """
 cluster: {hosts: "n[1-3]", spares: [s1], gpus: 2, transport: local}

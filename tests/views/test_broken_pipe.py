@@ -8,7 +8,7 @@ from support.limits import HANG
 RUN = """
 import os, sys, threading
 from pathlib import Path
-from dtrain.cause import Report
+from dtrain.failures.cause import Report
 from dtrain.diagnostics import ExitCode
 from dtrain_cli.views import Filters, make_view
 from support.runs import Workers

@@ -2,8 +2,8 @@
 
 import json
 
-from dtrain.cause import Failure, Report
 from dtrain.diagnostics import ExitCode
+from dtrain.failures.cause import Failure, Report
 from dtrain_cli.views import Filters, make_view
 from support.limits import HANG
 from support.runs import Capture, plan

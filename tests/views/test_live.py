@@ -13,9 +13,9 @@ import tty
 
 import pytest
 
-from dtrain.cause import Report
 from dtrain.diagnostics import ExitCode
-from dtrain.progress import Progress
+from dtrain.failures.cause import Report
+from dtrain.runs.progress import Progress
 from dtrain_cli.views import Filters, make_view
 from support.limits import HANG
 from support.runs import plan

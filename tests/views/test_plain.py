@@ -6,9 +6,9 @@ from collections import defaultdict
 
 import pytest
 
-from dtrain.cause import Failure, Report
 from dtrain.check.finding import error, warning
 from dtrain.diagnostics import ExitCode
+from dtrain.failures.cause import Failure, Report
 from dtrain_cli.views import Filters, make_view
 from support.limits import HANG
 from support.runs import Capture, plan

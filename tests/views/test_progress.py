@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from dtrain.cause import Report
 from dtrain.diagnostics import ExitCode
-from dtrain.progress import Progress
+from dtrain.failures.cause import Report
+from dtrain.runs.progress import Progress
 from dtrain_cli.views import Filters, make_view
 from dtrain_cli.views.progress import Follower
 from support.limits import HANG

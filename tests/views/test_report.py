@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from dtrain.cause import Failure, Report
 from dtrain.diagnostics import ExitCode
+from dtrain.failures.cause import Failure, Report
 from dtrain_cli.views.report import render
 
 FIRST = Failure(

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from dtrain.cause import Report
 from dtrain.diagnostics import ExitCode, UsageError
-from dtrain.logs.store import RunFolder
-from dtrain.record import Record
+from dtrain.failures.cause import Report
+from dtrain.runs.log_store import RunFolder
+from dtrain.runs.record import Record
 from dtrain.session.controller import Session
 from dtrain.session.follow import Follower, ending
 from dtrain_cli.commands.secrets import known_secrets

@@ -17,7 +17,7 @@ from dtrain.check import Evidence, Severity, judge
 from dtrain.check import bandwidth as fabric
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.framing import clean
-from dtrain.launchplan import LaunchPlan, build
+from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.session.ports import draw_ports
 from dtrain.session.preflight import THOROUGH, Preflight, over
 from dtrain.spec.load import read

@@ -12,7 +12,7 @@ from dtrain import hostlist
 from dtrain.check import Evidence
 from dtrain.diagnostics import UsageError
 from dtrain.framing import clean
-from dtrain.launchplan import build
+from dtrain.launchplan.plan import build
 from dtrain.session.preflight import Depth, Preflight, over
 from dtrain.spec.load import parse
 from dtrain.transport.select import Transports

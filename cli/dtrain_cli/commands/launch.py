@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from dtrain.diagnostics import ExitCode, UsageError
-from dtrain.launchplan import LaunchPlan, build
-from dtrain.record import Request
+from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.runs.record import Request
 from dtrain.spec.report import render_warnings
 from dtrain_cli.commands.secrets import secret_values
 from dtrain_cli.commands.select import hosts, ranks
@@ -125,7 +125,7 @@ def _write(plan: LaunchPlan, manifest: str, output: Path) -> int:
 
     ``output`` may come with a checkout, so nothing in it leads the way out of it.
     """
-    from dtrain.export import shell
+    from dtrain.launchplan import shell
 
     marker = output / "plan.json"
     files = dict(shell.files(plan)) | {"plan.json": manifest}

@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from dtrain.diagnostics import ExitCode, UsageError
-from dtrain.journal import JournalReader, NextAttempt, Sizes
-from dtrain.launchplan import LaunchPlan
-from dtrain.logs.store import RunFolder, Stream
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import excerpt
-from dtrain.record import Record
+from dtrain.runs.journal import JournalReader, NextAttempt, Sizes
+from dtrain.runs.log_store import RunFolder, Stream
+from dtrain.runs.record import Record
 from dtrain.spec.schema import seconds
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.commands.watch import Departure, on_signals

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from dtrain.diagnostics import UsageError
-from dtrain.logs.store import RunFolder
-from dtrain.record import Record
+from dtrain.runs.log_store import RunFolder
+from dtrain.runs.record import Record
 from dtrain.session.status import RunStatus, status, statuses
 from dtrain_cli import output
 from dtrain_cli.views import runs as view

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from dtrain.cause import Report
 from dtrain.diagnostics import DtrainError, ExitCode
-from dtrain.logs.store import RunFolder
-from dtrain.record import Record, Request
+from dtrain.failures.cause import Report
+from dtrain.runs.log_store import RunFolder
+from dtrain.runs.record import Record, Request
 from dtrain.session.controller import Session
 from dtrain.transport.questions import Ask, never
 from dtrain.transport.select import Transports

@@ -16,11 +16,11 @@ from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.view import StreamKey
 
 if TYPE_CHECKING:
-    from dtrain.cause import Failure, Report
     from dtrain.check import Finding
-    from dtrain.launchplan import LaunchPlan
-    from dtrain.logs.store import Stream
-    from dtrain.progress import Progress
+    from dtrain.failures.cause import Failure, Report
+    from dtrain.launchplan.plan import LaunchPlan
+    from dtrain.runs.log_store import Stream
+    from dtrain.runs.progress import Progress
 
 SCHEMA = 1
 

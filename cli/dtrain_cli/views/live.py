@@ -13,10 +13,10 @@ from dtrain_cli.views.plain import Plain
 from dtrain_cli.views.view import StreamKey
 
 if TYPE_CHECKING:
-    from dtrain.cause import Report
-    from dtrain.launchplan import LaunchPlan
-    from dtrain.logs.store import Stream
-    from dtrain.progress import Progress
+    from dtrain.failures.cause import Report
+    from dtrain.launchplan.plan import LaunchPlan
+    from dtrain.runs.log_store import Stream
+    from dtrain.runs.progress import Progress
 
 _BETWEEN_WRITES = 0.05
 _BETWEEN_CLOCKS = 1.0

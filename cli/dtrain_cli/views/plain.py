@@ -15,11 +15,11 @@ from dtrain_cli.views.report import render
 from dtrain_cli.views.view import StreamKey
 
 if TYPE_CHECKING:
-    from dtrain.cause import Report
     from dtrain.check import Finding
-    from dtrain.launchplan import LaunchPlan
-    from dtrain.logs.store import Stream
-    from dtrain.progress import Progress
+    from dtrain.failures.cause import Report
+    from dtrain.launchplan.plan import LaunchPlan
+    from dtrain.runs.log_store import Stream
+    from dtrain.runs.progress import Progress
 
 _TOLD_WARNINGS = 6
 """Warnings that a launch begins with; a look at the hosts may have more."""

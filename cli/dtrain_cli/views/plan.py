@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from dtrain import hostlist
-from dtrain.export.document import document, masked
-from dtrain.launchplan import HostPlan, LaunchPlan, Process
+from dtrain.launchplan.document import document, masked
+from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 
 
 def as_json(plan: LaunchPlan) -> str:
-    """One JSON object; see `dtrain.export.document`."""
+    """One JSON object; see `dtrain.launchplan.document`."""
     return json.dumps(document(plan), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtrain.progress import Pace, Progress
+from dtrain.runs.progress import Pace, Progress
 from dtrain_cli.views import names
 
 BETWEEN_LINES = 10.0

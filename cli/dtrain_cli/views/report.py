@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dtrain.cause import Failure, Report
 from dtrain.diagnostics import ExitCode
+from dtrain.failures.cause import Failure, Report
 from dtrain.framing import clean
 from dtrain_cli.views import names
 from dtrain_cli.views.view import StreamKey

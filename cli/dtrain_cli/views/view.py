@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from dtrain.framing import LineFramer
-from dtrain.stored_file import open_output
+from dtrain.runs.stored_file import open_output
 from dtrain_cli.views.outlet import reader_gone
 
 if TYPE_CHECKING:
-    from dtrain.cause import Report
     from dtrain.check import Finding
-    from dtrain.launchplan import LaunchPlan
-    from dtrain.logs.store import Stream
-    from dtrain.progress import Progress
+    from dtrain.failures.cause import Report
+    from dtrain.launchplan.plan import LaunchPlan
+    from dtrain.runs.log_store import Stream
+    from dtrain.runs.progress import Progress
 
 StreamKey = tuple[str, str, int, str]
 """Host, role, index, and ``stdout`` or ``stderr``."""

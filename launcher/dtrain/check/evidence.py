@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from dtrain.diagnostics import NodeError
-from dtrain.launchplan import HostPlan, LaunchPlan
+from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.spec.model import Host
 
 Facts = Mapping[str, Any]

@@ -6,7 +6,7 @@ offset. Everything else that cannot have happened is a ProtocolError of that hos
 
 from __future__ import annotations
 
-from dtrain.launchplan import HostPlan
+from dtrain.launchplan.plan import HostPlan
 from dtrain.messages.agent import (
     Attached,
     Collectives,

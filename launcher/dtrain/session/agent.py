@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtrain import protocol
+from dtrain.node import protocol
 from dtrain.node.boot import boot_command
 from dtrain.node.programs import program
 from dtrain.transport.contract import Connection, RemoteProcess

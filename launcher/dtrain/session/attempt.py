@@ -1,7 +1,7 @@
 """One try at a job: from its plan, through its hosts, to its report.
 
-`dtrain.machine` decides; a `Link` for each host acts and tells. The attempt carries the news to
-the machine and the machine's actions to the links, and puts together the report.
+`dtrain.session.machine` decides, and a `Link` for each host acts. The attempt passes events from
+the links to the machine and actions from the machine to the links, and composes the report.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from dtrain import hostlist, journal, machine, restart
-from dtrain.cause import Failure, Report, alike, in_order_of_blame
+from dtrain import hostlist
 from dtrain.check import Finding
 from dtrain.diagnostics import (
     ConnectError,
@@ -27,15 +26,18 @@ from dtrain.diagnostics import (
     PortBusyError,
     PrepareError,
 )
+from dtrain.failures import collectives
+from dtrain.failures.cause import Failure, Report, alike, in_order_of_blame
 from dtrain.failures.kernel import RECENT, KernelMessage, concerning
-from dtrain.hang import collectives
-from dtrain.hang.stacks import compare, place, stack
-from dtrain.journal import Journal
-from dtrain.launchplan import HostPlan, LaunchPlan
-from dtrain.logs.store import StorageError, tail
-from dtrain.logs.traceback import last_words
-from dtrain.machine import HostState, Outcome, Phase
+from dtrain.failures.stacks import compare, place, stack
+from dtrain.failures.traceback import last_words
+from dtrain.launchplan.plan import HostPlan, LaunchPlan
+from dtrain.runs import journal, restart
+from dtrain.runs.journal import Journal
+from dtrain.runs.log_store import StorageError, tail
+from dtrain.session import machine
 from dtrain.session.link import Link, Post, Run, close
+from dtrain.session.machine import HostState, Outcome, Phase
 from dtrain.session.observer import Nobody
 
 STDERR_TAIL = 1 << 16

@@ -18,14 +18,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from dtrain import hostlist, journal, restart
-from dtrain.cause import Report
+from dtrain import hostlist
 from dtrain.check import Finding
 from dtrain.diagnostics import DtrainError, ExitCode
-from dtrain.journal import Journal, JournalReader
-from dtrain.launchplan import HostPlan, LaunchPlan
-from dtrain.logs.store import RunFolder, StorageError, storage_error
-from dtrain.record import Record, Request
+from dtrain.failures.cause import Report
+from dtrain.launchplan.plan import HostPlan, LaunchPlan
+from dtrain.runs import journal, restart
+from dtrain.runs.journal import Journal, JournalReader
+from dtrain.runs.log_store import RunFolder, StorageError, storage_error
+from dtrain.runs.record import Record, Request
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.session.attempt import Attempt, straggler
 from dtrain.session.inspection import Inspection

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from dtrain import journal
-from dtrain.cause import Report
-from dtrain.journal import JournalReader
-from dtrain.logs.store import RunFolder, Stream
-from dtrain.record import Record
+from dtrain.failures.cause import Report
+from dtrain.runs import journal
+from dtrain.runs.journal import JournalReader
+from dtrain.runs.log_store import RunFolder, Stream
+from dtrain.runs.record import Record
 from dtrain.session.observer import Observer
 
 POLL = 0.1

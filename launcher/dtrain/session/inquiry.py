@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from dtrain import protocol
 from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareError
-from dtrain.launchplan import HostPlan
+from dtrain.launchplan.plan import HostPlan
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import Sequence
-from dtrain.record import Record
+from dtrain.node import protocol
+from dtrain.runs.record import Record
 from dtrain.session import agent
 from dtrain.session.preflight import everywhere
 from dtrain.session.status import HostStatus, ProcessStatus

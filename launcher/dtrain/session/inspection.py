@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtrain.check import Finding, Severity, before_launch
-from dtrain.launchplan import HostPlan, LaunchPlan
+from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.session.preflight import QUICK, Preflight
 from dtrain.transport.contract import Connection
 

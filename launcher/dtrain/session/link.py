@@ -23,8 +23,6 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from dtrain import journal, machine, protocol
-from dtrain.cause import Failure
 from dtrain.diagnostics import (
     AnswerError,
     ConnectError,
@@ -34,19 +32,22 @@ from dtrain.diagnostics import (
     PortBusyError,
     PrepareError,
 )
+from dtrain.failures import collectives
+from dtrain.failures.cause import Failure
+from dtrain.failures.collectives import Group
 from dtrain.failures.kernel import KernelMessage, understand
-from dtrain.hang import collectives
-from dtrain.hang.collectives import Group
-from dtrain.journal import Journal
-from dtrain.launchplan import HostPlan, LaunchPlan
-from dtrain.logs.store import LogWriter, RunFolder, StorageError, Stream
+from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import Sequence
+from dtrain.node import protocol
 from dtrain.node.boot import TOO_OLD
 from dtrain.node.runtime_archive import runtime_archive
-from dtrain.progress import Progress, speaker
-from dtrain.session import agent
+from dtrain.runs import journal
+from dtrain.runs.journal import Journal
+from dtrain.runs.log_store import LogWriter, RunFolder, StorageError, Stream
+from dtrain.runs.progress import Progress, speaker
+from dtrain.session import agent, machine
 from dtrain.session.forward import Forward
 from dtrain.session.inspection import Inspection
 from dtrain.session.observer import Observer

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from dtrain.cause import Report
 from dtrain.check import Finding
-from dtrain.launchplan import LaunchPlan
-from dtrain.logs.store import Stream
-from dtrain.progress import Progress
+from dtrain.failures.cause import Report
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.runs.log_store import Stream
+from dtrain.runs.progress import Progress
 
 
 class Observer(Protocol):

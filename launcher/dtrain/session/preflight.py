@@ -25,7 +25,7 @@ from dtrain.check import Evidence, HostFacts
 from dtrain.check.evidence import Facts
 from dtrain.check.tournament import rounds
 from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareError
-from dtrain.launchplan import HostPlan, LaunchPlan, Process
+from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.messages import facts
 from dtrain.messages.decode import ProtocolError, decode, parse_object
 from dtrain.node.boot import TOO_OLD, boot_command

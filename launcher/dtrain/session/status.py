@@ -7,13 +7,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from dtrain import journal
-from dtrain.cause import Report
 from dtrain.diagnostics import DtrainError
-from dtrain.journal import JournalReader
-from dtrain.logs.store import RunFolder
-from dtrain.progress import Progress
-from dtrain.record import Record
+from dtrain.failures.cause import Report
+from dtrain.runs import journal
+from dtrain.runs.journal import JournalReader
+from dtrain.runs.log_store import RunFolder
+from dtrain.runs.progress import Progress
+from dtrain.runs.record import Record
 
 FINAL = ("ended", "failed", "unreachable", "lost")
 

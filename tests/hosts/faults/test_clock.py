@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from dtrain.journal import Hello, JournalReader
+from dtrain.runs.journal import Hello, JournalReader
 from support.faults import Field
 from support.launching import until
 

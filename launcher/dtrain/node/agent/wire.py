@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     Json = dict[str, Any]
 
-# Held equal to dtrain/protocol.py by a test.
+# Held equal to dtrain/node/protocol.py by a test.
 VERSION = 1
 PREAMBLE = b"\x00dtrain-relay-1\n"
 HEADER = struct.Struct(">BIQI")

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from dtrain.machine import (
+from dtrain.session.machine import (
     FAILURE_GRACE,
     TABLE,
     Abort,

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtrain.diagnostics import ExitCode, UsageError
-from dtrain.journal import Journal, JournalReader, Started
-from dtrain.logs.store import LogWriter, RunFolder, StorageError, home, tail
 from dtrain.messages.decode import ProtocolError
-from dtrain.record import Record
+from dtrain.runs.journal import Journal, JournalReader, Started
+from dtrain.runs.log_store import LogWriter, RunFolder, StorageError, home, tail
+from dtrain.runs.record import Record
 from support.other_users import MALLORY, folder_of, give, scratch
 
 

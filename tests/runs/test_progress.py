@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtrain.progress import WINDOW, Pace, Progress, speaker
+from dtrain.runs.progress import WINDOW, Pace, Progress, speaker
 from support.runs import plan
 
 SAID: dict[str, Any] = {

@@ -19,9 +19,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from dtrain import restart
-from dtrain.cause import Report
 from dtrain.check import Finding
+from dtrain.failures.cause import Report
 from dtrain.messages.agent import Offset, Time
 from dtrain.messages.decode import (
     MAX_ITEMS,
@@ -31,8 +30,9 @@ from dtrain.messages.decode import (
     decode,
     parse_object,
 )
-from dtrain.progress import Progress
-from dtrain.stored_file import open_stored, unreadable
+from dtrain.runs import restart
+from dtrain.runs.progress import Progress
+from dtrain.runs.stored_file import open_stored, unreadable
 
 SCHEMA = 1
 MAX_LINE = 1 << 26
@@ -106,7 +106,7 @@ class Hello(Event):
 
 @dataclass(frozen=True, slots=True)
 class HostEvent(Event):
-    """An event of a host's supervisor, from `dtrain.protocol`."""
+    """An event of a host's supervisor, from `dtrain.node.protocol`."""
 
     kind = "event"
     host: str

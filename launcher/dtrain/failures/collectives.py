@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from dtrain.hang.stacks import Frame, place
+from dtrain.failures.stacks import Frame, place
 from dtrain.messages import agent
 
 _SAME_SIZES = ("all_reduce", "broadcast", "reduce")

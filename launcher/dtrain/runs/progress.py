@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from dtrain.launchplan import LaunchPlan
+from dtrain.launchplan.plan import LaunchPlan
 
 WINDOW = 60.0
 """Seconds of the past that a rate is taken over."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.hang.collectives import Group, compare, read
+from dtrain.failures.collectives import Group, compare, read
 from dtrain.messages.agent import Collectives, Happened, read_message
 from dtrain.messages.decode import ProtocolError
 

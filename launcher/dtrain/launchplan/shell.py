@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from dtrain.launchplan import HostPlan, LaunchPlan, Process
+from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.quoting import Command, path, sh, word, words
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.record import Record, Request
-from dtrain.restart import Again
+from dtrain.runs.record import Record, Request
+from dtrain.runs.restart import Again
 from dtrain.runtime.layout_rules import MisfitError
 
 FILE = """

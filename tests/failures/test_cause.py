@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtrain.cause import Failure, in_order_of_blame
+from dtrain.failures.cause import Failure, in_order_of_blame
 from dtrain.failures.kernel import KernelMessage
 
 

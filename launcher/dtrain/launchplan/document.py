@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from dtrain.launchplan import LaunchPlan
+from dtrain.launchplan.plan import LaunchPlan
 
 SCHEMA = 1
 MASK = "***"

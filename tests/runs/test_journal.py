@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dtrain import journal
 from dtrain.diagnostics import UsageError
-from dtrain.journal import Journal, JournalReader, encode, read_line
-from dtrain.progress import Progress
+from dtrain.runs import journal
+from dtrain.runs.journal import Journal, JournalReader, encode, read_line
+from dtrain.runs.progress import Progress
 from support.stored import END, EVENTS, FAILURE, REPORT
 
 

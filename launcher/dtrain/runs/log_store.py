@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Literal
 
 from dtrain.diagnostics import DtrainError, ExitCode, UsageError
-from dtrain.launchplan import LaunchPlan
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError, excerpt
 from dtrain.node.trust import Trust, UnsafeError
-from dtrain.stored_file import RUN_NAME, open_stored
+from dtrain.runs.stored_file import RUN_NAME, open_stored
 
 _LOGS_NAME = re.compile(r"logs(?:-([0-9]{1,7}))?")
 _STREAM_NAME = re.compile(r"[a-z]+-[0-9]{1,9}\.(?:out|err)")

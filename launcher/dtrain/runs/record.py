@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Annotated
 
 from dtrain.diagnostics import DtrainError, UsageError
-from dtrain.launchplan import LaunchPlan, build
+from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.messages.agent import Time
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt, parse_object
-from dtrain.restart import Again
+from dtrain.runs.restart import Again
+from dtrain.runs.stored_file import RUN_NAME, open_stored, unreadable
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.spec.elastic import without
 from dtrain.spec.load import contents, parse
 from dtrain.spec.model import ClusterFile
 from dtrain.spec.source import MAX_SIZE
-from dtrain.stored_file import RUN_NAME, open_stored, unreadable
 
 SCHEMA = 1
 FILE = "run.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.hang.stacks import Frame, Place, compare, place, stack
+from dtrain.failures.stacks import Frame, Place, compare, place, stack
 from support.limits import HANG
 
 SPY = """\

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dtrain.logs.traceback import last_words
+from dtrain.failures.traceback import last_words
 
 
 def stderr_of(code: str) -> bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dtrain import restart
-from dtrain.restart import Again, Attempt, GiveUp, next_attempt
+from dtrain.runs import restart
+from dtrain.runs.restart import Again, Attempt, GiveUp, next_attempt
 from dtrain.spec.elastic import without
 from dtrain.spec.load import parse
 from dtrain.spec.model import Elastic, Restart

@@ -1,1 +1,0 @@
-"""What a job that makes no progress waits for. Pure."""
