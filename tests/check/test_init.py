@@ -46,7 +46,7 @@ def test_a_file_that_exists_is_kept(launcher: Launcher) -> None:
     [
         (("--framework", "torch", "--script", "a.py"), "--hosts is missing"),
         (("--hosts", "gpu[1-", "--framework", "torch", "--script", "a.py"), "--hosts gpu[1-"),
-        (("--hosts", "a", "--framework", "jax", "--script", "a.py"), "known are torch and"),
+        (("--hosts", "a", "--framework", "jax", "--script", "a.py"), "use torch or tensorflow"),
         (("--hosts", "a", "--framework", "torch", "--script", ""), "--script is missing"),
     ],
 )

@@ -378,7 +378,7 @@ def test_a_server_that_allows_nothing(transport: SshTransport, tmp_path: Path) -
     settings = {f"{method}Authentication": "no" for method in off}
     with (
         running_sshd(tmp_path, settings=settings) as sshd,
-        pytest.raises(AuthError, match=r"it allows no way to log in$") as caught,
+        pytest.raises(AuthError, match=r"it allows no method to log in$") as caught,
     ):
         transport.connect(host_on(sshd))
     assert "sshd_config" in caught.value.hint
