@@ -21,7 +21,7 @@ from dtrain.node.agent.progress import MAX_SAID, ProgressFiles, said_in
 from dtrain.node.agent.wire import RefusedError
 from dtrain.node.agent.worker_files import MAX_DEPTH, decode, open_regular
 from dtrain.node.programs import program
-from support.node import Node
+from support.node import Node, wait_until
 
 GOOD: dict[str, Any] = {
     "event": "progress", "time": 1.5, "step": 1, "total": 9, "loss": 0.5, "tokens": None,
@@ -99,6 +99,10 @@ print("ready", flush=True)
 def test_a_stop_continues_a_stopped_supervisor(host: Node) -> None:
     agent = host.start(host.shell("while :; do kill -STOP $PPID; done"))
     agent.event("started")
+    (supervisor,) = host.processes("dtrain-supervisor")
+    # The state follows the name, which stands in parentheses.
+    stat = Path(f"/proc/{supervisor}/stat")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
     agent.command("stop", grace=0.0)
     assert "continued it" in agent.expect("notice")["text"]
     agent.event("ended", survivors=[])
