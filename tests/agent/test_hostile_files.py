@@ -98,7 +98,6 @@ print("ready", flush=True)
 
 def test_a_stop_continues_a_stopped_supervisor(host: Node) -> None:
     agent = host.start(host.shell("while :; do kill -STOP $PPID; done"))
-    agent.event("started")
     (supervisor,) = host.processes("dtrain-supervisor")
     # The state follows the name, which stands in parentheses.
     stat = Path(f"/proc/{supervisor}/stat")

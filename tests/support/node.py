@@ -150,7 +150,8 @@ class Agent:
                     return value
                 left = deadline - time.monotonic()
                 assert left > 0 and not self._ended, (
-                    f"waited in vain\nmessages: {self.messages}\nstderr: {self.stderr!r}"
+                    f"waited in vain\nmessages: {self.messages}\nstderr: {self.stderr!r}\n"
+                    f"status: {self._process.poll()}\nfaults: {self.faults}"
                 )
                 self._arrived.wait(left)
 
