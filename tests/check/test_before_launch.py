@@ -62,7 +62,7 @@ def test_a_fault_ends_the_launch(hosts: Hosts, launcher: Launcher) -> None:
     assert "error    node[2,4] (2): network" in done.stderr
     assert "remedy   " in done.stderr
     assert "error: not started: a check of the hosts found 1 error\n" in done.stderr
-    # Who knows better, or has to, can launch in spite of it.
+    # A user who knows better can launch without the check.
     assert launcher.run(file, "--no-check").code == 0
 
 

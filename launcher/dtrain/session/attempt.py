@@ -427,7 +427,7 @@ class Attempt:
                     problems.append(f"{host}: {message.what}")
                     hints.append(message.remedy)
         if self._refused_by_check:
-            hints.append("correct what was found; `dtrain launch --no-check` starts in spite of it")
+            hints.append("correct what was found; `dtrain launch --no-check` skips this check")
         if self._hang and outcome is Outcome.WORKER_FAILED:
             problems += self._where()
         elif failures and failures[0].is_echo:
