@@ -23,52 +23,20 @@ import argparse
 import contextlib
 import os
 import pwd
-import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from namespace_host import USER, ClusterError, Host, run_script
+
 PREFIX = "dtrain-cluster-"
 STATE = Path("/var/tmp")  # noqa: S108 - every cluster takes a fresh folder with mkdtemp
-USER = "ml"
-"""An account without privileges on every host, beside root; same key."""
 
-# PID 1 of a host. It announces itself, waits for its cable, becomes the host, and ends when its
-# owner closes stdin. bash adopts and reaps what detached processes leave behind.
-INIT = r"""
-set -e
-read -r pid _ </proc/self/stat
-echo "$pid"
-read -r go
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys 2>/dev/null || true
-mount -t tmpfs -o mode=755 tmpfs /run
-mkdir -m 755 /run/sshd
-[ ! -d /dev/shm ] || mount -t tmpfs -o mode=1777 tmpfs /dev/shm
-for name in hosts passwd shadow group resolv.conf; do
-  [ ! -e "/etc/$name" ] || mount --bind "$STATE/etc/$name" "/etc/$name"
-done
-[ -z "$HOME_SIZE" ] || mount -t tmpfs -o "mode=755,size=$HOME_SIZE" tmpfs "$STATE/home"
-for home in root "$ACCOUNT"; do
-  install -d -m 755 -o "$home" "$STATE/home/$home"
-  install -d -m 700 -o "$home" "$STATE/home/$home/.ssh"
-  install -m 600 -o "$home" "$KEY.pub" "$STATE/home/$home/.ssh/authorized_keys"
-done
-hostname "$NAME"
-printf '%s\n' "link set lo up" "addr add $IPV4/24 dev eth0" \
-  "addr add $IPV6/64 dev eth0 nodad" "link set eth0 up" | ip -batch -
-env -i PATH="$PATH" /usr/sbin/sshd -D -f "$STATE/sshd_config" -E "$STATE/sshd.log" </dev/null &
-set +e
-read -r end
-"""
 
 SSHD_CONFIG = """\
 Port {port}
@@ -83,158 +51,6 @@ Subsystem sftp internal-sftp
 PrintMotd no
 LogLevel VERBOSE
 """
-
-
-class ClusterError(Exception):
-    """The cluster cannot be made on this machine; says why and what to do."""
-
-
-@dataclass
-class Host:
-    """One host. ``pid`` is its init as this machine sees it, 0 while it is off."""
-
-    name: str
-    address: str
-    address6: str
-    port: int
-    folder: Path
-    """State of this host on this machine: ``home/``, ``etc/``, ``sshd.log``."""
-    home_size: str = ""
-    pid: int = 0
-    _init: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-
-    @property
-    def mac(self) -> str:
-        """Its network card."""
-        return f"02:00:00:00:00:{int(self.address.rpartition('.')[2]):02x}"
-
-    @property
-    def home(self) -> Path:
-        """root's home folder on that host, as a path that works on this machine."""
-        path = self.folder / "home" / "root"
-        return Path(f"/proc/{self.pid}/root{path}") if self.home_size else path
-
-    def command(self, *argv: str) -> list[str]:
-        """What runs ``argv`` on the host (as root, in its home folder) without SSH."""
-        home = f"{self.folder}/home/root"
-        enter = ["nsenter", "-t", str(self.pid), "--net", "--uts", "--mount", "--ipc", "--pid"]
-        return [*enter, "env", "-C", home, f"HOME={home}", *argv]
-
-    def run(self, *argv: str, timeout: float = 30) -> str:
-        """The stdout of ``argv`` run on the host. Raises CalledProcessError."""
-        done = subprocess.run(
-            self.command(*argv), check=True, capture_output=True, text=True, timeout=timeout
-        )
-        return done.stdout
-
-    def processes(self) -> dict[int, str]:
-        """What runs on the host, by pid on this machine; sshd and the host's init left out."""
-        found: dict[int, str] = {}
-        if not self.pid:
-            return found
-        mine = Path(f"/proc/{self.pid}/ns/pid").readlink()
-        for entry in Path("/proc").iterdir():
-            # What ends while it is being looked at is not there.
-            with contextlib.suppress(OSError):
-                if not entry.name.isdigit() or (entry / "ns" / "pid").readlink() != mine:
-                    continue
-                name = (entry / "comm").read_text().strip()
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
-                # A zombie has no command line.
-                if command and int(entry.name) != self.pid and not name.startswith("sshd"):
-                    found[int(entry.name)] = command.decode(errors="replace").strip()
-        return found
-
-    def kill_all(self) -> None:
-        """SIGKILL everything that was started on the host; the host stays up."""
-        while found := self.processes():
-            for pid in found:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
-
-    def stop_sshd(self) -> None:
-        """Kill sshd with all its sessions; what they had started goes on."""
-        self.run("pkill", "-KILL", "sshd")
-
-    def start_sshd(self) -> None:
-        """Start an sshd in place of one that was stopped."""
-        config, log = self.folder / "sshd_config", self.folder / "sshd.log"
-        self.run("/usr/sbin/sshd", "-f", str(config), "-E", str(log))
-
-    def firewall(self, *rules: str) -> None:
-        """Replace the host's rules: each is an nft match and verdict, for both directions."""
-        script = ["table inet dtrain", "delete table inet dtrain"]
-        if rules:
-            chains = [
-                f"chain {way} {{ type filter hook {way} priority 0; {device} lo accept;"
-                f" {'; '.join(rules)}; }}"
-                for way, device in (("input", "iifname"), ("output", "oifname"))
-            ]
-            script += ["table inet dtrain {", *chains, "}"]
-        _run(["nsenter", "-t", str(self.pid), "--net", "nft", "-f", "-"], "\n".join(script))
-
-    def _spawn(self, key: Path) -> None:
-        environment = {
-            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-            "NAME": self.name,
-            "IPV4": self.address,
-            "IPV6": self.address6,
-            "STATE": str(self.folder),
-            "KEY": str(key),
-            "ACCOUNT": USER,
-            "HOME_SIZE": self.home_size,
-        }
-        with (self.folder / "init.log").open("ab") as log:
-            self._init = subprocess.Popen(
-                ["unshare", "--net", "--uts", "--mount", "--ipc", "--pid", "--fork",
-                 "--kill-child", "bash", "-c", INIT],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )  # fmt: skip
-
-    def _read_pid(self) -> None:
-        assert self._init and self._init.stdout
-        line = self._init.stdout.readline().strip()
-        if not line:
-            said = (self.folder / "init.log").read_text(errors="replace").strip()
-            raise ClusterError(f"{self.name} did not start: {said}")
-        self.pid = int(line)
-
-    def _go(self) -> None:
-        assert self._init and self._init.stdin
-        self._init.stdin.write(b"go\n")
-        self._init.stdin.flush()
-
-    def _wait_for_sshd(self, deadline: float) -> None:
-        while True:
-            try:
-                socket.create_connection((self.address, self.port), timeout=1).close()
-                return
-            except OSError as error:
-                assert self._init
-                if self._init.poll() is not None or time.monotonic() > deadline:
-                    logs = [self.folder / "init.log", self.folder / "sshd.log"]
-                    said = "\n".join(log.read_text() for log in logs if log.exists())
-                    raise ClusterError(f"{self.name}: no sshd ({error})\n{said}") from None
-                time.sleep(0.01)
-
-    def _halt(self) -> None:
-        if self._init is None:
-            return
-        if self.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-        self._init.kill()
-        self._init.wait()
-        for pipe in (self._init.stdin, self._init.stdout):
-            if pipe:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        self._init, self.pid = None, 0
 
 
 class Cluster:
@@ -341,7 +157,7 @@ class Cluster:
     def power_off(self, name: str) -> None:
         """End a host at once: it does not say good-bye on any connection."""
         self.cut(name)
-        self[name]._halt()
+        self[name].halt()
         # Its cable goes with its namespace, but only after a while.
         subprocess.run(
             [*self._in_switch(), "ip", "link", "del", name],
@@ -353,9 +169,9 @@ class Cluster:
         """Start hosts that are off, and wait for their sshd."""
         hosts = [self[name] for name in names]
         for host in hosts:
-            host._spawn(self.identity)
+            host.spawn(self.identity)
         for host in hosts:
-            host._read_pid()
+            host.read_pid()
         assert self._switch
         switch = self._switch.pid
         links = [
@@ -364,19 +180,19 @@ class Cluster:
             f" type veth peer name {host.name} netns {switch}"
             for host in hosts
         ]
-        _run(["ip", "-batch", "-"], "\n".join(links))
+        run_script(["ip", "-batch", "-"], "\n".join(links))
         ports = [f"link set {host.name} master br0 up" for host in hosts]
-        _run([*self._in_switch(), "ip", "-batch", "-"], "\n".join(ports))
+        run_script([*self._in_switch(), "ip", "-batch", "-"], "\n".join(ports))
         for host in hosts:
-            host._go()
+            host.go()
         deadline = time.monotonic() + 15
         for host in hosts:
-            host._wait_for_sshd(deadline)
+            host.wait_for_sshd(deadline)
 
     def close(self) -> None:
         """Stop every host and remove every trace. Safe to call twice."""
         for host in self.hosts:
-            host._halt()
+            host.halt()
         if self._switch is not None:
             self._switch.kill()
             self._switch.wait()
@@ -446,13 +262,13 @@ class Cluster:
             raise ClusterError("every subnet from 10.213.0.0/24 on is in use")
         bridge = ["link add br0 type bridge mcast_snooping 0", "link set br0 up",
                   "link set uplink master br0 up"]  # fmt: skip
-        _run([*self._in_switch(), "ip", "-batch", "-"], "\n".join(bridge))
+        run_script([*self._in_switch(), "ip", "-batch", "-"], "\n".join(bridge))
         here = [
             f"addr add {self.gateway}/24 dev {self._cable}",
             f"addr add fd00:213:{subnet}::fe/64 dev {self._cable} nodad",
             f"link set {self._cable} up",
         ]
-        _run(["ip", "-batch", "-"], "\n".join(here))
+        run_script(["ip", "-batch", "-"], "\n".join(here))
 
     def _write_etc(self, host: Host) -> None:
         etc = host.folder / "etc"
@@ -501,12 +317,6 @@ def _make_room_for_neighbors(count: int) -> None:
         with contextlib.suppress(OSError):
             if int(setting.read_text()) < 2 * count * count:
                 setting.write_text(str(2 * count * count))
-
-
-def _run(argv: Sequence[str], script: str) -> None:
-    done = subprocess.run(argv, input=script, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ClusterError(f"{shlex.join(argv)}: {done.stderr.strip()}")
 
 
 def _new_key(path: Path) -> str:

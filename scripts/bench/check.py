@@ -25,7 +25,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cluster import Cluster, ClusterError
+from cluster import Cluster
+from namespace_host import ClusterError
 
 TORCH = """\
 __version__ = "2.6.0"

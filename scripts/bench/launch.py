@@ -30,7 +30,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cluster import Cluster, ClusterError
+from cluster import Cluster
+from namespace_host import ClusterError
 
 WORKER = "import time; print('began', time.time(), flush=True)"
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from cluster import Cluster, Host
+from cluster import Cluster
+from namespace_host import Host
 from support.cluster import Launcher, job
 
 pytestmark = pytest.mark.netns

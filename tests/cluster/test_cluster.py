@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import PREFIX, STATE, Cluster, Host
+from cluster import PREFIX, STATE, Cluster
+from namespace_host import Host
 from support.limits import HANG
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]

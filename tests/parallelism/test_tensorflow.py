@@ -15,7 +15,8 @@ from dtrain.parallelism.cluster.hardware import hardware
 from dtrain.parallelism.cost.keras_memory import Part, Way, on_gpu, saved
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import shape_for_size
-from dtrain.parallelism.tensorflow import answer, split
+from dtrain.parallelism.tensorflow.balance import split
+from dtrain.parallelism.tensorflow.judge import answer
 from dtrain.spec.strategies import STRATEGIES
 from support.limits import HANG
 

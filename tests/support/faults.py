@@ -8,9 +8,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from cluster import Cluster, Host
+from cluster import Cluster
 from dtrain.runs.log_store import RunFolder
 from jobs.numbered import SIZE, step
+from namespace_host import Host
 from support.cluster import Launcher, job
 from support.launching import Done, Launch, until
 from support.limits import HANG

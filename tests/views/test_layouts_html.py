@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtrain.parallelism.answer import explain
+from dtrain.parallelism.answer import alternatives, explain
 from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import hardware
 from dtrain.parallelism.model.sizes import shape_for_size
@@ -316,9 +316,9 @@ def test_it_says_what_the_text_says(answers, browser, files):
         text = " ".join(browser.evaluate("document.body.innerText").split())
         assert explain.headline(answer.best) in text
         assert explain.fullness(answer.best) in text
-        for rival in explain.rivals(answer):
+        for rival in alternatives.rivals(answer):
             assert rival.verdict in text
-        for remedy in explain.remedies(answer, hardware()):
+        for remedy in alternatives.remedies(answer, hardware()):
             assert remedy in text
 
 

@@ -214,7 +214,7 @@ def _torch(
 
 def _tensorflow(posed: Posed, *, json: bool) -> str:
     """The same question where the strategies of `tf.distribute` are the choice."""
-    from dtrain.parallelism import tensorflow
+    from dtrain.parallelism.tensorflow import judge
 
     question = posed.question
     if question.fixed:
@@ -222,7 +222,7 @@ def _tensorflow(posed: Posed, *, json: bool) -> str:
             f"{option(next(iter(question.fixed)))} applies only to torch layouts",
             hint="leave it out, or use --framework torch",
         )
-    found = tensorflow.answer(
+    found = judge.answer(
         question.shape,
         question.cluster,
         global_batch=question.global_batch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dtrain.framing import clean
-from dtrain.parallelism.answer import explain
+from dtrain.parallelism.answer import alternatives, explain
 from dtrain.parallelism.cluster.hardware import Hardware
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer, Question
@@ -237,16 +237,18 @@ def _legend(titles: Mapping[str, str], columns: Mapping[str, list[str]]) -> str:
 
 def _others(answer: Answer, table: Hardware, paper: Paper) -> Iterator[str]:
     """Why not otherwise; and where nothing fits, what would."""
-    remedies = explain.remedies(answer, table)
+    remedies = alternatives.remedies(answer, table)
     if remedies:
         title = "Without offload" if answer.fits else "What would fit"
         yield paper.paint(title, BOLD)
         for sentence in remedies:
             yield from paragraph(f"- {sentence}", paper, indent="  ", hang="    ")
-    said = [text for text in (explain.textbook(answer),) if text and not answer.question.pinned]
-    if answer.fits and (cost := explain.cost_of_constraints(answer)):
+    said = [
+        text for text in (alternatives.textbook(answer),) if text and not answer.question.pinned
+    ]
+    if answer.fits and (cost := alternatives.cost_of_constraints(answer)):
         said.append(cost)
-    rivals = explain.rivals(answer)
+    rivals = alternatives.rivals(answer)
     if not said and not rivals:
         return
     if remedies:

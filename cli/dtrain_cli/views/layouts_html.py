@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 
 from dtrain.framing import clean
-from dtrain.parallelism.answer import explain
+from dtrain.parallelism.answer import alternatives, explain
 from dtrain.parallelism.cluster.hardware import Hardware
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer
@@ -437,11 +437,11 @@ def _compared(candidates: Sequence[Candidate]) -> str:
 
 
 def _others(answer: Answer, table: Hardware) -> str:
-    said = [] if answer.question.fixed else [explain.textbook(answer)]
+    said = [] if answer.question.fixed else [alternatives.textbook(answer)]
     if answer.fits:
-        said.append(explain.cost_of_constraints(answer))
-    said += [f"{rival.name}: {rival.verdict}" for rival in explain.rivals(answer)]
-    remedies = _list(explain.remedies(answer, table))
+        said.append(alternatives.cost_of_constraints(answer))
+    said += [f"{rival.name}: {rival.verdict}" for rival in alternatives.rivals(answer)]
+    remedies = _list(alternatives.remedies(answer, table))
     others = _list(text for text in said if text)
     return (_section("What would fit", remedies) if remedies else "") + (
         _section("Why not otherwise", others) if others else ""

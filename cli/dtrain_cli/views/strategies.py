@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from dtrain.parallelism.answer import explain
 from dtrain.parallelism.question import Question
-from dtrain.parallelism.tensorflow import TensorFlowPlan
+from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan
 from dtrain_cli.views.layouts import question as asked
 from dtrain_cli.views.paper import BOLD, RED, Paper, paragraph
 

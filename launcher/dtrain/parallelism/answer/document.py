@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from dtrain.parallelism.answer import explain
+from dtrain.parallelism.answer import alternatives, explain
 from dtrain.parallelism.cluster.hardware import Hardware
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer, Question
@@ -57,8 +57,8 @@ def _explanation(answer: Answer, table: Hardware) -> list[str]:
     if answer.fits:
         said.insert(1, explain.figures(answer.best))
     if not answer.question.pinned:
-        said.append(explain.textbook(answer))
-    return [text for text in (*said, *explain.remedies(answer, table)) if text]
+        said.append(alternatives.textbook(answer))
+    return [text for text in (*said, *alternatives.remedies(answer, table)) if text]
 
 
 def model(question: Question) -> dict[str, Any]:

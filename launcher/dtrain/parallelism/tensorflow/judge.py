@@ -1,15 +1,9 @@
-"""What TensorFlow can do with a model on a cluster: which strategy holds it, and if none, what.
-
-``tf.distribute`` parallelizes over data alone: a strategy copies every variable to all GPUs, or
-keeps them in hosts' memory from where every GPU reads all of them. Larger models have to be split
-by hand, layer by layer. Read off TensorFlow 2.21 and Keras 3.15; files are named where it matters.
-"""
+"""Judges every strategy of ``tf.distribute`` for a model on a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from dtrain.parallelism.answer.explain import brief, gib, seconds
 from dtrain.parallelism.cluster.efficiency import of_family
@@ -18,129 +12,10 @@ from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
 from dtrain.parallelism.cost.keras_memory import KerasMemory, Part, Way, on_gpu
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.search import search
+from dtrain.parallelism.tensorflow.balance import split
+from dtrain.parallelism.tensorflow.verdict import Assignment, Placed, TensorFlowPlan, Verdict
 
 _GIB = 2.0**30
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What comes of one strategy, by the name that a cluster file gives it."""
-
-    name: str
-    fits: bool
-    where: str
-    """The devices that ``memory`` is of, and how many replicas there are."""
-    way: Way
-    """The fastest that fits, or the one that needs least."""
-    memory: KerasMemory
-    host_gib: float
-    """Of each host's own memory, for variables that live there; else 0."""
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """What one GPU of a host holds when the model is split by hand."""
-
-    gpu: int
-    first: int
-    """First of its layers; ``layers`` 0 means that it has none."""
-    layers: int
-    embedding: bool
-    head: bool
-    memory: KerasMemory
-
-    @property
-    def what(self) -> str:
-        """Such as ``embedding, layers 0-9``."""
-        parts = ["embedding"] if self.embedding else []
-        if self.layers:
-            last = self.first + self.layers - 1
-            parts.append(f"layers {self.first}-{last}" if self.layers > 1 else f"layer {last}")
-        return ", ".join(parts + (["output layer"] if self.head else [])) or "nothing"
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """Layers to the GPUs of one host, by ``tf.device`` scopes; every host holds the same."""
-
-    gpus: tuple[Placed, ...]
-    way: Way
-    fits: bool
-
-    @property
-    def fullest(self) -> Placed:
-        return max(self.gpus, key=lambda placed: placed.memory.total)
-
-
-@dataclass(frozen=True, slots=True)
-class TensorFlowPlan:
-    """The answer for ``--framework tensorflow``."""
-
-    verdicts: tuple[Verdict, ...]
-    """Of all strategies, the best that fits first."""
-    assignment: Assignment | None
-    """Where no strategy holds the model; it may not fit either."""
-    torch: Candidate | None
-    """What torch would do where no strategy holds the model on its GPUs, if it can."""
-    limit: float
-    """GiB of one GPU that may be used."""
-    sentence: str
-    notes: tuple[str, ...]
-    """Ways past the strategies, and why they are not offered."""
-
-    @property
-    def strategy(self) -> Verdict | None:
-        """The one to use."""
-        return self.verdicts[0] if self.verdicts[0].fits else None
-
-    def to_document(self) -> dict[str, Any]:
-        """For ``--json``: GiB, counts and sentences."""
-        assignment = self.assignment
-        best = self.strategy
-        return {
-            "framework": "tensorflow",
-            "strategy": best.name if best else None,
-            "sentence": self.sentence,
-            "limit_gib": _rounded(self.limit),
-            "strategies": [
-                {
-                    "name": verdict.name,
-                    "fits": verdict.fits,
-                    "where": verdict.where,
-                    **asdict(verdict.way),
-                    "memory_gib": _parts(verdict.memory),
-                    "host_memory_gib": _rounded(verdict.host_gib),
-                    "reason": verdict.reason,
-                }
-                for verdict in self.verdicts
-            ],
-            "assignment": assignment
-            and {
-                "fits": assignment.fits,
-                **asdict(assignment.way),
-                "gpus": [
-                    {
-                        "gpu": placed.gpu,
-                        "holds": placed.what,
-                        "first_layer": placed.first if placed.layers else None,
-                        "layers": placed.layers,
-                        "embedding": placed.embedding,
-                        "head": placed.head,
-                        "memory_gib": _parts(placed.memory),
-                    }
-                    for placed in assignment.gpus
-                ],
-            },
-            "torch": self.torch
-            and {
-                **asdict(self.torch.layout),
-                **asdict(self.torch.assumed),
-                "memory_gib": _rounded(self.torch.memory.total),
-                "step_s": _rounded(self.torch.time.total, 3),
-            },
-            "notes": list(self.notes),
-        }
 
 
 def answer(
@@ -436,43 +311,6 @@ class _Job:
             )
 
 
-def split(weights: Sequence[float], parts: int) -> tuple[int, ...]:
-    """How many consecutive weights go to each part so that the heaviest part is lightest.
-
-    Parts are as equal as that allows; trailing ones are empty where there are too few weights.
-    """
-    low, high = max(weights), float(sum(weights))
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if _needed(weights, middle) <= parts else (middle, high)
-    counts = []
-    start = 0
-    for left in range(parts, 0, -1):
-        rest = weights[start:]
-        count, load = 0, 0.0
-        fair = sum(rest) / left
-        for weight in rest:
-            behind = _needed(rest[count:], high)
-            if count and load + weight > high:
-                break
-            if count and load + weight / 2 >= fair and behind <= left - 1:
-                break
-            count, load = count + 1, load + weight
-        counts.append(count)
-        start += count
-    return tuple(counts)
-
-
-def _needed(weights: Sequence[float], most: float) -> int:
-    """Parts of at most ``most`` that consecutive weights take."""
-    parts, load = (1, 0.0) if weights else (0, 0.0)
-    for weight in weights:
-        if load + weight > most:
-            parts, load = parts + 1, 0.0
-        load += weight
-    return parts
-
-
 def _torch(candidate: Candidate, can: str) -> str:
     return (
         f" torch {can}: {brief(candidate)}, {gib(candidate.memory.total)} on the fullest GPU and "
@@ -497,12 +335,3 @@ def _how(way: Way) -> str:
     if way.grad_accumulation > 1:
         said += f" {way.grad_accumulation} times a step"
     return said + (" with keras.RematScope" if way.recompute == "full" else "")
-
-
-def _parts(memory: KerasMemory) -> dict[str, float]:
-    parts = {name: _rounded(value) for name, value in asdict(memory).items()}
-    return {**parts, "total": _rounded(memory.total)}
-
-
-def _rounded(value: float, digits: int = 2) -> float:
-    return round(value, digits)

@@ -1,0 +1,333 @@
+"""The other layouts: why not those, and what else would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from dtrain.parallelism.answer.explain import (
+    MEMORY_PARTS,
+    TIME_PARTS,
+    both,
+    brief,
+    count,
+    gib,
+    percent,
+    seconds,
+)
+from dtrain.parallelism.cluster.hardware import Cluster, Gpu, Hardware
+from dtrain.parallelism.constraints import option
+from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.question import Answer, Question
+from dtrain.runtime.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Another plausible layout of the same job, and why it is not the one chosen."""
+
+    name: str
+    candidate: Candidate
+    verdict: str
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.name} ({brief(self.candidate)}): {self.verdict}"
+
+
+def textbook(answer: Answer) -> str:
+    """Why the model cannot be split inside each host and copied across hosts; '' where it can.
+
+    The leanest such layout counts: one sequence at a time, every layer recomputed.
+    """
+    question = answer.question
+    cluster, shape = question.cluster, question.shape
+    if cluster.hosts == 1 or cluster.gpus_per_host == 1:
+        return ""
+    inside = cluster.gpus_per_host
+    leanest = Layout(
+        data=cluster.hosts,
+        recompute="full",
+        grad_accumulation=max(1, question.global_batch // cluster.hosts),
+    )
+    candidates = [
+        question.candidate(
+            replace(
+                leanest,
+                tensor=tensor,
+                pipeline=inside // tensor,
+                sequence_parallel=tensor > 1,
+            )
+        )
+        for tensor in range(1, inside + 1)
+        if inside % tensor == 0
+        and shape.heads % tensor == 0
+        and shape.ffn_hidden % tensor == 0
+        and inside // tensor <= shape.layers
+    ]
+    least = min(candidates, key=lambda one: one.memory.total, default=None)
+    if least is None or least.fits:
+        return ""
+    need = least.memory
+    kept = need.parameters + need.gradients + need.optimizer
+    split = least.layout.product(least.layout.split_by(("tensor", "pipeline")))
+    hosts = "both" if cluster.hosts == 2 else f"all {cluster.hosts:,}"
+    text = (
+        f"Splitting the model only inside each host ({split}) and copying it to {hosts} hosts, the "
+        f"textbook answer, needs {both(need.total)} on each GPU: parameters, gradients and Adam's "
+        f"states alone are {both(kept)}, the same on every host, and a GPU has "
+        f"{gib(cluster.gpu.memory)}."
+    )
+    if answer.fits:
+        text += f" What fits instead: {brief(answer.best)}, {gib(answer.best.memory.total)}."
+    return text
+
+
+def rivals(answer: Answer) -> tuple[Rival, ...]:
+    """The best of each plausible kind of layout, but for the kind that won.
+
+    One that does not fit is shown as it would need least.
+    """
+    best, found = answer.best, []
+    seen = {_kind(best.layout)}
+    for name, fixed in _kinds(answer):
+        plan = answer.question.search(**fixed)
+        if plan.layouts:
+            candidate = plan.layouts[0]
+        elif plan.rejected:
+            candidate = min(
+                (group.example for group in plan.rejected), key=lambda one: one.memory.total
+            )
+        else:
+            continue
+        if _kind(candidate.layout) in seen:
+            continue
+        seen.add(_kind(candidate.layout))
+        found.append(Rival(name, candidate, _verdict(candidate, best)))
+    # Those that work first, and each group from near to far.
+    return tuple(
+        sorted(
+            found,
+            key=lambda one: (
+                not one.candidate.fits,
+                one.candidate.time.total if one.candidate.fits else one.candidate.memory.total,
+            ),
+        )
+    )
+
+
+def _kind(layout: Layout) -> tuple[object, ...]:
+    return (
+        layout.tensor, layout.pipeline, layout.context, layout.expert, layout.sharding,
+        layout.recompute == "full", layout.offload,
+    )  # fmt: skip
+
+
+def _kinds(answer: Answer) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Kinds of layouts that people would think of, as what they fix."""
+    question, layout = answer.question, answer.best.layout
+    cluster, fixed = question.cluster, question.fixed
+    alone = {"tensor": 1, "pipeline": 1, "context": 1}
+    inside = cluster.gpus_per_host
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("Plain DDP", {**alone, "sharding": "none"}),
+        ("ZeRO-1 alone", {**alone, "sharding": "optimizer"}),
+        ("FSDP alone", {**alone, "sharding": "full"}),
+        ("HSDP alone", {**alone, "sharding": "hybrid"}),
+    ]
+    if cluster.gpus > 1:
+        deepest = {"tensor": 1, "context": 1, "pipeline": _deepest(question)}
+        kinds.append(("A pipeline without tensor", deepest))
+    if inside > 1:
+        kinds.append(("Tensor without a pipeline", {"tensor": inside, "pipeline": 1, "context": 1}))
+    if layout.tensor * 2 <= inside:
+        kinds.append(("More tensor", {"tensor": layout.tensor * 2, "context": 1}))
+    if layout.tensor > 1 and layout.tensor % 2 == 0:
+        kinds.append(("Less tensor", {"tensor": layout.tensor // 2, "context": 1}))
+    same = {"tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context}
+    if layout.context > 1:
+        kinds.append(("No context parallelism", {"context": 1}))
+    if layout.recompute == "full":
+        kinds.append(("Less recompute", {**same, "recompute": "none"}))
+    else:
+        kinds.append(("Full recompute", {**same, "recompute": "full"}))
+    for name, wanted in kinds:
+        if all(fixed.get(key, value) == value for key, value in wanted.items()):
+            yield name, {"offload": False, **fixed, **wanted}
+
+
+def _deepest(question: Question) -> int:
+    """Stages of a pipeline over as many GPUs as divide the layers."""
+    gpus, layers = question.cluster.gpus, question.shape.layers
+    return max(
+        size for size in range(1, min(gpus, layers) + 1) if gpus % size == 0 and layers % size == 0
+    )
+
+
+def _verdict(rival: Candidate, best: Candidate) -> str:
+    if not rival.fits:
+        total, limit = rival.memory.total, rival.limit
+        parts = _largest({name: getattr(rival.memory, name) for name in MEMORY_PARTS}, 2)
+        spent = " and ".join(f"{gib(value)} {MEMORY_PARTS[name]}" for name, value in parts)
+        return f"does not fit; at its leanest it needs {gib(total)} of {gib(limit)}, with {spent}."
+    if not best.fits:
+        return f"fits, with {gib(rival.memory.total)}."
+    slower = rival.time.total / best.time.total - 1
+    if slower < 0 and percent(-slower) != "0.0 %":
+        return (
+            f"only {percent(-slower)} faster, with {gib(rival.memory.total)}; not worth what it "
+            "takes to set up."
+        )
+    more = {
+        part.name: getattr(rival.time, part.name) - getattr(best.time, part.name)
+        for part in fields(rival.time)
+    }
+    spent = ", ".join(
+        f"+{seconds(value)} {TIME_PARTS[name]}"
+        for name, value in _largest(more, 2)
+        if value > 0.001 * best.time.total
+    )
+    pace = f"{percent(slower)} slower" if slower > 0 else "as fast"
+    return (
+        f"{pace}, {seconds(rival.time.total)} a step"
+        f"{f' ({spent})' if spent else ''}, with {gib(rival.memory.total)}."
+    )
+
+
+def _largest(parts: Mapping[str, float], most: int) -> list[tuple[str, float]]:
+    ranked = sorted(parts.items(), key=lambda item: item[1], reverse=True)
+    return [(name, value) for name, value in ranked[:most] if value > 0]
+
+
+def cost_of_constraints(answer: Answer) -> str:
+    """What the fixed sizes cost against the planner's own choice; '' where nothing, or none."""
+    question = answer.question
+    if not question.fixed:
+        return ""
+    free = replace(question, fixed={}).search()
+    if not free.layouts:
+        return ""
+    other = free.layouts[0]
+    if not answer.fits:
+        return (
+            f"Without the constraints, {brief(other)} fits: {gib(other.memory.total)}, "
+            f"{seconds(other.time.total)} a step."
+        )
+    gain = answer.best.time.total / other.time.total - 1
+    if gain < 0.005:
+        return "The constraints cost nothing: the planner would not do better without them."
+    return (
+        f"Without the constraints, {brief(other)} would take {seconds(other.time.total)} a step: "
+        f"what is fixed costs {percent(gain)}."
+    )
+
+
+def remedies(answer: Answer, table: Hardware) -> tuple[str, ...]:
+    """What would make it fit, each a sentence that a search stands behind.
+
+    Where nothing fits; and where the optimizer had to leave the GPUs, what would keep it there.
+    """
+    question = answer.question
+    fixed = question.fixed
+    if answer.fits and (not answer.best.layout.offload or "offload" in fixed):
+        return ()
+    found = []
+    without = "" if answer.fits else cost_of_constraints(answer)
+    if not answer.fits:
+        found.append(without)
+        for field, value in (("recompute", "full"), ("sharding", "full"), ("micro_batch", 1)):
+            if fixed.get(field, value) != value:
+                found.append(_if_changed(question, field, value))
+        if fixed and not fixed.get("offload"):
+            found.append(_if_changed(question, "offload", True))
+        elif not fixed:
+            found.append(_offload_too_little(answer))
+    if not without:
+        found += [_more_gpus(question, table), _other_gpu(question, table)]
+    return tuple(sentence for sentence in found if sentence)
+
+
+def _if_changed(question: Question, field: str, value: Any) -> str:
+    plan = question.search(**{field: value})
+    if not plan.layouts:
+        return ""
+    one = plan.layouts[0]
+    spelled = option(field) if value is True else f"{option(field)} {value}"
+    return (
+        f"With {spelled}, {brief(one)} fits: {gib(one.memory.total)}, "
+        f"{seconds(one.time.total)} a step."
+    )
+
+
+def _offload_too_little(answer: Answer) -> str:
+    least = min((group.example for group in answer.plan.rejected), key=lambda o: o.memory.total)
+    if not least.layout.offload:
+        return ""
+    return (
+        f"Offload is not enough: without the optimizer, {brief(least)} still needs "
+        f"{gib(least.memory.total)}."
+    )
+
+
+def _more_gpus(question: Question, table: Hardware) -> str:
+    """The fewest GPUs of this kind on which the model fits, of those that divide well."""
+    cluster = question.cluster
+    per_host = max(cluster.gpus_per_host, table.machine(cluster.gpu.machine).gpus_per_host)
+    if cluster.gpus % per_host:
+        per_host = cluster.gpus_per_host
+    for gpus in _counts(cluster.gpus, per_host):
+        wider = replace(cluster, gpus=gpus, gpus_per_host=min(per_host, gpus))
+        one = _leanest(question, wider)
+        if one is not None:
+            hosts = count(wider.hosts, "host")
+            return (
+                f"{gpus:,} x {cluster.gpu.name} ({hosts} of {wider.gpus_per_host}) would do: "
+                f"{brief(one)}, {gib(one.memory.total)}."
+            )
+    return ""
+
+
+def _counts(gpus: int, per_host: int) -> Iterator[int]:
+    """More GPUs in whole hosts: 1, 1.5, 2, 3, 4, 6 … times."""
+    unit = max(per_host, gpus)
+    if unit > gpus:
+        yield unit
+    for power in range(1, 12):
+        half = 3 * unit * 2**power // 4
+        if half % per_host == 0 and half > gpus:
+            yield half
+        yield unit * 2**power
+
+
+def _leanest(question: Question, cluster: Cluster) -> Candidate | None:
+    """A layout that fits on another cluster, of those that need little memory; free of
+    constraints, because other GPUs would need others."""
+    free = replace(question, fixed={}, cluster=cluster)
+    floor = 16 * question.shape.parameters / 2**30 / cluster.gpus
+    if floor > cluster.gpu.memory:
+        return None
+    plan = free.search(offload=False, micro_batch=1, recompute="full")
+    return plan.layouts[0] if plan.layouts else None
+
+
+def _other_gpu(question: Question, table: Hardware) -> str:
+    """The GPU with the least memory that is enough, as many of them."""
+    cluster = question.cluster
+    larger = [gpu for gpu in table.gpus if _like(gpu, cluster.gpu, question)]
+    for gpu in sorted(larger, key=lambda gpu: gpu.memory):
+        one = _leanest(question, replace(cluster, gpu=gpu))
+        if one is not None:
+            return (
+                f"{cluster.gpus:,} x {gpu.name}, with {gpu.memory:.0f} GiB each, would do: "
+                f"{brief(one)}, {gib(one.memory.total)}."
+            )
+    return ""
+
+
+def _like(gpu: Gpu, now: Gpu, question: Question) -> bool:
+    return (
+        gpu.memory > now.memory * 1.05
+        and question.precision in gpu.flops
+        and (gpu.family == "tpu") == (now.family == "tpu")
+    )
