@@ -11,50 +11,50 @@ import pytest
 from dtrain.session.machine import (
     FAILURE_GRACE,
     TABLE,
-    Abort,
+    AbortHost,
     Action,
     Alarm,
-    Broken,
-    Ended,
+    AttemptPhase,
+    AttemptState,
     Event,
-    Exited,
-    HostState,
+    HostCondition,
+    HostEnded,
+    HostLost,
+    HostReady,
+    HostRefused,
     Hung,
     Interrupted,
-    Kill,
-    Lost,
+    KillHost,
+    LauncherFailed,
     Outcome,
-    Phase,
-    Prepared,
-    Refused,
     SetAlarm,
-    Start,
-    State,
-    Stop,
-    Worker,
+    StartHost,
+    StopHost,
+    WorkerExited,
+    WorkerId,
     begin,
     step,
 )
 
 HOSTS = ["a", "b"]
-WORKERS = [Worker("a", "worker", 0), Worker("b", "worker", 1)]
-SERVICE = Worker("b", "ps", 0)
+WORKERS = [WorkerId("a", "worker", 0), WorkerId("b", "worker", 1)]
+SERVICE = WorkerId("b", "ps", 0)
 EVENTS: list[Event] = [
-    *(kind(host) for kind in (Prepared, Refused, Ended, Lost) for host in HOSTS),
-    *(Exited(worker, failed) for worker in [*WORKERS, SERVICE] for failed in (True, False)),
+    *(kind(host) for kind in (HostReady, HostRefused, HostEnded, HostLost) for host in HOSTS),
+    *(WorkerExited(worker, failed) for worker in [*WORKERS, SERVICE] for failed in (True, False)),
     Interrupted(),
-    Broken(),
+    LauncherFailed(),
     Hung(),
     Alarm(),
 ]
-OVER = (HostState.CLEAN, HostState.LOST)
+OVER = (HostCondition.CLEAN, HostCondition.LOST)
 
 
-def start(*, service: bool = False) -> State:
+def start(*, service: bool = False) -> AttemptState:
     return begin(HOSTS, WORKERS, [SERVICE] if service else [], grace=10.0)
 
 
-def run(state: State, *events: Event) -> tuple[State, list[Action]]:
+def run(state: AttemptState, *events: Event) -> tuple[AttemptState, list[Action]]:
     """The state after all events, and the actions of the last."""
     actions: list[Action] = []
     for event in events:
@@ -62,13 +62,13 @@ def run(state: State, *events: Event) -> tuple[State, list[Action]]:
     return state, actions
 
 
-def running(*, service: bool = False) -> State:
-    return run(start(service=service), Prepared("a"), Prepared("b"))[0]
+def running(*, service: bool = False) -> AttemptState:
+    return run(start(service=service), HostReady("a"), HostReady("b"))[0]
 
 
-def reachable() -> list[tuple[State, Event, State, list[Action]]]:
+def reachable() -> list[tuple[AttemptState, Event, AttemptState, list[Action]]]:
     """Every transition out of every state that events in any order lead to."""
-    found: list[tuple[State, Event, State, list[Action]]] = []
+    found: list[tuple[AttemptState, Event, AttemptState, list[Action]]] = []
     seen: set[str] = set()
     ahead = deque([start(), start(service=True)])
     while ahead:
@@ -92,16 +92,18 @@ def test_the_walk_fires_every_event() -> None:
 
 def test_a_hung_job_is_killed_at_once() -> None:
     state, actions = run(running(), Hung())
-    assert (state.phase, state.outcome) == (Phase.STOPPING, Outcome.WORKER_FAILED)
-    assert [Stop("a", 0.0), Stop("b", 0.0)] == [one for one in actions if isinstance(one, Stop)]
+    assert (state.phase, state.outcome) == (AttemptPhase.STOPPING, Outcome.WORKER_FAILED)
+    assert [StopHost("a", 0.0), StopHost("b", 0.0)] == [
+        one for one in actions if isinstance(one, StopHost)
+    ]
 
 
 def test_the_table_has_every_phase_and_event() -> None:
-    assert set(TABLE) == set(product(Phase, get_args(Event)))
+    assert set(TABLE) == set(product(AttemptPhase, get_args(Event)))
 
 
 def test_every_phase_is_reached() -> None:
-    assert {state.phase for state, *_ in TRANSITIONS} == set(Phase)
+    assert {state.phase for state, *_ in TRANSITIONS} == set(AttemptPhase)
 
 
 def test_the_first_outcome_stays() -> None:
@@ -112,26 +114,26 @@ def test_the_first_outcome_stays() -> None:
 
 def test_nothing_starts_unless_all_are_ready() -> None:
     for state, event, after, actions in TRANSITIONS:
-        started = {action.host for action in actions if isinstance(action, Start)}
+        started = {action.host for action in actions if isinstance(action, StartHost)}
         if started:
-            assert isinstance(event, Prepared)
-            assert state.phase is Phase.PREPARING
+            assert isinstance(event, HostReady)
+            assert state.phase is AttemptPhase.PREPARING
             assert started == set(HOSTS)
             others = [now for host, now in state.hosts.items() if host != event.host]
-            assert others == [HostState.READY]
-            assert after.phase is Phase.RUNNING
+            assert others == [HostCondition.READY]
+            assert after.phase is AttemptPhase.RUNNING
 
 
 def test_an_end_leaves_no_host_unaccounted_for() -> None:
     for _, _, after, _ in TRANSITIONS:
-        if after.phase is Phase.ENDED:
+        if after.phase is AttemptPhase.ENDED:
             assert all(now in OVER for now in after.hosts.values())
             assert after.outcome is not None
 
 
 def test_the_end_is_final_and_silent() -> None:
     for state, _, after, actions in TRANSITIONS:
-        if state.phase is Phase.ENDED:
+        if state.phase is AttemptPhase.ENDED:
             assert after == state
             assert actions == []
 
@@ -139,83 +141,87 @@ def test_the_end_is_final_and_silent() -> None:
 def test_orders_go_only_to_hosts_that_may_still_run_something() -> None:
     for state, _, _, actions in TRANSITIONS:
         for action in actions:
-            if isinstance(action, Stop | Kill):
+            if isinstance(action, StopHost | KillHost):
                 assert state.hosts[action.host] not in OVER
 
 
 def test_whoever_waits_has_set_an_alarm() -> None:
     """A phase that waits for hosts cannot wait for ever."""
     for state, event, after, actions in TRANSITIONS:
-        waits = after.phase in (Phase.GIVING_UP, Phase.STOPPING, Phase.KILLING)
+        waits = after.phase in (AttemptPhase.GIVING_UP, AttemptPhase.STOPPING, AttemptPhase.KILLING)
         if waits and (state.phase is not after.phase or isinstance(event, Alarm)):
             assert any(isinstance(action, SetAlarm) for action in actions), (state, event)
 
 
 def test_two_alarms_or_two_interrupts_end_any_stop() -> None:
     for state, *_ in TRANSITIONS:
-        if state.phase in (Phase.STOPPING, Phase.KILLING):
+        if state.phase in (AttemptPhase.STOPPING, AttemptPhase.KILLING):
             for event in (Alarm(), Interrupted()):
-                assert run(state, event, event)[0].phase is Phase.ENDED
+                assert run(state, event, event)[0].phase is AttemptPhase.ENDED
 
 
 def test_a_run_that_goes_well() -> None:
-    state, actions = run(start(), Prepared("b"), Prepared("a"))
-    assert actions == [Start("a"), Start("b")]
-    state, _ = run(state, Exited(WORKERS[0], False), Ended("a"), Exited(WORKERS[1], False))
-    assert (state.phase, state.outcome) == (Phase.STOPPING, Outcome.DONE)
-    assert run(state, Ended("b"))[0].phase is Phase.ENDED
+    state, actions = run(start(), HostReady("b"), HostReady("a"))
+    assert actions == [StartHost("a"), StartHost("b")]
+    state, _ = run(
+        state, WorkerExited(WORKERS[0], False), HostEnded("a"), WorkerExited(WORKERS[1], False)
+    )
+    assert (state.phase, state.outcome) == (AttemptPhase.STOPPING, Outcome.DONE)
+    assert run(state, HostEnded("b"))[0].phase is AttemptPhase.ENDED
 
 
 def test_a_failed_worker_stops_every_host_soon() -> None:
-    state, actions = run(running(), Exited(WORKERS[1], True))
+    state, actions = run(running(), WorkerExited(WORKERS[1], True))
     assert state.outcome is Outcome.WORKER_FAILED
-    assert actions[:2] == [Stop("a", FAILURE_GRACE), Stop("b", FAILURE_GRACE)]
+    assert actions[:2] == [StopHost("a", FAILURE_GRACE), StopHost("b", FAILURE_GRACE)]
 
 
 def test_services_are_stopped_when_the_others_are_done() -> None:
-    done = [Exited(worker, False) for worker in WORKERS]
+    done = [WorkerExited(worker, False) for worker in WORKERS]
     state, actions = run(running(service=True), *done)
     assert state.outcome is Outcome.DONE
-    assert Stop("b", FAILURE_GRACE) in actions
+    assert StopHost("b", FAILURE_GRACE) in actions
 
 
 def test_a_service_that_dies_early_fails_the_run() -> None:
-    state, _ = run(running(service=True), Exited(SERVICE, True))
+    state, _ = run(running(service=True), WorkerExited(SERVICE, True))
     assert state.outcome is Outcome.WORKER_FAILED
 
 
 def test_a_refusal_waits_for_the_others_to_speak() -> None:
-    state, actions = run(start(), Refused("a"))
-    assert (state.phase, actions) == (Phase.GIVING_UP, [SetAlarm(3.0)])
-    state, actions = run(state, Prepared("b"))
-    assert actions[0] == Abort("b")
-    assert run(state, Ended("b"))[0].phase is Phase.ENDED
+    state, actions = run(start(), HostRefused("a"))
+    assert (state.phase, actions) == (AttemptPhase.GIVING_UP, [SetAlarm(3.0)])
+    state, actions = run(state, HostReady("b"))
+    assert actions[0] == AbortHost("b")
+    assert run(state, HostEnded("b"))[0].phase is AttemptPhase.ENDED
 
 
-@pytest.mark.parametrize("last", [Prepared("b"), Refused("b"), Alarm(), Interrupted(), Broken()])
+@pytest.mark.parametrize(
+    "last", [HostReady("b"), HostRefused("b"), Alarm(), Interrupted(), LauncherFailed()]
+)
 def test_a_refusal_never_starts_anything(last: Event) -> None:
-    state, actions = run(start(), Refused("a"), last)
+    state, actions = run(start(), HostRefused("a"), last)
     assert state.outcome is Outcome.HOST_FAILED
-    assert not any(isinstance(action, Start) for action in actions)
+    assert not any(isinstance(action, StartHost) for action in actions)
 
 
 def test_a_host_that_is_ready_too_late_is_sent_home() -> None:
-    state, _ = run(start(), Prepared("a"), Interrupted())
-    assert run(state, Prepared("b"))[1] == [Abort("b")]
+    state, _ = run(start(), HostReady("a"), Interrupted())
+    assert run(state, HostReady("b"))[1] == [AbortHost("b")]
 
 
 def test_a_person_gets_grace_then_force_then_an_end() -> None:
     state, actions = run(running(), Interrupted())
-    assert actions[:2] == [Stop("a", 10.0), Stop("b", 10.0)]
-    state, actions = run(state, Ended("a"), Interrupted())
-    assert actions[:1] == [Kill("b")]
+    assert actions[:2] == [StopHost("a", 10.0), StopHost("b", 10.0)]
+    state, actions = run(state, HostEnded("a"), Interrupted())
+    assert actions[:1] == [KillHost("b")]
     state, _ = run(state, Interrupted())
-    assert state.phase is Phase.ENDED
-    assert state.hosts == {"a": HostState.CLEAN, "b": HostState.LOST}
+    assert state.phase is AttemptPhase.ENDED
+    assert state.hosts == {"a": HostCondition.CLEAN, "b": HostCondition.LOST}
     assert state.outcome is Outcome.INTERRUPTED
 
 
 def test_a_host_that_ends_owing_a_worker_fails_the_run() -> None:
-    state, actions = run(running(), Ended("a"))
+    state, actions = run(running(), HostEnded("a"))
     assert state.outcome is Outcome.HOST_FAILED
-    assert actions[:1] == [Stop("b", FAILURE_GRACE)]
+    assert actions[:1] == [StopHost("b", FAILURE_GRACE)]

@@ -37,7 +37,7 @@ from dtrain.runs.journal import Journal
 from dtrain.runs.log_store import StorageError, tail
 from dtrain.session import machine
 from dtrain.session.link import Link, Post, Run, close
-from dtrain.session.machine import HostState, Outcome, Phase
+from dtrain.session.machine import AttemptPhase, HostCondition, Outcome
 from dtrain.session.observer import Nobody
 
 STDERR_TAIL = 1 << 16
@@ -97,7 +97,7 @@ class Attempt:
     @property
     def goes_on(self) -> bool:
         """Whether it was left while it ran."""
-        return self._left and self._ran and self._state.phase is not Phase.ENDED
+        return self._left and self._ran and self._state.phase is not AttemptPhase.ENDED
 
     @property
     def only_ports_are_busy(self) -> bool:
@@ -126,12 +126,12 @@ class Attempt:
 
     def _until_the_end(self) -> Report:
         try:
-            while self._state.phase is not Phase.ENDED and not self._left:
+            while self._state.phase is not AttemptPhase.ENDED and not self._left:
                 self._handle(self._next())
             if not self._left:
                 self._drain()
                 for host, now in self._state.hosts.items():
-                    self._links[host].settle(lost=now is HostState.LOST)
+                    self._links[host].settle(lost=now is HostCondition.LOST)
             self._note_at = 0.0
             self._note_sizes()
         except BaseException:
@@ -176,7 +176,7 @@ class Attempt:
         First every host is asked where its workers are, and has a few seconds to find out.
         """
         watchdog = self._run.plan.job.watchdog
-        if watchdog.silence is None or self._state.phase is not Phase.RUNNING:
+        if watchdog.silence is None or self._state.phase is not AttemptPhase.RUNNING:
             return False
         now = time.monotonic()
         if not all(link.reachable for link in self._links.values()):
@@ -264,7 +264,7 @@ class Attempt:
             self._explain(post)
         if before is None and self._state.outcome is Outcome.WORKER_FAILED and not self._hang:
             self._run.notice(f"{self._first_failure()}; stopping the others")
-        begins = not self._ran and self._state.phase is Phase.RUNNING
+        begins = not self._ran and self._state.phase is AttemptPhase.RUNNING
         if begins:
             self._ran = True
             self._watched_from = self._running_from = time.monotonic()
@@ -276,7 +276,7 @@ class Attempt:
 
     def _explain(self, post: Post) -> None:
         """Say which host ended the job, where its link has not said so."""
-        if isinstance(post.event, machine.Ended | machine.Lost) and post.problem is None:
+        if isinstance(post.event, machine.HostEnded | machine.HostLost) and post.problem is None:
             host = post.event.host
             if not any(isinstance(one, NodeError) and one.host == host for one in self.problems):
                 reason = "the host ended its part of the job before its workers had finished"
@@ -284,13 +284,13 @@ class Attempt:
 
     def _act(self, action: machine.Action) -> None:
         match action:
-            case machine.Start(host):
+            case machine.StartHost(host):
                 self._links[host].start()
-            case machine.Abort(host):
+            case machine.AbortHost(host):
                 self._links[host].abort()
-            case machine.Stop(host, grace):
+            case machine.StopHost(host, grace):
                 self._links[host].stop(grace, self._reason(in_order_of_blame(self._failures)))
-            case machine.Kill(host):
+            case machine.KillHost(host):
                 self._links[host].kill()
             case machine.SetAlarm(seconds):
                 self._alarm = time.monotonic() + seconds
@@ -299,24 +299,26 @@ class Attempt:
         notice = self._run.notice
         grace = self._state.grace
         match self._state.phase:
-            case Phase.PREPARING | Phase.GIVING_UP:
+            case AttemptPhase.PREPARING | AttemptPhase.GIVING_UP:
                 notice(f"{self._why}: stopping before anything was started")
-            case Phase.RUNNING:
+            case AttemptPhase.RUNNING:
                 self._run.journal.write(time.time(), journal.Stopping(self._why))
                 notice(
                     f"{self._why}: stopping; workers get TERM, and KILL after {grace:g} s"
                     " (Ctrl-C again: now)"
                 )
-            case Phase.STOPPING:
+            case AttemptPhase.STOPPING:
                 notice("killing what is left; Ctrl-C again gives up on hosts that do not answer")
-            case Phase.KILLING:
+            case AttemptPhase.KILLING:
                 notice("giving up on hosts that do not answer")
 
     def _tell_of_waiting(self) -> None:
         """Name the hosts that keep everybody waiting, once."""
-        if self._state.phase is Phase.PREPARING and time.monotonic() > self._patient_until:
+        if self._state.phase is AttemptPhase.PREPARING and time.monotonic() > self._patient_until:
             self._patient_until = math.inf
-            late = [host for host, now in self._state.hosts.items() if now is HostState.PREPARING]
+            late = [
+                host for host, now in self._state.hosts.items() if now is HostCondition.PREPARING
+            ]
             inspection = self._run.inspection
             if inspection is not None and inspection.late:
                 late = [host for host in late if host in inspection.late]
@@ -325,7 +327,7 @@ class Attempt:
     def _drain(self) -> None:
         """Wait for what hosts have written and we have not read; a person may cut it short."""
         for link in self._links.values():
-            if self._state.hosts[link.host] is HostState.LOST:
+            if self._state.hosts[link.host] is HostCondition.LOST:
                 continue
             while not link.drained(DRAIN_POLL):
                 if self._hear_the_rest():
@@ -360,7 +362,7 @@ class Attempt:
         """How it ended, for whoever decides whether there is another attempt."""
         failures = self._in_order_of_blame()
         unreachable = {p.host for p in self.problems if isinstance(p, ConnectError)}
-        lost = {host for host, now in self._state.hosts.items() if now is HostState.LOST}
+        lost = {host for host, now in self._state.hosts.items() if now is HostCondition.LOST}
         faulty = {failure.host for failure in failures[:1] if failure.host_at_fault}
         faulty.update(host for host, _ in self._broken_hosts())
         if self._run.attempt > 1 and self._run.inspection is not None:
@@ -386,7 +388,7 @@ class Attempt:
 
     def stray(self) -> list[HostPlan]:
         """Hosts that may still run some of it."""
-        lost = {host for host, now in self._state.hosts.items() if now is HostState.LOST}
+        lost = {host for host, now in self._state.hosts.items() if now is HostCondition.LOST}
         return [
             part
             for part in self._run.plan.hosts
@@ -410,7 +412,7 @@ class Attempt:
         if outcome is Outcome.DONE:
             # Services that were stopped at the end have not failed.
             failures = ()
-        lost = [host for host, now in self._state.hosts.items() if now is HostState.LOST]
+        lost = [host for host, now in self._state.hosts.items() if now is HostCondition.LOST]
         told = alike(self.problems, [part.host for part in self._run.plan.hosts])
         problems = [message for message, _ in told]
         explained = {error.host for error in self.problems if isinstance(error, NodeError)}
@@ -475,7 +477,7 @@ class Attempt:
     def _failed_hosts(self) -> list[str]:
         """The hosts that have a problem, or were lost, in the plan's order."""
         named = {problem.host for problem in self.problems if isinstance(problem, NodeError)}
-        lost = {host for host, now in self._state.hosts.items() if now is HostState.LOST}
+        lost = {host for host, now in self._state.hosts.items() if now is HostCondition.LOST}
         return [host for host in self._links if host in named] or [
             host for host in self._links if host in lost
         ]
@@ -552,12 +554,12 @@ def _people(who: list[str]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} on {names}"
 
 
-def _workers(plan: LaunchPlan) -> tuple[list[machine.Worker], list[machine.Worker]]:
+def _workers(plan: LaunchPlan) -> tuple[list[machine.WorkerId], list[machine.WorkerId]]:
     """The processes whose end a run waits for, and its services."""
-    awaited: list[machine.Worker] = []
-    services: list[machine.Worker] = []
+    awaited: list[machine.WorkerId] = []
+    services: list[machine.WorkerId] = []
     for part in plan.hosts:
         for process in part.processes:
-            worker = machine.Worker(part.host.name, process.role, process.index)
+            worker = machine.WorkerId(part.host.name, process.role, process.index)
             (services if process.service else awaited).append(worker)
     return awaited, services

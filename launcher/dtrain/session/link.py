@@ -240,7 +240,7 @@ class Link:
         # The reader finds out, and starts nothing there.
         if connection is not None:
             connection.close()
-        self._over(machine.Ended(self.host))
+        self._over(machine.HostEnded(self.host))
 
     def linger(self) -> None:
         """Instead of `begin`: keep trying to reach the host, for as long as it takes, only to end
@@ -305,9 +305,9 @@ class Link:
             with contextlib.suppress(OSError):
                 report.write_text(traceback.format_exc())
             fault = InternalError(f"a fault in dtrain itself; please report the file {report}")
-            self._run.post(Post(machine.Broken(), fault))
+            self._run.post(Post(machine.LauncherFailed(), fault))
             self.kill()
-            self._over(machine.Lost(self.host))
+            self._over(machine.HostLost(self.host))
 
     def _write(self) -> None:
         while True:
@@ -389,7 +389,7 @@ class Link:
                 wrong = [one.seen for one in run.inspection.errors if self.host in one.hosts]
                 if wrong:
                     self._state("failed", wrong[0])
-                self._over(machine.Refused(self.host))
+                self._over(machine.HostRefused(self.host))
                 return None
         workdir = self._workdir()
         if run.tree is not None:
@@ -524,7 +524,7 @@ class Link:
         if owes_end and not (self._told_to_stop or self._told_all or self._lingering):
             self._distrust(ProtocolError("bye: the job has not ended there"))
         else:
-            self._over(machine.Ended(self.host))
+            self._over(machine.HostEnded(self.host))
 
     def _distrust(self, wrong: ProtocolError) -> None:
         """Stop using a host that is broken or hostile. A new connection would not help."""
@@ -576,7 +576,7 @@ class Link:
             # It had ended, but not everything that it had written has come.
             self._run.post(Post(None, problem))
         else:
-            self._over(machine.Lost(self.host), problem)
+            self._over(machine.HostLost(self.host), problem)
         return None
 
     def _silent(self) -> NodeError:
@@ -659,7 +659,7 @@ class Link:
     def _cannot_store(self, error: StorageError) -> None:
         # The job has to be stopped, and for that the host's events are still wanted.
         self._full = True
-        self._run.post(Post(machine.Broken(), error))
+        self._run.post(Post(machine.LauncherFailed(), error))
 
     def _take(self, message: messages.Message) -> None:
         """Raises ProtocolError for what does not agree with the plan or with earlier messages."""
@@ -673,7 +673,7 @@ class Link:
                 run.journal.write(time.time(), journal.Hello(self.host, hello))
             case messages.Prepared():
                 self._state("ready")
-                run.post(Post(machine.Prepared(self.host)))
+                run.post(Post(machine.HostReady(self.host)))
             case messages.Attached():
                 self._outage.attached(time.monotonic())
                 self._state("stopping" if self._told_to_stop else "running")
@@ -695,7 +695,7 @@ class Link:
                 self._pass_on(text)
             case messages.Lost():
                 self._told_all = True
-                self._over(machine.Lost(self.host), self._died(message))
+                self._over(machine.HostLost(self.host), self._died(message))
             case messages.RunSeen():
                 raise ProtocolError("status: not requested")
 
@@ -758,7 +758,7 @@ class Link:
             reason = f"its supervisor (process {pid}) has not answered for {silent:.0f} s"
             error = ConnectError(self.host, "following the job", reason, hint=hint)
             self.kill()
-            self._over(machine.Lost(self.host), error)
+            self._over(machine.HostLost(self.host), error)
 
     def _said(self, process: str, said: dict[str, Any]) -> None:
         """What a worker has told through `dtrain.runtime`."""
@@ -835,7 +835,7 @@ class Link:
                 found = understand(ours, gpus, self._part.host.gpus)
                 self.kernel = [*self.kernel, *found][-MAX_KERNEL_MESSAGES:]
             case messages.Ended(survivors=survivors, error=error):
-                self._over(machine.Ended(self.host), self._bad_end(survivors, error))
+                self._over(machine.HostEnded(self.host), self._bad_end(survivors, error))
             case messages.Stopping(reason=reason) if not self._told_to_stop:
                 self._run.post(Post(None, PrepareError(self.host, "running the job", reason)))
 
@@ -860,8 +860,10 @@ class Link:
         # One that was told to end has not done its work, even if it says so with status 0.
         failed = event.code != 0
         failures = self._failures(event) if failed and not event.stopping else ()
-        worker = machine.Worker(self.host, event.role, event.index)
-        self._run.post(Post(machine.Exited(worker, failed or event.stopping), failures=failures))
+        worker = machine.WorkerId(self.host, event.role, event.index)
+        self._run.post(
+            Post(machine.WorkerExited(worker, failed or event.stopping), failures=failures)
+        )
 
     def _failures(self, event: messages.Exited) -> tuple[Failure, ...]:
         """What an ``exited`` event says of the process, or of the ranks that torchrun ran."""
@@ -907,11 +909,11 @@ class Link:
         nobody knows."""
         if self._started or self._stage is Stage.OVER:
             gone = self.gone and not self._lingering
-            self._over((machine.Ended if gone else machine.Lost)(self.host), error)
+            self._over((machine.HostEnded if gone else machine.HostLost)(self.host), error)
             return
         if not (isinstance(error, PortBusyError) and self._run.movable_port):
             self._state("failed", error.reason)
-        self._over(machine.Refused(self.host), error)
+        self._over(machine.HostRefused(self.host), error)
 
     def _over(self, event: machine.Event, problem: DtrainError | None = None) -> None:
         """Tell how the host ended, once."""
@@ -920,7 +922,7 @@ class Link:
             if self._stage is Stage.OVER or (self._lingering and self._closed):
                 return
             self._stage = Stage.OVER
-        if isinstance(event, machine.Ended):
+        if isinstance(event, machine.HostEnded):
             self._state("ended")
         self._run.post(Post(event, problem))
 

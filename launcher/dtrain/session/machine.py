@@ -32,7 +32,7 @@ CLEANING = 10.0
 """Seconds beyond the grace in which a host should have reported that it is clean."""
 
 
-class Phase(Enum):
+class AttemptPhase(Enum):
     PREPARING = auto()
     GIVING_UP = auto()
     RUNNING = auto()
@@ -50,7 +50,7 @@ class Outcome(Enum):
     INTERRUPTED = auto()
 
 
-class HostState(Enum):
+class HostCondition(Enum):
     PREPARING = auto()
     READY = auto()
     RUNNING = auto()
@@ -61,7 +61,7 @@ class HostState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerId:
     """A process of the plan, as the machine tells it from others."""
 
     host: str
@@ -70,12 +70,12 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    phase: Phase
-    hosts: dict[str, HostState]
-    awaited: frozenset[Worker]
+class AttemptState:
+    phase: AttemptPhase
+    hosts: dict[str, HostCondition]
+    awaited: frozenset[WorkerId]
     """Processes whose end the run waits for: all but services."""
-    services: frozenset[Worker]
+    services: frozenset[WorkerId]
     grace: float
     """Seconds between TERM and KILL when a person stops the job."""
     outcome: Outcome | None = None
@@ -85,32 +85,32 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class HostReady:
     host: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class HostRefused:
     """A host cannot be reached or prepared; nothing of the run is left there."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
-class Exited:
-    worker: Worker
+class WorkerExited:
+    worker: WorkerId
     failed: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class HostEnded:
     """A host reports that nothing of the run is left running there."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class HostLost:
     """A host that was running can no longer be reached, or cannot say how it ended."""
 
     host: str
@@ -127,7 +127,7 @@ class Hung:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class LauncherFailed:
     """The launching machine itself cannot go on: its disk is full, say."""
 
 
@@ -136,32 +136,42 @@ class Alarm:
     """The alarm that was set has come."""
 
 
-Event = Prepared | Refused | Exited | Ended | Lost | Interrupted | Hung | Broken | Alarm
+Event = (
+    HostReady
+    | HostRefused
+    | WorkerExited
+    | HostEnded
+    | HostLost
+    | Interrupted
+    | Hung
+    | LauncherFailed
+    | Alarm
+)
 
 
 # Actions --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartHost:
     host: str
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
-    """Forget a host that has not started; it answers with ``Ended``."""
+class AbortHost:
+    """Forget a host that has not started; it answers with `HostEnded`."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopHost:
     host: str
     grace: float
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class KillHost:
     host: str
 
 
@@ -172,17 +182,17 @@ class SetAlarm:
     seconds: float
 
 
-Action = Start | Abort | Stop | Kill | SetAlarm
-Step = tuple[State, list[Action]]
+Action = StartHost | AbortHost | StopHost | KillHost | SetAlarm
+Step = tuple[AttemptState, list[Action]]
 
 
 def begin(
-    hosts: list[str], awaited: list[Worker], services: list[Worker], *, grace: float
-) -> State:
+    hosts: list[str], awaited: list[WorkerId], services: list[WorkerId], *, grace: float
+) -> AttemptState:
     """The state before anything has happened. ``hosts`` is in node-rank order."""
-    return State(
-        phase=Phase.PREPARING,
-        hosts=dict.fromkeys(hosts, HostState.PREPARING),
+    return AttemptState(
+        phase=AttemptPhase.PREPARING,
+        hosts=dict.fromkeys(hosts, HostCondition.PREPARING),
         awaited=frozenset(awaited),
         services=frozenset(services),
         grace=grace,
@@ -190,14 +200,16 @@ def begin(
 
 
 def attached(
-    hosts: list[str], awaited: list[Worker], services: list[Worker], *, grace: float
-) -> State:
-    """The state of a run that was started before: whatever has happened since is yet to be told."""
+    hosts: list[str], awaited: list[WorkerId], services: list[WorkerId], *, grace: float
+) -> AttemptState:
+    """The state of a run that was started before. Its hosts report what has happened since."""
     state = begin(hosts, awaited, services, grace=grace)
-    return replace(state, phase=Phase.RUNNING, hosts=dict.fromkeys(hosts, HostState.RUNNING))
+    return replace(
+        state, phase=AttemptPhase.RUNNING, hosts=dict.fromkeys(hosts, HostCondition.RUNNING)
+    )
 
 
-def step(state: State, event: Event) -> Step:
+def step(state: AttemptState, event: Event) -> Step:
     """The state after ``event``, and what to do now, in order."""
     return TABLE[state.phase, type(event)](state, event)
 
@@ -205,63 +217,67 @@ def step(state: State, event: Event) -> Step:
 # Transitions ----------------------------------------------------------------------------------
 
 
-def _ignore(state: State, event: Event) -> Step:
+def _ignore(state: AttemptState, event: Event) -> Step:
     return state, []
 
 
-def _host_ready(state: State, event: Event) -> Step:
-    assert isinstance(event, Prepared)
-    state = _mark(state, event.host, HostState.READY)
-    if any(host is not HostState.READY for host in state.hosts.values()):
+def _host_ready(state: AttemptState, event: Event) -> Step:
+    assert isinstance(event, HostReady)
+    state = _mark(state, event.host, HostCondition.READY)
+    if any(host is not HostCondition.READY for host in state.hosts.values()):
         return state, []
-    started = dict.fromkeys(state.hosts, HostState.RUNNING)
-    return replace(state, phase=Phase.RUNNING, hosts=started), [Start(host) for host in started]
+    started = dict.fromkeys(state.hosts, HostCondition.RUNNING)
+    return replace(state, phase=AttemptPhase.RUNNING, hosts=started), [
+        StartHost(host) for host in started
+    ]
 
 
-def _host_ready_in_vain(state: State, event: Event) -> Step:
-    assert isinstance(event, Prepared)
-    return _all_heard(_mark(state, event.host, HostState.READY))
+def _host_ready_in_vain(state: AttemptState, event: Event) -> Step:
+    assert isinstance(event, HostReady)
+    return _all_heard(_mark(state, event.host, HostCondition.READY))
 
 
-def _too_late_to_be_ready(state: State, event: Event) -> Step:
-    assert isinstance(event, Prepared)
-    return state, [Abort(event.host)]
+def _too_late_to_be_ready(state: AttemptState, event: Event) -> Step:
+    assert isinstance(event, HostReady)
+    return state, [AbortHost(event.host)]
 
 
-def _cannot_start(state: State, event: Event) -> Step:
-    assert isinstance(event, Refused | Ended | Lost)
-    first = state.phase is Phase.PREPARING
-    state = replace(_gone(state, event), phase=Phase.GIVING_UP, outcome=Outcome.HOST_FAILED)
+def _cannot_start(state: AttemptState, event: Event) -> Step:
+    assert isinstance(event, HostRefused | HostEnded | HostLost)
+    first = state.phase is AttemptPhase.PREPARING
+    state = replace(_gone(state, event), phase=AttemptPhase.GIVING_UP, outcome=Outcome.HOST_FAILED)
     state, actions = _all_heard(state)
-    if first and state.phase is Phase.GIVING_UP:
+    if first and state.phase is AttemptPhase.GIVING_UP:
         actions = [*actions, SetAlarm(HEAR_THE_OTHERS)]
     return state, actions
 
 
-def _all_heard(state: State) -> Step:
-    if HostState.PREPARING in state.hosts.values():
+def _all_heard(state: AttemptState) -> Step:
+    if HostCondition.PREPARING in state.hosts.values():
         return state, []
     return _abort(state)
 
 
-def _abort(state: State) -> Step:
+def _abort(state: AttemptState) -> Step:
     waiting = [
-        host for host, now in state.hosts.items() if now in (HostState.PREPARING, HostState.READY)
+        host
+        for host, now in state.hosts.items()
+        if now in (HostCondition.PREPARING, HostCondition.READY)
     ]
-    state = _end_if_clean(replace(state, phase=Phase.STOPPING))
-    return state, [*(Abort(host) for host in waiting), *_alarm(state, CLEANING)]
+    state = _end_if_clean(replace(state, phase=AttemptPhase.STOPPING))
+    return state, [*(AbortHost(host) for host in waiting), *_alarm(state, CLEANING)]
 
 
-def _give_up(state: State, event: Event) -> Step:
+def _give_up(state: AttemptState, event: Event) -> Step:
     return _abort(state)
 
 
-def _interrupted_early(state: State, event: Event) -> Step:
+def _interrupted_early(state: AttemptState, event: Event) -> Step:
     return _abort(replace(state, outcome=state.outcome or Outcome.INTERRUPTED))
 
 
-def _worker_exited(state: State, event: Event) -> Step:
-    assert isinstance(event, Exited)
+def _worker_exited(state: AttemptState, event: Event) -> Step:
+    assert isinstance(event, WorkerExited)
     if event.failed:
         grace = min(state.grace, FAILURE_GRACE)
         return _stop(replace(state, outcome=Outcome.WORKER_FAILED), grace)
@@ -274,11 +290,11 @@ def _worker_exited(state: State, event: Event) -> Step:
     if services:
         return _stop(state, min(state.grace, FAILURE_GRACE))
     # Each host ends by itself once its processes have; the alarm is for one that does not.
-    return replace(state, phase=Phase.STOPPING), [SetAlarm(CLEANING)]
+    return replace(state, phase=AttemptPhase.STOPPING), [SetAlarm(CLEANING)]
 
 
-def _host_ended(state: State, event: Event) -> Step:
-    assert isinstance(event, Ended)
+def _host_ended(state: AttemptState, event: Event) -> Step:
+    assert isinstance(event, HostEnded)
     # A host may well have nothing left to do while others still run; but if it owes the end of a
     # worker, somebody else stopped the job there.
     if any(worker.host == event.host for worker in state.awaited):
@@ -287,131 +303,133 @@ def _host_ended(state: State, event: Event) -> Step:
     return _gone(state, event), []
 
 
-def _host_lost(state: State, event: Event) -> Step:
-    assert isinstance(event, Lost | Refused)
-    state = replace(_mark(state, event.host, HostState.LOST), outcome=Outcome.HOST_FAILED)
+def _host_lost(state: AttemptState, event: Event) -> Step:
+    assert isinstance(event, HostLost | HostRefused)
+    state = replace(_mark(state, event.host, HostCondition.LOST), outcome=Outcome.HOST_FAILED)
     return _stop(state, min(state.grace, FAILURE_GRACE))
 
 
-def _broken_early(state: State, event: Event) -> Step:
+def _broken_early(state: AttemptState, event: Event) -> Step:
     return _abort(replace(state, outcome=Outcome.HOST_FAILED))
 
 
-def _broken(state: State, event: Event) -> Step:
+def _broken(state: AttemptState, event: Event) -> Step:
     return _stop(replace(state, outcome=Outcome.HOST_FAILED), min(state.grace, FAILURE_GRACE))
 
 
-def _hung(state: State, event: Event) -> Step:
+def _hung(state: AttemptState, event: Event) -> Step:
     # Waiting processes react to nothing: they have said where they wait, and TERM says no more.
     return _stop(replace(state, outcome=Outcome.WORKER_FAILED), 0.0)
 
 
-def _interrupted(state: State, event: Event) -> Step:
+def _interrupted(state: AttemptState, event: Event) -> Step:
     return _stop(replace(state, outcome=Outcome.INTERRUPTED), state.grace)
 
 
-def _stop(state: State, grace: float) -> Step:
-    state = _end_if_clean(replace(state, phase=Phase.STOPPING))
+def _stop(state: AttemptState, grace: float) -> Step:
+    state = _end_if_clean(replace(state, phase=AttemptPhase.STOPPING))
     return state, [
-        *(Stop(host, grace) for host in _running(state)),
+        *(StopHost(host, grace) for host in _running(state)),
         *_alarm(state, grace + CLEANING),
     ]
 
 
-def _one_less(state: State, event: Event) -> Step:
-    assert isinstance(event, Refused | Ended | Lost)
+def _one_less(state: AttemptState, event: Event) -> Step:
+    assert isinstance(event, HostRefused | HostEnded | HostLost)
     return _end_if_clean(_gone(state, event)), []
 
 
-def _force(state: State, event: Event) -> Step:
-    state = replace(state, phase=Phase.KILLING)
-    return state, [*(Kill(host) for host in _running(state)), SetAlarm(CLEANING)]
+def _force(state: AttemptState, event: Event) -> Step:
+    state = replace(state, phase=AttemptPhase.KILLING)
+    return state, [*(KillHost(host) for host in _running(state)), SetAlarm(CLEANING)]
 
 
-def _leave(state: State, event: Event) -> Step:
+def _leave(state: AttemptState, event: Event) -> Step:
     lost = {
-        host: HostState.CLEAN if now is HostState.CLEAN else HostState.LOST
+        host: HostCondition.CLEAN if now is HostCondition.CLEAN else HostCondition.LOST
         for host, now in state.hosts.items()
     }
-    return replace(state, phase=Phase.ENDED, hosts=lost), []
+    return replace(state, phase=AttemptPhase.ENDED, hosts=lost), []
 
 
-def _mark(state: State, host: str, now: HostState) -> State:
+def _mark(state: AttemptState, host: str, now: HostCondition) -> AttemptState:
     return replace(state, hosts={**state.hosts, host: now})
 
 
-def _gone(state: State, event: Refused | Ended | Lost) -> State:
-    lost = isinstance(event, Lost)
-    return _mark(state, event.host, HostState.LOST if lost else HostState.CLEAN)
+def _gone(state: AttemptState, event: HostRefused | HostEnded | HostLost) -> AttemptState:
+    lost = isinstance(event, HostLost)
+    return _mark(state, event.host, HostCondition.LOST if lost else HostCondition.CLEAN)
 
 
-def _running(state: State) -> list[str]:
+def _running(state: AttemptState) -> list[str]:
     return [
-        host for host, now in state.hosts.items() if now not in (HostState.CLEAN, HostState.LOST)
+        host
+        for host, now in state.hosts.items()
+        if now not in (HostCondition.CLEAN, HostCondition.LOST)
     ]
 
 
-def _end_if_clean(state: State) -> State:
-    return state if _running(state) else replace(state, phase=Phase.ENDED)
+def _end_if_clean(state: AttemptState) -> AttemptState:
+    return state if _running(state) else replace(state, phase=AttemptPhase.ENDED)
 
 
-def _alarm(state: State, seconds: float) -> list[Action]:
-    return [] if state.phase is Phase.ENDED else [SetAlarm(seconds)]
+def _alarm(state: AttemptState, seconds: float) -> list[Action]:
+    return [] if state.phase is AttemptPhase.ENDED else [SetAlarm(seconds)]
 
 
-TABLE: dict[tuple[Phase, type[Event]], Callable[[State, Event], Step]] = {
-    (Phase.PREPARING, Prepared): _host_ready,
-    (Phase.PREPARING, Refused): _cannot_start,
-    (Phase.PREPARING, Exited): _ignore,
-    (Phase.PREPARING, Ended): _cannot_start,
-    (Phase.PREPARING, Lost): _cannot_start,
-    (Phase.PREPARING, Interrupted): _interrupted_early,
-    (Phase.PREPARING, Hung): _ignore,
-    (Phase.PREPARING, Broken): _broken_early,
-    (Phase.PREPARING, Alarm): _ignore,
-    (Phase.GIVING_UP, Prepared): _host_ready_in_vain,
-    (Phase.GIVING_UP, Refused): _cannot_start,
-    (Phase.GIVING_UP, Exited): _ignore,
-    (Phase.GIVING_UP, Ended): _cannot_start,
-    (Phase.GIVING_UP, Lost): _cannot_start,
-    (Phase.GIVING_UP, Interrupted): _interrupted_early,
-    (Phase.GIVING_UP, Hung): _ignore,
-    (Phase.GIVING_UP, Broken): _broken_early,
-    (Phase.GIVING_UP, Alarm): _give_up,
-    (Phase.RUNNING, Prepared): _ignore,
-    (Phase.RUNNING, Refused): _host_lost,
-    (Phase.RUNNING, Exited): _worker_exited,
-    (Phase.RUNNING, Ended): _host_ended,
-    (Phase.RUNNING, Lost): _host_lost,
-    (Phase.RUNNING, Interrupted): _interrupted,
-    (Phase.RUNNING, Hung): _hung,
-    (Phase.RUNNING, Broken): _broken,
-    (Phase.RUNNING, Alarm): _ignore,
-    (Phase.STOPPING, Prepared): _too_late_to_be_ready,
-    (Phase.STOPPING, Refused): _one_less,
-    (Phase.STOPPING, Exited): _ignore,
-    (Phase.STOPPING, Ended): _one_less,
-    (Phase.STOPPING, Lost): _one_less,
-    (Phase.STOPPING, Interrupted): _force,
-    (Phase.STOPPING, Hung): _ignore,
-    (Phase.STOPPING, Broken): _ignore,
-    (Phase.STOPPING, Alarm): _force,
-    (Phase.KILLING, Prepared): _too_late_to_be_ready,
-    (Phase.KILLING, Refused): _one_less,
-    (Phase.KILLING, Exited): _ignore,
-    (Phase.KILLING, Ended): _one_less,
-    (Phase.KILLING, Lost): _one_less,
-    (Phase.KILLING, Interrupted): _leave,
-    (Phase.KILLING, Hung): _ignore,
-    (Phase.KILLING, Broken): _ignore,
-    (Phase.KILLING, Alarm): _leave,
-    (Phase.ENDED, Prepared): _ignore,
-    (Phase.ENDED, Refused): _ignore,
-    (Phase.ENDED, Exited): _ignore,
-    (Phase.ENDED, Ended): _ignore,
-    (Phase.ENDED, Lost): _ignore,
-    (Phase.ENDED, Interrupted): _ignore,
-    (Phase.ENDED, Hung): _ignore,
-    (Phase.ENDED, Broken): _ignore,
-    (Phase.ENDED, Alarm): _ignore,
+TABLE: dict[tuple[AttemptPhase, type[Event]], Callable[[AttemptState, Event], Step]] = {
+    (AttemptPhase.PREPARING, HostReady): _host_ready,
+    (AttemptPhase.PREPARING, HostRefused): _cannot_start,
+    (AttemptPhase.PREPARING, WorkerExited): _ignore,
+    (AttemptPhase.PREPARING, HostEnded): _cannot_start,
+    (AttemptPhase.PREPARING, HostLost): _cannot_start,
+    (AttemptPhase.PREPARING, Interrupted): _interrupted_early,
+    (AttemptPhase.PREPARING, Hung): _ignore,
+    (AttemptPhase.PREPARING, LauncherFailed): _broken_early,
+    (AttemptPhase.PREPARING, Alarm): _ignore,
+    (AttemptPhase.GIVING_UP, HostReady): _host_ready_in_vain,
+    (AttemptPhase.GIVING_UP, HostRefused): _cannot_start,
+    (AttemptPhase.GIVING_UP, WorkerExited): _ignore,
+    (AttemptPhase.GIVING_UP, HostEnded): _cannot_start,
+    (AttemptPhase.GIVING_UP, HostLost): _cannot_start,
+    (AttemptPhase.GIVING_UP, Interrupted): _interrupted_early,
+    (AttemptPhase.GIVING_UP, Hung): _ignore,
+    (AttemptPhase.GIVING_UP, LauncherFailed): _broken_early,
+    (AttemptPhase.GIVING_UP, Alarm): _give_up,
+    (AttemptPhase.RUNNING, HostReady): _ignore,
+    (AttemptPhase.RUNNING, HostRefused): _host_lost,
+    (AttemptPhase.RUNNING, WorkerExited): _worker_exited,
+    (AttemptPhase.RUNNING, HostEnded): _host_ended,
+    (AttemptPhase.RUNNING, HostLost): _host_lost,
+    (AttemptPhase.RUNNING, Interrupted): _interrupted,
+    (AttemptPhase.RUNNING, Hung): _hung,
+    (AttemptPhase.RUNNING, LauncherFailed): _broken,
+    (AttemptPhase.RUNNING, Alarm): _ignore,
+    (AttemptPhase.STOPPING, HostReady): _too_late_to_be_ready,
+    (AttemptPhase.STOPPING, HostRefused): _one_less,
+    (AttemptPhase.STOPPING, WorkerExited): _ignore,
+    (AttemptPhase.STOPPING, HostEnded): _one_less,
+    (AttemptPhase.STOPPING, HostLost): _one_less,
+    (AttemptPhase.STOPPING, Interrupted): _force,
+    (AttemptPhase.STOPPING, Hung): _ignore,
+    (AttemptPhase.STOPPING, LauncherFailed): _ignore,
+    (AttemptPhase.STOPPING, Alarm): _force,
+    (AttemptPhase.KILLING, HostReady): _too_late_to_be_ready,
+    (AttemptPhase.KILLING, HostRefused): _one_less,
+    (AttemptPhase.KILLING, WorkerExited): _ignore,
+    (AttemptPhase.KILLING, HostEnded): _one_less,
+    (AttemptPhase.KILLING, HostLost): _one_less,
+    (AttemptPhase.KILLING, Interrupted): _leave,
+    (AttemptPhase.KILLING, Hung): _ignore,
+    (AttemptPhase.KILLING, LauncherFailed): _ignore,
+    (AttemptPhase.KILLING, Alarm): _leave,
+    (AttemptPhase.ENDED, HostReady): _ignore,
+    (AttemptPhase.ENDED, HostRefused): _ignore,
+    (AttemptPhase.ENDED, WorkerExited): _ignore,
+    (AttemptPhase.ENDED, HostEnded): _ignore,
+    (AttemptPhase.ENDED, HostLost): _ignore,
+    (AttemptPhase.ENDED, Interrupted): _ignore,
+    (AttemptPhase.ENDED, Hung): _ignore,
+    (AttemptPhase.ENDED, LauncherFailed): _ignore,
+    (AttemptPhase.ENDED, Alarm): _ignore,
 }
