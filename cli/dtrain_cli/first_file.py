@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dtrain import hostlist
-from dtrain.check import Evidence, HostFacts
+from dtrain.checks import Evidence, HostFacts
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cluster.hardware import hardware
 

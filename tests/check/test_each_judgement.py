@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.check import Evidence, Finding, HostFacts, before_launch, judge
+from dtrain.checks import Evidence, Finding, HostFacts, before_launch, judge
 from dtrain.diagnostics import ConnectError
 from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.spec.load import parse

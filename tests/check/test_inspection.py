@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dtrain.check import Finding
+from dtrain.checks import Finding
 from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.session.inspection import Inspection
 from dtrain.spec.load import parse

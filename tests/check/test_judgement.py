@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dtrain.check import Evidence, Finding, HostFacts, judge
-from dtrain.check.finding import HOSTS, error, fold, warning
-from dtrain.check.reach import groups
-from dtrain.check.skew import outliers
+from dtrain.checks import Evidence, Finding, HostFacts, judge
+from dtrain.checks.finding import HOSTS, error, fold, warning
+from dtrain.checks.reach import groups
+from dtrain.checks.skew import outliers
 from dtrain.diagnostics import ConnectError
 from dtrain.launchplan.plan import build
 from dtrain.spec.load import parse

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster import Cluster
-from dtrain.check.tournament import rounds
+from dtrain.checks.tournament import rounds
 from dtrain.parallelism.cluster import calibration
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import gpu

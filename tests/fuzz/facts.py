@@ -8,8 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from dtrain.check import Evidence, HostFacts, judge
-from dtrain.check.bandwidth import calibration, fabric
+from dtrain.checks import Evidence, HostFacts, judge
+from dtrain.checks.bandwidth import calibration, fabric
 from dtrain.diagnostics import NodeError
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, build
 from dtrain.messages import facts

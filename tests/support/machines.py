@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.check import Evidence, HostFacts
+from dtrain.checks import Evidence, HostFacts
 from dtrain.launchplan.plan import build
 from dtrain.messages.facts import read_gathered
 from dtrain.session.preflight import Conversation

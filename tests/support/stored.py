@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from dtrain.check import Finding, Severity
+from dtrain.checks import Finding, Severity
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Failure, Report
 from dtrain.failures.kernel import KernelMessage

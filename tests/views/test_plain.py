@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from dtrain.check.finding import error, warning
+from dtrain.checks.finding import error, warning
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Failure, Report
 from dtrain_cli.views import Filters, make_view

@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from dtrain.check import Evidence, Severity, judge
-from dtrain.check import bandwidth as fabric
+from dtrain.checks import Evidence, Severity, judge
+from dtrain.checks import bandwidth as fabric
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.framing import clean
 from dtrain.launchplan.plan import LaunchPlan, build

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dtrain import hostlist
-from dtrain.check import Evidence
+from dtrain.checks import Evidence
 from dtrain.diagnostics import UsageError
 from dtrain.framing import clean
 from dtrain.launchplan.plan import build

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dtrain.check.bandwidth import Collective, Fabric
+from dtrain.checks.bandwidth import Collective, Fabric
 from dtrain.framing import clean
 from dtrain_cli.views import names
 from dtrain_cli.views.paper import BOLD, RED, Paper

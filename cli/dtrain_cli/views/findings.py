@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dtrain.check import Evidence, Finding, HostFacts, Severity, bandwidth
+from dtrain.checks import Evidence, Finding, HostFacts, Severity, bandwidth
 from dtrain.framing import clean
 from dtrain_cli.views import fabric, names
 from dtrain_cli.views.paper import BOLD, DIM, GREEN, RED, Paper, paragraph

@@ -16,7 +16,7 @@ from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.view import StreamKey
 
 if TYPE_CHECKING:
-    from dtrain.check import Finding
+    from dtrain.checks import Finding
     from dtrain.failures.cause import Failure, Report
     from dtrain.launchplan.plan import LaunchPlan
     from dtrain.runs.log_store import Stream

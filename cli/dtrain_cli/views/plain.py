@@ -15,7 +15,7 @@ from dtrain_cli.views.report import render
 from dtrain_cli.views.view import StreamKey
 
 if TYPE_CHECKING:
-    from dtrain.check import Finding
+    from dtrain.checks import Finding
     from dtrain.failures.cause import Report
     from dtrain.launchplan.plan import LaunchPlan
     from dtrain.runs.log_store import Stream
@@ -96,7 +96,7 @@ class Plain:
 
     def checked(self, findings: Sequence[Finding]) -> None:
         # Few launches have any, and none should load all that judges for it.
-        from dtrain.check import Severity
+        from dtrain.checks import Severity
         from dtrain_cli.views.findings import brief, entry
         from dtrain_cli.views.paper import Paper
 

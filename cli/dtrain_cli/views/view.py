@@ -23,7 +23,7 @@ from dtrain.runs.stored_file import open_output
 from dtrain_cli.views.outlet import reader_gone
 
 if TYPE_CHECKING:
-    from dtrain.check import Finding
+    from dtrain.checks import Finding
     from dtrain.failures.cause import Report
     from dtrain.launchplan.plan import LaunchPlan
     from dtrain.runs.log_store import Stream

@@ -1,7 +1,7 @@
 """What the facts program answers, see `dtrain.node.facts`. Pure.
 
 Answers stay mappings, because a probe may leave out what a host does not have: a TypedDict with
-``total=False`` declares such fields. `dtrain.check` may rely on the types, the limits and the
+``total=False`` declares such fields. `dtrain.checks` may rely on the types, the limits and the
 fields that are required here.
 """
 

@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from dtrain.check import Finding
+from dtrain.checks import Finding
 from dtrain.failures.cause import Report
 from dtrain.messages.agent import Offset, Time
 from dtrain.messages.decode import (

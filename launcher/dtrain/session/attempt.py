@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtrain import hostlist
-from dtrain.check import Finding
+from dtrain.checks import Finding
 from dtrain.diagnostics import (
     ConnectError,
     DtrainError,

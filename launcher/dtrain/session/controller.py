@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from dtrain import hostlist
-from dtrain.check import Finding
+from dtrain.checks import Finding
 from dtrain.diagnostics import DtrainError, ExitCode
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import HostPlan, LaunchPlan

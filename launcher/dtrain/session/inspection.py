@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dtrain.check import Finding, Severity, before_launch
+from dtrain.checks import Finding, Severity, before_launch
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.session.preflight import QUICK, Preflight
 from dtrain.transport.contract import Connection

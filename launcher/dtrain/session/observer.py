@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from dtrain.check import Finding
+from dtrain.checks import Finding
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs.log_store import Stream

@@ -21,9 +21,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dtrain.check import Evidence, HostFacts
-from dtrain.check.evidence import Facts
-from dtrain.check.tournament import rounds
+from dtrain.checks import Evidence, HostFacts
+from dtrain.checks.evidence import Facts
+from dtrain.checks.tournament import rounds
 from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareError
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.messages import facts

@@ -8,7 +8,7 @@ each is answered by one line of JSON, after `PREAMBLE`:
     {"op": "dial", "targets": [...]}       -> {"dialed": [...]}
     {"op": "run", ...}                     -> {"said": [...], "status": ...}
 
-Nothing is judged here: what a fact means is decided in `dtrain/check/`. Every probe runs in a
+Nothing is judged here: what a fact means is decided in `dtrain/checks/`. Every probe runs in a
 thread of its own with a time limit, so that a dead file server or a driver that hangs costs its
 own fact alone; a probe that fails or does not answer is a fact too: ``{"error": reason}``.
 

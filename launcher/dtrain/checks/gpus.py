@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from dtrain import hostlist
-from dtrain.check.evidence import Evidence, Facts, HostFacts
-from dtrain.check.finding import HOSTS, Finding, error, warning
-from dtrain.check.sizes import GIB, in_words
-from dtrain.check.skew import outliers
+from dtrain.checks.evidence import Evidence, Facts, HostFacts
+from dtrain.checks.finding import HOSTS, Finding, error, warning
+from dtrain.checks.sizes import GIB, in_words
+from dtrain.checks.skew import outliers
 
 _SLOWDOWNS = {
     "hw_slowdown": "its hardware has slowed it down",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from dtrain.check.evidence import Evidence, Facts, HostFacts
-from dtrain.check.files import differing
-from dtrain.check.finding import HOSTS, Finding, error, warning
-from dtrain.check.skew import outliers
+from dtrain.checks.evidence import Evidence, Facts, HostFacts
+from dtrain.checks.files import differing
+from dtrain.checks.finding import HOSTS, Finding, error, warning
+from dtrain.checks.skew import outliers
 
 _FEW = 5
 _OLD_GLIBC = (2, 28)

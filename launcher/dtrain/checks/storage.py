@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dtrain.check.evidence import Evidence, Facts, HostFacts
-from dtrain.check.files import SAFE
-from dtrain.check.finding import Finding, error, warning
-from dtrain.check.sizes import GIB, MIB, in_words
-from dtrain.check.skew import folded
+from dtrain.checks.evidence import Evidence, Facts, HostFacts
+from dtrain.checks.files import SAFE
+from dtrain.checks.finding import Finding, error, warning
+from dtrain.checks.sizes import GIB, MIB, in_words
+from dtrain.checks.skew import folded
 
 LEAST_FREE = 16 * MIB
 """A launch refuses to begin with less."""

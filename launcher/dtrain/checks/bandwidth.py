@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from dtrain.check.finding import Finding, error, warning
-from dtrain.check.reach import groups
+from dtrain.checks.finding import Finding, error, warning
+from dtrain.checks.reach import groups
 
 if TYPE_CHECKING:
-    from dtrain.check.evidence import Evidence, Facts
+    from dtrain.checks.evidence import Evidence, Facts
 
 SLOW = 0.5
 """A link that carries less than this share of the usual is slow."""

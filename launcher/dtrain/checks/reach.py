@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dtrain.check.evidence import Evidence, Facts, is_loopback
-from dtrain.check.finding import Finding, error
-from dtrain.check.names import leads_astray
-from dtrain.check.skew import folded
+from dtrain.checks.evidence import Evidence, Facts, is_loopback
+from dtrain.checks.finding import Finding, error
+from dtrain.checks.names import leads_astray
+from dtrain.checks.skew import folded
 from dtrain.spec.model import Rendezvous
 
 Pair = tuple[str, str]

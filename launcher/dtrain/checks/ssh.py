@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dtrain.check.evidence import Evidence
-from dtrain.check.finding import Finding, error, warning
+from dtrain.checks.evidence import Evidence
+from dtrain.checks.finding import Finding, error, warning
 
 SLOW = 1.0
 """Seconds of a round trip from which on a launch is held up."""

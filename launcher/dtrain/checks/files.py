@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from dtrain.check.evidence import Evidence
-from dtrain.check.finding import Finding, error, warning
-from dtrain.check.skew import outliers
+from dtrain.checks.evidence import Evidence
+from dtrain.checks.finding import Finding, error, warning
+from dtrain.checks.skew import outliers
 
 _SYNC = "set job.sync so that a launch sends it"
 _FEW = 5

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from dtrain.check.evidence import Evidence, HostFacts
-from dtrain.check.finding import Finding, error, warning
-from dtrain.check.sizes import GIB, in_words
-from dtrain.check.skew import outliers
+from dtrain.checks.evidence import Evidence, HostFacts
+from dtrain.checks.finding import Finding, error, warning
+from dtrain.checks.sizes import GIB, in_words
+from dtrain.checks.skew import outliers
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dtrain.check.evidence import Evidence
-from dtrain.check.finding import Finding, error, warning
-from dtrain.check.sizes import GIB, in_words
+from dtrain.checks.evidence import Evidence
+from dtrain.checks.finding import Finding, error, warning
+from dtrain.checks.sizes import GIB, in_words
 
 FEW_FILES = 1024
 FEW_PROCESSES = 1024

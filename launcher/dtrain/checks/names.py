@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dtrain.check.evidence import Evidence, HostFacts, is_loopback
-from dtrain.check.finding import Finding, error, warning
+from dtrain.checks.evidence import Evidence, HostFacts, is_loopback
+from dtrain.checks.finding import Finding, error, warning
 
 SLOW_REVERSE = 2.0
 """Seconds for the name of an address, which PyTorch's rendezvous asks for."""

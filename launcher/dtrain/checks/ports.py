@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from dtrain.check.evidence import Evidence
-from dtrain.check.finding import Finding, error, warning
+from dtrain.checks.evidence import Evidence
+from dtrain.checks.finding import Finding, error, warning
 
 SUBJECT = "port"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtrain.check import (
+from dtrain.checks import (
     bandwidth,
     clock,
     files,
@@ -24,8 +24,8 @@ from dtrain.check import (
     ssh,
     storage,
 )
-from dtrain.check.evidence import Evidence, HostFacts
-from dtrain.check.finding import Finding, Severity, fold
+from dtrain.checks.evidence import Evidence, HostFacts
+from dtrain.checks.finding import Finding, Severity, fold
 
 __all__ = ["Evidence", "Finding", "HostFacts", "Severity", "before_launch", "judge"]
 

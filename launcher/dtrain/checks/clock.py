@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median_low
 
-from dtrain.check.evidence import Evidence
-from dtrain.check.finding import Finding, warning
+from dtrain.checks.evidence import Evidence
+from dtrain.checks.finding import Finding, warning
 
 TOLERATED = 2.0
 """Seconds. Logs of several hosts are hard to read beyond; make and file servers get confused."""

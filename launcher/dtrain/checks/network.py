@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dtrain.check.evidence import Evidence, HostFacts
-from dtrain.check.finding import HOSTS, Finding, error, warning
-from dtrain.check.skew import outliers
+from dtrain.checks.evidence import Evidence, HostFacts
+from dtrain.checks.finding import HOSTS, Finding, error, warning
+from dtrain.checks.skew import outliers
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dtrain.check.evidence import Evidence, Facts
-from dtrain.check.finding import Finding, error
-from dtrain.check.reach import groups
+from dtrain.checks.evidence import Evidence, Facts
+from dtrain.checks.finding import Finding, error
+from dtrain.checks.reach import groups
 
 _EXPECTED = "all processes of the job meet"
 
