@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 from dtrain.diagnostics import InternalError, SpecError, UsageError
 from dtrain.hostlist import fold
 from dtrain.spec import source, spans
-from dtrain.spec.clusterfile import CLUSTER_FILE, HOMES, JOB, LAYOUT, TRAINING
+from dtrain.spec.clusterfile import CLUSTER_FILE, HOMES
+from dtrain.spec.job_keys import JOB, LAYOUT, TRAINING
 from dtrain.spec.load import parse
 from dtrain.spec.schema import Section
 from dtrain.spec.source import Node, Scalar

@@ -312,10 +312,22 @@ class Field:
 
     type: Type[Any]
     description: str
-    """One sentence for someone who hovers over the key in an editor."""
+    """What the key does: one or two sentences, which editors show and `reference` prints."""
     required: bool = False
     default: Any = None
-    """For the JSON Schema: what holds when the key is left out, where that is one value."""
+    """What holds if the key is left out, where that is one value."""
+    otherwise: str = ""
+    """What holds if the key is left out, in words, where that is not one value."""
+    example: str = ""
+    """A value, as YAML."""
+    only: str = ""
+    """The framework that the key applies to; empty for a key that applies to each."""
+
+    @property
+    def summary(self) -> str:
+        """The description, with the default and the framework where these need words."""
+        default = f" Default: {self.otherwise}." if self.otherwise else ""
+        return f"{self.description}{default}{f' For {self.only} only.' if self.only else ''}"
 
 
 @dataclass(frozen=True)
@@ -406,7 +418,7 @@ class Record(Type[Section]):
     def json_schema(self) -> JsonSchema:
         properties = {}
         for key, known in self.fields.items():
-            properties[key] = {"description": known.description, **known.type.json_schema()}
+            properties[key] = {"description": known.summary, **known.type.json_schema()}
             if known.default is not None:
                 properties[key]["default"] = known.default
         required = [key for key, known in self.fields.items() if known.required]

@@ -1,0 +1,360 @@
+"""The keys below `job`: what runs on the machines."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from dtrain.hostlist import MAX_HOSTS
+from dtrain.runtime.layout import SCHEDULES, Recompute, Sharding
+from dtrain.spec import value_rules as rules
+from dtrain.spec.model import LAUNCH_ROLES
+from dtrain.spec.ports import PortRange
+from dtrain.spec.schema import (
+    Choice,
+    Duration,
+    Field,
+    Flag,
+    Integer,
+    ListOf,
+    OneOf,
+    Record,
+    Text,
+)
+from dtrain.spec.strategies import STRATEGIES
+
+_STRATEGY_NAMES = tuple(dict.fromkeys(name for known in STRATEGIES.values() for name in known))
+
+
+class _Strategy(Text):
+    """Accepts any text, because the valid names depend on the framework: see `checks`."""
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"enum": list(_STRATEGY_NAMES)}
+
+
+_SIZE = Integer(1, 1_000_000)
+
+LAYOUT = Record(
+    {
+        "tensor": Field(
+            _SIZE,
+            "Tensor parallel size: the GPUs that share each layer.",
+            otherwise="1; the GPUs of one host with strategy tensor",
+            example="8",
+        ),
+        "pipeline": Field(
+            _SIZE,
+            "Pipeline parallel size: the number of stages.",
+            otherwise="1; all GPUs with strategy pipeline",
+            example="2",
+        ),
+        "virtual_pipeline": Field(
+            _SIZE,
+            "Parts of each stage in an interleaved pipeline schedule.",
+            default=1,
+            example="2",
+        ),
+        "schedule": Field(
+            Choice(SCHEDULES),
+            "Order of the micro-batches in a pipeline: all forward passes first (gpipe); each "
+            "backward pass as early as possible (1f1b, interleaved if virtual_pipeline is above "
+            "1); or zero-bubble schedules that split the backward pass (zb-1p, zb-v).",
+            default="1f1b",
+            example="gpipe",
+        ),
+        "context": Field(
+            _SIZE,
+            "Context parallel size: the GPUs that share each sequence.",
+            default=1,
+            example="2",
+        ),
+        "expert": Field(
+            _SIZE,
+            "Expert parallel size: the GPUs that share the experts. They are a part of the data "
+            "ranks.",
+            default=1,
+            example="8",
+        ),
+        "data": Field(
+            _SIZE,
+            "Data parallel size: replicas or shards that process different data.",
+            otherwise="the remaining workers; 1 with strategy 3d or none",
+            example="4",
+        ),
+        "sharding": Field(
+            Choice(get_args(Sharding)),
+            "What the data ranks shard: optimizer states (optimizer: ZeRO-1), also gradients "
+            "(gradients: ZeRO-2), also parameters (full: ZeRO-3, FSDP), or everything within "
+            "groups, with a copy in each group (hybrid: HSDP).",
+            otherwise="what the strategy implies, else none",
+            example="full",
+        ),
+        "shard": Field(
+            _SIZE,
+            "Data ranks in one group of hybrid sharding.",
+            otherwise="the GPUs of one host with strategy hsdp",
+            example="8",
+        ),
+        "micro_batch": Field(
+            _SIZE,
+            "Sequences in one forward pass of one replica.",
+            otherwise="what training.global_batch implies, else 1",
+            example="4",
+        ),
+        "grad_accumulation": Field(
+            _SIZE,
+            "Micro-batches of one replica in one optimizer step.",
+            otherwise="what training.global_batch implies, else 1, or twice the pipeline stages",
+            example="32",
+        ),
+        "recompute": Field(
+            Choice(get_args(Recompute)),
+            "Activations to recompute in the backward pass, to save memory.",
+            default="none",
+            example="selective",
+        ),
+        "sequence_parallel": Field(
+            Flag(),
+            "Split the activations outside the tensor parallel layers along the sequence.",
+            default=False,
+            example="true",
+        ),
+        "offload": Field(
+            Flag(),
+            "Keep the optimizer states in host memory.",
+            default=False,
+            example="true",
+        ),
+    }
+)
+
+TRAINING = Record(
+    {
+        "global_batch": Field(
+            Integer(1, 10**9), "Sequences or samples in one optimizer step.", example="512"
+        ),
+        "precision": Field(
+            Choice(("fp32", "tf32", "fp16", "bf16", "fp8")),
+            "Number format of the computation.",
+            example="bf16",
+        ),
+        "seq_len": Field(Integer(1, 10**9), "Tokens in one sequence.", example="2048"),
+    }
+)
+
+JOB = Record(
+    {
+        "framework": Field(
+            Choice(("torch", "tensorflow")),
+            "The framework of the training script: torch or tensorflow.",
+            required=True,
+            example="torch",
+        ),
+        "strategy": Field(
+            _Strategy(),
+            "How the script distributes training. It sets the number of processes on each host. "
+            "With auto, dtrain chooses from the hosts and job.layout, and prints its choice. "
+            + " ".join(
+                f"{framework}: {', '.join(known)}." for framework, known in STRATEGIES.items()
+            ),
+            otherwise="auto if job.layout is given, else none",
+            example="fsdp",
+        ),
+        "script": Field(
+            Text(rules.script),
+            "Python file to run on every host, relative to the workdir.",
+            otherwise="job.module",
+            example="train.py",
+        ),
+        "module": Field(
+            Text(rules.module),
+            "Python module to run with `python -m`, instead of a script.",
+            otherwise="job.script",
+            example="my.train",
+        ),
+        "args": Field(
+            ListOf(Text(empty=True), advice="write each argument as its own item: [--epochs, 3]"),
+            "Arguments of the script. dtrain passes each item exactly as written.",
+            otherwise="none",
+            example="[--config, gpt.yaml, --lr, 1e-5]",
+        ),
+        "workdir": Field(
+            Text(),
+            "Working folder of the workers on the hosts.",
+            otherwise="where sync puts the files, else the home folder (with transport: local, "
+            "the cluster file's folder)",
+            example="~/runs/gpt",
+        ),
+        "setup": Field(
+            OneOf(Text(), ListOf(Text()), wrap=True),
+            "Shell lines to run on each host before its workers. Workers inherit the variables and "
+            "limits that they set.",
+            otherwise="none",
+            example="[source ~/env.sh, ulimit -n 65536]",
+        ),
+        "sync": Field(
+            Record(
+                {
+                    "source": Field(
+                        Text(),
+                        "Folder on this machine to send, relative to the cluster file.",
+                        default=".",
+                        example="..",
+                    ),
+                    "exclude": Field(
+                        ListOf(Text(), advice='write a list: [".git", "*.pt"]'),
+                        "Patterns of files to leave out, as in .gitignore.",
+                        otherwise="nothing is left out",
+                        example='[.git, .venv, "*.pt"]',
+                    ),
+                }
+            ),
+            "A folder to send to every host before the launch.",
+        ),
+        "env": Field(
+            rules.ENV,
+            "Environment variables of every worker. Variables that dtrain sets are refused.",
+            otherwise="none",
+            example="{NCCL_DEBUG: WARN}",
+        ),
+        "secrets": Field(
+            ListOf(
+                Text(rules.variable, f"^{rules.VARIABLE}$"),
+                unique=True,
+                advice="write a list of variable names: [WANDB_API_KEY]",
+            ),
+            "Variables to pass to the workers from your own environment. Their values never "
+            "appear in dtrain's own messages and records, dry runs or process lists.",
+            otherwise="none",
+            example="[WANDB_API_KEY]",
+        ),
+        "roles": Field(
+            Record(
+                {
+                    role: Field(
+                        Integer(0, 1 if role in ("chief", "evaluator") else 16384),
+                        f"Number of {role} tasks.",
+                        otherwise="0",
+                        example="1" if role in ("chief", "evaluator") else "4",
+                    )
+                    for role in LAUNCH_ROLES
+                }
+            ),
+            "TensorFlow tasks by type.",
+            otherwise="one worker on each host",
+            only="tensorflow",
+        ),
+        "rendezvous": Field(
+            Record(
+                {
+                    "backend": Field(
+                        Choice(("direct", "static", "c10d")),
+                        "How torch workers find each other. direct: dtrain sets the complete "
+                        "environment of each rank. static and c10d: torchrun runs on every host.",
+                        default="direct",
+                        example="c10d",
+                        only="torch",
+                    ),
+                    "port": Field(
+                        rules.PORT,
+                        "Port on the first host where workers meet. With TensorFlow: the first "
+                        "port of the tasks.",
+                        otherwise="each launch draws a free port from `ports`",
+                        example="29511",
+                    ),
+                    "ports": Field(
+                        PortRange(),
+                        "Ports that a launch may draw from. Allow them in the firewall.",
+                        default="29500-30523",
+                        example="40000-40099",
+                    ),
+                }
+            ),
+            "How workers find each other.",
+        ),
+        "layout": Field(
+            LAYOUT,
+            "How the model is split. `dtrain plan --output FILE` writes it. With tensorflow, dtrain"
+            " only passes it to the script, in DTRAIN_LAYOUT.",
+            otherwise="what the strategy implies",
+        ),
+        "training": Field(
+            TRAINING,
+            "Batch, sequence length and precision, for the planner and for the script, which gets "
+            "them in DTRAIN_TRAINING.",
+        ),
+        "restart": Field(
+            Record(
+                {
+                    "max": Field(
+                        Integer(0, 1000),
+                        "How many times dtrain restarts a failed job.",
+                        default=0,
+                        example="3",
+                    ),
+                    "node_timeout": Field(
+                        Duration(1),
+                        "How long a host may be unreachable before it counts as lost.",
+                        default=300,
+                        example="2m",
+                    ),
+                }
+            ),
+            "What to do when a worker or a host fails.",
+        ),
+        "elastic": Field(
+            Record(
+                {
+                    "min_hosts": Field(
+                        Integer(1, MAX_HOSTS),
+                        "The fewest hosts on which the job continues.",
+                        required=True,
+                        example="6",
+                    ),
+                }
+            ),
+            "Restart without a lost host if no spare is left. The sizes tensor, pipeline, context "
+            "and expert stay the same, and data shrinks (TensorFlow: the number of workers).",
+            otherwise="the job ends",
+        ),
+        "watchdog": Field(
+            Record(
+                {
+                    "silence": Field(
+                        Duration(1),
+                        "The longest time without output and without progress from any worker.",
+                        required=True,
+                        example="10m",
+                    ),
+                    "then": Field(
+                        Choice(("report", "stop", "restart")),
+                        "What to do after the report on where every worker waits.",
+                        default="stop",
+                        example="restart",
+                    ),
+                }
+            ),
+            "What to do with a job that hangs.",
+            otherwise="a hanging job is not detected",
+        ),
+        "grace": Field(
+            Duration(),
+            "How long workers have to finish after TERM before they get KILL.",
+            default=10,
+            example="1m",
+        ),
+        "on_disconnect": Field(
+            Choice(("stop", "keep")),
+            "What the hosts do with the job if they hear nothing from the launcher for the time "
+            "in `lease`.",
+            default="keep",
+            example="stop",
+        ),
+        "lease": Field(
+            Duration(15),
+            "How long the hosts wait for the launcher before on_disconnect applies.",
+            default=300,
+            example="15m",
+        ),
+    }
+)

@@ -1,0 +1,93 @@
+"""Rules for values in a cluster file that several keys share, or that say what a text may be.
+
+A rule returns what is wrong with a text as the end of a sentence, or nothing.
+"""
+
+from __future__ import annotations
+
+import re
+
+from dtrain.spec.hosts import host_name_fault
+from dtrain.spec.ports import MAX_PORT
+from dtrain.spec.schema import Choice, Integer, ListOf, MapOf, OneOf, Text
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+INTERFACE = r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,14}"
+TOPOLOGY = r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}"
+MODULE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+
+
+def name(text: str) -> str:
+    if re.fullmatch(NAME, text):
+        return ""
+    return (
+        "must be letters, digits, '.', '_' or '-', start with a letter or digit, "
+        "and have at most 64 characters"
+    )
+
+
+def variable(text: str) -> str:
+    if re.fullmatch(VARIABLE, text):
+        return ""
+    return "is not a variable's name: letters, digits and '_', not starting with a digit"
+
+
+def interface(text: str) -> str:
+    if re.fullmatch(INTERFACE, text):
+        return ""
+    return "must be one network interface, such as ib0 (as `ip link` shows it)"
+
+
+def address(text: str) -> str:
+    return host_name_fault(text)[0]
+
+
+def option_safe(text: str) -> str:
+    return "cannot start with '-'" if text.startswith("-") else ""
+
+
+def user(text: str) -> str:
+    return "cannot hold spaces" if re.search(r"\s", text) else option_safe(text)
+
+
+def script(text: str) -> str:
+    return "cannot start with '-'; write it as ./-…" if text.startswith("-") else ""
+
+
+def module(text: str) -> str:
+    if re.fullmatch(MODULE, text) and not text.endswith(".py"):
+        return ""
+    if "/" in text or text.endswith(".py"):
+        return "must be a module's name, such as my.train; a file goes in job.script"
+    return "must be a module's name, such as my.train"
+
+
+def topology(text: str) -> str:
+    if re.fullmatch(TOPOLOGY, text):
+        return ""
+    return "must be the chips of a slice along two or three axes, such as 4x4 or 2x2x4"
+
+
+def run_dir(text: str) -> str:
+    if text.startswith(("/", "~/")):
+        return ""
+    return "must start with '/' or '~/', because it is a folder on every node"
+
+
+def unix_group(text: str) -> str:
+    if re.fullmatch(r"[^\s:/,-][^:/,\x00-\x1f\x7f]*", text) and not text.isdigit():
+        return ""
+    return "must be the name of a Unix group on the hosts"
+
+
+PORT = Integer(1, MAX_PORT)
+GPUS = OneOf(
+    Integer(0, 1024, also=" or a list of GPU indices"),
+    ListOf(Integer(0, 1023), unique=True, minimum=1, what="GPU indices"),
+)
+SLOTS = Integer(1, 1024)
+ENV: MapOf[str] = MapOf(
+    Text(empty=True), variable, f"^{VARIABLE}$", what="environment variables as NAME: value"
+)
+TRANSPORT = Choice(("ssh", "local"))
