@@ -44,7 +44,7 @@ def dump(**entry: Any) -> dict[str, Any]:
 def recorders(folder: Path) -> FlightRecorders:
     environment: dict[bytes, bytes] = {}
     record_flights(environment, os.fsencode(folder))
-    return FlightRecorders(environment, os.fsencode(folder))
+    return FlightRecorders(environment, os.fsencode(folder), 8)
 
 
 def test_each_dump_is_told_once(tmp_path: Path) -> None:
@@ -61,6 +61,16 @@ def test_each_dump_is_told_once(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(dump(state="completed", collective_seq_id=10**6)))
     ((_, (group,)),) = flights.fresh()
     assert group["calls"][0]["done"]
+
+
+def test_dumps_and_members_that_cannot_be_are_ignored(tmp_path: Path) -> None:
+    flights = recorders(tmp_path)
+    forged = dump()
+    forged["pg_config"]["0"]["ranks"] = "[-1, 0, 7, 1e300, 12345678901]"
+    (tmp_path / "nccl-trace-8").write_bytes(pickle.dumps(dump()))
+    (tmp_path / "nccl-trace-7").write_bytes(pickle.dumps(forged))
+    ((rank, (group,)),) = flights.fresh()
+    assert (rank, group["ranks"]) == (7, [0, 7])
 
 
 def test_what_is_left_out(tmp_path: Path) -> None:
@@ -169,7 +179,7 @@ def test_what_the_job_has_chosen_stays(tmp_path: Path) -> None:
     environment = dict(chosen)
     record_flights(environment, os.fsencode(tmp_path))
     assert environment == {**chosen, b"TORCH_NCCL_DUMP_ON_TIMEOUT": b"1"}
-    flights = FlightRecorders(environment, os.fsencode(tmp_path))
+    flights = FlightRecorders(environment, os.fsencode(tmp_path), 8)
     assert not flights.ask(0)
     (tmp_path / "own-5").write_bytes(pickle.dumps(dump()))
     assert [rank for rank, _ in flights.fresh()] == [5]

@@ -88,12 +88,100 @@ for name in os.listdir("."):
 print("ready", flush=True)
 """
     agent = host.start(host.code(source))
-    agent.expect("lost", survivors=[])
+    agent.event("exited", code=0)
+    agent.event("ended", survivors=[])
     agent.expect("bye")
     second = host.attach()
     reason = second.expect("refused")["reason"]
     assert reason.endswith("/supervisor is not a regular file")
     host.until_nothing_runs()
+
+
+CHANGES = {
+    "nothing": "os.unlink(path)",
+    "a FIFO": "os.unlink(path); os.mkfifo(path)",
+    "a folder": "os.unlink(path); os.mkdir(path)",
+    "a link": "os.unlink(path); os.symlink('/dev/zero', path)",
+    "another file": "os.unlink(path); open(path, 'w').write('{}\\n' * 9)",
+    "another folder": "os.rename(folder, folder + '.old'); os.mkdir(folder); os.chdir(folder)",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_job_goes_on_without_the_supervisors_files(host: Node, change: str) -> None:
+    source = f"""
+import os
+folder = os.getcwd()
+os.chdir(os.environ["DTRAIN_RUN_DIR"])
+folder = os.getcwd()
+for path in ("events", "supervisor"):
+    if os.path.lexists(path):
+        {CHANGES[change]}
+print("ready", flush=True)
+os.read(os.open({str(host.workdir / "go")!r}, os.O_RDONLY), 1)
+"""
+    os.mkfifo(host.workdir / "go")
+    agent = host.start(host.code(source))
+    agent.event("started")
+    agent.until(lambda: agent.text("worker-0.out") == "ready\n")
+    second = host.attach(offsets=agent.offsets)
+    assert second.expect("attached")["running"]
+    (host.workdir / "go").write_text("x")
+    for relay in (agent, second):
+        relay.event("exited", code=0)
+        relay.event("ended", survivors=[])
+        relay.expect("bye")
+    host.until_nothing_runs()
+
+
+def test_a_removed_run_folder_does_not_hide_the_job(host: Node) -> None:
+    script = 'rm -r "$DTRAIN_RUN_DIR"; echo ready; exec sleep 600'
+    agent = host.start(host.shell(script))
+    agent.until(lambda: agent.text("worker-0.out") == "ready\n")
+    second = host.attach()
+    second.expect("attached")
+    second.command("stop", grace=0.0)
+    second.event("ended", survivors=[])
+    agent.expect("bye")
+    assert host.attach().expect("refused")["what"] == "gone"
+    host.until_nothing_runs()
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ("mv events x", "is missing"),
+        ("mv events x; mkdir events", "is not the supervisor's file"),
+        (": > events", "is too short"),
+    ],
+)
+def test_a_lost_end_is_blamed_on_who_removed_it(host: Node, change: str, wrong: str) -> None:
+    os.mkfifo(host.workdir / "go")
+    agent = host.start(host.shell("echo ready; exec cat go"))
+    agent.until(lambda: agent.text("worker-0.out") == "ready\n")
+    subprocess.run(["sh", "-c", change], cwd=host.folder(), check=True)
+    second = host.attach()
+    second.expect("attached")
+    (host.workdir / "go").write_text("x")
+    lost = second.expect("lost", survivors=[])
+    assert lost["reason"] == (
+        f"the supervisor has ended, but {host.folder()}/events {wrong}; a process of the job has"
+        " changed that file"
+    )
+    assert "$DTRAIN_RUN_DIR" in lost["hint"]
+
+
+def test_an_overwritten_end_is_blamed_on_who_overwrote_it(host: Node) -> None:
+    os.mkfifo(host.workdir / "go")
+    agent = host.start(host.shell("echo ready; exec cat go"))
+    agent.until(lambda: agent.text("worker-0.out") == "ready\n")
+    events = host.folder() / "events"
+    with events.open("r+b") as file:
+        file.seek(agent.offsets["events"])
+        file.write(b"x" * 4096 + b'\n{"event": "forged", "time": 1}\n')
+    agent.event("forged")
+    (host.workdir / "go").write_text("x")
+    assert " does not say how; " in agent.expect("lost", survivors=[])["reason"]
 
 
 def test_a_stop_continues_a_stopped_supervisor(host: Node) -> None:
@@ -136,14 +224,58 @@ def test_a_supervisor_that_cannot_be_continued_is_killed(host: Node) -> None:
     host.until_nothing_runs()
 
 
-def test_a_damaged_record_of_the_supervisor_is_named(host: Node) -> None:
+def test_a_damaged_record_does_not_hide_the_supervisor(host: Node) -> None:
     script = "echo '{}' > \"$DTRAIN_RUN_DIR/supervisor\"; echo ready; sleep 600"
     agent = host.start(host.shell(script))
     agent.until(lambda: agent.text("worker-0.out") == "ready\n")
-    refused = host.attach().expect("refused")
-    assert "supervisor is damaged" in refused["reason"]
-    agent.command("kill")
+    second = host.attach()
+    second.expect("attached")
+    second.command("kill")
+    second.event("ended", survivors=[])
+    for relay in (agent, second):
+        relay.expect("bye")
+    assert "supervisor is damaged" in host.attach().expect("refused")["reason"]
+    host.until_nothing_runs()
+
+
+def test_ranks_that_cannot_be_are_ignored(host: Node) -> None:
+    """A fake torchrun of ranks 2 and 3; its folders, environments and summary name others."""
+    script = """
+place=$PET_LOG_DIR/x/attempt_0
+mkdir -p "$place/0" "$place/1" "$place/2" "$place/999999" "$PET_LOG_DIR/y/attempt_0/0"
+for entry in 0:2 1:-1 1:99 2:4; do
+    RANK=${entry#*:} LOCAL_RANK=${entry%:*} \\
+        TORCHELASTIC_ERROR_FILE=$place/${entry%:*}/error.json sleep 600 &
+done
+printf 'rank : 77 (local_rank: 0)\\n exitcode : 1 (pid: 1)\\n' >&2
+cat go; exit 1
+"""
+    os.mkfifo(host.workdir / "go")
+    process = host.shell(script, role="torchrun", rank=None, ranks=2)
+    agent = host.start(process, world_size=4)
+    agent.event("rank", rank=2, local_rank=0)
+    agent.event("rank", rank=3, local_rank=1)  # a neighbor's number tells it
+    agent.command("stacks", abort=False)
+    agent.event("told")
+    (host.workdir / "go").write_text("x")
+    exited = agent.event("exited")
     agent.expect("bye")
+    said = [event["rank"] for event in agent.events if event["event"] in ("rank", "stack")]
+    assert sorted(said + [one["rank"] for one in exited["ranks"]]) == [2, 3]
+    host.until_nothing_runs()
+
+
+@pytest.mark.parametrize("time", [-1, 1 << 40])
+def test_the_time_of_an_error_file_has_limits(tmp_path: Path, time: int) -> None:
+    path = tmp_path / "error.json"
+    path.write_text('{"message": "m"}')
+    try:
+        os.utime(path, (time, time))
+    except OSError:
+        pytest.skip("this file system has no such times")
+    if path.stat().st_mtime != time:
+        pytest.skip("this file system has no such times")
+    assert error_report(os.fsencode(path)) == {"message": "m", "traceback": "", "time": None}
 
 
 def test_forged_events_are_passed_over(tmp_path: Path) -> None:

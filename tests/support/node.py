@@ -254,6 +254,7 @@ class Node:
             "environment": {},
             "secrets": {},
             "runtime": "",
+            "world_size": sum(process["ranks"] for process in processes),
             "processes": list(processes),
             "ports": [],
             "grace": 10.0,
@@ -298,7 +299,7 @@ class Node:
         return self.process([self.python, "-ISc", source], index, **body)
 
     def process(self, argv: list[str], index: int = 0, **body: Any) -> dict[str, Any]:
-        base = {"role": "worker", "index": index, "rank": index, "service": False}
+        base = {"role": "worker", "index": index, "rank": index, "ranks": 1, "service": False}
         return {**base, "argv": argv, "environment": {}, **body}
 
     def folder(self, run: str = "run", host: str = "node0") -> Path:

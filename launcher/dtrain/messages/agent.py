@@ -260,6 +260,7 @@ class Notice:
 class Lost:
     reason: str
     survivors: tuple[Survivor, ...] = ()
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

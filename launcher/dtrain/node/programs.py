@@ -10,6 +10,7 @@ MODULES = {
     "agent": (
         "trust",
         "agent.wire",
+        "agent.folder",
         "agent.processes",
         "agent.worker_files",
         "agent.stacks",
@@ -17,7 +18,6 @@ MODULES = {
         "agent.sweep",
         "agent.isolation",
         "agent.spawn",
-        "agent.folder",
         "agent.events",
         "agent.progress",
         "agent.evidence",

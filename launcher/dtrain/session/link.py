@@ -457,11 +457,13 @@ class Link:
             "environment": self._environment(),
             "secrets": dict(run.secrets),
             "runtime": runtime_archive(),
+            "world_size": run.plan.world_size,
             "processes": [
                 {
                     "role": process.role,
                     "index": process.index,
                     "rank": process.rank,
+                    "ranks": process.ranks,
                     "argv": list(process.argv),
                     "environment": dict(process.environment),
                     "service": process.service,
@@ -807,7 +809,7 @@ class Link:
             self.host,
             "running the job",
             lost.reason,
-            hint="something on that host ended it; what it had started was ended too",
+            hint=lost.hint or "something on that host ended it; what it had started was ended too",
         )
 
     def _undying(self, survivors: Iterable[messages.Survivor]) -> PrepareError:
@@ -938,7 +940,7 @@ class Link:
         """Report the host's final state, where the last one that was reported is not final."""
         if not lost and self._reported not in ("ended", "failed"):
             self._state("ended")
-        elif lost and self._reported not in ("lost", "unreachable"):
+        elif lost and self._reported not in ("lost", "unreachable", "failed"):
             self._state("lost", "did not say that the job's processes are gone")
 
     def _state(self, state: str, detail: str = "") -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import socket
 import struct
 
-from dtrain.node.agent.processes import look, read_file
+from dtrain.node.agent.folder import listed
+from dtrain.node.agent.processes import environment_of, look, read_file
 from dtrain.node.agent.wire import RefusedError, raw, shown
-from dtrain.node.agent.worker_files import decode
+from dtrain.node.agent.worker_files import decode, open_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,19 +44,25 @@ MAX_RECORD = 1 << 16
 """Bytes of a supervisor's record."""
 
 
+class DamagedError(RefusedError):
+    """The supervisor's record is not what a supervisor writes."""
+
+    def __init__(self, reason: str) -> None:
+        hint = "a process of the job may have changed it; end the job's processes by hand"
+        super().__init__("agent", reason, hint)
+
+
 def record_in(data: bytes, folder: bytes) -> Json | None:
     """The supervisor's record in ``data``, read from the run's ``folder``; None if it is not
-    written yet. Raises RefusedError for a record that no supervisor writes."""
+    written yet. Raises DamagedError."""
     if not data:
         return None
     record = decode(data)
     if record is None or any(
         type(record.get(name)) is not SUPERVISOR_RECORD[name] for name in SUPERVISOR_RECORD
     ):
-        raise RefusedError(
-            "agent",
-            "%s/supervisor is damaged, so the supervisor cannot be found" % shown(folder),
-            "a process of the job may have written to it; end the job's processes by hand",
+        raise DamagedError(
+            "%s/supervisor is damaged, so the supervisor cannot be found" % shown(folder)
         )
     return record
 
@@ -79,6 +88,35 @@ def call_supervisor(record: Json) -> socket.socket | None:
         sock.close()
         return None
     return sock
+
+
+def find_supervisor(folder: bytes) -> socket.socket | None:
+    """A connection to the supervisor of the run in ``folder`` without its record: a process of the
+    job may have removed or changed that."""
+    prefix = b"@" + b"/".join([b"dtrain", *folder.split(b"/")[-2:]])[:87] + b"/"
+    for line in (read_file("/proc/net/unix") or b"").split(b"\n"):
+        at = line.find(prefix)
+        if at < 0:
+            continue
+        sock = call(b"\0" + line[at + 1 :])
+        if sock is not None:
+            pid, uid = peer_of(sock)
+            if uid == os.geteuid() and environment_of(pid).get(b"DTRAIN_RUN_DIR") == folder:
+                return sock
+            sock.close()
+    return None
+
+
+def open_events(pid: int, folder: bytes) -> int:
+    """The events file, as the supervisor itself has it open: a process of the job may have removed
+    or replaced the name. Raises OSError."""
+    fds = b"/proc/%d/fd" % pid
+    for number in listed(fds) if pid else []:
+        path = os.path.join(fds, number)
+        with contextlib.suppress(OSError):
+            if re.search(rb"/events( \(deleted\))?$", os.readlink(path)):
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    return open_regular(os.path.join(folder, b"events"))
 
 
 def lives(record: Json) -> bool:

@@ -11,7 +11,7 @@ import time
 
 from dtrain.node.agent.folder import RESERVED, create
 from dtrain.node.agent.wire import MAX_PAYLOAD, encode
-from dtrain.node.agent.worker_files import Lines, decode
+from dtrain.node.agent.worker_files import Lines, decode, open_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,8 +97,9 @@ def event_in(line: bytes | None) -> Json | None:
 class EventReader:
     """Reads an events file, which a worker may have written to, from ``offset`` on."""
 
-    def __init__(self, path: bytes, offset: int = 0) -> None:
-        self._lines = Lines(path, offset, MAX_EVENT, end=b"\0")
+    def __init__(self, file: bytes | int, offset: int = 0) -> None:
+        """``file`` is a path, or an open file."""
+        self._lines = Lines(file, offset, MAX_EVENT, end=b"\0")
 
     def read(self) -> list[tuple[Json, int]]:
         """The events that are complete by now, each with the offset of the next one."""
@@ -116,3 +117,17 @@ class EventReader:
             before = self._lines.offset
             for event, _ in self.read():
                 yield event
+
+
+def damage(path: bytes) -> str:
+    """What shows that a process of the job has changed the events file; empty if nothing does."""
+    try:
+        fd = open_regular(path)
+    except FileNotFoundError:
+        return "is missing"
+    except OSError:
+        return "is not the supervisor's file"
+    try:
+        return "is too short" if os.fstat(fd).st_size < RESERVED else ""
+    finally:
+        os.close(fd)

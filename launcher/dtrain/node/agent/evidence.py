@@ -34,7 +34,7 @@ def error_report(path: bytes, most: int = MAX_TRACEBACK) -> Json | None:
         else:
             report["message"] = str(said)
             stamp = body.get("timestamp") if isinstance(body, dict) else None
-        report["time"] = written = os.lstat(path).st_mtime
+        report["time"] = written = a_time(os.lstat(path).st_mtime)
         # torch writes whole seconds, too coarse to order failures; torchrun copies files.
         if stamp is not None and not 0 <= written - a_time(float(stamp)) < 2:
             report["time"] = float(stamp)

@@ -51,9 +51,13 @@ def unpickled(data: bytes) -> Any:
 
 
 class FlightRecorders:
-    """Those of all ranks of this host, whose processes have this ``environment``."""
+    """Those of all ranks of this host, whose processes have this ``environment``.
 
-    def __init__(self, environment: dict[bytes, bytes], workdir: bytes) -> None:
+    Any process of the job can write a dump, of any rank.
+    """
+
+    def __init__(self, environment: dict[bytes, bytes], workdir: bytes, world_size: int) -> None:
+        self._world_size = world_size
         prefix = next((environment[name] for name in FILES if environment.get(name)), b"")
         self._files = os.path.join(workdir, prefix) if prefix else b""
         pipes = environment.get(PIPES)
@@ -90,7 +94,8 @@ class FlightRecorders:
         folder, name = os.path.split(self._files)
         for file in listed(folder) if self._files else []:
             rank = file[len(name) :]
-            if file.startswith(name) and rank.isdigit() and len(rank) <= MAX_RANK_DIGITS:
+            numbered = file.startswith(name) and rank.isdigit() and len(rank) <= MAX_RANK_DIGITS
+            if numbered and int(rank) < self._world_size:
                 yield int(rank), os.path.join(folder, file)
 
     def _read(self, rank: int, path: bytes) -> list[Json] | None:
@@ -149,7 +154,7 @@ def groups_of(dump: Json) -> list[Json]:
             {
                 "id": name,
                 "name": words(calls[-1]["process_group"][1]),
-                "ranks": [int(rank) for rank in ranks],
+                "ranks": [rank for rank in map(int, ranks) if 0 <= rank < 10**MAX_RANK_DIGITS],
                 "calls": [call_of(entry, entry is calls[-1]) for entry in calls[-LATEST:]],
             }
         )

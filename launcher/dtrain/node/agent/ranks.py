@@ -26,13 +26,20 @@ NODE_RANK = re.compile(rb"--node[-_]rank[= ](\d+)")
 
 
 class Ranks:
-    """Finds the ranks of one torchrun."""
+    """Finds the ranks of one torchrun.
 
-    def __init__(self, path: bytes, argv: list[bytes]) -> None:
+    Workers can write folders, environments and messages with any numbers. Ranks outside the job,
+    and local ranks that this torchrun does not start, are ignored.
+    """
+
+    def __init__(self, path: bytes, argv: list[bytes], count: int, world_size: int) -> None:
+        """``count``: ranks that this torchrun starts."""
+        self._count, self._world_size = count, world_size
         self._stderr, self._logs = path + b".err", path + b".ranks"
         self._node_rank = NODE_RANK.search(b" ".join(argv))
         self._first_seen: dict[bytes, float] = {}
         self._known: dict[bytes, int] = {}  # folder -> rank
+        self._ignored: set[bytes] = set()
         self._pids: dict[int, int | None] = {}  # rank -> process id
 
     def scan(self, tag: Tag, last: bool = False) -> tuple[list[Json], float]:
@@ -41,7 +48,8 @@ class Ranks:
         ``last``: torchrun has exited, so take what there is.
         """
         places = self._places()
-        new = [place for place in places if place not in self._known]
+        seen = self._ignored.union(self._known)
+        new = [place for place in places if place not in seen]
         if not new:
             return [], 0.5 if places else 0.02
         now = time.monotonic()
@@ -54,7 +62,10 @@ class Ranks:
                 # It may not have been executed yet, or it came and went between two scans.
                 if not last and now - self._first_seen.setdefault(place, now) < 1.0:
                     continue
-                rank = self._guess(place, local, len(places))
+                rank = self._guess(local)
+            if rank in self._pids or not 0 <= rank < self._world_size:
+                self._ignored.add(place)
+                continue
             self._known[place] = rank
             self._pids[rank] = pid
             logs = place[len(os.path.dirname(self._logs)) + 1 :]
@@ -71,7 +82,7 @@ class Ranks:
             os.path.join(self._logs, run, b"attempt_0", local)
             for run in listed(self._logs)
             for local in listed(os.path.join(self._logs, run, b"attempt_0"))
-            if local.isdigit() and len(local) <= MAX_DIGITS
+            if local.isdigit() and len(local) <= MAX_DIGITS and int(local) < self._count
         ]
 
     def _living(self, tag: Tag) -> dict[bytes, tuple[int, int]]:
@@ -82,18 +93,18 @@ class Ranks:
             environment = environment_of(proc.pid, having=b"LOCAL_RANK=")
             with contextlib.suppress(KeyError):
                 path, rank = environment[b"TORCHELASTIC_ERROR_FILE"], environment[b"RANK"]
-                if rank.isdigit() and len(rank) <= MAX_DIGITS:
+                if rank.isdigit() and len(rank) <= MAX_DIGITS and int(rank) < self._world_size:
                     found[path] = proc.pid, int(rank)
         return found
 
-    def _guess(self, place: bytes, local: int, count: int) -> int:
+    def _guess(self, local: int) -> int:
         """Ranks of one node are consecutive: tell one from a neighbor's, from what torchrun said,
         or from the node's."""
         for other, rank in self._known.items():
             return rank - int(os.path.basename(other)) + local
         for rank_text, other_local, _ in self._summary():
             return int(rank_text) - int(other_local) + local
-        return (int(self._node_rank[1]) * count if self._node_rank else 0) + local
+        return (int(self._node_rank[1]) * self._count if self._node_rank else 0) + local
 
     def _summary(self) -> list[tuple[bytes, bytes, bytes]]:
         return FAILURE.findall(read_regular(self._stderr, MAX_SUMMARY, -MAX_SUMMARY) or b"")

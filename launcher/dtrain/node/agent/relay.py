@@ -18,12 +18,16 @@ from dtrain.node.agent.control import (
     MAX_RECORD,
     REQUEST_FD,
     STAGE,
+    DamagedError,
     call_supervisor,
+    find_supervisor,
     lives,
     machine_id,
+    open_events,
+    peer_of,
     record_in,
 )
-from dtrain.node.agent.events import EventReader
+from dtrain.node.agent.events import EventReader, damage
 from dtrain.node.agent.evidence import tail_of
 from dtrain.node.agent.folder import (
     cannot_write,
@@ -67,6 +71,8 @@ QUICK, SLOW = 0.005, 0.1
 ALONE = 60
 """Seconds without a word from the launcher, which pings every 5, after which a relay ends: nobody
 will ever read what it may be waiting to write."""
+ENDED_WELL = "status 0"
+UNSEEN = "its end was not seen"
 RESTARTED = "the machine was restarted, or this is another machine"
 FAREWELL = 2.0
 """Seconds for a supervisor to exit after its `ended` event."""
@@ -77,11 +83,12 @@ MAX_UNHEARD = 1 << 20
 class Stream:
     """One output file, followed."""
 
-    def __init__(self, number: int, path: bytes, offset: int) -> None:
+    def __init__(self, number: int, path: bytes, offset: int, fd: int = -1) -> None:
+        """``fd``: the file, if it is open already."""
         self.number = number
         self.offset = offset
         self._path = path
-        self._fd = -1
+        self._fd = fd
 
     def read(self) -> bytes:
         """What comes next; empty if there is nothing new."""
@@ -103,17 +110,19 @@ class Relay:
         self._supervisor: socket.socket | None = None
         self._child = 0  # the supervisor, as long as it is our child
         self._subreaper = False
-        self._end = "its end was not seen"
+        self._end = UNSEEN
         self._unheard = b""
         self._up = False
         self._aborted = False
         self._pulse = Pulse()
+        self._events_file: bytes | int = b""
         self._events = EventReader(b"")
         self._events_from = 0
         self._progress_at = 0.0
         self._quiet = False  # only events are wanted
         self._offsets: dict[str, int] = {}
         self._progress = ProgressFiles(b"", {}, False)
+        self._outputs: dict[bytes, int] = {}
         self._streams: list[Stream] = []
         self._ended = False
 
@@ -146,7 +155,7 @@ class Relay:
             self._folder = folder_of(command)
             self._tag = Tag(command["run"], command["host"], self._folder)
             self._trust = trust_of(command)
-            self._events = EventReader(os.path.join(self._folder, b"events"))
+            self._events_file = os.path.join(self._folder, b"events")
             self._progress = ProgressFiles(self._folder, {}, False)
             if command.get("op") == "attach":
                 self._attach(command)
@@ -187,6 +196,8 @@ class Relay:
         self._send(answer)
         if answer["type"] == "prepared":
             self._pulse.answered()  # until now it was busy
+            self._open_events(self._child)
+            self._open_outputs(command)
             self._follow()
 
     def _start_guard(self, command: Json, workdir: bytes) -> tuple[int, int]:
@@ -360,7 +371,7 @@ class Relay:
 
     def _attach(self, command: Json) -> None:
         try:
-            record = self._record()
+            record, sock = self._find_supervisor()
         except FileNotFoundError:
             raise RefusedError(
                 "gone",
@@ -373,18 +384,21 @@ class Relay:
         self._events_from = self._offsets.get("events", 0)
         self._progress = ProgressFiles(self._folder, self._offsets, True)
         self._up = True
-        if record is None:
-            raise RefusedError("agent", "run %s is not prepared yet" % command["run"])
-        self._tag = Tag(command["run"], command["host"], raw(record["folder"]))
-        sock = call_supervisor(record)
-        if sock is None and not self._has_ended():
+        pid = peer_of(sock)[0] if sock is not None else 0
+        if not self._open_events(pid) and record is None:
+            raise RefusedError(
+                "agent",
+                "run %s is not prepared yet, or a process of the job has removed %s/supervisor"
+                % (command["run"], shown(self._folder)),
+            )
+        if sock is None and record is not None and not self._has_ended():
             if record["machine"] != machine_id():
                 self._end = RESTARTED
             elif lives(record):
                 reason = "the supervisor (process %d) does not answer" % record["pid"]
                 raise RefusedError("agent", reason)
         if sock is not None:  # otherwise the process id may be another process's by now
-            self._pulse.watch(record["pid"])
+            self._pulse.watch(pid)
         self._supervisor = sock
         self._tell("attached", folder=shown(self._folder), running=sock is not None)
         threading.Thread(target=self._listen, daemon=True).start()
@@ -399,12 +413,43 @@ class Relay:
             send(proc, signal.SIGKILL)
 
     def _all_events(self) -> Iterator[Json]:
-        return EventReader(os.path.join(self._folder, b"events")).all()
+        return EventReader(self._events_file).all()
+
+    def _open_events(self, supervisor: int) -> bool:
+        """Read events from the open file from now on. ``supervisor`` is the process that has it
+        open, or 0."""
+        with contextlib.suppress(OSError):
+            self._events_file = open_events(supervisor, self._folder)
+        self._events = EventReader(self._events_file)
+        return isinstance(self._events_file, int)
+
+    def _open_outputs(self, command: Json) -> None:
+        """Open the output files before there are workers that could remove them."""
+        for process in command["processes"]:
+            name = "%s-%d" % (process["role"], process["index"])
+            for suffix in (".out", ".err"):
+                path = os.path.join(self._folder, raw(name + suffix))
+                with contextlib.suppress(OSError):
+                    self._outputs[path] = open_regular(path)
+
+    def _find_supervisor(self) -> tuple[Json | None, socket.socket | None]:
+        """The supervisor's record, and a connection to it if it answers. Neither is there before
+        the run is prepared. Raises as `_record` does."""
+        problem: Exception | None = None
+        try:
+            record = self._record()
+        except (FileNotFoundError, DamagedError) as error:
+            record, problem = None, error
+        sock = call_supervisor(record) if record is not None else None
+        sock = sock or find_supervisor(self._folder)
+        if sock is None and problem is not None:
+            raise problem
+        return record, sock
 
     def _record(self) -> Json | None:
         """What the supervisor left in the run's folder; None before it is prepared.
 
-        Raises FileNotFoundError without the folder, and RefusedError if either is unsafe.
+        Raises FileNotFoundError without the folder, RefusedError if it is unsafe, and DamagedError.
         """
         try:
             folder = open_run(self._trust, self._folder)
@@ -417,7 +462,7 @@ class Relay:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise cannot_write(error, self._folder) from None
+            raise DamagedError(cannot_write(error, self._folder).message["reason"]) from None
         finally:
             os.close(folder)
         with os.fdopen(fd, "rb") as file:
@@ -431,11 +476,12 @@ class Relay:
     def _look(self) -> None:
         """Tell how the run stands here, and do nothing about it."""
         try:
-            record = self._record()
+            record, sock = self._find_supervisor()
         except FileNotFoundError:
             why = "%s does not exist" % shown(self._folder)
             self._tell("status", state="missing", since=None, why=why, processes=[])
             return
+        self._open_events(peer_of(sock)[0] if sock is not None else 0)
         events: dict[str, list[Json]] = {"started": [], "exited": [], "ended": []}
         for event in self._all_events():
             events.get(event["event"], []).append(event)
@@ -451,23 +497,23 @@ class Relay:
         if ended:
             state, since, why = "ended", ended[0], ""
         else:
-            state, why = self._standing(record, bool(started))
+            state, why = self._standing(record, sock, bool(started))
             since = started[0]["time"] if started and state == "running" else None
         self._tell("status", state=state, since=since, why=why, processes=processes)
 
-    def _standing(self, record: Json | None, started: bool) -> tuple[str, str]:
-        """The state of a run that has told of no end, and why it is in that state."""
+    def _standing(
+        self, record: Json | None, sock: socket.socket | None, started: bool
+    ) -> tuple[str, str]:
+        """The state of a run that has reported no end, and why it is in that state."""
+        if sock is not None:
+            return "running" if started else "ready", ""
         if record is None:
             return "preparing", ""
-        sock = call_supervisor(record)
-        if sock is not None:
-            sock.close()
-            return "running" if started else "ready", ""
         if record["machine"] != machine_id():
             return "gone", RESTARTED
         if lives(record):
             return "running", "its supervisor (process %d) does not answer" % record["pid"]
-        return "gone", "something ended its supervisor"
+        return "gone", self._lost_because("something ended its supervisor")
 
     # Following
 
@@ -557,7 +603,8 @@ class Relay:
         index = rank if event["event"] == "rank" else event["index"]
         for fd, suffix, path in (("stdout", ".out", out), ("stderr", ".err", err)):
             full = name + suffix
-            stream = Stream(len(self._streams) + 1, path, self._offsets.get(full, 0))
+            offset, opened = self._offsets.get(full, 0), self._outputs.pop(path, -1)
+            stream = Stream(len(self._streams) + 1, path, offset, opened)
             self._streams.append(stream)
             self._tell(
                 "stream", id=stream.number, name=full, role=role, index=index, rank=rank, fd=fd
@@ -577,13 +624,25 @@ class Relay:
         take = self._child_ended if self._subreaper else None
         survivors = Sweep(self._tag, 0.0, take, self._subreaper).finish()
         log = tail_of(os.path.join(self._folder, b"agent.log"), 5)
-        self._tell(
-            "lost",
-            reason="the supervisor died: %s%s" % (fate, "\n" + log if log else ""),
-            survivors=name_list(survivors),
-        )
+        died = "the supervisor died: %s%s" % (fate, "\n" + log if log else "")
+        reason = self._lost_because(died)
+        hint = "" if reason == died else "a job must not change the files in $DTRAIN_RUN_DIR"
+        self._tell("lost", reason=reason, survivors=name_list(survivors), hint=hint)
         self._ended = True
         self._supervisor = None
+
+    def _lost_because(self, died: str) -> str:
+        """Why nobody knows how the run has ended; ``died`` unless the events file is to blame."""
+        path = os.path.join(self._folder, b"events")
+        wrong = damage(path) if self._end in (UNSEEN, ENDED_WELL) else ""
+        if self._end == ENDED_WELL and not wrong:
+            wrong = "does not say how"
+        if not wrong:
+            return died
+        return "the supervisor has ended, but %s %s; a process of the job has changed that file" % (
+            shown(path),
+            wrong,
+        )
 
     # Both ways
 

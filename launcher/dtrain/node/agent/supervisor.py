@@ -167,7 +167,7 @@ class Supervisor:
         base[b"PYTHONPATH"] = b":".join(filter(None, [archive, base.get(b"PYTHONPATH")]))
         if request.get("flight_recorder"):
             record_flights(base, self._folder)
-            self._flights = FlightRecorders(base, self._workdir)
+            self._flights = FlightRecorders(base, self._workdir, request["world_size"])
 
         python = self._find_python(request.get("python"), base)
         script = request.get("script")
@@ -234,7 +234,7 @@ class Supervisor:
         if python is not None and body["argv"][0] == self._request["python"]:
             argv[0] = python
         if worker.role == "torchrun":
-            worker.ranks = Ranks(path, argv)
+            worker.ranks = Ranks(path, argv, body["ranks"], self._request["world_size"])
         out, err = (
             create(worker.name + suffix, self._folder_fd, os.O_APPEND)
             for suffix in (b".out", b".err")

@@ -6,6 +6,7 @@ in the run's folder. Nothing here blocks, follows a link, or reads without a lim
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -60,16 +61,24 @@ def read_regular(
 class Lines:
     """The lines of a growing file from ``offset`` on."""
 
-    def __init__(self, path: bytes, offset: int, limit: int, end: bytes = b"") -> None:
-        """A line has at most ``limit`` bytes; what follows the byte ``end`` is not there yet."""
-        self._path, self._limit, self._end = path, limit, end
+    def __init__(self, file: bytes | int, offset: int, limit: int, end: bytes = b"") -> None:
+        """``file`` is a path, or an open file. A line has at most ``limit`` bytes; what follows the
+        byte ``end`` is not there yet."""
+        self._file, self._limit, self._end = file, limit, end
         self._skipping = False  # the rest of a line that is too long
         self.offset = offset
+
+    def _read(self) -> bytes:
+        if isinstance(self._file, bytes):
+            return read_regular(self._file, MAX_READ, self.offset) or b""
+        with contextlib.suppress(OSError, OverflowError):
+            return os.pread(self._file, MAX_READ, self.offset)
+        return b""
 
     def read(self) -> list[tuple[bytes | None, int]]:
         """The lines that are complete by now, each with the offset of the next one. None stands
         for a line that is too long."""
-        data = read_regular(self._path, MAX_READ, self.offset) or b""
+        data = self._read()
         if self._end:
             data = data.partition(self._end)[0]
         *lines, rest = data.split(b"\n")
