@@ -22,8 +22,9 @@ from dtrain.runs.journal import Journal
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record, Request
 from dtrain.session.attempt import Attempt
+from dtrain.session.context import AttemptContext
+from dtrain.session.host_state import Post
 from dtrain.session.inquiry import ask
-from dtrain.session.link import Post, Run
 from dtrain.session.observer import Nobody
 from dtrain.spec.load import parse
 from fuzz.mutation import Target, damaged, mutated
@@ -195,7 +196,7 @@ def attempt(data: bytes) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
         place = RunFolder(Path(folder))
-        run = Run(
+        context = AttemptContext(
             name="run",
             plan=alone,
             attempt=1,
@@ -211,9 +212,9 @@ def attempt(data: bytes) -> Report:
             tensorboard=True,
             post=posts.put,
         )
-        taken_up = b'"attached"' in data
-        one = Attempt(run, posts, lambda: None)
-        return one.take_up({"bad": {}, "good": {}}, 1.0) if taken_up else one.run()
+        attached = b'"attached"' in data
+        one = Attempt(context, posts, lambda: None)
+        return one.attach({"bad": {}, "good": {}}, 1.0) if attached else one.run()
 
 
 def attempt_is_sound(data: bytes) -> None:

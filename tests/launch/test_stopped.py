@@ -20,8 +20,8 @@ while not (here / "go").exists():
 # The command, with pings so often that nobody waits for them.
 QUICK = """
 import sys
-from dtrain.session import link
-link.PING_SECONDS, link.SUPERVISOR_SILENCE = 0.2, 0.5
+from dtrain.session import liveness, relay
+relay.PING_SECONDS, liveness.SUPERVISOR_SILENCE = 0.2, 0.5
 sys.argv[0] = "dtrain"
 from dtrain_cli.app import main
 main()

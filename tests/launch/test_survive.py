@@ -328,7 +328,7 @@ def test_a_host_that_knows_nothing_of_the_run_is_used_again(scene: Scene) -> Non
     shutil.rmtree(there)
     attached = scene.command("attach", folder.name).wait()
     assert attached.code == 0, str(attached)
-    assert "node1: taking up the job: no run" in attached.stderr
+    assert "node1: attaching to the job: no run" in attached.stderr
     assert attached.lines("node1", 3) == ["attempt 2"]
     assert scene.leftovers() == []
 

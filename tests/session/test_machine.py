@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from itertools import product
 from typing import get_args
 
@@ -16,6 +17,7 @@ from dtrain.session.machine import (
     Alarm,
     AttemptPhase,
     AttemptState,
+    Detached,
     Event,
     HostCondition,
     HostEnded,
@@ -43,6 +45,7 @@ EVENTS: list[Event] = [
     *(kind(host) for kind in (HostReady, HostRefused, HostEnded, HostLost) for host in HOSTS),
     *(WorkerExited(worker, failed) for worker in [*WORKERS, SERVICE] for failed in (True, False)),
     Interrupted(),
+    Detached(),
     LauncherFailed(),
     Hung(),
     Alarm(),
@@ -132,9 +135,16 @@ def test_an_end_leaves_no_host_unaccounted_for() -> None:
 
 
 def test_the_end_is_final_and_silent() -> None:
-    for state, _, after, actions in TRANSITIONS:
-        if state.phase is AttemptPhase.ENDED:
-            assert after == state
+    for state, event, after, actions in TRANSITIONS:
+        if state.phase in (AttemptPhase.ENDED, AttemptPhase.DETACHED):
+            assert actions == []
+            assert after == state or isinstance(event, Detached)
+
+
+def test_a_launcher_can_leave_at_any_time_and_changes_nothing() -> None:
+    for state, event, after, actions in TRANSITIONS:
+        if isinstance(event, Detached):
+            assert after == replace(state, phase=AttemptPhase.DETACHED)
             assert actions == []
 
 

@@ -13,7 +13,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,11 +28,14 @@ from dtrain.runs.journal import Journal, JournalReader
 from dtrain.runs.log_store import RunFolder, StorageError, storage_error
 from dtrain.runs.record import Record, Request
 from dtrain.runtime.layout_rules import MisfitError
-from dtrain.session.attempt import Attempt, straggler
+from dtrain.session.attempt import Attempt
+from dtrain.session.cleanup import Cleanup, CleanupLink
+from dtrain.session.context import AttemptContext
+from dtrain.session.host_state import Post
 from dtrain.session.inspection import Inspection
-from dtrain.session.link import Link, Post, Run, close
 from dtrain.session.observer import Observer
 from dtrain.session.ports import draw_ports
+from dtrain.session.relay import close_all
 from dtrain.spec.model import ClusterFile
 from dtrain.sync import Tree, scan
 from dtrain.transport.contract import Transport
@@ -73,8 +76,8 @@ class Session:
         self._observer = observer
         self._on_running = on_running
         self._attempt: Attempt | None = None
-        self._stragglers: list[Link] = []
-        """Hosts that could not be reached at the end of an attempt, and may have some of it."""
+        self._cleanups: list[CleanupLink] = []
+        """One for each host that could not be reached when an attempt ended."""
         self._asked = 0
         self._hung_up = False
         self._known: set[str] = set()
@@ -121,7 +124,7 @@ class Session:
         self._left = True
         self._roused.put(None)
         if self._attempt is not None:
-            self._attempt.leave()
+            self._attempt.detach()
 
     @property
     def interrupted(self) -> bool:
@@ -176,8 +179,8 @@ class Session:
         if not self.interrupted and (why := _was_stopped(folder)):
             self.interrupt(why)
         self._known = {part.host.name for part in plan.hosts}
-        self._linger(life)
-        return self._see_through(life, lambda: self._take_up(life, plan))
+        self._clean_up(life, life.record.stray)
+        return self._see_through(life, lambda: self._reattach(life, plan))
 
     # Attempts ----------------------------------------------------------------------------------
 
@@ -189,7 +192,8 @@ class Session:
         try:
             report, attempt = first()
             while not self._left:
-                self._note_strays(life, attempt)
+                uncleaned = [(host, life.record.attempt) for host in attempt.uncleaned()]
+                life.record = replace(life.record, stray=(*life.record.stray, *uncleaned))
                 if self.interrupted or not attempt.has_failed:
                     break
                 history.append(attempt.ending())
@@ -198,7 +202,7 @@ class Session:
                     if decision.why:
                         self._tell(life, f"not started again: {decision.why}")
                     break
-                self._stragglers += [attempt.straggler(part) for part in attempt.stray()]
+                self._clean_up(life, uncleaned)
                 failed = journal.Failed(life.record.attempt, history[-1], report)
                 life.journal.write(time.time(), failed)
                 for problem in report.problems:
@@ -212,7 +216,7 @@ class Session:
         except StorageError as error:
             report = replace(report, problems=(*report.problems, error.message), hint=error.hint)
         finally:
-            close(self._stragglers)
+            close_all(self._cleanups)
         return self._finish(life, report)
 
     def _decide(
@@ -254,47 +258,50 @@ class Session:
         listed = len(self._spec.cluster.hosts)
         return restart.next_attempt(decision, then.attempt, life.record.spec(), then.spec(), listed)
 
-    def _note_strays(self, life: _Life, attempt: Attempt) -> None:
-        """Keep on record which hosts may still run some of an attempt."""
-        new = [(part.host.name, life.record.attempt) for part in attempt.stray()]
-        life.record = replace(life.record, stray=(*life.record.stray, *new))
-
     def clean(self, record: Record, folder: RunFolder) -> bool:
         """End what a run that is over may have left on hosts that could not be reached then.
 
         Whether nothing is left now; hosts have ``job.restart.node_timeout`` to be reached.
         """
         life = _Life(record, folder, Journal(folder.journal), None, {}, record.started)
-        self._linger(life)
+        self._clean_up(life, life.record.stray)
         until = time.monotonic() + self._spec.job.restart.node_timeout
         told = False
-        while not self._all_over() and time.monotonic() < until:
+        while self._cleaning and time.monotonic() < until:
             if self._is_roused(CLEAN_POLL):
                 break
             if not told and time.monotonic() > until - self._spec.job.restart.node_timeout + 3:
                 told = True
-                waiting = [link.host for link in self._stragglers if not link.over]
+                waiting = [link.host for link in self._cleanups if link.state is Cleanup.PENDING]
                 self._tell(life, f"{hostlist.fold(waiting)} cannot be reached yet; trying on")
-        close(self._stragglers)
-        self._strays_left(life)
+        close_all(self._cleanups)
+        self._save_uncleaned(life)
         left = tuple(host for host, _ in life.record.stray)
         life.journal.write(time.time(), journal.Cleaned(left))
         return not life.record.stray
 
-    def _linger(self, life: _Life) -> None:
+    @property
+    def _cleaning(self) -> bool:
+        return any(link.state is Cleanup.PENDING for link in self._cleanups)
+
+    def _clean_up(self, life: _Life, uncleaned: Iterable[tuple[str, int]]) -> None:
         """Try to end what hosts may have of earlier attempts, or of a run that is over."""
         hosts = {host.name: host for host in self._spec.cluster.hosts + self._spec.cluster.spares}
-        for name, number in life.record.stray:
-            then = replace(life, record=replace(life.record, attempt=number))
-            run = self._run(then, life.record.plan())
-            self._stragglers.append(straggler(run, HostPlan(hosts[name], 0, {}, (), "~")))
+        for name, number in uncleaned:
+            record = replace(life.record, attempt=number)
+            link = CleanupLink(
+                self._transport,
+                record.plan(),
+                HostPlan(hosts[name], 0, {}, (), "~"),
+                run=record.on_hosts,
+                attempt=number,
+            )
+            link.start()
+            self._cleanups.append(link)
 
-    def _all_over(self) -> bool:
-        return all(link.over for link in self._stragglers)
-
-    def _strays_left(self, life: _Life) -> None:
-        """Keep in the record who has not been cleaned."""
-        clean = {link.stray for link in self._stragglers if link.clean}
+    def _save_uncleaned(self, life: _Life) -> None:
+        """Keep on record which hosts may still run some of an attempt."""
+        clean = {(one.host, one.attempt) for one in self._cleanups if one.state is Cleanup.CLEAN}
         stray = tuple(each for each in life.record.stray if each not in clean)
         life.record = replace(life.record, stray=stray)
         with contextlib.suppress(OSError):
@@ -315,7 +322,7 @@ class Session:
 
     def _move_on(self, life: _Life, decision: restart.Again) -> None:
         """To the next attempt."""
-        self._strays_left(life)
+        self._save_uncleaned(life)
         life.record = life.record.again(decision)
         number = life.record.attempt
         life.folder = replace(life.folder, attempt=number)
@@ -338,12 +345,12 @@ class Session:
             life.record = replace(life.record, port=port)
             self._tell(life, f"{attempt.problems[0].message}; trying port {port}")
 
-    def _take_up(self, life: _Life, plan: LaunchPlan) -> tuple[Report, Attempt]:
+    def _reattach(self, life: _Life, plan: LaunchPlan) -> tuple[Report, Attempt]:
         """The attempt that was left; where whoever left it had started nothing yet, from its
         beginning."""
         attempt = self._prepare(life, plan, movable_port=False)
         received = _received(life.folder, plan)
-        report = attempt.take_up(received, time.time() - _began(life.folder))
+        report = attempt.attach(received, time.time() - _began(life.folder))
         if not attempt.is_unknown or any(received.values()) or self.interrupted:
             return report, attempt
         if why := self._why_not(life):
@@ -362,7 +369,7 @@ class Session:
             inspection = Inspection(plan, newcomers, base=self._request.base, tell=tell)
         posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
         run = replace(
-            self._run(life, plan),
+            self._context(life, plan),
             movable_port=movable_port,
             inspection=inspection,
             post=posts.put,
@@ -370,14 +377,14 @@ class Session:
         attempt = Attempt(run, posts, lambda: self._begins(life.record.run))
         self._attempt = attempt
         if self._left:
-            attempt.leave()
+            attempt.detach()
         elif self.interrupted:
             for _ in range(max(1, self._asked)):
                 attempt.interrupt(self._why)
         return attempt
 
-    def _run(self, life: _Life, plan: LaunchPlan) -> Run:
-        return Run(
+    def _context(self, life: _Life, plan: LaunchPlan) -> AttemptContext:
+        return AttemptContext(
             name=life.record.on_hosts,
             plan=plan,
             attempt=life.record.attempt,
@@ -397,7 +404,7 @@ class Session:
     def _finish(self, life: _Life, report: Report) -> Report:
         seconds = time.time() - life.begun
         if not self._left:
-            self._strays_left(life)
+            self._save_uncleaned(life)
             if life.record.stray:
                 # What was lost in the last attempt has been told.
                 earlier = [

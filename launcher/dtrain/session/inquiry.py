@@ -14,6 +14,7 @@ from dtrain.node import protocol
 from dtrain.runs.record import Record
 from dtrain.session import agent
 from dtrain.session.preflight import everywhere
+from dtrain.session.requests import status_request
 from dtrain.session.status import HostStatus, ProcessStatus
 from dtrain.transport.contract import RemoteProcess, Transport
 
@@ -29,18 +30,11 @@ def ask(
     plan = record.plan()
 
     def inquire(part: HostPlan) -> HostStatus:
-        command = {
-            "op": "look",
-            "protocol": protocol.VERSION,
-            "run": record.on_hosts,
-            "host": part.host.name,
-            "run_dir": plan.run_dir,
-            "trust_group": plan.trust_group,
-        }
+        request = status_request(plan, part, record.on_hosts)
         connection = transport.connect(part.host)
         try:
             python = plan.agent_python(part)
-            return _answer(part, agent.start(connection, python, record.on_hosts, command))
+            return _answer(part, agent.start(connection, python, record.on_hosts, request))
         finally:
             connection.close()
 

@@ -11,7 +11,7 @@ failed, a host failed, or a person asked. From then on the only aim is that noth
 running (``STOPPING``): each host is asked to stop and says when it is clean. Asking twice, or a
 host that takes too long, turns the request into force (``KILLING``); hosts that do not answer
 even then are given up, and the report says so. When every host is clean, or given up, the launch
-has ``ENDED``.
+has ``ENDED``. At any time the launcher can leave (``DETACHED``): then nothing more is decided here.
 
 `step` is pure: it takes a state and an event and returns the new state with the actions to carry
 out. Times are seconds; it reads no clock, but asks for an alarm.
@@ -39,6 +39,7 @@ class AttemptPhase(Enum):
     STOPPING = auto()
     KILLING = auto()
     ENDED = auto()
+    DETACHED = auto()
 
 
 class Outcome(Enum):
@@ -79,6 +80,14 @@ class AttemptState:
     grace: float
     """Seconds between TERM and KILL when a person stops the job."""
     outcome: Outcome | None = None
+    started: bool = False
+    """Whether the workers have been started."""
+
+    @property
+    def running(self) -> list[str]:
+        """The hosts that may still run some of the job."""
+        over = (HostCondition.CLEAN, HostCondition.LOST)
+        return [host for host, now in self.hosts.items() if now not in over]
 
 
 # Events ---------------------------------------------------------------------------------------
@@ -122,6 +131,11 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
+class Detached:
+    """The launcher leaves, and lets the job go on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Hung:
     """The job has made no progress for longer than it may."""
 
@@ -143,6 +157,7 @@ Event = (
     | HostEnded
     | HostLost
     | Interrupted
+    | Detached
     | Hung
     | LauncherFailed
     | Alarm
@@ -204,9 +219,8 @@ def attached(
 ) -> AttemptState:
     """The state of a run that was started before. Its hosts report what has happened since."""
     state = begin(hosts, awaited, services, grace=grace)
-    return replace(
-        state, phase=AttemptPhase.RUNNING, hosts=dict.fromkeys(hosts, HostCondition.RUNNING)
-    )
+    running = dict.fromkeys(hosts, HostCondition.RUNNING)
+    return replace(state, phase=AttemptPhase.RUNNING, hosts=running, started=True)
 
 
 def step(state: AttemptState, event: Event) -> Step:
@@ -227,7 +241,7 @@ def _host_ready(state: AttemptState, event: Event) -> Step:
     if any(host is not HostCondition.READY for host in state.hosts.values()):
         return state, []
     started = dict.fromkeys(state.hosts, HostCondition.RUNNING)
-    return replace(state, phase=AttemptPhase.RUNNING, hosts=started), [
+    return replace(state, phase=AttemptPhase.RUNNING, hosts=started, started=True), [
         StartHost(host) for host in started
     ]
 
@@ -329,7 +343,7 @@ def _interrupted(state: AttemptState, event: Event) -> Step:
 def _stop(state: AttemptState, grace: float) -> Step:
     state = _end_if_clean(replace(state, phase=AttemptPhase.STOPPING))
     return state, [
-        *(StopHost(host, grace) for host in _running(state)),
+        *(StopHost(host, grace) for host in state.running),
         *_alarm(state, grace + CLEANING),
     ]
 
@@ -341,7 +355,7 @@ def _one_less(state: AttemptState, event: Event) -> Step:
 
 def _force(state: AttemptState, event: Event) -> Step:
     state = replace(state, phase=AttemptPhase.KILLING)
-    return state, [*(KillHost(host) for host in _running(state)), SetAlarm(CLEANING)]
+    return state, [*(KillHost(host) for host in state.running), SetAlarm(CLEANING)]
 
 
 def _leave(state: AttemptState, event: Event) -> Step:
@@ -350,6 +364,10 @@ def _leave(state: AttemptState, event: Event) -> Step:
         for host, now in state.hosts.items()
     }
     return replace(state, phase=AttemptPhase.ENDED, hosts=lost), []
+
+
+def _detach(state: AttemptState, event: Event) -> Step:
+    return replace(state, phase=AttemptPhase.DETACHED), []
 
 
 def _mark(state: AttemptState, host: str, now: HostCondition) -> AttemptState:
@@ -361,16 +379,8 @@ def _gone(state: AttemptState, event: HostRefused | HostEnded | HostLost) -> Att
     return _mark(state, event.host, HostCondition.LOST if lost else HostCondition.CLEAN)
 
 
-def _running(state: AttemptState) -> list[str]:
-    return [
-        host
-        for host, now in state.hosts.items()
-        if now not in (HostCondition.CLEAN, HostCondition.LOST)
-    ]
-
-
 def _end_if_clean(state: AttemptState) -> AttemptState:
-    return state if _running(state) else replace(state, phase=AttemptPhase.ENDED)
+    return state if state.running else replace(state, phase=AttemptPhase.ENDED)
 
 
 def _alarm(state: AttemptState, seconds: float) -> list[Action]:
@@ -384,6 +394,7 @@ TABLE: dict[tuple[AttemptPhase, type[Event]], Callable[[AttemptState, Event], St
     (AttemptPhase.PREPARING, HostEnded): _cannot_start,
     (AttemptPhase.PREPARING, HostLost): _cannot_start,
     (AttemptPhase.PREPARING, Interrupted): _interrupted_early,
+    (AttemptPhase.PREPARING, Detached): _detach,
     (AttemptPhase.PREPARING, Hung): _ignore,
     (AttemptPhase.PREPARING, LauncherFailed): _broken_early,
     (AttemptPhase.PREPARING, Alarm): _ignore,
@@ -393,6 +404,7 @@ TABLE: dict[tuple[AttemptPhase, type[Event]], Callable[[AttemptState, Event], St
     (AttemptPhase.GIVING_UP, HostEnded): _cannot_start,
     (AttemptPhase.GIVING_UP, HostLost): _cannot_start,
     (AttemptPhase.GIVING_UP, Interrupted): _interrupted_early,
+    (AttemptPhase.GIVING_UP, Detached): _detach,
     (AttemptPhase.GIVING_UP, Hung): _ignore,
     (AttemptPhase.GIVING_UP, LauncherFailed): _broken_early,
     (AttemptPhase.GIVING_UP, Alarm): _give_up,
@@ -402,6 +414,7 @@ TABLE: dict[tuple[AttemptPhase, type[Event]], Callable[[AttemptState, Event], St
     (AttemptPhase.RUNNING, HostEnded): _host_ended,
     (AttemptPhase.RUNNING, HostLost): _host_lost,
     (AttemptPhase.RUNNING, Interrupted): _interrupted,
+    (AttemptPhase.RUNNING, Detached): _detach,
     (AttemptPhase.RUNNING, Hung): _hung,
     (AttemptPhase.RUNNING, LauncherFailed): _broken,
     (AttemptPhase.RUNNING, Alarm): _ignore,
@@ -411,6 +424,7 @@ TABLE: dict[tuple[AttemptPhase, type[Event]], Callable[[AttemptState, Event], St
     (AttemptPhase.STOPPING, HostEnded): _one_less,
     (AttemptPhase.STOPPING, HostLost): _one_less,
     (AttemptPhase.STOPPING, Interrupted): _force,
+    (AttemptPhase.STOPPING, Detached): _detach,
     (AttemptPhase.STOPPING, Hung): _ignore,
     (AttemptPhase.STOPPING, LauncherFailed): _ignore,
     (AttemptPhase.STOPPING, Alarm): _force,
@@ -420,6 +434,7 @@ TABLE: dict[tuple[AttemptPhase, type[Event]], Callable[[AttemptState, Event], St
     (AttemptPhase.KILLING, HostEnded): _one_less,
     (AttemptPhase.KILLING, HostLost): _one_less,
     (AttemptPhase.KILLING, Interrupted): _leave,
+    (AttemptPhase.KILLING, Detached): _detach,
     (AttemptPhase.KILLING, Hung): _ignore,
     (AttemptPhase.KILLING, LauncherFailed): _ignore,
     (AttemptPhase.KILLING, Alarm): _leave,
@@ -429,7 +444,18 @@ TABLE: dict[tuple[AttemptPhase, type[Event]], Callable[[AttemptState, Event], St
     (AttemptPhase.ENDED, HostEnded): _ignore,
     (AttemptPhase.ENDED, HostLost): _ignore,
     (AttemptPhase.ENDED, Interrupted): _ignore,
+    (AttemptPhase.ENDED, Detached): _detach,
     (AttemptPhase.ENDED, Hung): _ignore,
     (AttemptPhase.ENDED, LauncherFailed): _ignore,
     (AttemptPhase.ENDED, Alarm): _ignore,
+    (AttemptPhase.DETACHED, HostReady): _ignore,
+    (AttemptPhase.DETACHED, HostRefused): _ignore,
+    (AttemptPhase.DETACHED, WorkerExited): _ignore,
+    (AttemptPhase.DETACHED, HostEnded): _ignore,
+    (AttemptPhase.DETACHED, HostLost): _ignore,
+    (AttemptPhase.DETACHED, Interrupted): _ignore,
+    (AttemptPhase.DETACHED, Detached): _ignore,
+    (AttemptPhase.DETACHED, Hung): _ignore,
+    (AttemptPhase.DETACHED, LauncherFailed): _ignore,
+    (AttemptPhase.DETACHED, Alarm): _ignore,
 }

@@ -1,0 +1,136 @@
+"""Ends what a host may still run of an attempt that is over.
+
+Such a host could not be reached when the attempt ended. It may have a part in the next attempt,
+so its cleanup tells nobody: no observer, no journal, no output.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from enum import Enum, auto
+
+from dtrain.diagnostics import NodeError
+from dtrain.launchplan.plan import HostPlan, LaunchPlan
+from dtrain.messages import agent as messages
+from dtrain.messages.decode import ProtocolError
+from dtrain.messages.sequence import Sequence
+from dtrain.node import protocol
+from dtrain.session import agent
+from dtrain.session.liveness import Patience
+from dtrain.session.outage import Outage
+from dtrain.session.relay import CommandWriter, RelayChannel
+from dtrain.session.requests import attach_request
+from dtrain.transport.contract import Connection, Transport
+
+
+class Cleanup(Enum):
+    """How far the cleanup of a host is."""
+
+    PENDING = auto()
+    CLEAN = auto()
+    """Nothing is left there."""
+    FAILED = auto()
+    """The host has answered, but it still runs something or cannot be trusted."""
+
+
+class CleanupLink:
+    """Tries to reach a host until `close`, only to kill what it has of one attempt."""
+
+    def __init__(
+        self, transport: Transport, plan: LaunchPlan, part: HostPlan, *, run: str, attempt: int
+    ) -> None:
+        """``run`` is what hosts call that attempt."""
+        self.host = part.host.name
+        self.attempt = attempt
+        self.state = Cleanup.PENDING
+        self._transport = transport
+        self._plan = plan
+        self._part = part
+        self._run = run
+        self._sequence = Sequence(part, plan.world_size)
+        self._connection: Connection | None = None
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._commands = CommandWriter(lambda: Patience.STOPPING)
+        name = f"{self.host} cleanup"
+        self._reader = threading.Thread(target=self._read, name=name, daemon=True)
+        self._writer = threading.Thread(target=self._commands.run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._writer.start()
+        self._reader.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._commands.finish()
+
+    def disconnect(self, timeout: float) -> None:
+        self._writer.join(timeout)
+        with self._lock:
+            connection = self._connection
+        if connection is not None:
+            connection.close()
+
+    def _read(self) -> None:
+        outage = Outage()
+        while not self._closed.is_set() and self.state is Cleanup.PENDING:
+            previous = self._commands.relay
+            try:
+                relay = self._attach(previous.pid if previous is not None else None)
+                if relay is None:
+                    return
+                self._follow(relay)
+            except NodeError:
+                pass  # the host is tried again until it answers
+            except ProtocolError:
+                self._commands.send({"op": "kill"})
+                self.state = Cleanup.FAILED
+            self._closed.wait(outage.next_delay() * random.uniform(0.5, 1.0))  # noqa: S311
+
+    def _attach(self, previous: int | None) -> RelayChannel | None:
+        """A relay on a new connection; None once the link is closed."""
+        connection = self._transport.connect(self._part.host)
+        with self._lock:
+            last, self._connection = self._connection, connection
+        if last is not None:
+            last.close()
+        if self._closed.is_set():
+            connection.close()
+            return None
+        request = attach_request(
+            self._plan, self._part, self._run, offsets={}, outputs=False, previous=previous
+        )
+        python = self._plan.agent_python(self._part)
+        process = agent.start(connection, python, self._run, request)
+        relay = RelayChannel(self.host, connection, process)
+        self._commands.relay = relay
+        return relay
+
+    def _follow(self, relay: RelayChannel) -> None:
+        self._sequence.begin_relay()
+        for frame in relay.frames():
+            if isinstance(frame, protocol.Data):
+                raise ProtocolError("output of a worker, which was not requested")
+            self._take(relay, messages.read_message(frame.body))
+            if self.state is not Cleanup.PENDING:
+                return
+
+    def _take(self, relay: RelayChannel, message: messages.Message) -> None:
+        self._sequence.check_message(message, started=True)
+        match message:
+            case messages.Hello(pid=pid):
+                relay.pid = pid
+            case messages.Attached():
+                self._commands.send({"op": "kill"})
+            case (
+                messages.Happened(event=messages.Ended(survivors=survivors))
+                | messages.Lost(survivors=survivors)
+            ):
+                self.state = Cleanup.FAILED if survivors else Cleanup.CLEAN
+            case messages.Refused(what="gone"):
+                self.state = Cleanup.CLEAN
+            case messages.Bye():
+                self.state = Cleanup.FAILED
+            case messages.StreamFound() | messages.RunSeen():
+                raise ProtocolError(f"{messages.name_of(message)}: not requested")

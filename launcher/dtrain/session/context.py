@@ -1,0 +1,49 @@
+"""What the links of one attempt share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.runs import journal
+from dtrain.runs.journal import Journal
+from dtrain.runs.log_store import RunFolder
+from dtrain.session.host_state import Post
+from dtrain.session.inspection import Inspection
+from dtrain.session.observer import Observer
+from dtrain.sync import Tree
+from dtrain.transport.contract import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptContext:
+    """What all links of one attempt share."""
+
+    name: str
+    """What hosts call this attempt."""
+    plan: LaunchPlan
+    attempt: int
+    """Counted from 1."""
+    movable_port: bool
+    """Whether a busy port only means that another one is tried."""
+    base: Path
+    """Folder of the cluster file: relative working folders on this machine start here."""
+    secrets: Mapping[str, str] = field(repr=False)
+    transport: Transport
+    tree: Tree | None
+    folder: RunFolder
+    journal: Journal
+    observer: Observer
+    inspection: Inspection | None
+    """The check of all hosts before anything is prepared; None if it has been made."""
+    tensorboard: bool
+    """Whether to forward the job's TensorBoard to this machine."""
+    post: Callable[[Post], None]
+
+    def notice(self, text: str) -> None:
+        """Show a person ``text``, now or when they read the journal."""
+        self.observer.notice(text)
+        self.journal.write(time.time(), journal.Notice(text))

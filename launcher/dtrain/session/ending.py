@@ -1,0 +1,198 @@
+"""How an attempt ended: its report, and what the decision on another attempt needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from dtrain import hostlist
+from dtrain.checks import Finding
+from dtrain.diagnostics import ConnectError, DtrainError, ExitCode, InternalError, NodeError
+from dtrain.failures.cause import Failure, Report, alike, in_order_of_blame
+from dtrain.failures.kernel import RECENT, KernelMessage, concerning
+from dtrain.failures.traceback import last_words
+from dtrain.runs import restart
+from dtrain.runs.log_store import StorageError, tail
+from dtrain.session.context import AttemptContext
+from dtrain.session.hang_watch import STDERR_TAIL, HangWatch
+from dtrain.session.link import Link
+from dtrain.session.machine import AttemptState, HostCondition, Outcome
+
+_EXIT_CODES = {
+    Outcome.DONE: ExitCode.OK,
+    Outcome.WORKER_FAILED: ExitCode.JOB_FAILED,
+    Outcome.HOST_FAILED: ExitCode.NODE_FAILED,
+    Outcome.INTERRUPTED: ExitCode.INTERRUPTED,
+}
+
+
+@dataclass(slots=True)
+class Ending:
+    """What is known by now about why an attempt ends."""
+
+    context: AttemptContext
+    links: Mapping[str, Link]
+    hang: HangWatch
+    problems: list[DtrainError] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    interrupted_by: str = ""
+    """What asked for the end: ``Ctrl-C``, say."""
+
+    def report(self, state: AttemptState) -> Report:
+        outcome = state.outcome or Outcome.DONE
+        failures = self.causes()
+        if outcome is Outcome.DONE:
+            # Services that were stopped at the end have not failed.
+            failures = ()
+        told = alike(self.problems, [part.host for part in self.context.plan.hosts])
+        problems = [message for message, _ in told]
+        explained = {error.host for error in self.problems if isinstance(error, NodeError)}
+        unexplained = [host for host in _lost(state) if host not in explained]
+        if unexplained:
+            problems.append(
+                f"{hostlist.fold(unexplained)}: did not say that the job's processes are gone"
+            )
+        hints = [hint for _, hint in told if hint]
+        hints += [failure.hint for failure in failures[:1] if failure.hint]
+        if outcome in (Outcome.WORKER_FAILED, Outcome.HOST_FAILED):
+            for host, message in self._broken_hosts():
+                if not failures or failures[0].kernel != message:
+                    problems.append(f"{host}: {message.what}")
+                    hints.append(message.remedy)
+        if self._findings:
+            hints.append("correct what was found; `dtrain launch --no-check` skips this check")
+        if self.hang.why and outcome is Outcome.WORKER_FAILED:
+            problems += self.hang.where()
+        elif failures and failures[0].is_echo:
+            problems += self.hang.out_of_step()
+        exit_code = _EXIT_CODES[outcome]
+        if outcome is Outcome.DONE and problems:
+            exit_code = ExitCode.NODE_FAILED
+        if any(isinstance(problem, InternalError) for problem in self.problems):
+            exit_code = ExitCode.INTERNAL
+        return Report(
+            exit_code=exit_code,
+            reason=self.reason(state, failures),
+            failures=failures,
+            problems=tuple(problems),
+            hint="\n".join(dict.fromkeys(hints)),
+        )
+
+    def reason(self, state: AttemptState, failures: tuple[Failure, ...]) -> str:
+        """One line; ``failures`` with the first cause first."""
+        match state.outcome:
+            case Outcome.DONE | None:
+                count = self.context.plan.world_size
+                return "the worker finished" if count == 1 else f"all {count} workers finished"
+            case Outcome.INTERRUPTED:
+                return self.interrupted_by
+            case Outcome.WORKER_FAILED if self.hang.why:
+                return self.hang.why
+            case Outcome.WORKER_FAILED if failures:
+                return f"{failures[0].who} {failures[0].how}"
+            case Outcome.WORKER_FAILED:
+                return "a worker was ended from outside dtrain"
+            case _ if self._findings:
+                errors = len(self._findings)
+                return f"not started: a check of the hosts found {errors} error{'s' * (errors > 1)}"
+            case _:
+                if self.storage_failed:
+                    return "this machine cannot keep the run's files"
+                hosts = self._failed_hosts(state)
+                if not hosts:
+                    return "dtrain failed"
+                if state.started:
+                    return f"{hostlist.fold(hosts)} failed"
+                are = "is" if len(hosts) == 1 else "are"
+                return f"not started: {hostlist.fold(hosts)} {are} not ready"
+
+    def for_restart(self, state: AttemptState, seconds: float) -> restart.Attempt:
+        """``seconds``: how long the workers ran."""
+        failures = self.causes()
+        unreachable = {p.host for p in self.problems if isinstance(p, ConnectError)}
+        faulty = {failure.host for failure in failures[:1] if failure.host_at_fault}
+        faulty.update(host for host, _ in self._broken_hosts())
+        inspection = self.context.inspection
+        if self.context.attempt > 1 and inspection is not None:
+            # A spare that the check rejects; another one may do.
+            faulty |= inspection.blamed
+        steps = [link.reports.step for link in self.links.values() if link.reports.step is not None]
+        return restart.Attempt(
+            ran=state.started,
+            final=self._is_final,
+            step=max(steps, default=None),
+            culprit=failures[0].host if failures else None,
+            lost=frozenset({*_lost(state), *unreachable, *faulty}),
+            seconds=seconds,
+        )
+
+    @property
+    def storage_failed(self) -> bool:
+        return any(isinstance(problem, StorageError) for problem in self.problems)
+
+    @property
+    def _is_final(self) -> bool:
+        """Whether another attempt is out of the question, whatever the policy."""
+        if self.hang.why:
+            return self.context.plan.job.watchdog.then == "stop"
+        # What a check of a whole new job finds is for a person to correct.
+        return self.context.attempt == 1 and bool(self._findings)
+
+    @property
+    def _findings(self) -> tuple[Finding, ...]:
+        """Why the check of the hosts has refused the launch."""
+        inspection = self.context.inspection
+        return inspection.errors if inspection is not None else ()
+
+    def _failed_hosts(self, state: AttemptState) -> list[str]:
+        """The hosts that have a problem, or were lost, in the plan's order."""
+        named = {problem.host for problem in self.problems if isinstance(problem, NodeError)}
+        return [host for host in self.links if host in named] or [
+            host for host in self.links if host in _lost(state)
+        ]
+
+    def causes(self) -> tuple[Failure, ...]:
+        """The failures with all that is known of them by now, the first cause first."""
+        return in_order_of_blame(
+            replace(
+                failure,
+                kernel=concerning(
+                    self.links[failure.host].evidence.kernel,
+                    failure.pid,
+                    failure.words,
+                    failure.time,
+                ),
+            )
+            for failure in map(self._explained, self.failures)
+        )
+
+    def _broken_hosts(self) -> list[tuple[str, KernelMessage]]:
+        """Hosts whose kernel reports broken hardware, each with the first such message.
+
+        If a process has failed by itself, what was long before that had no part in it.
+        """
+        own = [failure for failure in map(self._explained, self.failures) if not failure.is_echo]
+        since = min((failure.time for failure in own), default=0.0) - RECENT
+        found: dict[str, KernelMessage] = {}
+        for host, link in self.links.items():
+            for message in link.evidence.kernel:
+                if message.host and not message.weak and message.time >= since:
+                    found.setdefault(host, message)
+        return list(found.items())
+
+    def _explained(self, failure: Failure) -> Failure:
+        """With the end of what the process wrote to stderr, if it left no error file."""
+        if failure.traceback or failure.message:
+            return failure
+        logs = self.context.folder.logs / failure.host
+        names = [f"{failure.role}-{failure.index}.err"]
+        if failure.rank is not None:
+            names.append(f"rank-{failure.rank}.err")
+        for name in names:
+            if said := last_words(tail(logs / name, STDERR_TAIL)):
+                return replace(failure, traceback=said, message=said.splitlines()[-1])
+        return failure
+
+
+def _lost(state: AttemptState) -> list[str]:
+    return [host for host, now in state.hosts.items() if now is HostCondition.LOST]

@@ -1,0 +1,100 @@
+"""What one host has reported about the state of its workers. Pure: times are arguments.
+
+The link's reader adds to it. Other threads read it at any time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from dtrain.failures import collectives
+from dtrain.failures.cause import Failure
+from dtrain.failures.collectives import Group
+from dtrain.failures.kernel import KernelMessage, understand
+from dtrain.messages import agent as messages
+
+MAX_KERNEL_MESSAGES = 1000
+
+
+class HostEvidence:
+    def __init__(self, host: str, gpus: Collection[int]) -> None:
+        """``gpus``: numbers of the GPUs that the job uses on the host; none means all."""
+        self.stacks: dict[str, str] = {}
+        """Stacks of workers from py-spy, by rank, or by role and index."""
+        self.collectives: dict[int, list[Group]] = {}
+        """The last collectives of each rank, from torch's flight recorder."""
+        self.stacks_complete = False
+        """Whether the host has answered the last request for stacks in full."""
+        self.kernel: list[KernelMessage] = []
+        """Trouble that the host's kernel has logged since the start."""
+        self.last_activity = 0.0
+        """When a worker last wrote output or progress (`time.monotonic`)."""
+        self._host = host
+        self._gpus = gpus
+        self._clock_offset = math.inf
+
+    def expect_stacks(self) -> None:
+        """A new request for stacks is sent; earlier answers no longer count."""
+        self.stacks_complete = False
+        self.stacks, self.collectives = {}, {}
+
+    def compare_clocks(self, theirs: float, now: float) -> None:
+        """Measure the clock offset from a time that the host has just sent.
+
+        Each difference is the offset plus the message's travel time, so the smallest is the best.
+        """
+        self._clock_offset = min(self._clock_offset, now - theirs)
+
+    def add(self, event: messages.Event) -> None:
+        match event:
+            case messages.Stack(role=role, index=index, rank=rank, text=text):
+                self.stacks[str(rank) if rank is not None else f"{role}{index}"] = text
+            case messages.Told():
+                self.stacks_complete = True
+            case messages.Collectives(rank=rank, groups=groups):
+                self.collectives[rank] = collectives.read(groups)
+            case messages.Kernel(lines=lines, gpus=gpus):
+                ours = [(then + self._clock_offset, line) for then, line in lines]
+                found = understand(ours, gpus, self._gpus)
+                self.kernel = [*self.kernel, *found][-MAX_KERNEL_MESSAGES:]
+
+    def failures(self, event: messages.Exited) -> tuple[Failure, ...]:
+        """The failure of the process, or of each rank that torchrun ran; none for a process that
+        ended well or was stopped."""
+        if event.code == 0 or event.stopping:
+            return ()
+        if event.ranks:
+            return tuple(
+                Failure(
+                    host=self._host,
+                    role="worker",
+                    index=rank.rank,
+                    rank=rank.rank,
+                    time=(rank.time or event.time) + self._clock_offset,
+                    code=rank.exitcode,
+                    signal=rank.signal,
+                    message=rank.message,
+                    traceback=rank.traceback,
+                    pid=rank.pid,
+                    out_of_memory=event.out_of_memory,
+                )
+                for rank in event.ranks
+            )
+        error = event.error or messages.ErrorReport()
+        return (
+            Failure(
+                host=self._host,
+                role=event.role,
+                index=event.index,
+                rank=event.rank,
+                # Not the error file's own time, which torch gives in whole seconds.
+                time=event.time + self._clock_offset,
+                code=event.code,
+                signal=event.signal,
+                message=error.message,
+                traceback=error.traceback,
+                pid=event.pid,
+                out_of_memory=event.out_of_memory,
+            ),
+        )

@@ -1,0 +1,493 @@
+"""One host's part of an attempt, as a table: what a link does about everything that can happen.
+
+Theory of operation
+-------------------
+The link connects, checks the host and sends the files (``CONNECTING``). Nothing that outlives the
+connection is there yet, so an abort or an error simply ends the host's part. Then it sends the
+launch request (``PREPARING``). From now on only the host can say that nothing is left there, so
+an abort is a command, and the host answers with ``bye`` (``ABORTING``).
+
+A prepared host starts its workers when the controller says so (``RUNNING``), until the controller
+stops or kills them (``STOPPING``). In both phases a broken connection changes nothing: the link
+reconnects, and repeats the last command to the new relay. Only a link that cannot reconnect in
+time, or a host that breaks the protocol, gives the host up.
+
+Once the host has said how its part ended, or is given up, only output is still to come
+(``DRAINING``), and after that nothing (``OVER``). The controller can close the link at any time
+(``CLOSED``).
+
+`step` is pure: it takes a state and an event and returns the new state with the actions to carry
+out, in order. Events are the controller's requests, the relay's messages and what the link's
+reader observes. Only one event of those that end a host's part reaches the controller: the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Any
+
+from dtrain.diagnostics import (
+    AnswerError,
+    ConnectError,
+    DtrainError,
+    InternalError,
+    NodeError,
+    PortBusyError,
+    PrepareError,
+)
+from dtrain.failures.cause import Failure
+from dtrain.messages import agent as messages
+from dtrain.messages.decode import ProtocolError
+from dtrain.session import machine, problems
+
+
+class HostPhase(Enum):
+    CONNECTING = auto()
+    PREPARING = auto()
+    ABORTING = auto()
+    RUNNING = auto()
+    STOPPING = auto()
+    DRAINING = auto()
+    OVER = auto()
+    CLOSED = auto()
+
+
+class Leftovers(Enum):
+    """What may be left of the job on a host."""
+
+    UNKNOWN = auto()
+    NONE = auto()
+    NO_RUN = auto()
+    """None: the host does not know the run at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostState:
+    host: str
+    phase: HostPhase = HostPhase.CONNECTING
+    movable_port: bool = False
+    """Whether a busy port only means that the launch tries another one."""
+    command: dict[str, Any] | None = None
+    """The command that is in force; each new relay gets it again."""
+    shown: str = ""
+    """The last state that observers have seen."""
+    leftovers: Leftovers = Leftovers.UNKNOWN
+
+    @property
+    def started(self) -> bool:
+        """Whether the workers have been started and the host may still send their output."""
+        return self.phase in (HostPhase.RUNNING, HostPhase.STOPPING, HostPhase.DRAINING)
+
+    @property
+    def stopping(self) -> bool:
+        return self.command is not None and self.command["op"] != "start"
+
+    @property
+    def reported_end(self) -> bool:
+        """Whether the controller knows how the host's part ended."""
+        return self.phase in (HostPhase.DRAINING, HostPhase.OVER)
+
+
+def attached(host: str) -> HostState:
+    """The state of a host whose workers were started before."""
+    return HostState(host, HostPhase.RUNNING, shown="attaching")
+
+
+# Events: requests of the controller -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorkers:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorkers:
+    """TERM, ``grace`` seconds, KILL. ``reason`` is for whoever attaches to the run later."""
+
+    grace: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorkers:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class AbortLaunch:
+    """Undo what a host that has not started has prepared; it answers with `HostEnded`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The attempt is over: observers get a final state if they have none yet."""
+
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Send and observe nothing more."""
+
+
+# Events: observations of the reader -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Connecting:
+    """The link is at one of its first steps: ``connecting``, ``checking`` or ``syncing``."""
+
+    step: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFailed:
+    """The check of all hosts found errors. ``reason`` is this host's, or empty."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """The launch request is sent next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """The host cannot be reached or prepared, or its relay ended."""
+
+    error: NodeError
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """The host was out of reach for too long."""
+
+    error: NodeError
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorTimedOut:
+    error: ConnectError
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """The host sent what no relay sends: it is broken or hostile. A new connection is no help."""
+
+    error: ProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFailed:
+    """A fault in dtrain itself."""
+
+    error: InternalError
+
+
+Event = (
+    StartWorkers
+    | StopWorkers
+    | KillWorkers
+    | AbortLaunch
+    | Settle
+    | Close
+    | Connecting
+    | CheckFailed
+    | Requested
+    | Unreachable
+    | TimedOut
+    | SupervisorTimedOut
+    | Malformed
+    | LinkFailed
+    | messages.Prepared
+    | messages.Attached
+    | messages.Refused
+    | messages.Lost
+    | messages.Bye
+    | messages.Stopping
+    | messages.Ended
+)
+
+
+# Actions ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    command: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """Tell observers the host's state."""
+
+    state: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Close the connection, whatever the reader is doing with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Pass an event on to the attempt's machine, with what the report needs to know about it."""
+
+    event: machine.Event | None
+    problem: DtrainError | None = None
+    failures: tuple[Failure, ...] = ()
+
+
+Action = Send | Show | Disconnect | Post
+Step = tuple[HostState, list[Action]]
+
+
+def step(state: HostState, event: Event) -> Step:
+    """The state after ``event``, and what to do now, in order."""
+    state, actions = TABLE[type(event)][_COLUMN[state.phase]](state, event)
+    for action in actions:
+        if isinstance(action, Show):
+            state = replace(state, shown=action.state)
+    return state, actions
+
+
+# Transitions --------------------------------------------------------------------------------------
+
+
+def _ignore(state: HostState, event: Any) -> Step:
+    return state, []
+
+
+def _show_step(state: HostState, event: Connecting) -> Step:
+    return state, [Show(event.step)]
+
+
+def _request(state: HostState, event: Requested) -> Step:
+    return replace(state, phase=HostPhase.PREPARING), [Show("preparing")]
+
+
+def _check(state: HostState, event: CheckFailed) -> Step:
+    shown: list[Action] = [Show("failed", event.reason)] if event.reason else []
+    return _over(state), [*shown, Post(machine.HostRefused(state.host))]
+
+
+def _start(state: HostState, event: StartWorkers) -> Step:
+    command = {"op": "start"}
+    state = replace(state, phase=HostPhase.RUNNING, command=command)
+    return state, [Show("running"), Send(command)]
+
+
+def _stop(state: HostState, event: StopWorkers) -> Step:
+    command = {"op": "stop", "grace": event.grace, "reason": event.reason}
+    state = replace(state, phase=HostPhase.STOPPING, command=command)
+    return state, [Show("stopping"), Send(command)]
+
+
+def _kill(state: HostState, event: KillWorkers | SupervisorTimedOut) -> Step:
+    command = {"op": "kill"}
+    state = replace(state, phase=HostPhase.STOPPING, command=command)
+    return state, [Send(command)]
+
+
+def _discard(state: HostState, event: KillWorkers) -> Step:
+    return state, [Send({"op": "kill"})]
+
+
+def _forget(state: HostState, event: AbortLaunch) -> Step:
+    ended = Post(machine.HostEnded(state.host))
+    return _over(state), [Disconnect(), Show("ended"), ended]
+
+
+def _abort(state: HostState, event: AbortLaunch) -> Step:
+    return replace(state, phase=HostPhase.ABORTING), [Send({"op": "abort"})]
+
+
+def _close(state: HostState, event: Close) -> Step:
+    return replace(state, phase=HostPhase.CLOSED), []
+
+
+def _settle(state: HostState, event: Settle) -> Step:
+    if not event.lost and state.shown not in ("ended", "failed"):
+        return state, [Show("ended")]
+    if event.lost and state.shown not in ("lost", "unreachable", "failed"):
+        return state, [Show("lost", "did not say that the job's processes are gone")]
+    return state, []
+
+
+def _prepared(state: HostState, event: messages.Prepared) -> Step:
+    return state, [Show("ready"), Post(machine.HostReady(state.host))]
+
+
+def _follow(state: HostState, event: messages.Attached) -> Step:
+    again: list[Action] = [Send(state.command)] if state.command is not None else []
+    return state, [Show("stopping" if state.stopping else "running"), *again]
+
+
+def _refuse(state: HostState, event: messages.Refused) -> Step:
+    error = problems.refused(state.host, event)
+    return _cannot_prepare(_found_gone(state, event), error)
+
+
+def _refuse_to_follow(state: HostState, event: messages.Refused) -> Step:
+    error = problems.refused(state.host, event)
+    state = _over(_found_gone(state, event))
+    if event.what == "gone":
+        return state, [Show("ended"), Post(machine.HostEnded(state.host), error)]
+    return state, [Post(machine.HostLost(state.host), error)]
+
+
+def _found_gone(state: HostState, event: messages.Refused) -> HostState:
+    return replace(state, leftovers=Leftovers.NO_RUN) if event.what == "gone" else state
+
+
+def _supervisor_died(state: HostState, event: messages.Lost) -> Step:
+    if not event.survivors:
+        state = replace(state, leftovers=Leftovers.NONE)
+    error = problems.supervisor_died(state.host, event)
+    return _drain(state), [Post(machine.HostLost(state.host), error)]
+
+
+def _bye(state: HostState, event: messages.Bye) -> Step:
+    return _over(state), [Show("ended"), Post(machine.HostEnded(state.host))]
+
+
+def _bye_early(state: HostState, event: messages.Bye) -> Step:
+    return _distrust(state, Malformed(ProtocolError("bye: the job has not ended there")))
+
+
+def _finish(state: HostState, event: messages.Bye | messages.Refused) -> Step:
+    return _over(state), []
+
+
+def _stopped_itself(state: HostState, event: messages.Stopping) -> Step:
+    return state, [Post(None, PrepareError(state.host, "running the job", event.reason))]
+
+
+def _end(state: HostState, event: messages.Ended) -> Step:
+    error = problems.ended_badly(state.host, event)
+    return _drain(state), [Show("ended"), Post(machine.HostEnded(state.host), error)]
+
+
+def _fail_early(state: HostState, event: Unreachable) -> Step:
+    return _cannot_prepare(state, event.error)
+
+
+def _cut_off(state: HostState, event: Unreachable) -> Step:
+    return state, [Show("unreachable", event.error.reason)]
+
+
+def _give_up(state: HostState, event: TimedOut) -> Step:
+    return _over(state), [Post(machine.HostLost(state.host), event.error)]
+
+
+def _give_up_output(state: HostState, event: TimedOut) -> Step:
+    # It has ended, but not all of its output has arrived.
+    return _over(state), [Post(None, event.error)]
+
+
+def _give_up_supervisor(state: HostState, event: SupervisorTimedOut) -> Step:
+    state, actions = _kill(state, event)
+    return _drain(state), [*actions, Post(machine.HostLost(state.host), event.error)]
+
+
+def _distrust_early(state: HostState, event: Malformed) -> Step:
+    state, actions = _cannot_prepare(
+        state, AnswerError(state.host, "preparing the job", event.error)
+    )
+    return state, [Send({"op": "kill"}), *actions]
+
+
+def _distrust(state: HostState, event: Malformed) -> Step:
+    error = AnswerError(state.host, "following the job", event.error)
+    lost = Post(machine.HostLost(state.host), error)
+    return _over(state), [Send({"op": "kill"}), Show("failed", error.reason), lost]
+
+
+def _distrust_late(state: HostState, event: Malformed) -> Step:
+    error = AnswerError(state.host, "following the job", event.error)
+    return _over(state), [Send({"op": "kill"}), Post(None, error)]
+
+
+def _fail(state: HostState, event: LinkFailed) -> Step:
+    failed = Post(machine.LauncherFailed(), event.error)
+    lost = Post(machine.HostLost(state.host))
+    return _over(state), [failed, Send({"op": "kill"}), lost]
+
+
+def _fail_late(state: HostState, event: LinkFailed) -> Step:
+    return state, [Post(machine.LauncherFailed(), event.error)]
+
+
+def _cannot_prepare(state: HostState, error: NodeError) -> Step:
+    shown: list[Action] = [Show("failed", error.reason)]
+    if isinstance(error, PortBusyError) and state.movable_port:
+        shown = []
+    return _over(state), [*shown, Post(machine.HostRefused(state.host), error)]
+
+
+def _drain(state: HostState) -> HostState:
+    return replace(state, phase=HostPhase.DRAINING)
+
+
+def _over(state: HostState) -> HostState:
+    return replace(state, phase=HostPhase.OVER)
+
+
+_Row = tuple[Callable[[HostState, Any], Step], ...]
+_COLUMN = {phase: number for number, phase in enumerate(HostPhase)}
+# fmt: off
+TABLE: dict[type[Event], _Row] = {
+    # CONNECTING PREPARING ABORTING RUNNING STOPPING DRAINING OVER CLOSED
+    StartWorkers: (
+        _ignore, _start, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore),
+    StopWorkers: (
+        _ignore, _ignore, _ignore, _stop, _stop, _ignore, _ignore, _ignore),
+    KillWorkers: (
+        _ignore, _discard, _discard, _kill, _kill, _ignore, _ignore, _ignore),
+    AbortLaunch: (
+        _forget, _abort, _abort, _ignore, _ignore, _ignore, _ignore, _ignore),
+    Settle: (
+        _settle, _settle, _settle, _settle, _settle, _settle, _settle, _settle),
+    Close: (
+        _close, _close, _close, _close, _close, _close, _close, _close),
+    Connecting: (
+        _show_step, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore),
+    CheckFailed: (
+        _check, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore),
+    Requested: (
+        _request, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore),
+    Unreachable: (
+        _fail_early, _fail_early, _fail_early, _cut_off, _cut_off, _cut_off, _ignore, _ignore),
+    TimedOut: (
+        _ignore, _ignore, _ignore, _give_up, _give_up, _give_up_output, _ignore, _ignore),
+    SupervisorTimedOut: (
+        _ignore, _ignore, _ignore, _give_up_supervisor, _give_up_supervisor, _ignore, _ignore,
+        _ignore),
+    Malformed: (
+        _distrust_early, _distrust_early, _distrust_early, _distrust, _distrust, _distrust_late,
+        _distrust_late, _ignore),
+    LinkFailed: (
+        _fail, _fail, _fail, _fail, _fail, _fail_late, _fail_late, _fail_late),
+    messages.Prepared: (
+        _ignore, _prepared, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore),
+    messages.Attached: (
+        _ignore, _ignore, _ignore, _follow, _follow, _follow, _ignore, _ignore),
+    messages.Refused: (
+        _ignore, _refuse, _refuse, _refuse_to_follow, _refuse_to_follow, _finish, _ignore,
+        _ignore),
+    messages.Lost: (
+        _ignore, _supervisor_died, _supervisor_died, _supervisor_died, _supervisor_died, _ignore,
+        _ignore, _ignore),
+    messages.Bye: (
+        _ignore, _bye, _bye, _bye_early, _bye, _finish, _ignore, _ignore),
+    messages.Stopping: (
+        _ignore, _ignore, _ignore, _stopped_itself, _ignore, _ignore, _ignore, _ignore),
+    messages.Ended: (
+        _ignore, _ignore, _ignore, _end, _end, _ignore, _ignore, _ignore),
+}
+# fmt: on

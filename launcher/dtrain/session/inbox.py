@@ -1,0 +1,157 @@
+"""What the relays of one host send: checked, stored, and passed on to what it concerns."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+
+from dtrain.launchplan.plan import HostPlan
+from dtrain.messages import agent as messages
+from dtrain.messages.decode import ProtocolError
+from dtrain.messages.sequence import Sequence
+from dtrain.node import protocol
+from dtrain.runs import journal
+from dtrain.runs.log_store import StorageError
+from dtrain.session import host_state, machine
+from dtrain.session.context import AttemptContext
+from dtrain.session.evidence import HostEvidence
+from dtrain.session.host_state import HostPhase, HostState, Post
+from dtrain.session.liveness import SupervisorLiveness
+from dtrain.session.outage import Outage
+from dtrain.session.output import HostOutput
+from dtrain.session.relay import RelayChannel
+from dtrain.session.reports import WorkerReports
+
+MAX_NOTICE, MAX_NOTICES = 500, 20
+"""Characters of one notice of a relay, and how many are shown."""
+
+
+class Inbox:
+    """Only the link's reader calls it."""
+
+    def __init__(
+        self,
+        context: AttemptContext,
+        part: HostPlan,
+        evidence: HostEvidence,
+        reports: WorkerReports,
+        outage: Outage,
+        step: Callable[[host_state.Event], object],
+    ) -> None:
+        """``step`` passes an event on to the host's table."""
+        self.output = HostOutput(part.host.name, context.folder)
+        self._context = context
+        self._host = part.host.name
+        self._evidence = evidence
+        self._reports = reports
+        self._outage = outage
+        self._step = step
+        self._sequence = Sequence(part, context.plan.world_size)
+        timeout = context.plan.job.restart.node_timeout
+        self._supervisor = SupervisorLiveness(self._host, timeout)
+        self._journaled = 0
+        """Offset up to which the host's events are in the journal already."""
+        self._notices = 0
+
+    def resume(self, offsets: Mapping[str, int]) -> None:
+        """Continue a run of which so much has arrived already."""
+        self.output.offsets.update(offsets)
+        # All events are sent again, because they make the state; they are not journaled again.
+        self._journaled = self.output.offsets.pop("events", 0)
+
+    def begin_relay(self) -> None:
+        self._sequence.begin_relay()
+        self.output.begin_relay()
+
+    def take(
+        self, frame: protocol.Message | protocol.Data, relay: RelayChannel, state: HostState
+    ) -> None:
+        """Raises ProtocolError for what does not agree with the plan or with earlier messages."""
+        if isinstance(frame, protocol.Data):
+            self._keep(frame)
+            return
+        message = messages.read_message(frame.body)
+        self._sequence.check_message(message, started=state.started)
+        match message:
+            case messages.Hello():
+                self._evidence.compare_clocks(message.time, time.time())
+                relay.pid = message.pid
+                hello = journal.Hello(self._host, dataclasses.asdict(message))
+                self._context.journal.write(time.time(), hello)
+            case messages.StreamFound():
+                self._sequence.check_stream(message)
+                try:
+                    self.output.add(message)
+                except StorageError as error:
+                    self._cannot_store(error)
+            case messages.Happened():
+                self._take_event(message)
+            case messages.ProgressSaid(name=name, offset=offset, said=said):
+                self.output.note(name, offset)
+                self._evidence.last_activity = time.monotonic()
+                self._reports.add(name.removesuffix(".progress"), said)
+            case messages.Alive(supervisor=pid, silent=silent):
+                if state.phase in (HostPhase.RUNNING, HostPhase.STOPPING):
+                    self._check_supervisor(pid or 0, silent)
+            case messages.Notice(text=text):
+                self._pass_on(text)
+            case messages.RunSeen():
+                raise ProtocolError("status: not requested")
+            case _:
+                if isinstance(message, messages.Attached):
+                    self._outage.attached(time.monotonic())
+                self._step(message)
+
+    def _keep(self, frame: protocol.Data) -> None:
+        try:
+            stream = self.output.keep(frame)
+        except StorageError as error:
+            self._cannot_store(error)
+            return
+        if stream is not None:
+            self._outage.progressed()
+            self._evidence.last_activity = time.monotonic()
+            size = self.output.offsets[stream.path.name]
+            self._context.observer.output(stream, size)
+
+    def _cannot_store(self, error: StorageError) -> None:
+        # The job is to be stopped, and for that the host's events are still needed.
+        self._context.post(Post(machine.LauncherFailed(), error))
+
+    def _take_event(self, message: messages.Happened) -> None:
+        if not self._sequence.is_new(message):
+            return
+        offset, event = message.offset, message.event
+        self.output.offsets["events"] = offset
+        self._outage.progressed()
+        if offset > self._journaled:
+            happened = journal.HostEvent(self._host, offset, event.as_json())
+            self._context.journal.write(time.time(), happened)
+        self._evidence.compare_clocks(event.time, time.time())
+        match event:
+            case messages.Exited():
+                # A process that was told to end has not done its work, even with status 0.
+                failed = event.code != 0 or event.stopping
+                worker = machine.WorkerId(self._host, event.role, event.index)
+                exited = machine.WorkerExited(worker, failed)
+                self._context.post(Post(exited, failures=self._evidence.failures(event)))
+            case messages.Ended() | messages.Stopping():
+                self._step(event)
+            case _:
+                self._evidence.add(event)
+
+    def _check_supervisor(self, pid: int, silent: float) -> None:
+        notice, error = self._supervisor.hear(pid, silent)
+        if notice:
+            self._context.notice(notice)
+        if error is not None:
+            self._step(host_state.SupervisorTimedOut(error))
+
+    def _pass_on(self, notice: str) -> None:
+        """Show what the host wants a person to know, within limits: a worker can cause notices."""
+        self._notices += 1
+        if self._notices <= MAX_NOTICES:
+            self._context.notice(f"{self._host}: {notice[:MAX_NOTICE]}")
+        elif self._notices == MAX_NOTICES + 1:
+            self._context.notice(f"{self._host}: further notices of this host are not shown")

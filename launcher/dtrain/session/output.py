@@ -1,0 +1,69 @@
+"""The workers' output of one host: where it goes, and how much has arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dtrain.messages import agent as messages
+from dtrain.messages.decode import ProtocolError
+from dtrain.node import protocol
+from dtrain.runs.log_store import LogWriter, RunFolder, StorageError, Stream
+
+MAX_OFFSETS = 10_000
+"""Files of a host whose offsets are remembered; a hostile host could name any number."""
+
+
+class HostOutput:
+    """The reader's: other threads only call `received`."""
+
+    def __init__(self, host: str, folder: RunFolder) -> None:
+        self.offsets: dict[str, int] = {}
+        """Bytes that have arrived, by file; also of ``events`` and progress files."""
+        self._host = host
+        self._folder = folder
+        self._streams: dict[int, tuple[LogWriter, Stream]] = {}
+        self._full = False
+
+    def begin_relay(self) -> None:
+        """A new relay starts, which numbers its streams from 1 on."""
+        self._streams.clear()
+
+    def add(self, found: messages.StreamFound) -> None:
+        """Open a stream. Raises ProtocolError if it is open already, StorageError if this machine
+        cannot keep it."""
+        if found.id in self._streams:
+            raise ProtocolError(f"stream: {found.id} was announced before")
+        stream = self._folder.stream(
+            self._host, found.name, role=found.role, index=found.index, rank=found.rank
+        )
+        try:
+            self._streams[found.id] = LogWriter(stream), stream
+        except StorageError:
+            self._full = True
+            raise
+
+    def keep(self, frame: protocol.Data) -> Stream | None:
+        """Store a piece of output; the stream, if it was new. Raises ProtocolError, and
+        StorageError once: after that, output is dropped."""
+        if self._full:
+            return None
+        if frame.stream not in self._streams:
+            raise ProtocolError(f"data of an unknown stream ({frame.stream})")
+        writer, stream = self._streams[frame.stream]
+        before = writer.size
+        try:
+            size = writer.append(frame.offset, frame.payload)
+        except StorageError:
+            self._full = True
+            raise
+        self.offsets[stream.path.name] = size
+        return stream if size > before else None
+
+    def note(self, name: str, offset: int) -> None:
+        """Remember how much of another file has arrived."""
+        if len(self.offsets) < MAX_OFFSETS or name in self.offsets:
+            self.offsets[name] = offset
+
+    def received(self) -> Mapping[str, int]:
+        """Bytes of each stream and progress file that have arrived."""
+        return {name: size for name, size in self.offsets.copy().items() if name != "events"}

@@ -1,0 +1,75 @@
+"""What goes wrong on a host, as errors for the report. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dtrain.diagnostics import ConnectError, NodeError, PortBusyError, PrepareError
+from dtrain.messages import agent as messages
+from dtrain.node.boot import TOO_OLD
+from dtrain.spec.model import Job
+
+
+def refused(host: str, message: messages.Refused) -> PrepareError:
+    kind = PortBusyError if message.what == "port" else PrepareError
+    doing = "attaching to the job" if message.what == "gone" else "preparing the job"
+    return kind(host, doing, message.reason, hint=message.hint)
+
+
+def supervisor_died(host: str, message: messages.Lost) -> PrepareError:
+    if message.survivors:
+        return _survived(host, message.survivors)
+    hint = "something on that host ended it; what it had started was ended too"
+    return PrepareError(host, "running the job", message.reason, hint=message.hint or hint)
+
+
+def ended_badly(host: str, event: messages.Ended) -> PrepareError | None:
+    """None for a job that ended without survivors or an error of the supervisor."""
+    if event.survivors:
+        return _survived(host, event.survivors)
+    if event.error:
+        reason = f"the supervisor on the host failed: {event.error}"
+        return PrepareError(host, "running the job", reason)
+    return None
+
+
+def _survived(host: str, survivors: Iterable[messages.Survivor]) -> PrepareError:
+    names = ", ".join(f"{each.name} (pid {each.pid})" for each in survivors)
+    return PrepareError(
+        host,
+        "ending the job's processes",
+        f"they do not die: {names}",
+        hint="a process in uninterruptible sleep ends when its driver or disk answers",
+    )
+
+
+def cut_off(host: str, seconds: float, job: Job) -> ConnectError:
+    """The host was out of reach for ``seconds``, and is given up."""
+    if job.on_disconnect == "keep":
+        hint = (
+            "its part of the job may still run; `dtrain attach` continues it, `dtrain stop` ends it"
+        )
+    else:
+        hint = f"its part of the job ends by itself after {job.lease:g} s without a launcher"
+    return ConnectError(host, "following the job", f"cut off for {seconds:g} s", hint=hint)
+
+
+def agent_failed(host: str, python: str, status: int | None, output: str) -> NodeError:
+    """The agent's output ended too early. ``status`` is its exit status, if known; ``output`` is
+    what it, or a login script, printed."""
+    attempted = f"starting the agent with {python}"
+    if status == TOO_OLD:
+        reason = output.splitlines()[-1] if output else "this Python is too old"
+        hint = "dtrain needs Python 3.8 or newer on its nodes: name one with cluster.python"
+        return PrepareError(host, attempted, reason, hint=hint)
+    if status in (126, 127):
+        hint = "install Python there, or name the interpreter with cluster.python"
+        reason = f"{python} was not found or cannot be run" + (f" ({output})" if output else "")
+        return PrepareError(host, attempted, reason, hint=hint)
+    reason = f"it ended, with status {status}" if status is not None else "it ended"
+    return PrepareError(
+        host,
+        attempted,
+        f"{reason}: {output[-2000:]}" if output else reason,
+        hint="a login script that prints, or replaces the shell, can be the reason",
+    )

@@ -1,0 +1,143 @@
+"""The launcher's end of a relay, and the thread that writes to it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, Protocol
+
+from dtrain.diagnostics import ConnectError, NodeError
+from dtrain.node import protocol
+from dtrain.session import problems
+from dtrain.session.liveness import Patience, RelayLiveness
+from dtrain.transport.contract import Connection, RemoteProcess
+
+PING_SECONDS = 5.0
+FLUSH_SECONDS = 1.0
+"""Seconds in which the last commands must be sent before connections are closed."""
+
+
+class SilentRelayError(ConnectError):
+    """The relay does not answer pings."""
+
+
+class RelayChannel:
+    """One relay on a host. One thread reads; any thread may write."""
+
+    def __init__(self, host: str, connection: Connection, process: RemoteProcess) -> None:
+        self.pid: int | None = None
+        """The relay's process, once it has sent its first message."""
+        self._host = host
+        self._connection = connection
+        self._process = process
+        self._decoder = protocol.FrameDecoder()
+        self._liveness = RelayLiveness()
+        self._lock = threading.Lock()
+
+    def frames(self) -> Iterator[protocol.Message | protocol.Data]:
+        """What the relay sends, until its output ends.
+
+        Raises ConnectError when the connection breaks, SilentRelayError when the relay was given
+        up, and ProtocolError for output that no relay writes.
+        """
+        while data := self._read():
+            yield from self._decoder.feed(data)
+
+    def _read(self) -> bytes:
+        with self._lock:
+            self._liveness.wait()
+        broken: ConnectError | None = None
+        data = b""
+        try:
+            data = self._process.read()
+        except ConnectError as error:
+            broken = error
+        # A relay is given up only while this thread waits for it, and stays given up: data that
+        # comes at the same moment does not count, because the connection is being closed.
+        with self._lock:
+            self._liveness.hear()
+            given_up = self._liveness.given_up
+        if given_up:
+            reason = "the relay does not answer; it may be stopped (SIGSTOP), or the network cut"
+            raise SilentRelayError(self._host, "following the job", reason)
+        if broken is not None:
+            raise broken
+        return data
+
+    def send(self, command: dict[str, Any]) -> None:
+        """Write a command. A broken connection is the reader's business: it reconnects."""
+        with suppress(ConnectError):
+            self._process.write(protocol.encode_command(command))
+
+    def ping(self, patience: int | None) -> None:
+        """Ask for an answer. A relay that has left more than ``patience`` pings unanswered is
+        given up: its connection is closed. ``None`` never gives up."""
+        if patience is not None and self.pid is None:
+            patience = Patience.BEFORE_HELLO
+        with self._lock:
+            given_up = self._liveness.ping(patience)
+        if given_up:
+            self._connection.close()
+        else:
+            self.send({"op": "ping"})
+
+    def failure(self, python: str) -> NodeError:
+        """Why the relay's output ended. Waits a few seconds for its exit status."""
+        status = None
+        with suppress(TimeoutError, ConnectError):
+            status = self._process.wait(timeout=5)
+        output = self._process.stderr() + b"\n" + self._decoder.noise
+        text = output.decode(errors="replace").strip()
+        return problems.agent_failed(self._host, python, status, text)
+
+
+class CommandWriter:
+    """Sends commands, and a ping every few seconds, to a host's current relay."""
+
+    def __init__(self, patience: Callable[[], int | None]) -> None:
+        """``patience``: how many pings the relay may leave unanswered now."""
+        self.relay: RelayChannel | None = None
+        """Where commands go. The reader replaces it when it reconnects."""
+        self._patience = patience
+        self._commands: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+
+    def send(self, command: dict[str, Any]) -> None:
+        self._commands.put(command)
+
+    def finish(self) -> None:
+        """End `run` once everything that was given to `send` is sent."""
+        self._commands.put(None)
+
+    def run(self) -> None:
+        while True:
+            try:
+                command = self._commands.get(timeout=PING_SECONDS)
+            except queue.Empty:
+                if self.relay is not None:
+                    self.relay.ping(self._patience())
+                continue
+            if command is None:
+                return
+            if self.relay is not None:
+                self.relay.send(command)
+
+
+class Closable(Protocol):
+    def close(self) -> None:
+        """Send and observe nothing more."""
+
+    def disconnect(self, timeout: float) -> None:
+        """End the connection, once all commands are sent or ``timeout`` seconds have passed."""
+
+
+def close_all(links: Iterable[Closable]) -> None:
+    """Close links, whatever they are doing, once the commands given to them are sent."""
+    open_ = list(links)
+    for link in open_:
+        link.close()
+    until = time.monotonic() + FLUSH_SECONDS
+    for link in open_:
+        link.disconnect(max(0.0, until - time.monotonic()))

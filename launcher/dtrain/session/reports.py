@@ -1,0 +1,70 @@
+"""What the workers of one host report through `dtrain.runtime`: progress, and a TensorBoard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from dtrain.launchplan.plan import HostPlan
+from dtrain.runs import journal
+from dtrain.runs.progress import Progress, speaker
+from dtrain.session.context import AttemptContext
+from dtrain.session.forward import Forward
+from dtrain.transport.contract import Connection
+
+JOURNAL_SECONDS = 10.0
+"""Seconds between two reports of progress in the journal."""
+
+
+class WorkerReports:
+    def __init__(
+        self, context: AttemptContext, part: HostPlan, connection: Callable[[], Connection | None]
+    ) -> None:
+        """``connection`` is the host's present connection, for a TensorBoard."""
+        self.step: int | None = None
+        """The last step that a worker of this host reported."""
+        self._context = context
+        self._host = part.host
+        self._speaker = speaker(context.plan)
+        self._connection = connection
+        self._journal_at = 0.0
+        self._tensorboard: Forward | None = None
+
+    def close(self) -> None:
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+    def add(self, process: str, said: dict[str, Any]) -> None:
+        """``said`` is what the worker wrote, of any type: an error in it is not the relay's."""
+        with suppress(KeyError, TypeError, ValueError, OverflowError, AttributeError):
+            match said.get("event"):
+                case "progress":
+                    self._add_progress(Progress.read(process, said))
+                case "tensorboard" if self._context.tensorboard and self._tensorboard is None:
+                    self._show_tensorboard(int(said["port"]))
+
+    def _add_progress(self, report: Progress) -> None:
+        self.step = report.step
+        self._context.observer.progress(self._host.name, report)
+        now = time.monotonic()
+        due = now >= self._journal_at or report.step == report.total
+        if due and report.process == self._speaker:
+            self._journal_at = now + JOURNAL_SECONDS
+            self._context.journal.write(time.time(), journal.Progressed(report))
+
+    def _show_tensorboard(self, port: int) -> None:
+        if not 1024 <= port <= 65535:
+            return
+        context, host = self._context, self._host.name
+        if self._host.transport != "local":
+            try:
+                self._tensorboard = Forward(port, self._connection)
+            except OSError as error:
+                context.notice(f"cannot show {host}'s TensorBoard here: {error}")
+                return
+            port = self._tensorboard.port
+        text = f"TensorBoard of {host}: http://127.0.0.1:{port}/"
+        context.observer.notice(text)
+        context.journal.write(time.time(), journal.TensorBoard(host, text))

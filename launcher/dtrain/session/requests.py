@@ -1,0 +1,93 @@
+"""The first command to an agent, which says what the agent is for.
+
+`dtrain.node.protocol` documents the fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dtrain.launchplan.plan import HostPlan, LaunchPlan
+from dtrain.node import protocol
+from dtrain.node.runtime_archive import runtime_archive
+
+
+def launch_request(
+    plan: LaunchPlan,
+    part: HostPlan,
+    run: str,
+    attempt: int,
+    *,
+    workdir: str,
+    secrets: Mapping[str, str],
+) -> dict[str, Any]:
+    """Prepare the host's part of the job. ``run`` is what hosts call this attempt."""
+    job = plan.job
+    return {
+        **_request("launch", plan, part, run),
+        "workdir": workdir,
+        "script": job.script,
+        "python": part.python,
+        "setup": list(job.setup),
+        "environment": _environment(plan, part, attempt),
+        "secrets": dict(secrets),
+        "runtime": runtime_archive(),
+        "world_size": plan.world_size,
+        "processes": [
+            {
+                "role": process.role,
+                "index": process.index,
+                "rank": process.rank,
+                "ranks": process.ranks,
+                "argv": list(process.argv),
+                "environment": dict(process.environment),
+                "service": process.service,
+            }
+            for process in part.processes
+        ],
+        "ports": list(part.ports),
+        "route_to": part.route_to,
+        "flight_recorder": job.framework == "torch" and job.watchdog.silence is not None,
+        "grace": job.grace,
+        "on_disconnect": job.on_disconnect,
+        "lease": job.lease,
+    }
+
+
+def attach_request(
+    plan: LaunchPlan,
+    part: HostPlan,
+    run: str,
+    *,
+    offsets: Mapping[str, int],
+    outputs: bool,
+    previous: int | None,
+) -> dict[str, Any]:
+    """Follow a job that was launched before, from ``offsets`` on; without ``outputs``, only its
+    events. ``previous`` is the process id of the relay to replace."""
+    request = _request("attach", plan, part, run)
+    return {**request, "offsets": dict(offsets), "outputs": outputs, "previous": previous}
+
+
+def status_request(plan: LaunchPlan, part: HostPlan, run: str) -> dict[str, Any]:
+    """Report the state of a job that was launched before."""
+    return _request("look", plan, part, run)
+
+
+def _request(op: str, plan: LaunchPlan, part: HostPlan, run: str) -> dict[str, Any]:
+    return {
+        "op": op,
+        "protocol": protocol.VERSION,
+        "run": run,
+        "host": part.host.name,
+        "run_dir": plan.run_dir,
+        "trust_group": plan.trust_group,
+    }
+
+
+def _environment(plan: LaunchPlan, part: HostPlan, attempt: int) -> dict[str, str]:
+    own = {"DTRAIN_ATTEMPT": str(attempt)}
+    if plan.job.watchdog.silence is not None:
+        own["PYTHONFAULTHANDLER"] = "1"
+    return {**own, **part.environment, "DTRAIN_ATTEMPT": own["DTRAIN_ATTEMPT"]}
