@@ -12,15 +12,18 @@ from typing import Any
 
 import pytest
 
+from dtrain.launchplan.environment import host_variables
+from dtrain.node.agent.environment import NodeVariables
 from dtrain.node.agent.flight_recorder import (
     FILES,
     MAX_TOLD,
     PIPES,
     FlightRecorders,
-    record_flights,
 )
 from dtrain.node.agent.wire import encode
+from dtrain.spec.model import Job, Watchdog
 from support.limits import HANG
+from support.node import written
 
 ENTRY = {
     "process_group": ("0", "default_pg"),
@@ -41,9 +44,16 @@ def dump(**entry: Any) -> dict[str, Any]:
     return {"version": "2.10", "entries": [ENTRY | entry], "pg_config": config}
 
 
+def recorded(folder: Path, **setup: str) -> dict[bytes, bytes]:
+    """What a watched job's environment says of the flight recorder."""
+    environment = {name.encode(): value.encode() for name, value in setup.items()}
+    variables = host_variables(Job("torch", watchdog=Watchdog(silence=60)), {}, None)
+    NodeVariables(os.fsencode(folder)).complete(environment, written(variables))
+    return {name: value for name, value in environment.items() if name.startswith(b"TORCH_")}
+
+
 def recorders(folder: Path) -> FlightRecorders:
-    environment: dict[bytes, bytes] = {}
-    record_flights(environment, os.fsencode(folder))
+    environment = recorded(folder)
     return FlightRecorders(environment, os.fsencode(folder), 8)
 
 
@@ -174,11 +184,17 @@ def test_a_rank_is_asked_through_its_pipe(tmp_path: Path) -> None:
     assert heard == [b"1"]
 
 
-def test_what_the_job_has_chosen_stays(tmp_path: Path) -> None:
-    chosen = {b"TORCH_NCCL_TRACE_BUFFER_SIZE": b"0", FILES[1]: b"own-", PIPES: b""}
-    environment = dict(chosen)
-    record_flights(environment, os.fsencode(tmp_path))
-    assert environment == {**chosen, b"TORCH_NCCL_DUMP_ON_TIMEOUT": b"1"}
+def test_what_the_setup_lines_have_chosen_stays(tmp_path: Path) -> None:
+    chosen = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", FILES[1].decode(): "own-", PIPES.decode(): ""}
+    environment = recorded(tmp_path, **chosen)
+    assert environment == {
+        b"TORCH_NCCL_TRACE_BUFFER_SIZE": b"0",
+        b"TORCH_FR_BUFFER_SIZE": b"0",
+        FILES[0]: b"own-",
+        FILES[1]: b"own-",
+        PIPES: b"",
+        b"TORCH_NCCL_DUMP_ON_TIMEOUT": b"1",
+    }
     flights = FlightRecorders(environment, os.fsencode(tmp_path), 8)
     assert not flights.ask(0)
     (tmp_path / "own-5").write_bytes(pickle.dumps(dump()))

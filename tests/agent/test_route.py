@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dtrain.launchplan.environment import NodeVariable
 from dtrain.node.programs import program
-from support.node import Node
+from support.node import Node, written
 
 SHOW = 'echo "${GLOO_SOCKET_IFNAME-none}"'
+
+
+def route(target: str) -> dict[str, Any]:
+    return written({"GLOO_SOCKET_IFNAME": NodeVariable(target, "interface", "default")})
 
 
 NETWORK = """
@@ -36,7 +42,6 @@ print(*map(find, targets))
     [
         ("127.0.0.1", "lo"),
         ("localhost", "lo"),
-        (None, "none"),
         ("", "none"),
         ("no such host", "none"),
         ("host" * 30, "none"),  # longer than a label may be
@@ -44,10 +49,8 @@ print(*map(find, targets))
         ("255.255.255.255", "none"),  # may not be connected to
     ],
 )
-def test_the_interface_is_found_or_nothing_is_said(
-    host: Node, target: str | None, name: str
-) -> None:
-    job = host.start(host.shell(SHOW), route_to=target)
+def test_the_interface_is_found_or_nothing_is_said(host: Node, target: str, name: str) -> None:
+    job = host.start(host.shell(SHOW), node_variables=route(target))
     job.wait()
     assert job.text("worker-0.out") == f"{name}\n"
 
@@ -67,7 +70,7 @@ def test_what_the_request_or_setup_says_wins(host: Node) -> None:
         host.shell(SHOW),
         host.shell(SHOW, 1, environment={"GLOO_SOCKET_IFNAME": "own"}),
         setup=["export GLOO_SOCKET_IFNAME=setup"],
-        route_to="127.0.0.1",
+        node_variables=route("127.0.0.1"),
     )
     job.wait()
     assert job.text("worker-0.out") == "setup\n"

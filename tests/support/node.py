@@ -14,13 +14,16 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dtrain.launchplan.environment import NodeVariable, host_variables, process_variables
 from dtrain.node import protocol
 from dtrain.node.boot import boot_command
 from dtrain.node.programs import program
+from dtrain.spec.model import Job
 from support.limits import HANG
 
 PATIENCE = HANG
@@ -208,6 +211,11 @@ class Agent:
         self.stderr = self._process.stderr.read()
 
 
+def written(variables: Mapping[str, NodeVariable]) -> dict[str, Any]:
+    """As a request has them."""
+    return {name: asdict(variable) for name, variable in variables.items()}
+
+
 def matches(body: dict[str, Any], **like: Any) -> bool:
     return all(body.get(name) == value for name, value in like.items())
 
@@ -252,6 +260,7 @@ class Node:
             "python": None,
             "setup": [],
             "environment": {},
+            "node_variables": written(host_variables(Job("torch"), {}, None)),
             "secrets": {},
             "runtime": "",
             "world_size": sum(process["ranks"] for process in processes),
@@ -300,7 +309,9 @@ class Node:
 
     def process(self, argv: list[str], index: int = 0, **body: Any) -> dict[str, Any]:
         base = {"role": "worker", "index": index, "rank": index, "ranks": 1, "service": False}
-        return {**base, "argv": argv, "environment": {}, **body}
+        whole = {**base, "argv": argv, "environment": {}, **body}
+        own = process_variables(whole["role"], whole["index"])
+        return {"node_variables": written(own), **whole}
 
     def folder(self, run: str = "run", host: str = "node0") -> Path:
         return self.run_dir / "nodes" / run / host

@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from dtrain import hostlist
-from dtrain.launchplan.document import document, masked
+from dtrain.launchplan.document import completed_by_node, document, masked
+from dtrain.launchplan.environment import NodeVariable
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 
 
@@ -18,8 +19,13 @@ def as_json(plan: LaunchPlan) -> str:
 
 def as_text(plan: LaunchPlan) -> str:
     """What a launch would execute: first what all hosts share, then each host's own."""
-    shared = _shared([masked(part.environment, plan) for part in plan.hosts])
-    return "\n".join([*_summary(plan), *_environment(shared), *_hosts(plan, shared)]) + "\n"
+    environments = [_environment(plan, part) for part in plan.hosts]
+    first, *others = environments
+    shared = [line for line in first if all(line in other for other in others)]
+    lines = [*_summary(plan), *_block("every process", shared)]
+    for part, environment in zip(plan.hosts, environments, strict=True):
+        lines += _host(part, [line for line in environment if line not in shared])
+    return "\n".join(lines) + "\n"
 
 
 def _summary(plan: LaunchPlan) -> Iterator[str]:
@@ -38,26 +44,30 @@ def _summary(plan: LaunchPlan) -> Iterator[str]:
         yield f"setup     {_inline(line)}"
 
 
-def _environment(shared: Mapping[str, str]) -> Iterator[str]:
-    if shared:
-        yield "every process"
-        yield from (f"  {_assignment(*item)}" for item in shared.items())
+def _environment(plan: LaunchPlan, part: HostPlan) -> list[str]:
+    """A host's variables, a line for each."""
+    lines = [_assignment(*item) for item in masked(part.environment, plan).items()]
+    return lines + _completed(part.node_variables)
 
 
-def _hosts(plan: LaunchPlan, shared: Mapping[str, str]) -> Iterator[str]:
-    for part in plan.hosts:
-        yield ""
-        yield f"{part.host.name}  address {part.host.address}  node rank {part.node_rank}"
-        yield f"  in {_inline(part.workdir)}"
-        own = {
-            name: value
-            for name, value in masked(part.environment, plan).items()
-            if name not in shared
-        }
-        yield from (f"  {_assignment(*item)}" for item in own.items())
-        if part.route_to is not None:
-            yield f"  GLOO_SOCKET_IFNAME: the interface that leads to {part.route_to}"
-        yield from _processes(part)
+def _completed(variables: Mapping[str, NodeVariable]) -> list[str]:
+    """What only the node knows, as a shell would say it."""
+    return [
+        f"{name}: {value}" if variables[name].kind == "interface" else f"{name}={value}"
+        for name, value in completed_by_node(variables).items()
+    ]
+
+
+def _block(title: str, lines: list[str]) -> list[str]:
+    return [title, *(f"  {line}" for line in lines)] if lines else []
+
+
+def _host(part: HostPlan, environment: list[str]) -> Iterator[str]:
+    yield ""
+    yield f"{part.host.name}  address {part.host.address}  node rank {part.node_rank}"
+    yield f"  in {_inline(part.workdir)}"
+    yield from (f"  {line}" for line in environment)
+    yield from _processes(part)
 
 
 def _processes(part: HostPlan) -> Iterator[str]:
@@ -73,19 +83,10 @@ def _processes(part: HostPlan) -> Iterator[str]:
 def _process(process: Process, *, with_command: bool) -> str:
     words = [f"{process.role} {process.index}"]
     words += [_assignment(*item) for item in process.environment.items()]
+    words += _completed(process.node_variables)
     if with_command:
         words.append(_inline(shlex.join(process.argv)))
     return "  ".join(words)
-
-
-def _shared(environments: list[dict[str, str]]) -> dict[str, str]:
-    """The assignments that all environments have."""
-    first, *others = environments
-    return {
-        name: value
-        for name, value in first.items()
-        if all(other.get(name) == value for other in others)
-    }
 
 
 def _assignment(name: str, value: str) -> str:

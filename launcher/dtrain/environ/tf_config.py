@@ -28,7 +28,7 @@ def tf_config(tasks: Sequence[Task], task: Task) -> str:
     cluster: dict[str, list[str]] = {}
     for member in tasks:
         if member.role != "evaluator":
-            endpoint = address_and_port(member.address, member.port)
+            endpoint = address_and_port(member.address, str(member.port))
             cluster.setdefault(member.role, []).append(endpoint)
     return json.dumps({"cluster": cluster, "task": {"type": task.role, "index": task.index}})
 

@@ -9,6 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from dtrain.environ.template import Slot, Template
+
+LOGS = {"PET_REDIRECTS": Template(Slot("3", "${PET_REDIRECTS:-0}"))}
+"""Have torchrun write both streams of each of its ranks to files, which the agent reads. By hand,
+nobody reads them."""
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -17,8 +23,8 @@ class World:
     name: str
     ranks_by_node: tuple[int, ...]
     master_address: str
-    master_port: int
-    restarts: int = 0
+    master_port: str
+    restarts: str = "0"
     """How often the job has been started before."""
 
     @property
@@ -36,7 +42,7 @@ def node_environment(world: World, node_rank: int) -> dict[str, str]:
     local = world.ranks_by_node[node_rank]
     environment = {
         "MASTER_ADDR": world.master_address,
-        "MASTER_PORT": str(world.master_port),
+        "MASTER_PORT": world.master_port,
         "WORLD_SIZE": str(world.size),
         "LOCAL_WORLD_SIZE": str(local),
         "GROUP_RANK": str(node_rank),
@@ -45,7 +51,7 @@ def node_environment(world: World, node_rank: int) -> dict[str, str]:
         "ROLE_WORLD_SIZE": str(world.size),
         "TORCHELASTIC_RUN_ID": world.name,
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RESTART_COUNT": str(world.restarts),
+        "TORCHELASTIC_RESTART_COUNT": world.restarts,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
@@ -76,7 +82,7 @@ def torchrun_arguments(
         f"--nnodes={len(world.ranks_by_node)}",
         f"--nproc-per-node={world.ranks_by_node[node_rank]}",
         "--max-restarts=0",
-        f"--rdzv-id={world.name}",
+        Template("--rdzv-id=", world.name),
         f"--rdzv-backend={backend}",
         f"--local-addr={node_address}",
     ]
@@ -85,13 +91,17 @@ def torchrun_arguments(
             *arguments,
             f"--node-rank={node_rank}",
             f"--master-addr={world.master_address}",
-            f"--master-port={world.master_port}",
+            Template("--master-port=", world.master_port),
         ]
     endpoint = address_and_port(world.master_address, world.master_port)
     is_host = "true" if node_rank == 0 else "false"
-    return [*arguments, f"--rdzv-endpoint={endpoint}", f"--rdzv-conf=is_host={is_host}"]
+    return [
+        *arguments,
+        Template("--rdzv-endpoint=", endpoint),
+        f"--rdzv-conf=is_host={is_host}",
+    ]
 
 
-def address_and_port(address: str, port: int) -> str:
+def address_and_port(address: str, port: str) -> str:
     """``host:port``, with the brackets that an IPv6 address needs."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return Template(f"[{address}]:" if ":" in address else f"{address}:", port)

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from dtrain.launchplan.environment import NodeVariable
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.launchplan.shell import completed
 
 SCHEMA = 1
 MASK = "***"
@@ -15,7 +17,8 @@ MASK = "***"
 def document(plan: LaunchPlan) -> dict[str, Any]:
     """``schema``, ``name``, what runs, and ``hosts``, each with its ``processes``.
 
-    ``strategy_reason`` is empty unless the file left the choice to dtrain.
+    ``strategy_reason`` is empty unless the file left the choice to dtrain. ``node_variables`` are
+    further variables of the environment, as text for a shell: only the node knows their values.
     """
     job = plan.job
     return {
@@ -33,12 +36,14 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
                 "setup": list(plan.job.setup),
                 "route_to": part.route_to,
                 "environment": masked(part.environment, plan),
+                "node_variables": completed_by_node(part.node_variables),
                 "processes": [
                     {
                         "role": process.role,
                         "index": process.index,
                         "argv": list(process.argv),
                         "environment": dict(process.environment),
+                        "node_variables": completed_by_node(process.node_variables),
                     }
                     for process in part.processes
                 ],
@@ -46,6 +51,11 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
             for part in plan.hosts
         ],
     }
+
+
+def completed_by_node(variables: Mapping[str, NodeVariable]) -> dict[str, str]:
+    """Variables whose value only the node knows, as shell text."""
+    return {name: completed(name, variable) for name, variable in variables.items()}
 
 
 def masked(environment: Mapping[str, str], plan: LaunchPlan) -> dict[str, str]:

@@ -2,22 +2,23 @@
 
 A plan is the request that a launch executes and a dry run shows; both come from `build`, which
 is pure: the same cluster file gives the same plan on every machine and every day.
-
-Of two settings of one variable the later in this list wins: what dtrain chooses by itself
-(threads, GPUs, interfaces), ``job.env``, the host's own ``env``. What tells one process from
-another (``RANK``, ``MASTER_ADDR``, ``TF_CONFIG``) a cluster file may not set at all.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 
 from dtrain.environ import devices, tf_config, torchrun, tpu
 from dtrain.environ.placement import is_service, trains
-from dtrain.runtime.layout import Layout, Training
+from dtrain.launchplan.environment import (
+    Launched,
+    NodeVariable,
+    host_environment,
+    host_variables,
+    process_variables,
+)
 from dtrain.spec.model import ClusterFile, Host, Job
 from dtrain.spec.strategies import STRATEGIES
 from dtrain.spec.tasks import tasks_listen, tensorflow_tasks
@@ -40,6 +41,8 @@ class Process:
     """Worker processes that it stands for: more than one for torchrun."""
     service: bool = False
     """Runs until the others are done, and is then stopped (parameter servers)."""
+    node_variables: Mapping[str, NodeVariable] = field(default_factory=dict)
+    """What the node adds to the environment, over the host's."""
 
     @property
     def label(self) -> str:
@@ -61,6 +64,8 @@ class HostPlan:
     cluster file."""
     ports: tuple[int, ...] = ()
     """TCP ports that the host's processes will listen on."""
+    node_variables: Mapping[str, NodeVariable] = field(default_factory=dict)
+    """What the node adds to the environment."""
     route_to: str | None = None
     """Another host. Where no setting says otherwise, gloo uses the interface that leads there:
     left to itself it takes the address of the host's own name, which Debian sets to loopback."""
@@ -107,26 +112,26 @@ def build(
     A launch gives what only it knows: the ``run``'s unique name, the ``port`` that it has drawn,
     which ``attempt`` it is, and the interpreter that stands for ``python3`` on this machine.
     """
-    port = port or spec.job.rendezvous.first_port
+    launched = Launched.of(spec, run, port, attempt)
     if spec.job.framework == "tensorflow":
-        hosts = _tensorflow(spec, port, local_python)
+        hosts = _tensorflow(spec, launched, local_python)
     else:
-        hosts = _torch(spec, run or spec.name, port, attempt, local_python)
+        hosts = _torch(spec, launched, local_python)
     cluster = spec.cluster
     return LaunchPlan(spec.name, tuple(hosts), spec.job, cluster.run_dir, cluster.trust_group)
 
 
-def _torch(
-    spec: ClusterFile, run: str, port: int, attempt: int, local_python: str
-) -> Iterator[HostPlan]:
+def _torch(spec: ClusterFile, launched: Launched, local_python: str) -> Iterator[HostPlan]:
     job, hosts = spec.job, spec.cluster.hosts
     one_process = bool(job.strategy) and STRATEGIES["torch"][job.strategy or ""].processes == "host"
     ranks_by_node = tuple(1 if one_process else host.workers for host in hosts)
-    world = torchrun.World(run, ranks_by_node, hosts[0].address, port, attempt - 1)
+    world = torchrun.World(
+        launched.run, ranks_by_node, hosts[0].address, launched.port, launched.restarts
+    )
     backend = job.rendezvous.backend
     for node_rank, host in enumerate(hosts):
         python = _python(host, local_python)
-        ports = (port,) if node_rank == 0 else ()
+        ports = (int(launched.port),) if node_rank == 0 else ()
         processes: tuple[Process, ...]
         if backend == "direct":
             identity = torchrun.node_environment(world, node_rank)
@@ -138,6 +143,7 @@ def _torch(
                     rank=first + local_rank,
                     argv=(python, *_program(job)),
                     environment=torchrun.rank_environment(world, node_rank, local_rank),
+                    node_variables=process_variables("worker", first + local_rank),
                 )
                 for local_rank in range(ranks_by_node[node_rank])
             )
@@ -145,18 +151,35 @@ def _torch(
             identity = torchrun.threads(ranks_by_node[node_rank])
             options = torchrun.torchrun_arguments(world, node_rank, host.address, backend)
             argv = (python, "-m", "torch.distributed.run", *options, *_program(job))
-            processes = (Process("torchrun", node_rank, argv, {}, ranks=ranks_by_node[node_rank]),)
-        environment = _host_environment(spec, host, identity)
+            processes = (
+                Process(
+                    role="torchrun",
+                    index=node_rank,
+                    ranks=ranks_by_node[node_rank],
+                    argv=argv,
+                    environment=torchrun.LOGS,
+                    node_variables=process_variables("torchrun", node_rank),
+                ),
+            )
+        environment = host_environment(spec, host, launched, identity)
         route_to = None
         if len(hosts) > 1 and "GLOO_SOCKET_IFNAME" not in environment:
             route_to = hosts[0 if node_rank else 1].address
-        workdir = _workdir(spec, host)
-        yield HostPlan(host, node_rank, environment, processes, workdir, ports, route_to)
+        yield HostPlan(
+            host,
+            node_rank,
+            environment,
+            processes,
+            _workdir(spec, host),
+            ports,
+            host_variables(job, environment, route_to),
+            route_to,
+        )
 
 
-def _tensorflow(spec: ClusterFile, port: int, local_python: str) -> Iterator[HostPlan]:
+def _tensorflow(spec: ClusterFile, launched: Launched, local_python: str) -> Iterator[HostPlan]:
     job, hosts = spec.job, spec.cluster.hosts
-    placed = tensorflow_tasks(spec)
+    placed, port = tensorflow_tasks(spec), int(launched.port)
     listening: Counter[str] = Counter()
     tasks: list[tf_config.Task] = []
     for role, index, on in placed:
@@ -177,16 +200,19 @@ def _tensorflow(spec: ClusterFile, port: int, local_python: str) -> Iterator[Hos
                 argv=argv,
                 environment=_unless(chosen, devices.visible_devices(gpus[task])) | own(task),
                 service=is_service(task.role, job.roles),
+                node_variables=process_variables(task.role, task.index),
             )
             for task in mine
         )
+        environment = host_environment(spec, host, launched, shared)
         yield HostPlan(
             host,
             node_rank,
-            _host_environment(spec, host, shared),
+            environment,
             processes,
             _workdir(spec, host),
             tuple(task.port for task in mine) if tasks_listen(job) else (),
+            host_variables(job, environment, None),
         )
 
 
@@ -219,28 +245,9 @@ def _gpus_by_task(
     return dict.fromkeys(tasks, ()) | dict(zip(wanting, shares, strict=True))
 
 
-def _host_environment(spec: ClusterFile, host: Host, identity: Mapping[str, str]) -> dict[str, str]:
-    job = spec.job
-    environment = devices.network_interface(host.interface)
-    if job.framework == "torch":
-        # A TensorFlow host may share its GPUs between tasks, so there each task names its own.
-        environment |= devices.visible_devices(host.gpus)
-    environment |= _described("DTRAIN_STRATEGY", job.strategy)
-    environment |= _described("DTRAIN_LAYOUT", job.layout)
-    environment |= _described("DTRAIN_TRAINING", job.training)
-    return {**environment, **identity, **job.env, **host.env}
-
-
 def _unless(chosen: Collection[str], environment: Mapping[str, str]) -> dict[str, str]:
     """``environment`` without the variables that the cluster file has chosen."""
     return {name: value for name, value in environment.items() if name not in chosen}
-
-
-def _described(variable: str, value: str | Layout | Training | None) -> dict[str, str]:
-    """What the file says about the model, for a script that wants to know."""
-    if value is None:
-        return {}
-    return {variable: value if isinstance(value, str) else json.dumps(asdict(value))}
 
 
 def _program(job: Job) -> tuple[str, ...]:

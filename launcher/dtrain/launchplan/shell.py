@@ -1,18 +1,20 @@
 """The launch plan as scripts: one for each process, to be run by hand on its host.
 
 A script does what the node agent does for that process, in the same order: the job's setup
-lines, the environment, the working folder, the program.
-
-Where the file names no port, a launch draws one. The scripts use the first port of the range, or
-a ``MASTER_PORT`` that is already set.
+lines, the environment, the working folder, the program. What a launch would decide has a default
+that the caller's environment replaces: ``DTRAIN_RUN_ID``, ``DTRAIN_ATTEMPT``, ``DTRAIN_RUN_DIR``
+and, unless the file names a port, ``MASTER_PORT``; the ports in ``TF_CONFIG`` are the first of the
+range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
+from dtrain.environ.template import Slot, Template
+from dtrain.launchplan.environment import NodeVariable
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
-from dtrain.quoting import Command, path, sh, word, words
+from dtrain.quoting import Command, path, sh, word
 
 
 def files(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
@@ -30,12 +32,30 @@ def environment_file(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
         f"# {name} is a secret: it comes from the caller's environment\n"
         for name in plan.job.secrets
     ]
-    return "".join(secret) + assignments({**part.environment, **process.environment})
+    environment = {**part.environment, **process.environment}
+    lines = [str(sh(name, "=", _assigned(value))) for name, value in environment.items()]
+    for name, variable in {**part.node_variables, **process.node_variables}.items():
+        value = completed(name, variable)
+        lines.append(f"# {name}: {value}" if variable.kind == "interface" else f"{name}={value}")
+    return "".join(secret) + "".join(f"{line}\n" for line in lines)
 
 
-def assignments(environment: Mapping[str, str]) -> str:
-    """``NAME=value`` lines, quoted for a POSIX shell."""
-    return "".join(f"{name}={word(value)}\n" for name, value in environment.items())
+def completed(name: str, variable: NodeVariable) -> str:
+    """The value that the node gives a variable, as a shell assigns it; in words for a network
+    interface, which takes a shell several lines to find."""
+    if variable.kind == "interface":
+        return f"the interface that leads to {variable.value}, unless set"
+    if name == "DTRAIN_RUN_DIR":
+        return "${DTRAIN_RUN_DIR:-${here:-$PWD}}"
+    value = path(variable.value)
+    if variable.kind in ("file", "pipe"):
+        value = sh("$DTRAIN_RUN_DIR/", word(variable.value))
+    if variable.place == "front":
+        return f"{value}${{{name}:+:${name}}}"
+    if variable.place == "default":
+        for other in reversed((name, *variable.instead)):
+            value = sh(f"${{{other}-", value, "}")
+    return str(value)
 
 
 def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
@@ -50,42 +70,45 @@ def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
         'here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit',
     ]
     lines += [f': "${{{secret}:?is a secret: export it first}}"' for secret in plan.job.secrets]
-    chosen = plan.job.framework == "torch" and plan.job.rendezvous.port is None
-    if chosen:
-        lines.append("master_port=${MASTER_PORT:-}")
     lines += [str(sh("eval ", word(line), " || exit")) for line in plan.job.setup]
     lines += [
         "set -o allexport",
         str(sh('. "$here"/', word(f"{name}.env"), " || exit")),
         "set +o allexport",
     ]
-    if chosen and "MASTER_PORT" in part.environment:
-        lines.append("MASTER_PORT=${master_port:-$MASTER_PORT}")
     lines += [f"export {secret}" for secret in plan.job.secrets]
-    if part.route_to is not None:
-        lines += _gloo_interface(part.route_to)
-    command = words(process.argv)
-    if chosen and process.role == "torchrun":
-        command = _torchrun(process.argv, str(plan.job.rendezvous.first_port))
-    lines += [str(sh("cd -- ", path(part.workdir), " || exit")), str(sh("exec ", command))]
+    for variable, value in part.node_variables.items():
+        if value.kind == "interface":
+            lines += _interface(variable, value.value)
+    lines += [
+        str(sh("cd -- ", path(part.workdir), " || exit")),
+        "exec " + " ".join(str(_word(argument)) for argument in process.argv),
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _torchrun(argv: Sequence[str], port: str) -> Command:
-    """torchrun's command line, with its caller's port in the place of ``port``."""
-    options = ("--master-port=", "--rdzv-endpoint=")
-    at = next(index for index, option in enumerate(argv) if option.startswith(options))
-    own = sh(word(argv[at].removesuffix(port)), f'"${{master_port:-{port}}}"')
-    return sh(words(argv[:at]), " ", own, " ", words(argv[at + 1 :]))
+def _word(text: str) -> Command:
+    """``text`` as one argument. What the launch decides is a shell expansion in it."""
+    if not isinstance(text, Template):
+        return word(text)
+    parts = [f'"{part.shell}"' if isinstance(part, Slot) else word(part) for part in text.parts]
+    return sh(*parts)
 
 
-def _gloo_interface(peer: str) -> list[str]:
+def _assigned(value: str) -> Command:
+    """``value`` for an assignment, where a shell splits no expansion into words."""
+    if isinstance(value, Template) and len(value.parts) == 1:
+        return sh(*(part.shell if isinstance(part, Slot) else word(part) for part in value.parts))
+    return _word(value)
+
+
+def _interface(variable: str, peer: str) -> list[str]:
     """Lines that name the interface which leads to ``peer``, as the node agent does."""
     address = sh("$(getent ahosts ", word(peer), " | awk 'NR == 1 {print $1}')")
     return [
-        f'if [ -z "${{GLOO_SOCKET_IFNAME:-}}" ] && route=$(ip -o route get "{address}"); then',
+        f'if [ -z "${{{variable}+set}}" ] && route=$(ip -o route get "{address}"); then',
         "  route=${route#* dev }",
-        "  export GLOO_SOCKET_IFNAME=${route%% *}",
+        f"  export {variable}=${{route%% *}}",
         "fi",
     ]
 

@@ -25,6 +25,7 @@ MODULES = {
         "agent.flight_recorder",
         "agent.ranks",
         "agent.network",
+        "agent.environment",
         "agent.pulse",
         "agent.supervisor",
         "agent.relay",

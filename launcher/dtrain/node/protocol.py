@@ -15,14 +15,12 @@ is noise, kept to explain a failed start.
 Commands, by ``op``; the first one says what this relay is for:
 
     launch   protocol, run, host, run_dir, trust_group, workdir, script, python, setup, environment,
-             secrets, runtime, processes, ports, grace, on_disconnect, lease, route_to,
-             flight_recorder: check everything, start nothing. ``runtime`` is a zip archive in
-             base64, for workers' PYTHONPATH. Members of ``trust_group``, a Unix group (or null),
-             may own the job's folders and write to them.
-             Where a process has no GLOO_SOCKET_IFNAME, it gets the interface by which this host
-             reaches ``route_to``, the address or name of another host (or null), if that can be
-             told: gloo's own choice is what the host's name leads to, often 127.0.1.1. With
-             ``flight_recorder``, torch's flight recorder writes where the supervisor finds it
+             node_variables, secrets, runtime, processes [{role, index, rank, argv, environment,
+             node_variables, service}], ports, grace, on_disconnect, lease: check everything, start
+             nothing. ``runtime`` is a zip archive in base64, saved as ``runtime.zip`` in the run's
+             folder. Members of ``trust_group``, a Unix group (or null), may own the job's folders
+             and write to them. ``node_variables`` {name: {value, kind, place, instead}} are
+             variables whose values the node completes, see `dtrain.launchplan.environment`
     attach   protocol, run, host, run_dir, trust_group, offsets, outputs, previous: follow a run
              that was launched before, each stream (``events`` and progress files too) from the
              offset given, or from its beginning; where ``outputs`` is false, events alone.

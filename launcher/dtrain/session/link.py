@@ -230,7 +230,6 @@ class Link:
             context.plan,
             part,
             context.name,
-            context.attempt,
             workdir=workdir,
             secrets=context.secrets,
         )

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+from dtrain.launchplan.environment import NodeVariable
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.node import protocol
 from dtrain.node.runtime_archive import runtime_archive
@@ -17,7 +19,6 @@ def launch_request(
     plan: LaunchPlan,
     part: HostPlan,
     run: str,
-    attempt: int,
     *,
     workdir: str,
     secrets: Mapping[str, str],
@@ -30,7 +31,8 @@ def launch_request(
         "script": job.script,
         "python": part.python,
         "setup": list(job.setup),
-        "environment": _environment(plan, part, attempt),
+        "environment": dict(part.environment),
+        "node_variables": _written(part.node_variables),
         "secrets": dict(secrets),
         "runtime": runtime_archive(),
         "world_size": plan.world_size,
@@ -42,13 +44,12 @@ def launch_request(
                 "ranks": process.ranks,
                 "argv": list(process.argv),
                 "environment": dict(process.environment),
+                "node_variables": _written(process.node_variables),
                 "service": process.service,
             }
             for process in part.processes
         ],
         "ports": list(part.ports),
-        "route_to": part.route_to,
-        "flight_recorder": job.framework == "torch" and job.watchdog.silence is not None,
         "grace": job.grace,
         "on_disconnect": job.on_disconnect,
         "lease": job.lease,
@@ -86,8 +87,5 @@ def _request(op: str, plan: LaunchPlan, part: HostPlan, run: str) -> dict[str, A
     }
 
 
-def _environment(plan: LaunchPlan, part: HostPlan, attempt: int) -> dict[str, str]:
-    own = {"DTRAIN_ATTEMPT": str(attempt)}
-    if plan.job.watchdog.silence is not None:
-        own["PYTHONFAULTHANDLER"] = "1"
-    return {**own, **part.environment, "DTRAIN_ATTEMPT": own["DTRAIN_ATTEMPT"]}
+def _written(variables: Mapping[str, NodeVariable]) -> dict[str, dict[str, Any]]:
+    return {name: asdict(variable) for name, variable in variables.items()}

@@ -34,7 +34,6 @@ MAX_TOLD = 256 << 10
 FILES = (b"TORCH_FR_DUMP_TEMP_FILE", b"TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """What the files' names begin with: variables of torch 2.13, and of older ones."""
 PIPES = b"TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-SIZES = (b"TORCH_FR_BUFFER_SIZE", b"TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 def unpickled(data: bytes) -> Any:
@@ -120,22 +119,6 @@ def mark_of(path: bytes) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size
-
-
-def record_flights(environment: dict[bytes, bytes], folder: bytes) -> None:
-    """Have torch keep and write what its flight recorder holds, but for what is chosen already."""
-    if not any(name in environment for name in SIZES):
-        # torch 2.13 warns of the older name.
-        environment[SIZES[0]] = b"2000"
-    if not any(name in environment for name in FILES):
-        for name in FILES:
-            environment[name] = os.path.join(folder, b"nccl-trace-")
-    environment.setdefault(b"TORCH_NCCL_DUMP_ON_TIMEOUT", b"1")
-    trial = os.path.join(folder, b"nccl-trial.pipe")
-    with contextlib.suppress(OSError):  # torch would end the process where there can be no pipes
-        os.mkfifo(trial)
-        os.unlink(trial)
-        environment.setdefault(PIPES, os.path.join(folder, b"nccl-ask-"))
 
 
 def groups_of(dump: Json) -> list[Json]:

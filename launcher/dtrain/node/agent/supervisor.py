@@ -12,9 +12,10 @@ import threading
 import time
 
 from dtrain.node.agent.control import control_name, machine_id, peer_of
+from dtrain.node.agent.environment import NodeVariables
 from dtrain.node.agent.events import Events
 from dtrain.node.agent.evidence import error_report
-from dtrain.node.agent.flight_recorder import DUMP_LIMIT, FlightRecorders, record_flights
+from dtrain.node.agent.flight_recorder import DUMP_LIMIT, FlightRecorders
 from dtrain.node.agent.folder import (
     cannot_write,
     check_workdir,
@@ -27,7 +28,7 @@ from dtrain.node.agent.folder import (
     trust_of,
 )
 from dtrain.node.agent.kernel_log import KernelLog, oom_kills
-from dtrain.node.agent.network import interface_to, reserve_port, share_ports
+from dtrain.node.agent.network import reserve_port, share_ports
 from dtrain.node.agent.processes import Proc, look, name_list, own_start, reap, send, signal_name
 from dtrain.node.agent.ranks import Ranks
 from dtrain.node.agent.spawn import missing, search, spawn, why_not_executed
@@ -159,17 +160,13 @@ class Supervisor:
         self._poll.register(listener, select.POLLIN)
 
         base = {name: value for name, value in os.environb.items() if name != b"DTRAIN_SETUP"}
-        base.setdefault(b"PYTHONUNBUFFERED", b"1")
         for source in (request["environment"], request.get("secrets") or {}):
             base.update({raw(name): raw(value) for name, value in source.items()})
-        base.update(self._tag.environment)
-        archive = os.path.join(self._folder, b"runtime.zip")
-        base[b"PYTHONPATH"] = b":".join(filter(None, [archive, base.get(b"PYTHONPATH")]))
-        if request.get("flight_recorder"):
-            record_flights(base, self._folder)
-            self._flights = FlightRecorders(base, self._workdir, request["world_size"])
+        self._variables = NodeVariables(self._folder)
+        environment = self._environment(base, request)
+        self._flights = FlightRecorders(environment, self._workdir, request["world_size"])
 
-        python = self._find_python(request.get("python"), base)
+        python = self._find_python(request.get("python"), environment)
         script = request.get("script")
         if script is not None and not os.path.isfile(os.path.join(self._workdir, raw(script))):
             where = "" if os.path.isabs(script) else " in %s" % shown(self._workdir)
@@ -184,12 +181,8 @@ class Supervisor:
         try:
             self._events = Events(self._folder_fd)
             save(b"runtime.zip", self._folder_fd, binascii.a2b_base64(request["runtime"]))
-            target = request.get("route_to")
-            interface = interface_to(target) if target else None
             for body in request["processes"]:
                 self._plan.append(self._planned(body, python, base))
-                if interface is not None:
-                    self._plan[-1][2].setdefault(b"GLOO_SOCKET_IFNAME", interface)
         except OSError as error:
             raise cannot_write(error, self._folder) from None
         record = {
@@ -200,6 +193,19 @@ class Supervisor:
             "socket": name.decode("utf-8", "surrogateescape"),
         }
         save(b"supervisor", self._folder_fd, encode(record))
+
+    def _environment(
+        self, base: dict[bytes, bytes], body: Json | None = None
+    ) -> dict[bytes, bytes]:
+        """The whole environment of a process; without one, what all of them share."""
+        body = body or {}
+        given = {raw(name): raw(value) for name, value in body.get("environment", {}).items()}
+        environment = {**base, **given}
+        shared, own = self._request.get("node_variables"), body.get("node_variables")
+        self._variables.complete(environment, {**(shared or {}), **(own or {})})
+        # Whatever the launcher says: by these the processes of a run are found.
+        environment.update(self._tag.environment)
+        return environment
 
     def _find_python(self, python: str | None, environment: dict[bytes, bytes]) -> bytes | None:
         if python is None:
@@ -222,18 +228,12 @@ class Supervisor:
         self, body: Json, python: bytes | None, base: dict[bytes, bytes]
     ) -> tuple[Worker, list[bytes], dict[bytes, bytes], tuple[int, int]]:
         worker = Worker(body)
-        path = os.path.join(self._folder, worker.name)
-        environment = dict(base)
-        environment.update({raw(name): raw(value) for name, value in body["environment"].items()})
-        environment.update(self._tag.environment)
-        environment[b"TORCHELASTIC_ERROR_FILE"] = path + b".error.json"
-        if worker.role == "torchrun":
-            environment[b"PET_LOG_DIR"] = path + b".ranks"
-            environment[b"PET_REDIRECTS"] = b"3"
+        environment = self._environment(base, body)
         argv = [raw(word) for word in body["argv"]]
         if python is not None and body["argv"][0] == self._request["python"]:
             argv[0] = python
         if worker.role == "torchrun":
+            path = os.path.join(self._folder, worker.name)
             worker.ranks = Ranks(path, argv, body["ranks"], self._request["world_size"])
         out, err = (
             create(worker.name + suffix, self._folder_fd, os.O_APPEND)

@@ -5,7 +5,6 @@
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
 : "${TOKEN:?is a secret: export it first}"
-master_port=${MASTER_PORT:-}
 eval 'export A='"'"'b c'"'"'' || exit
 eval 'if true; then
   B=1
@@ -13,7 +12,6 @@ fi  # a comment' || exit
 set -o allexport
 . "$here"/worker-0.env || exit
 set +o allexport
-MASTER_PORT=${master_port:-$MASTER_PORT}
 export TOKEN
 cd -- ~/'my runs/$HOME' || exit
 exec python3 'my train.py; echo $(id)' 'it'"'"'s' 'a "b"' '$(touch /tmp/x)' 'line

@@ -4,12 +4,10 @@
 # Written by `dtrain launch --dry-run --output`.
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
-master_port=${MASTER_PORT:-}
 set -o allexport
 . "$here"/worker-1.env || exit
 set +o allexport
-MASTER_PORT=${master_port:-$MASTER_PORT}
-if [ -z "${GLOO_SOCKET_IFNAME:-}" ] && route=$(ip -o route get "$(getent ahosts 127.0.0.1 | awk 'NR == 1 {print $1}')"); then
+if [ -z "${GLOO_SOCKET_IFNAME+set}" ] && route=$(ip -o route get "$(getent ahosts 127.0.0.1 | awk 'NR == 1 {print $1}')"); then
   route=${route#* dev }
   export GLOO_SOCKET_IFNAME=${route%% *}
 fi

@@ -5,12 +5,10 @@
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
 : "${WANDB_API_KEY:?is a secret: export it first}"
-master_port=${MASTER_PORT:-}
 eval 'source ~/env.sh' || exit
 set -o allexport
 . "$here"/worker-19.env || exit
 set +o allexport
-MASTER_PORT=${master_port:-$MASTER_PORT}
 export WANDB_API_KEY
 cd -- ~/runs/gpt || exit
 exec /opt/venv/bin/python train.py --config gpt.yaml

@@ -4,13 +4,12 @@
 # Written by `dtrain launch --dry-run --output`.
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
-master_port=${MASTER_PORT:-}
 set -o allexport
 . "$here"/torchrun-1.env || exit
 set +o allexport
-if [ -z "${GLOO_SOCKET_IFNAME:-}" ] && route=$(ip -o route get "$(getent ahosts 2001:db8::1 | awk 'NR == 1 {print $1}')"); then
+if [ -z "${GLOO_SOCKET_IFNAME+set}" ] && route=$(ip -o route get "$(getent ahosts 2001:db8::1 | awk 'NR == 1 {print $1}')"); then
   route=${route#* dev }
   export GLOO_SOCKET_IFNAME=${route%% *}
 fi
 cd -- ~ || exit
-exec python3 -m torch.distributed.run --nnodes=2 --nproc-per-node=1 --max-restarts=0 --rdzv-id=c10d --rdzv-backend=c10d --local-addr=2001:db8::2 '--rdzv-endpoint=[2001:db8::1]:'"${master_port:-29500}" --rdzv-conf=is_host=false -m my.train --lr 1e-5
+exec python3 -m torch.distributed.run --nnodes=2 --nproc-per-node=1 --max-restarts=0 --rdzv-id="${DTRAIN_RUN_ID:-c10d}" --rdzv-backend=c10d --local-addr=2001:db8::2 --rdzv-endpoint='[2001:db8::1]:'"${MASTER_PORT:-29500}" --rdzv-conf=is_host=false -m my.train --lr 1e-5

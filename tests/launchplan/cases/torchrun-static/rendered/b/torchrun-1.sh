@@ -7,9 +7,9 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
 set -o allexport
 . "$here"/torchrun-1.env || exit
 set +o allexport
-if [ -z "${GLOO_SOCKET_IFNAME:-}" ] && route=$(ip -o route get "$(getent ahosts a | awk 'NR == 1 {print $1}')"); then
+if [ -z "${GLOO_SOCKET_IFNAME+set}" ] && route=$(ip -o route get "$(getent ahosts a | awk 'NR == 1 {print $1}')"); then
   route=${route#* dev }
   export GLOO_SOCKET_IFNAME=${route%% *}
 fi
 cd -- ~ || exit
-exec python3 -m torch.distributed.run --nnodes=2 --nproc-per-node=2 --max-restarts=0 --rdzv-id=static --rdzv-backend=static --local-addr=b --node-rank=1 --master-addr=a --master-port=12345 train.py
+exec python3 -m torch.distributed.run --nnodes=2 --nproc-per-node=2 --max-restarts=0 --rdzv-id="${DTRAIN_RUN_ID:-static}" --rdzv-backend=static --local-addr=b --node-rank=1 --master-addr=a --master-port=12345 train.py

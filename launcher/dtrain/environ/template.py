@@ -1,0 +1,31 @@
+"""Text of which some parts are decided by the launch: its port, its run's name, its attempt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A part that the launch decides."""
+
+    value: str
+    """What it is in this plan; in a dry run, a value that a launch could have."""
+    shell: str
+    """The same as a shell expansion, for whoever runs a dry run's scripts by hand."""
+
+
+class Template(str):
+    """A string that remembers its slots. Other code uses it as the plain string that it is."""
+
+    parts: tuple[str | Slot, ...]
+
+    def __new__(cls, *parts: str | Slot) -> Template:
+        """Join ``parts``; a part that is a `Template` keeps its slots."""
+        flat: list[str | Slot] = []
+        for part in parts:
+            flat += part.parts if isinstance(part, Template) else (part,)
+        values = (part.value if isinstance(part, Slot) else part for part in flat)
+        template = super().__new__(cls, "".join(values))
+        template.parts = tuple(flat)
+        return template

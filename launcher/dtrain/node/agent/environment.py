@@ -1,0 +1,57 @@
+"""What only this node knows of a process's environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from dtrain.node.agent.folder import expand
+from dtrain.node.agent.network import interface_to
+from dtrain.node.agent.wire import raw
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dtrain.node.agent.wire import Json
+
+
+class NodeVariables:
+    """Completes environments; see `dtrain.launchplan.environment.NodeVariable`."""
+
+    def __init__(self, folder: bytes) -> None:
+        """``folder`` is the run's."""
+        self._folder = folder
+        self._interfaces: dict[str, bytes | None] = {}
+
+    def complete(self, environment: dict[bytes, bytes], variables: dict[str, Json]) -> None:
+        """Add ``variables`` to ``environment``, in their order."""
+        for name, variable in variables.items():
+            place, key = variable["place"], raw(name)
+            names = (key, *map(raw, variable["instead"])) if place == "default" else ()
+            value = next((environment[one] for one in names if one in environment), None)
+            if value is None:
+                value = self._value(variable)
+            if value is not None:
+                behind = environment.get(key) if place == "front" else None
+                environment[key] = value + b":" + behind if behind else value
+
+    def _value(self, variable: Json) -> bytes | None:
+        """None where the node has no such thing."""
+        kind, value = variable["kind"], variable["value"]
+        if kind == "interface":
+            if value not in self._interfaces:
+                self._interfaces[value] = interface_to(value)
+            return self._interfaces[value]
+        if kind == "file" or (kind == "pipe" and self._makes_pipes()):
+            return os.path.join(self._folder, raw(value)) if value else self._folder
+        if kind == "text":
+            return expand(value) if value.startswith("~/") else raw(value)
+        return None
+
+    def _makes_pipes(self) -> bool:
+        """torch would end a process that cannot make its pipe."""
+        trial = os.path.join(self._folder, b"trial.pipe")
+        with contextlib.suppress(OSError):
+            os.mkfifo(trial)
+            os.unlink(trial)
+            return True
+        return False
