@@ -322,6 +322,21 @@ def test_it_says_what_the_text_says(answers, browser, files):
             assert remedy in text
 
 
+def test_every_text_is_escaped(answers):
+    """Without a browser: what a file or a user named is text, in elements and in attributes."""
+    answer = answers["fits"]
+    asked = replace(
+        answer.question,
+        shape=replace(answer.question.shape, name=HOSTILE),
+        batch_source=HOSTILE,
+    )
+    text = page(replace(answer, question=asked), hardware(), count=3, notes=[HOSTILE])
+    assert "<script" not in text
+    assert "<img" not in text
+    assert "\x1b" not in text
+    assert text.count("&lt;script&gt;alert(1)") == 6
+
+
 def test_a_model_may_have_any_name(browser, tmp_path):
     asked = question("one gpu")
     named = replace(asked, shape=replace(asked.shape, name=HOSTILE)).answer()

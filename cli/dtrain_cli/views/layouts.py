@@ -9,8 +9,8 @@ from dtrain.parallelism.answer import alternatives, explain
 from dtrain.parallelism.cluster.hardware import Hardware
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer, Question
-from dtrain_cli.views import names
 from dtrain_cli.views.paper import BOLD, DIM, GREEN, RED, Paper, entry, paragraph
+from dtrain_cli.views.question import described, training_time
 
 
 def as_text(
@@ -41,50 +41,8 @@ def as_text(
 
 def question(asked: Question, notes: Sequence[str], paper: Paper) -> Iterator[str]:
     """What was planned for, and where each part of it comes from."""
-    shape, cluster = asked.shape, asked.cluster
-    experts = (
-        f", {shape.experts} experts of which each token uses {shape.experts_per_token}"
-        if shape.experts
-        else ""
-    )
-    active = (
-        f" ({explain.large(shape.active_parameters)} active)"
-        if shape.active_parameters != shape.parameters
-        else ""
-    )
-    name = f"{clean(shape.name)}, " if shape.name else ""
-    yield from entry(
-        "Model",
-        f"{name}{explain.large(shape.parameters)} parameters{active}: {shape.layers} layers of "
-        f"hidden size {shape.hidden:,}, {shape.heads} heads ({shape.kv_heads} for keys and "
-        f"values), MLP {shape.ffn_hidden:,}{' (gated)' if shape.gated else ''}{experts}, "
-        f"vocabulary {shape.vocab:,}, sequences of {shape.seq_len:,} tokens",
-        paper,
-    )
-    wires = ""
-    if cluster.hosts > 1:
-        wires = (
-            f" in {cluster.hosts:,} hosts of {cluster.gpus_per_host}, "
-            f"{cluster.network * 8:g} Gb/s between hosts"
-        )
-    elif cluster.gpus > 1:
-        wires = " in one host"
-    source = f" ({clean(asked.cluster_source)})" if asked.cluster_source else ""
-    yield from entry(
-        "Cluster",
-        f"{cluster.gpus:,} × {cluster.gpu.name}{wires}{source}",
-        paper,
-    )
-    tokens = explain.large(asked.global_batch * shape.seq_len)
-    source = f" ({clean(asked.batch_source)})" if asked.batch_source else ""
-    yield from entry(
-        "Batch",
-        f"{names.count(asked.global_batch, 'sequence')} = {tokens} tokens a step, in "
-        f"{asked.precision}{source}",
-        paper,
-    )
-    for note in notes:
-        yield from entry("Note", clean(note), paper)
+    for title, text in described(asked, notes):
+        yield from entry(title, text, paper)
 
 
 def _result(answer: Answer, paper: Paper) -> Iterator[str]:
@@ -92,13 +50,7 @@ def _result(answer: Answer, paper: Paper) -> Iterator[str]:
     if answer.fits:
         yield from paragraph(explain.headline(best), paper, BOLD)
         yield from paragraph(explain.figures(best), paper)
-        if training := answer.training(best):
-            yield from paragraph(
-                f"{explain.large(training.tokens)} tokens take {explain.amount(training.days)} "
-                f"days on {question.cluster.gpus:,} GPUs: {training.steps:,} steps, "
-                f"{training.gpu_hours:,.0f} GPU-hours, if nothing fails.",
-                paper,
-            )
+        yield from paragraph(training_time(answer), paper)
         return
     gpus = f"{question.cluster.gpus:,} × {question.cluster.gpu.name}"
     if question.pinned:
