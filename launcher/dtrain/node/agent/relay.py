@@ -108,6 +108,9 @@ class Relay:
         self._folder = b""
         self._tag: Tag | None = None
         self._supervisor: socket.socket | None = None
+        self._waiting_for: Json | None = None  # record of a supervisor that takes no connection yet
+        self._unsent: list[bytes] = []
+        self._connecting = threading.Lock()
         self._child = 0  # the supervisor, as long as it is our child
         self._subreaper = False
         self._end = UNSEEN
@@ -343,7 +346,8 @@ class Relay:
 
     def _hear(self, timeout: float) -> list[Json] | None:
         """What the supervisor says within ``timeout`` seconds; None once it has hung up."""
-        assert self._supervisor is not None
+        if self._supervisor is None:
+            return None if self._waiting_for is None else []
         if not select.select([self._supervisor], [], [], timeout)[0]:
             return []
         try:
@@ -395,14 +399,27 @@ class Relay:
             if record["machine"] != machine_id():
                 self._end = RESTARTED
             elif lives(record):
-                reason = "the supervisor (process %d) does not answer" % record["pid"]
-                raise RefusedError("agent", reason)
-        if sock is not None:  # otherwise the process id may be another process's by now
+                self._waiting_for, pid = record, record["pid"]
+        if pid:  # otherwise the process id may be another process's by now
             self._pulse.watch(pid)
         self._supervisor = sock
-        self._tell("attached", folder=shown(self._folder), running=sock is not None)
+        self._tell("attached", folder=shown(self._folder), running=pid != 0)
         threading.Thread(target=self._listen, daemon=True).start()
         self._follow()
+
+    def _connect(self, record: Json, pause: float) -> None:
+        """Try again to connect to a supervisor that lives. One that is stopped takes no connection
+        once its queue is full, but it may be continued."""
+        sock = call_supervisor(record)
+        with self._connecting:
+            if sock is not None:
+                for line in self._unsent:
+                    sock.sendall(line)
+                self._supervisor = sock
+            if sock is not None or not lives(record):
+                self._waiting_for = None
+                return
+        time.sleep(pause)
 
     def _end_previous(self, command: Json) -> None:
         """Kill the relay that this one replaces, if the launcher names one: it does not answer."""
@@ -524,7 +541,9 @@ class Relay:
         signal.alarm(ALONE)
         pause = QUICK
         while True:
-            heard = self._hear(pause) if self._supervisor is not None else None
+            if self._waiting_for is not None:
+                self._connect(self._waiting_for, pause)
+            heard = self._hear(pause)
             reap(self._child_ended)
             for message in heard or ():
                 if message["type"] in ("refused", "bye"):  # it gave up before the start
@@ -549,7 +568,7 @@ class Relay:
         # It has told of the end, and is about to go: whoever hears `bye` finds nothing any more.
         until = time.monotonic() + FAREWELL
         while not gone and time.monotonic() < until:
-            gone = self._supervisor is None or self._hear(QUICK) is None
+            gone = self._hear(QUICK) is None
         if self._child:
             self._fate()  # it hangs up a moment before it has gone
         self._tell("bye")
@@ -661,7 +680,10 @@ class Relay:
         os._exit(0)
 
     def _forward(self, line: bytes, flags: int = 0) -> None:
-        supervisor = self._supervisor
+        with self._connecting:
+            supervisor = self._supervisor
+            if self._waiting_for is not None and not flags:
+                self._unsent.append(line)
         if supervisor is not None:
             with contextlib.suppress(OSError):
                 supervisor.sendall(line, flags)

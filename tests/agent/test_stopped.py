@@ -1,0 +1,51 @@
+"""A supervisor that somebody has stopped with SIGSTOP, and that takes no more connections."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from contextlib import ExitStack
+
+import pytest
+
+from support.node import Node
+
+
+def stop_and_fill(host: Node, stack: ExitStack) -> int:
+    """Stop the supervisor and fill the queue of those that wait for it; its process id."""
+    record = json.loads((host.folder() / "supervisor").read_text())
+    pid: int = record["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(BlockingIOError):
+        while True:
+            waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+            waiting.setblocking(False)
+            waiting.connect(record["socket"])
+    return pid
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["goes on", "is stopped"])
+def test_a_relay_waits_for_a_stopped_supervisor(host: Node, *, stopped: bool) -> None:
+    agent = host.start(
+        host.shell("until test -e go; do sleep 0.05; done"), on_disconnect="keep", grace=0.1
+    )
+    agent.event("started")
+    with ExitStack() as stack:
+        pid = stop_and_fill(host, stack)
+        agent.kill()
+        second = host.attach()
+        assert second.expect("attached")["running"]
+        second.command("ping")
+        second.expect("alive", supervisor=pid)
+        if stopped:
+            second.command("stop", grace=0.1, reason="Ctrl-C")
+            assert f"process {pid}) was stopped: continued it" in second.expect("notice")["text"]
+            assert second.event("stopping")["reason"] == "Ctrl-C"
+        else:
+            os.kill(pid, signal.SIGCONT)
+            (host.workdir / "go").touch()
+        second.event("ended")
+        second.wait()
+    host.until_nothing_runs()
