@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import termios
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from dtrain.transport.questions import Ask, never
 
 POLL = 0.1
 """Seconds between two looks at whether the answer is still wanted."""
@@ -45,3 +49,21 @@ def ask(prompt: str, cancelled: Callable[[], bool], *, echo: bool = False) -> st
         return None
     finally:
         os.close(terminal)
+
+
+def asker(
+    pause: Callable[[], AbstractContextManager[object]] = nullcontext,
+    cancelled: Callable[[], bool] = never,
+) -> Ask | None:
+    """How to ask the person at the terminal, with the view in ``pause``; None if stdin is no
+    terminal."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        return None
+
+    def put(
+        text: str, /, *, echo: bool = False, unwanted: Callable[[], bool] = never
+    ) -> str | None:
+        with pause():
+            return ask(text, lambda: cancelled() or unwanted(), echo=echo)
+
+    return put

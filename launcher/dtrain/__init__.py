@@ -1,3 +1,70 @@
-"""dtrain: launch multi-node training over SSH from one YAML file."""
+"""dtrain: launch multi-node training over SSH from one YAML file.
+
+The Python API is described in `dtrain.api`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dtrain.api import LaunchedRun, attach, check, launch, load, plan, stop
+    from dtrain.checks import Finding, Severity
+    from dtrain.diagnostics import DtrainError, ExitCode, SpecError, UsageError
+    from dtrain.failures.cause import Failure, Report
+    from dtrain.parallelism.question import Answer
+    from dtrain.planning import PlanRequest
+    from dtrain.runs.record import Request
+    from dtrain.session.callbacks import Line
+    from dtrain.session.control import Control
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Answer",
+    "Control",
+    "DtrainError",
+    "ExitCode",
+    "Failure",
+    "Finding",
+    "LaunchedRun",
+    "Line",
+    "PlanRequest",
+    "Report",
+    "Request",
+    "Severity",
+    "SpecError",
+    "UsageError",
+    "__version__",
+    "attach",
+    "check",
+    "launch",
+    "load",
+    "plan",
+    "stop",
+]
+
+_MODULES = {
+    "dtrain.api": ("LaunchedRun", "attach", "check", "launch", "load", "plan", "stop"),
+    "dtrain.checks": ("Finding", "Severity"),
+    "dtrain.diagnostics": ("DtrainError", "ExitCode", "SpecError", "UsageError"),
+    "dtrain.failures.cause": ("Failure", "Report"),
+    "dtrain.parallelism.question": ("Answer",),
+    "dtrain.planning": ("PlanRequest",),
+    "dtrain.runs.record": ("Request",),
+    "dtrain.session.callbacks": ("Line",),
+    "dtrain.session.control": ("Control",),
+}
+"""Where each name is from. Loaded with its first use: `import dtrain` loads none of them."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'dtrain' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

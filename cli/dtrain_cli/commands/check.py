@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dtrain import api
 from dtrain.checks import Evidence, Severity, judge
 from dtrain.checks import bandwidth as fabric
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.framing import clean
-from dtrain.launchplan.plan import LaunchPlan, build
-from dtrain.session.ports import draw_ports
-from dtrain.session.preflight import THOROUGH, Preflight, over
-from dtrain.spec.load import read
-from dtrain.transport.questions import Ask, never
-from dtrain.transport.select import Transports
 from dtrain_cli import prompt
 from dtrain_cli.files import write_text
 from dtrain_cli.output import write
@@ -55,22 +49,19 @@ def check(
     as a launch would. Exit code 3 means that a launch would fail, 0 that nothing is worse than a
     warning.
     """
-    spec = read(file)
-    if bandwidth and spec.job.framework != "torch":
-        raise UsageError(
-            "--bandwidth measures with torch.distributed, and this is a TensorFlow job",
-            hint="check a copy of the file that says `framework: torch`",
-        )
+    request = api.load(file)
     if output is not None and not bandwidth:
         raise UsageError("--output is for what --bandwidth measures", hint="add --bandwidth")
-    if rendezvous or bandwidth:
-        # The rehearsal starts each rank by itself, whatever backend starts the job.
-        direct = replace(spec.job.rendezvous, backend="direct")
-        spec = replace(spec, job=replace(spec.job, rendezvous=direct))
-    plan = build(spec, port=draw_ports(spec)[0], local_python=sys.executable)
     begun = time.monotonic()
-    with progress(f"checking {names.count(len(plan.hosts), 'host')} …"):
-        evidence = _look(plan, file.absolute().parent, rendezvous=rendezvous, bandwidth=bandwidth)
+    hosts = names.count(len(request.spec().cluster.hosts), "host")
+    with progress(f"checking {hosts} …"):
+        evidence = api.examine(
+            request,
+            rendezvous=rendezvous,
+            bandwidth=bandwidth,
+            ask=prompt.asker(),
+            on_notice=notice,
+        )
     found = judge(evidence)
     seconds = time.monotonic() - begun
     write(
@@ -91,34 +82,6 @@ def _write_calibration(evidence: Evidence, output: Path) -> None:
         return
     write_text(output, dumps(fabric.calibration(measured), indent=2) + "\n")
     notice(f"{output} written; use it with: dtrain plan --calibrate {output}")
-
-
-def _look(plan: LaunchPlan, base: Path, *, rendezvous: bool, bandwidth: bool) -> Evidence:
-    transport = Transports(base, asker(), notice=notice)
-    preflight = Preflight(plan, over(transport), base=base)
-    try:
-        evidence = preflight.look(THOROUGH)
-        if rendezvous:
-            evidence = preflight.rehearse(evidence)
-        if bandwidth:
-            evidence = preflight.measure(evidence)
-        return evidence
-    finally:
-        preflight.close()
-        transport.close()
-
-
-def asker() -> Ask | None:
-    """How to ask the person at the terminal; None where nobody is there to answer."""
-    if sys.stdin is None or not sys.stdin.isatty():
-        return None
-
-    def ask(
-        text: str, /, *, echo: bool = False, unwanted: Callable[[], bool] = never
-    ) -> str | None:
-        return prompt.ask(text, unwanted, echo=echo)
-
-    return ask
 
 
 def notice(text: str) -> None:

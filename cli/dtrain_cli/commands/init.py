@@ -16,8 +16,8 @@ from dtrain.launchplan.plan import build
 from dtrain.session.preflight import Depth, Preflight, over
 from dtrain.spec.load import parse
 from dtrain.transport.select import Transports
-from dtrain_cli import first_file, output
-from dtrain_cli.commands.check import asker, notice, progress
+from dtrain_cli import first_file, output, prompt
+from dtrain_cli.commands.check import notice, progress
 from dtrain_cli.files import write_text
 from dtrain_cli.views import names
 
@@ -102,7 +102,7 @@ def _look(answers: first_file.Answers, file: Path) -> Evidence:
     draft = first_file.text(answers, None).replace("gpus: 0", "gpus: 1", 1)
     plan = build(parse(draft, str(file)), local_python=sys.executable)
     base = file.absolute().parent
-    transport = Transports(base, asker(), notice=notice)
+    transport = Transports(base, prompt.asker(), notice=notice)
     preflight = Preflight(plan, over(transport), base=base)
     probes = ("machine", "names", "network", "infiniband", "gpus", "interpreter")
     try:

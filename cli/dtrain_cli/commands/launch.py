@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Annotated
 
 import typer
 
+from dtrain import api
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.launchplan.plan import LaunchPlan, build
-from dtrain.runs.record import Request
+from dtrain.session.secrets import secret_values
 from dtrain.spec.report import render_warnings
-from dtrain_cli.commands.secrets import secret_values
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.detachment import Detachment
 from dtrain_cli.output import write
@@ -69,7 +70,7 @@ def launch(
         raise UsageError("--rank, --host and --fold have no effect with --dry-run")
     # A script asks for a TensorBoard through `dtrain.runtime`, which starts one only if told to.
     env = {"DTRAIN_TENSORBOARD": "1"} if tensorboard else {}
-    request = Request.of(file, args=args or (), env=env, check=not no_check)
+    request = api.load(file, args=args or (), env=env)
     spec = request.spec()
     if spec.warnings and sys.stderr is not None:
         sys.stderr.write(render_warnings(spec.warnings))
@@ -77,17 +78,27 @@ def launch(
         write(rendered(build(spec), json=json, output=output))
         return
     filters = Filters(ranks(rank, spec), hosts(host, spec))
-    secrets = secret_values(spec)
+    secrets = secret_values(spec, os.environ)
     detachment = Detachment() if detach else Detachment.none()
     if detach and not detachment.in_background:
         raise typer.Exit(_await_start(detachment, json=json))
     # A session brings threads and transports, which a dry run does not need.
     from dtrain_cli.commands.watch import Watch
 
-    with Watch(request, json, filters, fold, detachment) as watch:
-        if spec.job.strategy_reason:
-            watch.view.notice(f"strategy auto is {spec.job.strategy}: {spec.job.strategy_reason}")
-        code = watch.until_over(lambda session: session.run(secrets), stopping=True)
+    watch = Watch(stopping=True, json=json, filters=filters, fold=fold, detachment=detachment)
+    if spec.job.strategy_reason:
+        watch.view.notice(f"strategy auto is {spec.job.strategy}: {spec.job.strategy_reason}")
+    code = watch.until_over(
+        lambda: api.launch(
+            request,
+            secrets=secrets,
+            check=not no_check,
+            on_running=watch.running,
+            control=watch.control,
+            observer=watch.view,
+            ask=watch.ask,
+        )
+    )
     raise typer.Exit(code)
 
 

@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable
 from typing import TextIO
 
+from dtrain.session.feed import Receiver
 from dtrain_cli.views.outlet import Outlet
-from dtrain_cli.views.view import Display, Filters, View
+from dtrain_cli.views.view import Filters, View
 
 __all__ = ["Filters", "View", "color", "make_view"]
 
@@ -32,7 +33,7 @@ def make_view(
     stdout or stderr has lost its reader.
     """
 
-    def display(broken: Callable[[OSError], None]) -> Display:
+    def display(broken: Callable[[OSError], None]) -> Receiver:
         out, err = Outlet(stdout, broken), Outlet(stderr, broken)
         if json:
             from dtrain_cli.views.json_lines import JsonLines

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from dtrain.session.feed import StreamKey
 from dtrain_cli.views.outlet import Outlet
-from dtrain_cli.views.view import StreamKey
 
 if TYPE_CHECKING:
     from dtrain.checks import Finding

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from dtrain.session.feed import StreamKey
 from dtrain_cli.views import names
 from dtrain_cli.views.header import BAD, Header, cells
 from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.plain import Plain
-from dtrain_cli.views.view import StreamKey
 
 if TYPE_CHECKING:
     from dtrain.failures.cause import Report

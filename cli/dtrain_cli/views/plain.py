@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dtrain.framing import LIMIT, clean, clean_all
+from dtrain.session.feed import StreamKey
 from dtrain_cli.views import names
 from dtrain_cli.views.folding import Folder
 from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.progress import BETWEEN_LINES, Follower
 from dtrain_cli.views.report import render
-from dtrain_cli.views.view import StreamKey
 
 if TYPE_CHECKING:
     from dtrain.checks import Finding

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Failure, Report
 from dtrain.framing import clean
+from dtrain.session.feed import StreamKey
 from dtrain_cli.views import names
-from dtrain_cli.views.view import StreamKey
 
 _TRACEBACK_HEAD = 4
 _TRACEBACK_TAIL = 26

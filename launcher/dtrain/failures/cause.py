@@ -133,6 +133,16 @@ class Report:
     logs: str = ""
     """The run's folder on this machine."""
 
+    @property
+    def ok(self) -> bool:
+        """Whether the job has done its work."""
+        return self.exit_code is ExitCode.OK
+
+    @property
+    def run(self) -> str:
+        """The run's name; empty if it never began."""
+        return self.logs.rpartition("/")[2]
+
 
 CLOSE = 0.05
 """Seconds within which the clocks of two hosts cannot tell who failed first."""

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +20,7 @@ from dtrain.runs.restart import Again
 from dtrain.runs.stored_file import RUN_NAME, open_stored, unreadable
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.spec.elastic import without
-from dtrain.spec.load import contents, parse
+from dtrain.spec.load import contents, parse_once
 from dtrain.spec.model import ClusterFile
 from dtrain.spec.source import MAX_SIZE
 
@@ -32,7 +31,7 @@ MAX_BYTES = 1 << 25
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What somebody asked to be launched."""
+    """What is to be launched: a cluster file, with what was added to it."""
 
     file: str
     """The cluster file, as it was named."""
@@ -48,23 +47,10 @@ class Request:
     """Whether hosts are looked at before anything is prepared on them."""
 
     @classmethod
-    def of(
-        cls,
-        file: Path,
-        *,
-        args: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-        check: bool = True,
-    ) -> Request:
+    def of(cls, file: Path) -> Request:
         """A request for the cluster file ``file``. Raises UsageError if it cannot be read."""
-        return cls(
-            file=str(file),
-            folder=str(file.absolute().parent),
-            text=contents(file).decode(errors="surrogateescape"),
-            args=tuple(args),
-            env=env,
-            check=check,
-        )
+        text = contents(file).decode(errors="surrogateescape")
+        return cls(str(file), str(file.absolute().parent), text)
 
     @property
     def base(self) -> Path:
@@ -72,18 +58,13 @@ class Request:
 
     def spec(self) -> ClusterFile:
         """Raises SpecError for a file that is not right."""
-        spec = _parsed(self.text, self.file)
+        spec = parse_once(self.text, self.file)
         job = replace(
             spec.job,
             args=(*spec.job.args, *self.args),
             env={**spec.job.env, **(self.env or {})},
         )
         return replace(spec, job=job)
-
-
-@lru_cache(maxsize=4)
-def _parsed(text: str, file: str) -> ClusterFile:
-    return parse(text.encode(errors="surrogateescape"), file)
 
 
 @dataclass(frozen=True, slots=True)

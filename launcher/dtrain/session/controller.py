@@ -1,7 +1,7 @@
 """A launch, from a person's request to its report: ports, attempts, restarts.
 
 Each `Attempt` is one try at the job. The session keeps what all of them share: the run's folder
-and journal, who asked for the end, and where the next attempt goes.
+and journal, and where the next attempt goes. A `Control` says when to end or to leave.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from dtrain.runtime.layout_rules import MisfitError
 from dtrain.session.attempt import Attempt
 from dtrain.session.cleanup import Cleanup, CleanupLink
 from dtrain.session.context import AttemptContext
+from dtrain.session.control import Control
 from dtrain.session.host_state import Post
 from dtrain.session.inspection import Inspection
 from dtrain.session.observer import Observer
@@ -58,8 +59,8 @@ class _Life:
 
 
 class Session:
-    """One launch, or the taking up of an earlier one. `run` or `attach` blocks until nothing of
-    it is left, or until `leave`; `interrupt` may come meanwhile."""
+    """One launch, or an earlier one that is taken over. `run` and `attach` block until nothing of
+    it is left, or until the `Control` asks to leave."""
 
     def __init__(
         self,
@@ -67,74 +68,22 @@ class Session:
         *,
         transport: Transport,
         observer: Observer,
+        control: Control,
         on_running: Callable[[str], None] = lambda run: None,
     ) -> None:
-        """``on_running`` is told the run's name once all workers have been started."""
+        """``on_running`` gets the run's name once all workers have started."""
         self._request = request
         self._spec = request.spec()
         self._transport = transport
         self._observer = observer
+        self._control = control
         self._on_running = on_running
         self._attempt: Attempt | None = None
         self._cleanups: list[CleanupLink] = []
         """One for each host that could not be reached when an attempt ended."""
-        self._asked = 0
-        self._hung_up = False
         self._known: set[str] = set()
         """Hosts that were looked at, or have run some of the job."""
-        self._left = False
-        self._why = ""
-        # Unlike an Event's, its lock can be taken in a signal handler.
-        self._roused: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._has_run = False
-
-    def interrupt(self, why: str, *, once: bool = False) -> None:
-        """Ask the launch to end; a second time, to end at once. Safe in a signal handler.
-
-        ``why`` completes "stopped: …". ``once``: nothing, where anybody has asked before.
-        """
-        if once and self.interrupted:
-            return
-        self._asked += 1
-        self._why = self._why or why
-        if self._asked > 1 or not self._hung_up:
-            self._pass_on()
-
-    def insist(self, why: str) -> None:
-        """Ask the launch to end at once; again, to give up on hosts that do not answer."""
-        for _ in range(1 if self.interrupted else 2):
-            self._asked += 1
-            self._why = self._why or why
-            self._pass_on()
-
-    def hang_up(self, why: str) -> None:
-        """Whoever watched has left: ask the launch to end, unless that has been asked already.
-
-        Ctrl-C often closes a pipe too, and a closed terminal comes as a signal and as an error:
-        neither is a person who asks twice.
-        """
-        first = not (self._asked or self._hung_up)
-        self._hung_up = True
-        self._why = self._why or why
-        if first:
-            self._pass_on()
-
-    def leave(self) -> None:
-        """Go, and let the job go on. Safe in a signal handler."""
-        self._left = True
-        self._roused.put(None)
-        if self._attempt is not None:
-            self._attempt.detach()
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether anybody has asked for the end."""
-        return self._hung_up or self._left or self._asked > 0
-
-    def _pass_on(self) -> None:
-        self._roused.put(None)
-        if self._attempt is not None:
-            self._attempt.interrupt(self._why)
 
     def run(self, secret_values: Mapping[str, str]) -> Report:
         """Launch, follow, clean up. The observer has seen the report when this returns.
@@ -165,7 +114,7 @@ class Session:
     def attach(
         self, record: Record, folder: RunFolder, secrets: Mapping[str, str] | None
     ) -> Report:
-        """Take up a run that no other process is in charge of, until it ends or `leave`.
+        """Take up a run that no other process is in charge of, until it ends or is left.
 
         ``secrets`` are for starting it again, should it fail.
         """
@@ -176,8 +125,8 @@ class Session:
         life.journal.write(time.time(), journal.Attached(os.getpid()))
         for stream, size in folder.sizes(plan).items():
             self._observer.skip(stream, size)
-        if not self.interrupted and (why := _was_stopped(folder)):
-            self.interrupt(why)
+        if not self._control.interrupted and (why := _was_stopped(folder)):
+            self._control.stop(why)
         self._known = {part.host.name for part in plan.hosts}
         self._clean_up(life, life.record.stray)
         return self._see_through(life, lambda: self._reattach(life, plan))
@@ -191,10 +140,10 @@ class Session:
         report = Report(ExitCode.NODE_FAILED, "this machine cannot keep the run's files")
         try:
             report, attempt = first()
-            while not self._left:
+            while not self._control.left:
                 uncleaned = [(host, life.record.attempt) for host in attempt.uncleaned()]
                 life.record = replace(life.record, stray=(*life.record.stray, *uncleaned))
-                if self.interrupted or not attempt.has_failed:
+                if self._control.interrupted or not attempt.has_failed:
                     break
                 history.append(attempt.ending())
                 decision = self._decide(life, history)
@@ -208,8 +157,9 @@ class Session:
                 for problem in report.problems:
                     self._tell(life, problem)
                 self._tell(life, f"{report.reason}; {self._next_attempt(life, decision)}")
-                if self._is_roused(decision.delay):
-                    report = replace(report, exit_code=ExitCode.INTERRUPTED, reason=self._why)
+                if self._control.wait(decision.delay):
+                    why = self._control.why
+                    report = replace(report, exit_code=ExitCode.INTERRUPTED, reason=why)
                     break
                 self._move_on(life, decision)
                 report, attempt = self._start(life)
@@ -268,7 +218,7 @@ class Session:
         until = time.monotonic() + self._spec.job.restart.node_timeout
         told = False
         while self._cleaning and time.monotonic() < until:
-            if self._is_roused(CLEAN_POLL):
+            if self._control.wait(CLEAN_POLL):
                 break
             if not told and time.monotonic() > until - self._spec.job.restart.node_timeout + 3:
                 told = True
@@ -307,14 +257,6 @@ class Session:
         with contextlib.suppress(OSError):
             life.record.save(life.folder.path)
 
-    def _is_roused(self, seconds: float) -> bool:
-        """Whether somebody asks for the end within so many seconds."""
-        try:
-            self._roused.get(timeout=seconds)
-        except queue.Empty:
-            return False
-        return True
-
     def _begins(self, run: str) -> None:
         if not self._has_run:
             self._has_run = True
@@ -340,7 +282,7 @@ class Session:
             port = next(ports, None)
             attempt = self._prepare(life, _save(life), movable_port=port is not None)
             report = attempt.run()
-            if port is None or self.interrupted or not attempt.only_ports_are_busy:
+            if port is None or self._control.interrupted or not attempt.only_ports_are_busy:
                 return report, attempt
             life.record = replace(life.record, port=port)
             self._tell(life, f"{attempt.problems[0].message}; trying port {port}")
@@ -351,7 +293,7 @@ class Session:
         attempt = self._prepare(life, plan, movable_port=False)
         received = _received(life.folder, plan)
         report = attempt.attach(received, time.time() - _began(life.folder))
-        if not attempt.is_unknown or any(received.values()) or self.interrupted:
+        if not attempt.is_unknown or any(received.values()) or self._control.interrupted:
             return report, attempt
         if why := self._why_not(life):
             self._tell(life, f"not started: {why}")
@@ -376,11 +318,7 @@ class Session:
         )
         attempt = Attempt(run, posts, lambda: self._begins(life.record.run))
         self._attempt = attempt
-        if self._left:
-            attempt.detach()
-        elif self.interrupted:
-            for _ in range(max(1, self._asked)):
-                attempt.interrupt(self._why)
+        self._control.hand_to(attempt)
         return attempt
 
     def _context(self, life: _Life, plan: LaunchPlan) -> AttemptContext:
@@ -403,7 +341,7 @@ class Session:
 
     def _finish(self, life: _Life, report: Report) -> Report:
         seconds = time.time() - life.begun
-        if not self._left:
+        if not self._control.left:
             self._save_uncleaned(life)
             if life.record.stray:
                 # What was lost in the last attempt has been told.
@@ -418,7 +356,7 @@ class Session:
                     hint="\n".join(filter(None, [report.hint, hint])),
                 )
         report = replace(report, seconds=max(0.0, seconds), logs=str(life.folder.path))
-        if self._left:
+        if self._control.left:
             goes_on = self._attempt is not None and self._attempt.goes_on
             self._observer.left(life.record.run, goes_on=goes_on)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path, PurePath
 
 from dtrain.diagnostics import UsageError
@@ -86,6 +87,12 @@ def parse(source: str | bytes, file: str, *, without: Collection[str] = ()) -> C
     check_ports(spec, job.section("rendezvous"), problems)
     problems.raise_if_any()
     return spec
+
+
+@lru_cache(maxsize=16)
+def parse_once(text: str, file: str) -> ClusterFile:
+    """The same for text of `contents`, decoded with ``surrogateescape``. Parses equal text once."""
+    return parse(text.encode(errors="surrogateescape"), file)
 
 
 def _without(document: Section, keys: Collection[str]) -> Section:

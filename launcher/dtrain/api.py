@@ -1,0 +1,429 @@
+"""The Python API: launch, plan and check with one call each. The command line uses it too.
+
+    import dtrain
+
+    report = dtrain.launch("cluster.yaml", args=["--lr", "3e-4"], on_line=print)
+    if not report.ok:
+        print(report.reason, report.hint)
+
+    run = dtrain.launch("cluster.yaml", detach=True)
+    run.wait()
+
+    print(dtrain.plan(dtrain.PlanRequest(model_size="70B", gpus=64)).best.layout)
+    for finding in dtrain.check("cluster.yaml"):
+        print(finding.severity, finding.seen)
+
+A function raises `UsageError` or `SpecError` for wrong input and for nothing else: a job that
+fails, or hosts that cannot be reached, end in a `Report` or a `Finding`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+
+from dtrain.diagnostics import DtrainError, ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from dtrain.checks import Evidence, Finding
+    from dtrain.failures.cause import Report
+    from dtrain.parallelism.question import Answer
+    from dtrain.planning import PlanRequest
+    from dtrain.runs.progress import Progress
+    from dtrain.runs.record import Request
+    from dtrain.session.callbacks import OnLine, OnState
+    from dtrain.session.control import Control
+    from dtrain.session.controller import Session
+    from dtrain.session.observer import Observer
+    from dtrain.session.status import RunStatus
+    from dtrain.transport.questions import Ask
+
+SPEC_NAME = "spec.json"
+"""What messages call a spec that was built in Python."""
+
+
+Spec: TypeAlias = "Request | str | os.PathLike[str] | Mapping[str, Any]"
+"""What to launch: the path of a cluster file; what such a file would hold, as dicts and lists; or
+what `load` has made of one of them."""
+
+
+def load(
+    spec: Spec,
+    *,
+    folder: str | os.PathLike[str] = ".",
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> Request:
+    """Read and validate a cluster file, or a mapping of the same shape.
+
+    ``folder`` is where a mapping's relative paths start. ``args`` are added to ``job.args``, and
+    ``env`` goes over ``job.env``. Raises SpecError with everything that is wrong, and UsageError
+    if it cannot be read.
+    """
+    from dtrain.runs.record import Request
+
+    if isinstance(spec, Request):
+        request = spec
+    elif isinstance(spec, Mapping):
+        request = Request(SPEC_NAME, str(Path(folder).absolute()), _text(spec))
+    else:
+        request = Request.of(Path(spec))
+    args = (*request.args, *args)
+    request = replace(request, args=args, env={**(request.env or {}), **(env or {})})
+    request.spec()
+    return request
+
+
+def _text(spec: Mapping[str, Any]) -> str:
+    """JSON is YAML in which every string is quoted, so that "on" and "1e3" stay strings."""
+    try:
+        return json.dumps(spec, indent=2, ensure_ascii=False, allow_nan=False, default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"the spec is not what a cluster file can hold: {error}",
+            hint="use dicts, lists, strings, numbers, booleans and None",
+        ) from None
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"it has a value of type {type(value).__name__}")
+
+
+@overload
+def launch(
+    spec: Spec,
+    *,
+    detach: Literal[True],
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
+    check: bool = True,
+) -> LaunchedRun: ...
+
+
+@overload
+def launch(
+    spec: Spec,
+    *,
+    detach: Literal[False] = False,
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
+    check: bool = True,
+    on_line: OnLine | None = None,
+    on_state: OnState | None = None,
+    on_notice: Callable[[str], object] | None = None,
+    on_progress: Callable[[Progress], object] | None = None,
+    on_running: Callable[[str], None] | None = None,
+    control: Control | None = None,
+    signals: bool = False,
+    observer: Observer | None = None,
+    ask: Ask | None = None,
+) -> Report: ...
+
+
+def launch(
+    spec: Spec,
+    *,
+    detach: bool = False,
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
+    check: bool = True,
+    on_line: OnLine | None = None,
+    on_state: OnState | None = None,
+    on_notice: Callable[[str], object] | None = None,
+    on_progress: Callable[[Progress], object] | None = None,
+    on_running: Callable[[str], None] | None = None,
+    control: Control | None = None,
+    signals: bool = False,
+    observer: Observer | None = None,
+    ask: Ask | None = None,
+) -> Report | LaunchedRun:
+    """Launch a job on all its hosts and wait until it is over and nothing of it is left.
+
+    Works in any thread. Several launches may run at once.
+
+    - ``args`` are added to ``job.args``, and ``env`` goes over ``job.env``.
+    - ``secrets``: values of ``job.secrets``; by default from this process's environment.
+    - ``check``: whether the hosts are checked before anything is prepared on them.
+    - ``on_line``, ``on_state``, ``on_notice`` and ``on_progress`` are called in order, one at a
+      time, in a thread of the launch; a slow one delays the return, never the job. If one raises,
+      the job is stopped, and `launch` raises that exception.
+    - ``on_running`` gets the run's name once all workers have started.
+    - ``control``: its ``stop()``, called in another thread or in a callback, ends the job.
+    - ``signals``: Ctrl-C, SIGTERM and a closed terminal stop the job in good order. Only in the
+      main thread. Without it `launch` leaves all signal handlers alone.
+    - ``observer`` gets everything that happens, instead of the callbacks.
+    - ``ask`` asks a person for passphrases; without it no question is asked.
+    - ``detach``: return once all workers have started, or have failed to. A process in the
+      background is then in charge of the run; the handle leads to it.
+
+    Returns the report, also of a job that failed. Raises UsageError and SpecError for wrong
+    input; nothing has been started then.
+    """
+    from dtrain.failures.cause import Report
+    from dtrain.session.control import Control
+    from dtrain.session.secrets import secret_values
+
+    request = replace(load(spec, args=args, env=env), check=check)
+    values = secret_values(request.spec(), os.environ if secrets is None else secrets)
+    callbacks = (on_line, on_state, on_notice, on_progress)
+    if detach:
+        if signals or any(each is not None for each in (*callbacks, on_running, control, observer)):
+            raise UsageError(
+                "a detached launch has no callbacks, control, observer or signals",
+                hint="use the handle that it returns",
+            )
+        from dtrain.session.background import start
+
+        return LaunchedRun(start(request, values))
+    if observer is not None and any(callbacks):
+        raise UsageError("an observer takes the place of the callbacks", hint="give one of them")
+    if signals and threading.current_thread() is not threading.main_thread():
+        raise UsageError(
+            "signals=True works in the main thread only",
+            hint="leave it out, and stop the job with a Control",
+        )
+    stop = control or Control()
+    if observer is not None:
+        with _session(request, observer, stop, ask, on_running, signals=signals) as session:
+            return session.run(values)
+    from dtrain.session.callbacks import Callbacks
+
+    received = Callbacks(stop, *callbacks, reads_stop_requests=not signals)
+    try:
+        with _session(request, received.feed, stop, ask, on_running, signals=signals) as session:
+            report = session.run(values)
+    except DtrainError as error:
+        if error.exit_code is ExitCode.INVALID:
+            raise
+        report = Report(error.exit_code, error.message, hint=error.hint)
+    finally:
+        received.close()
+    return report
+
+
+def attach(
+    run: str,
+    *,
+    observer: Observer | None = None,
+    control: Control | None = None,
+    ask: Ask | None = None,
+) -> Report:
+    """Follow a run that was launched before until it ends; how it ended.
+
+    Takes over if its launcher has gone. ``control.leave()`` ends the watching and leaves the job
+    running: the report's exit code is then INTERRUPTED. ``run`` is a run's name, or how the name
+    begins. Raises UsageError if there is no such run, or if it is over.
+    """
+    from dtrain.runs.log_store import RunFolder
+    from dtrain.session import existing
+    from dtrain.session.control import Control
+    from dtrain.session.observer import Nobody
+
+    watching, told = control or Control(), observer or Nobody()
+    return existing.attach(
+        RunFolder.find(run),
+        sessions=lambda record: _session(record.request, told, watching, ask),
+        observer=told,
+        control=watching,
+    )
+
+
+def stop(
+    run: str,
+    *,
+    force: bool = False,
+    observer: Observer | None = None,
+    control: Control | None = None,
+    ask: Ask | None = None,
+) -> ExitCode:
+    """Stop a run on all its hosts, and wait until it has ended. ``force`` kills at once.
+
+    OK if it was stopped; INTERRUPTED if ``control`` was asked to wait no longer; otherwise how
+    the run has failed meanwhile. Raises UsageError if there is no such run, or if it is over.
+    """
+    from dtrain.runs.log_store import RunFolder
+    from dtrain.session import existing
+    from dtrain.session.control import Control
+    from dtrain.session.observer import Nobody
+
+    waiting, told = control or Control(), observer or Nobody()
+    return existing.stop(
+        RunFolder.find(run),
+        force=force,
+        sessions=lambda record: _session(record.request, told, waiting, ask),
+        observer=told,
+        control=waiting,
+    )
+
+
+@contextmanager
+def _session(
+    request: Request,
+    observer: Observer,
+    control: Control,
+    ask: Ask | None,
+    on_running: Callable[[str], None] | None = None,
+    *,
+    signals: bool = False,
+) -> Iterator[Session]:
+    from dtrain.session.controller import Session
+    from dtrain.session.signals import on_signals, stop_by_signal
+    from dtrain.transport.select import Transports
+
+    transport = Transports(request.base, ask, notice=observer.notice)
+    with ExitStack() as stack:
+        stack.callback(transport.close)
+        if signals:
+            stack.enter_context(on_signals(lambda number: stop_by_signal(control, number)))
+        yield Session(
+            request,
+            transport=transport,
+            observer=observer,
+            control=control,
+            on_running=on_running or (lambda run: None),
+        )
+
+
+class LaunchedRun:
+    """A run that a process in the background is in charge of."""
+
+    def __init__(self, name: str) -> None:
+        """``name`` is a run's name, or how it begins. Raises UsageError if there is no such run."""
+        from dtrain.runs.log_store import RunFolder
+
+        self._folder = RunFolder.find(name)
+
+    def __repr__(self) -> str:
+        return f"LaunchedRun({self.name!r})"
+
+    @property
+    def name(self) -> str:
+        return self._folder.name
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the run's records and its workers' output."""
+        return self._folder.path
+
+    def status(self) -> RunStatus:
+        """How the run stands, from the records on this machine."""
+        from dtrain.session.status import status
+
+        return status(self._folder)
+
+    def wait(self, timeout: float | None = None) -> Report:
+        """Wait until the run is over; how it ended. Takes over if its launcher has gone.
+
+        Raises TimeoutError after ``timeout`` seconds; the run goes on.
+        """
+        from dtrain.session.control import Control
+        from dtrain.session.follow import ending
+
+        if (report := ending(self._folder)) is not None:
+            return report
+        control = Control()
+        timer = None if timeout is None else threading.Timer(timeout, control.leave)
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            report = attach(self.name, control=control)
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if control.left and ending(self._folder) is None:
+            raise TimeoutError(f"run {self.name} goes on after {timeout:g} s")
+        return report
+
+    def stop(self, *, force: bool = False) -> Report:
+        """End the run on all its hosts; how it ended. ``force`` kills at once."""
+        from dtrain.session.follow import ending
+
+        if (report := ending(self._folder)) is None:
+            stop(self.name, force=force)
+            report = ending(self._folder)
+        if report is None:
+            raise UsageError(f"run {self.name} has no record of its end")
+        return report
+
+
+def check(spec: Spec, *, rendezvous: bool = False, bandwidth: bool = False) -> list[Finding]:
+    """What would make the job fail, hang or slow down, worst first. Starts no job.
+
+    ``rendezvous``: also start a real process group, and end it again. ``bandwidth``: also measure
+    the speed of links. Raises UsageError and SpecError for wrong input; a host that cannot be
+    reached is a finding.
+    """
+    from dtrain.checks import judge
+
+    return list(judge(examine(spec, rendezvous=rendezvous, bandwidth=bandwidth)))
+
+
+def examine(
+    spec: Spec,
+    *,
+    rendezvous: bool = False,
+    bandwidth: bool = False,
+    ask: Ask | None = None,
+    on_notice: Callable[[str], None] | None = None,
+) -> Evidence:
+    """The facts that `check` judges."""
+    from dtrain.launchplan.plan import build
+    from dtrain.session.ports import draw_ports
+    from dtrain.session.preflight import THOROUGH, Preflight, over
+    from dtrain.transport.select import Transports
+
+    request = load(spec)
+    file = request.spec()
+    if bandwidth and file.job.framework != "torch":
+        raise UsageError(
+            "--bandwidth measures with torch.distributed, and this is a TensorFlow job",
+            hint="check a copy of the file that says `framework: torch`",
+        )
+    if rendezvous or bandwidth:
+        # The rehearsal starts each rank by itself, whatever backend starts the job.
+        direct = replace(file.job.rendezvous, backend="direct")
+        file = replace(file, job=replace(file.job, rendezvous=direct))
+    plan = build(file, port=draw_ports(file)[0], local_python=sys.executable)
+    transport = Transports(request.base, ask, notice=on_notice or (lambda text: None))
+    preflight = Preflight(plan, over(transport), base=request.base)
+    try:
+        evidence = preflight.look(THOROUGH)
+        if rendezvous:
+            evidence = preflight.rehearse(evidence)
+        if bandwidth:
+            evidence = preflight.measure(evidence)
+        return evidence
+    finally:
+        preflight.close()
+        transport.close()
+
+
+def plan(question: PlanRequest) -> Answer:
+    """How to split a model over a cluster: ``answer.best`` is the layout, if ``answer.fits``.
+
+    Raises UsageError and SpecError for wrong input.
+    """
+    from dtrain.planning import pose
+
+    posed = pose(question)
+    if posed.framework != "torch":
+        raise UsageError(
+            "the answer for TensorFlow is a strategy, not a layout",
+            hint="`dtrain plan --framework tensorflow` shows it",
+        )
+    return posed.question.answer()

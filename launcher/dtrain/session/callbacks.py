@@ -1,0 +1,134 @@
+"""Passes what happens in a launch to the functions of whoever called it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, ParamSpec, TypeAlias
+
+from dtrain.checks import Finding
+from dtrain.failures.cause import Report
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.runs.log_store import RunFolder, Stream
+from dtrain.runs.progress import Progress
+from dtrain.session import stop_requests
+from dtrain.session.control import Control
+from dtrain.session.feed import Feed, StreamKey
+
+_P = ParamSpec("_P")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a worker's output."""
+
+    host: str
+    role: str
+    """``worker``, ``torchrun``, or a TensorFlow task type such as ``ps``."""
+    index: int
+    """Which process of that role on the host."""
+    rank: int | None
+    stream: Literal["stdout", "stderr"]
+    text: str
+    """As the worker wrote it, without the newline; it may hold escape sequences."""
+
+    def __str__(self) -> str:
+        label = f"{self.role}{self.index}" if self.rank is None else self.rank
+        return f"[{self.host} {label}] {self.text}"
+
+
+OnLine: TypeAlias = Callable[[Line], object]
+OnState: TypeAlias = Callable[[str, str, str], object]
+"""Host, state (as in `Observer.host_state`) and a detail, often empty."""
+
+
+class Callbacks:
+    """Calls the functions in the thread of a `Feed`, its `feed`."""
+
+    limit = 1 << 20
+
+    def __init__(
+        self,
+        control: Control,
+        on_line: OnLine | None,
+        on_state: OnState | None,
+        on_notice: Callable[[str], object] | None,
+        on_progress: Callable[[Progress], object] | None,
+        *,
+        reads_stop_requests: bool,
+    ) -> None:
+        """``reads_stop_requests``: whether `dtrain stop` asks by a file and not by a signal."""
+        self._control = control
+        self._on_line = on_line
+        self._on_state = on_state
+        self._on_notice = on_notice
+        self._on_progress = on_progress
+        self._reads_stop_requests = reads_stop_requests
+        self._open = ExitStack()
+        self._error: BaseException | None = None
+        self.feed = Feed(self, lambda stream: on_line is not None)
+
+    def close(self) -> None:
+        """Wait until everything has been passed on. Raises what a function has raised."""
+        self.feed.close()
+        self.feed.wait()
+        self._open.close()
+        if self._error is not None:
+            raise self._error
+
+    def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        if self._reads_stop_requests:
+            requests = stop_requests.listening(RunFolder(Path(folder)), self._control)
+            self._call(lambda: self._open.enter_context(requests))
+
+    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        """A launch is not attached to."""
+
+    def again(self, attempt: int, plan: LaunchPlan) -> None:
+        """A notice says so, too."""
+
+    def known(self, plan: LaunchPlan) -> None:
+        """Every line says whose it is."""
+
+    def host_state(self, host: str, state: str, detail: str) -> None:
+        self._call(self._on_state, host, state, detail)
+
+    def checked(self, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            self._call(
+                self._on_notice, f"{finding.severity.value}: {finding.subject}: {finding.seen}"
+            )
+
+    def notice(self, text: str) -> None:
+        self._call(self._on_notice, text)
+
+    def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
+        for text in lines:
+            line = Line(stream.host, stream.role, stream.index, stream.rank, stream.fd, text)
+            self._call(self._on_line, line)
+
+    def progress(self, host: str, report: Progress) -> None:
+        self._call(self._on_progress, report)
+
+    def flush(self, now: float) -> None:
+        """Nothing is kept back."""
+
+    def next_flush(self, now: float) -> float | None:
+        return None
+
+    def suspend(self) -> None:
+        """Nothing is kept back."""
+
+    def finished(self, report: Report, paths: Mapping[StreamKey, str]) -> None:
+        """The caller gets the report."""
+
+    def _call(self, act: Callable[_P, object] | None, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        if act is None or self._error is not None:
+            return
+        try:
+            act(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - `close` raises it in the caller's thread
+            self._error = error
+            self._control.stop(f"a callback failed: {type(error).__name__}: {error}")

@@ -1,0 +1,109 @@
+"""Requests to end a launch or to stop watching it, from a signal handler or another thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Protocol
+
+
+class Controlled(Protocol):
+    """What passes requests on to the hosts: the attempt that runs."""
+
+    def interrupt(self, why: str) -> None: ...
+
+    def detach(self) -> None: ...
+
+
+class Control:
+    """Ends a launch, or leaves it running. All methods are safe in any thread, in callbacks of
+    the launch and in signal handlers.
+
+    One control may serve several launches, one after the other: once it has asked for the end,
+    those that follow end before they start anything.
+    """
+
+    def __init__(self) -> None:
+        self._asked = 0
+        self._hung_up = False
+        self._left = False
+        self._why = ""
+        self._attempt: Controlled | None = None
+        self._passed_on = 0
+        # Reentrant, because a signal handler may interrupt the thread that holds it.
+        self._lock = threading.RLock()
+        # Unlike an Event's, its lock can be taken in a signal handler.
+        self._roused: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether anyone has asked for the end, or left."""
+        return self._hung_up or self._left or self._asked > 0
+
+    @property
+    def left(self) -> bool:
+        return self._left
+
+    @property
+    def why(self) -> str:
+        """The first reason for the end that was given."""
+        return self._why
+
+    def stop(self, why: str = "stopped", *, once: bool = False) -> None:
+        """Ask the launch to end: workers get TERM, and KILL after ``job.grace``. Asked a second
+        time, it kills at once; a third time, it gives up on hosts that do not answer.
+
+        ``why`` becomes the report's reason. ``once``: do nothing if the end was asked for before.
+        """
+        with self._lock:
+            if not (once and self.interrupted):
+                self._asked += 1
+                self._pass_on(why)
+
+    def kill(self, why: str = "stopped") -> None:
+        """Ask the launch to end at once; again, to give up on hosts that do not answer."""
+        with self._lock:
+            self._asked += 1 if self.interrupted else 2
+            self._pass_on(why)
+
+    def hang_up(self, why: str) -> None:
+        """The reader has gone: ask the launch to end, unless that has been asked already.
+
+        Ctrl-C often closes a pipe too, and a closed terminal comes as a signal and as an error:
+        neither is a person who asks twice.
+        """
+        with self._lock:
+            self._hung_up = True
+            self._pass_on(why)
+
+    def leave(self) -> None:
+        """Stop watching, and let the job go on."""
+        with self._lock:
+            self._left = True
+            self._roused.put(None)
+            if self._attempt is not None:
+                self._attempt.detach()
+
+    def hand_to(self, attempt: Controlled) -> None:
+        """From now on ``attempt`` runs; it gets all that was asked so far."""
+        with self._lock:
+            self._attempt, self._passed_on = attempt, 0
+            if self._left:
+                attempt.detach()
+            elif self.interrupted:
+                self._pass_on(self._why)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether anyone asks for the end within so many seconds."""
+        try:
+            self._roused.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        return True
+
+    def _pass_on(self, why: str) -> None:
+        self._why = self._why or why
+        self._roused.put(None)
+        while self._attempt is not None and self._passed_on < max(self._asked, self._hung_up):
+            self._passed_on += 1
+            self._attempt.interrupt(self._why)

@@ -1,0 +1,289 @@
+"""Passes what happens in a run to one receiver, in one thread, so that nothing waits for it.
+
+    session threads ── started, host_state, notice, output, progress, finished ──> Feed
+    Feed's thread   ── reads what is new in the stream files ──> Receiver
+
+Workers' output is never queued in memory: a call only says how long a file is, and the thread
+reads it back in pieces, each stream in turn, when the receiver is ready for more.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from dtrain.framing import LineFramer
+from dtrain.runs.stored_file import open_output
+
+if TYPE_CHECKING:
+    from dtrain.checks import Finding
+    from dtrain.failures.cause import Report
+    from dtrain.launchplan.plan import LaunchPlan
+    from dtrain.runs.log_store import Stream
+    from dtrain.runs.progress import Progress
+
+StreamKey = tuple[str, str, int, str]
+"""Host, role, index, and ``stdout`` or ``stderr``."""
+
+_PIECE = 128 << 10
+"""Bytes read from one stream before the next one has its turn."""
+
+
+class Receiver(Protocol):
+    """Gets everything that a feed has. All calls come from one thread, and may block."""
+
+    limit: int
+    """Bytes of one line that are passed on."""
+
+    def started(self, run: str, plan: LaunchPlan, folder: str) -> None: ...
+
+    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None: ...
+
+    def again(self, attempt: int, plan: LaunchPlan) -> None: ...
+
+    def known(self, plan: LaunchPlan) -> None:
+        """Output of these workers will come; nothing else is to be said."""
+
+    def host_state(self, host: str, state: str, detail: str) -> None: ...
+
+    def checked(self, findings: Sequence[Finding]) -> None: ...
+
+    def notice(self, text: str) -> None: ...
+
+    def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
+        """Lines that ``stream`` completed, and what it shows of the next one."""
+
+    def progress(self, host: str, report: Progress) -> None: ...
+
+    def flush(self, now: float) -> None:
+        """Write what has come together, unless it is better to wait for more."""
+
+    def next_flush(self, now: float) -> float | None:
+        """Seconds after which `flush` has something to do although nothing new has come."""
+
+    def suspend(self) -> None:
+        """Write everything and leave the cursor on an empty line."""
+
+    def finished(self, report: Report, paths: Mapping[StreamKey, str]) -> None:
+        """The last call. ``paths`` has each stream's file."""
+
+
+class _Followed:
+    """How far one stream has been passed on."""
+
+    def __init__(self, stream: Stream, limit: int) -> None:
+        self.framer = LineFramer(limit=limit, whole_in=str(stream.path))
+        self.offset = 0
+
+
+class Feed:
+    """An `Observer` that passes a run on to a `Receiver`. Calls return at once."""
+
+    def __init__(
+        self, receiver: Receiver, wanted: Callable[[Stream], bool] = lambda stream: True
+    ) -> None:
+        """``wanted``: whether a stream's output is passed on."""
+        self._receiver = receiver
+        self._wanted = wanted
+        self._wake = threading.Condition()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._grown: dict[Stream, int] = {}
+        self._paused = 0
+        self._quiet = False
+        self._hurry = False
+        # The rest belongs to the feed's thread.
+        self._followed: dict[Stream, _Followed] = {}
+        self._unread: dict[Stream, int] = {}
+        self._ending = False
+        self._report: Report | None = None
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+        threading.Thread(target=self._serve, name="dtrain-feed", daemon=True).start()
+
+    def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        self._call(lambda: self._receiver.started(run, plan, folder))
+
+    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        self._call(lambda: self._receiver.attached(run, plan, folder))
+
+    def again(self, attempt: int, plan: LaunchPlan) -> None:
+        self._call(lambda: self._receiver.again(attempt, plan))
+
+    def host_state(self, host: str, state: str, detail: str = "") -> None:
+        self._call(lambda: self._receiver.host_state(host, state, detail))
+
+    def checked(self, findings: Sequence[Finding]) -> None:
+        self._call(lambda: self._receiver.checked(findings))
+
+    def notice(self, text: str) -> None:
+        self._call(lambda: self._receiver.notice(text))
+
+    def skip(self, stream: Stream, size: int) -> None:
+        def skip() -> None:
+            # A stream that is followed already goes on where it is.
+            if stream not in self._followed:
+                self._followed[stream] = followed = _Followed(stream, self._receiver.limit)
+                followed.offset = size
+
+        self._call(skip)
+
+    def progress(self, host: str, report: Progress) -> None:
+        if not self._hurry:
+            self._call(lambda: self._receiver.progress(host, report))
+
+    def output(self, stream: Stream, size: int) -> None:
+        if self._hurry or not self._wanted(stream):
+            return
+        with self._wake:
+            if size > self._grown.get(stream, 0):
+                self._grown[stream] = size
+                self._wake.notify_all()
+
+    def finished(self, report: Report) -> None:
+        self._end(report)
+
+    def left(self, run: str, *, goes_on: bool = True) -> None:
+        self._end(None)
+
+    def known(self, plan: LaunchPlan) -> None:
+        """Instead of `started`, where nothing is to be said but what workers say."""
+        self._call(lambda: self._receiver.known(plan))
+
+    def close(self) -> None:
+        """Instead of `finished`, where nothing is to be said of the end."""
+        self._end(None)
+
+    def _end(self, report: Report | None) -> None:
+        def end() -> None:
+            self._ending, self._report = True, report
+
+        self._call(end)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether everything, the report included, has been received within ``timeout`` seconds
+        after `finished`. Raises what the receiver has raised."""
+        done = self._done.wait(timeout)
+        if self._error is not None:
+            raise self._error
+        return done
+
+    def hurry(self) -> None:
+        """Skip the output that has not been passed on yet: it is in the files."""
+        self.mute()
+
+    def mute(self) -> None:
+        """From now on pass on no worker's output: it is in the files."""
+        self._hurry = True
+        self._call(self._unread.clear)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """While the terminal is used for something else, a passphrase say, nothing is passed on."""
+        with self._wake:
+            self._paused += 1
+            self._wake.notify_all()
+            self._wake.wait_for(lambda: self._quiet or self._done.is_set())
+        try:
+            yield
+        finally:
+            with self._wake:
+                self._paused -= 1
+                self._wake.notify_all()
+
+    def _call(self, call: Callable[[], None]) -> None:
+        with self._wake:
+            self._calls.append(call)
+            self._wake.notify_all()
+
+    def _serve(self) -> None:
+        try:
+            while not self._step():
+                pass
+        except BaseException as error:  # noqa: BLE001 - `wait` raises it where somebody sees it
+            self._error = error
+        finally:
+            with self._wake:
+                self._done.set()
+                self._wake.notify_all()
+
+    def _step(self) -> bool:
+        """Pass on what there is. Whether that was the end."""
+        timeout = self._receiver.next_flush(time.monotonic())
+        with self._wake:
+            if not self._unread:
+                self._wake.wait_for(self._something, timeout)
+            calls, self._calls = self._calls, deque()
+            grown, self._grown = self._grown, {}
+            paused = self._paused
+        for call in calls:
+            call()
+        if paused:
+            self._rest()
+        if not self._hurry:
+            self._unread.update(grown)
+        read = 0
+        for stream in list(self._unread):
+            read += self._read(stream)
+            if read >= 2 * _PIECE:
+                self._receiver.flush(time.monotonic())
+                read = 0
+        if self._ending and not self._unread:
+            with self._wake:
+                if self._calls or self._grown:
+                    return False
+            self._finish()
+            return True
+        self._receiver.flush(time.monotonic())
+        return False
+
+    def _rest(self) -> None:
+        self._receiver.suspend()
+        with self._wake:
+            self._quiet = True
+            self._wake.notify_all()
+            self._wake.wait_for(lambda: not self._paused)
+            self._quiet = False
+
+    def _something(self) -> bool:
+        return bool(self._calls or self._grown or self._paused)
+
+    def _read(self, stream: Stream) -> int:
+        """Pass on one piece of a stream; its bytes."""
+        followed = self._followed.get(stream)
+        if followed is None:
+            followed = self._followed[stream] = _Followed(stream, self._receiver.limit)
+        size = self._unread[stream]
+        try:
+            # Opened for each piece: there may be more streams than a process may have open files.
+            fd = open_output(stream.path)
+            try:
+                piece = os.pread(fd, min(_PIECE, size - followed.offset), followed.offset)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self._receiver.notice(f"{stream.path}: cannot show this output: {error.strerror}")
+            piece = b""
+        followed.offset += len(piece)
+        if not piece or followed.offset >= size:
+            # No piece before the end: somebody has cut or removed the file.
+            followed.offset = max(followed.offset, size)
+            del self._unread[stream]
+        if piece:
+            self._receiver.lines(stream, followed.framer.feed(piece), followed.framer.partial)
+        return len(piece)
+
+    def _finish(self) -> None:
+        paths: dict[StreamKey, str] = {}
+        for stream, followed in self._followed.items():
+            paths[stream.host, stream.role, stream.index, stream.fd] = str(stream.path)
+            if not self._hurry and (lines := followed.framer.flush()):
+                self._receiver.lines(stream, lines, "")
+        if self._report is not None:
+            self._receiver.finished(self._report, paths)
+        else:
+            self._receiver.suspend()

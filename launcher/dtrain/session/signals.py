@@ -1,0 +1,41 @@
+"""Signals that end a launch in good order."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from dtrain.session.control import Control
+
+INSIST = signal.SIGUSR1
+"""Asks for the end at once: unlike Ctrl-C's, no shell has it ignored in the background."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, INSIST)
+
+
+@contextmanager
+def on_signals(act: Callable[[int], None]) -> Iterator[None]:
+    """Call ``act`` for Ctrl-C, SIGTERM, a closed terminal and `INSIST`. Main thread only."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number in _SIGNALS:
+        # nohup's choice to outlive the terminal is kept.
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _frame: act(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def stop_by_signal(control: Control, number: int) -> None:
+    """Ask for the end as the signal says."""
+    if number == signal.SIGHUP:
+        control.hang_up("its terminal was closed")
+    elif number == signal.SIGTERM:
+        # Two programs that each ask for the end ask for no kill.
+        control.stop("SIGTERM", once=True)
+    elif number == INSIST:
+        control.kill("dtrain stop --force")
+    else:
+        control.stop("Ctrl-C")
