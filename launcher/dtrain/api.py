@@ -178,7 +178,6 @@ def launch(
     from dtrain.session.secrets import secret_values
 
     request = replace(load(spec, args=args, env=env), check=check)
-    values = secret_values(request.spec(), os.environ if secrets is None else secrets)
     callbacks = (on_line, on_state, on_notice, on_progress)
     if detach:
         if signals or any(each is not None for each in (*callbacks, on_running, control, observer)):
@@ -186,16 +185,18 @@ def launch(
                 "a detached launch has no callbacks, control, observer or signals",
                 hint="use the handle that it returns",
             )
-        from dtrain.session.background import start
-
-        return LaunchedRun(start(request, values))
-    if observer is not None and any(callbacks):
+    elif observer is not None and any(callbacks):
         raise UsageError("an observer takes the place of the callbacks", hint="give one of them")
     if signals and threading.current_thread() is not threading.main_thread():
         raise UsageError(
             "signals=True works in the main thread only",
             hint="leave it out, and stop the job with a Control",
         )
+    values = secret_values(request.spec(), os.environ if secrets is None else secrets)
+    if detach:
+        from dtrain.session.background import start
+
+        return LaunchedRun(start(request, values))
     stop = control or Control()
     if observer is not None:
         with _session(request, observer, stop, ask, on_running, signals=signals) as session:

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.launching import Scene
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    """A scene for launches by this process. Whatever a test started is gone when it ends."""
+    scene = Scene(tmp_path)
+    monkeypatch.setenv("DTRAIN_HOME", str(scene.home))
+    yield scene
+    scene.close()
