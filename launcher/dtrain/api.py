@@ -203,7 +203,7 @@ def launch(
             return session.run(values)
     from dtrain.session.callbacks import Callbacks
 
-    received = Callbacks(stop, *callbacks, reads_stop_requests=not signals)
+    received = Callbacks(stop, *callbacks)
     try:
         with _session(request, received.feed, stop, ask, on_running, signals=signals) as session:
             report = session.run(values)

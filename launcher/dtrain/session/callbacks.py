@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, ParamSpec, TypeAlias
 
 from dtrain.checks import Finding
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs.log_store import RunFolder, Stream
+from dtrain.runs.log_store import Stream
 from dtrain.runs.progress import Progress
-from dtrain.session import stop_requests
 from dtrain.session.control import Control
 from dtrain.session.feed import Feed, StreamKey
 
@@ -56,17 +53,12 @@ class Callbacks:
         on_state: OnState | None,
         on_notice: Callable[[str], object] | None,
         on_progress: Callable[[Progress], object] | None,
-        *,
-        reads_stop_requests: bool,
     ) -> None:
-        """``reads_stop_requests``: whether `dtrain stop` asks by a file and not by a signal."""
         self._control = control
         self._on_line = on_line
         self._on_state = on_state
         self._on_notice = on_notice
         self._on_progress = on_progress
-        self._reads_stop_requests = reads_stop_requests
-        self._open = ExitStack()
         self._error: BaseException | None = None
         self.feed = Feed(self, lambda stream: on_line is not None)
 
@@ -74,14 +66,11 @@ class Callbacks:
         """Wait until everything has been passed on. Raises what a function has raised."""
         self.feed.close()
         self.feed.wait()
-        self._open.close()
         if self._error is not None:
             raise self._error
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        if self._reads_stop_requests:
-            requests = stop_requests.listening(RunFolder(Path(folder)), self._control)
-            self._call(lambda: self._open.enter_context(requests))
+        """The report has the run's name."""
 
     def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
         """A launch is not attached to."""

@@ -37,6 +37,7 @@ from dtrain.session.inspection import Inspection
 from dtrain.session.observer import Observer
 from dtrain.session.ports import draw_ports
 from dtrain.session.relay import close_all
+from dtrain.session.stop_requests import listening
 from dtrain.spec.model import ClusterFile
 from dtrain.sync import Tree, scan
 from dtrain.transport.contract import Transport
@@ -106,7 +107,8 @@ class Session:
         for notice in tree.notices if tree is not None else ():
             self._tell(life, notice)
         try:
-            return self._see_through(life, lambda: self._start(life))
+            with listening(folder, self._control):
+                return self._see_through(life, lambda: self._start(life))
         finally:
             if claim is not None:
                 claim.release()
@@ -129,7 +131,8 @@ class Session:
             self._control.stop(why)
         self._known = {part.host.name for part in plan.hosts}
         self._clean_up(life, life.record.stray)
-        return self._see_through(life, lambda: self._reattach(life, plan))
+        with listening(folder, self._control):
+            return self._see_through(life, lambda: self._reattach(life, plan))
 
     # Attempts ----------------------------------------------------------------------------------
 

@@ -11,21 +11,30 @@ from dtrain.session.control import Control
 INSIST = signal.SIGUSR1
 """Asks for the end at once: unlike Ctrl-C's, no shell has it ignored in the background."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, INSIST)
+_handled = 0
 
 
 @contextmanager
 def on_signals(act: Callable[[int], None]) -> Iterator[None]:
     """Call ``act`` for Ctrl-C, SIGTERM, a closed terminal and `INSIST`. Main thread only."""
+    global _handled
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number in _SIGNALS:
         # nohup's choice to outlive the terminal is kept.
         if before[number] is not signal.SIG_IGN:
             signal.signal(number, lambda number, _frame: act(number))
+    _handled += 1
     try:
         yield
     finally:
+        _handled -= 1
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def are_handled() -> bool:
+    """Whether a signal to this process ends its launches in good order."""
+    return _handled > 0
 
 
 def stop_by_signal(control: Control, number: int) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dtrain.runs.log_store import RunFolder, storage_error
 from dtrain.runs.stored_file import open_stored
 from dtrain.session.control import Control
+from dtrain.session.signals import are_handled
 
 FILE = "stop-requests"
 POLL = 0.2
@@ -24,7 +25,10 @@ WHY = "dtrain stop"
 
 @contextlib.contextmanager
 def listening(folder: RunFolder, control: Control) -> Iterator[None]:
-    """Pass on stop requests to ``control`` meanwhile. Raises StorageError."""
+    """Pass on stop requests to ``control`` meanwhile, unless signals do. Raises StorageError."""
+    if are_handled():
+        yield
+        return
     path = folder.path / FILE
     try:
         with os.fdopen(open_stored(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
