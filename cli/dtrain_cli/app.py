@@ -19,6 +19,7 @@ VERBS = {
     "check": "Find what would make a job fail, hang or slow down.",
     "init": "Write a first cluster file from your answers.",
     "schema": "Print the JSON Schema of the cluster file, for editors.",
+    "help": "Show a documentation page; without TOPIC, list the topics.",
 }
 """Each verb is the function of that name in `dtrain_cli.commands.<verb>`; a test holds these
 summaries equal to the first lines of the functions' docstrings."""

@@ -1,10 +1,11 @@
-"""The README is true: its commands run, its cluster files load, and what it names exists."""
+"""The README and the help pages are true: commands run, cluster files load, names exist."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,10 +18,15 @@ import yaml
 from dtrain.diagnostics import ExitCode
 from dtrain.spec.clusterfile import json_schema
 from dtrain.spec.load import parse
+from dtrain_cli.app import VERBS
 from support.limits import HANG
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = ROOT / "README.md"
+PAGES = sorted((ROOT / "cli" / "dtrain_cli" / "help").glob("*.md"))
+GUIDES = sorted((ROOT / ".github").glob("*.md"))
+DOCS = {path: path.read_text(encoding="utf-8") for path in (README, *PAGES)}
+TEXT = "\n".join(DOCS.values())
 DTRAIN = Path(sys.executable).with_name("dtrain")
 
 TRAIN = "import os, sys\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], sys.argv[1:])\n"
@@ -34,14 +40,15 @@ time.sleep(600)
 
 
 def fenced(language: str) -> list[str]:
-    """The README's code blocks of one language."""
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
-    return [text for its_language, text in blocks if its_language == language]
+    """The code blocks of one language, each once, the README's first."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+    found = (text for its_language, text in blocks if its_language == language)
+    return list(dict.fromkeys(found))
 
 
 def commands() -> list[str]:
-    lines = [line for block in fenced("sh") for line in block.splitlines()]
-    return [re.sub(r"\s+#.*", "", line) for line in lines if line.strip()]
+    lines = (line for block in fenced("sh") for line in block.splitlines() if line.strip())
+    return list(dict.fromkeys(re.sub(r"\s+#.*", "", line) for line in lines))
 
 
 CLUSTER = fenced("yaml")[0]
@@ -54,6 +61,12 @@ class Desk:
         self.folder = folder
         self.cluster = folder / "cluster.yaml"
         self.cluster.write_text(CLUSTER)
+        self.env = {
+            # The same Python for scripts that say python3, and nothing of this machine.
+            "PATH": f"{DTRAIN.parent}:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": str(folder),
+            "LANG": "C.UTF-8",
+        }
 
     def on_this_machine(self, script: str, *, hosts: str = "gpu[01-08]", slots: int = 1) -> None:
         """Have hosts of the same names here, to launch on for real."""
@@ -70,22 +83,33 @@ class Desk:
         (self.folder / document["job"]["script"]).write_text(script)
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
-        """A line of the README, in a shell."""
+        """A documented command, in a shell."""
         return subprocess.run(
             ["bash", "-c", command],
             cwd=self.folder,
-            env={
-                # The same Python for scripts that say python3, and nothing of this machine.
-                "PATH": f"{DTRAIN.parent}:/usr/sbin:/usr/bin:/sbin:/bin",
-                "HOME": str(self.folder),
-                "LANG": "C.UTF-8",
-            },
+            env=self.env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=HANG,
             check=False,
         )
+
+    def interrupted(self, command: str) -> str:
+        """What a command says on stderr after a Ctrl-C that follows its first line there."""
+        with subprocess.Popen(
+            ["bash", "-c", f"exec {command}"],
+            cwd=self.folder,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stderr
+            process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            return process.communicate(timeout=HANG)[1]
 
     def succeeds(self, command: str) -> str:
         done = self.run(command)
@@ -131,7 +155,7 @@ def script_by_hand(desk: Desk, command: str) -> None:
 
 def schema(desk: Desk, command: str) -> None:
     desk.succeeds(command)
-    (name,) = re.findall(r"\$schema=([\w.]+)", README)
+    (name,) = re.findall(r"\$schema=([\w.]+)", TEXT)
     assert json.loads((desk.folder / name).read_text()) == json_schema()
 
 
@@ -201,8 +225,8 @@ def detached(desk: Desk, command: str) -> None:
     desk.succeeds("dtrain launch cluster.yaml --detach")
     try:
         if command.startswith("dtrain attach"):
-            # Ctrl-C is what ends watching; here it comes at once.
-            assert "left; the job goes on" in desk.run(f"timeout -s INT 2 {command}").stderr
+            # Ctrl-C ends watching, here as soon as it shows the run.
+            assert "left; the job goes on" in desk.interrupted(command)
         elif command == "dtrain ps":
             assert re.search(r"^cluster-\S+ +running ", desk.succeeds(command), re.MULTILINE)
         elif command == "dtrain ps cluster":
@@ -219,6 +243,18 @@ def detached(desk: Desk, command: str) -> None:
 def init(desk: Desk, command: str) -> None:
     desk.succeeds(command)
     assert "8 processes on 8 hosts" in desk.succeeds("dtrain launch first.yaml --dry-run")
+
+
+def show_help(desk: Desk, command: str) -> None:
+    """In a pipe, the pages as they are."""
+    shown = desk.succeeds(command)
+    _, _, topic = command.partition("dtrain help ")
+    if topic == "":
+        assert [line.split()[0] for line in shown.splitlines()[1:-3]] == [p.stem for p in PAGES]
+    elif topic == "failures":
+        assert shown in DOCS.values()
+    else:
+        assert re.findall(r"^## (.*)", shown, re.M)[:2] == [topic, f"{topic}.max"]
 
 
 def check(desk: Desk, command: str) -> None:
@@ -251,8 +287,11 @@ COVERED: dict[str, Callable[[Desk, str], None]] = {
     "dtrain logs cluster --rank 0 --since 1h": detached,
     "dtrain attach cluster": detached,
     "dtrain stop cluster": detached,
+    "dtrain help": show_help,
+    "dtrain help failures": show_help,
+    "dtrain help job.restart": show_help,
 }
-"""How each command of the README is held to what it says."""
+"""How each documented command is tested."""
 
 
 @pytest.mark.parametrize("command", commands())
@@ -266,25 +305,24 @@ def test_no_test_is_left_of_a_command_that_is_gone() -> None:
 
 
 def test_commands_within_sentences_exist() -> None:
-    verbs = {"attach", "check", "init", "launch", "logs", "plan", "ps", "schema", "stop"}
-    assert set(re.findall(r"`dtrain ([a-z]+)", README)) <= verbs
+    assert set(re.findall(r"`dtrain ([a-z]+)", TEXT)) <= set(VERBS)
     help_text = "".join(
         subprocess.run([DTRAIN, verb, "--help"], capture_output=True, text=True, check=True).stdout
-        for verb in verbs
+        for verb in VERBS
     )
-    for option in re.findall(r"`(--[a-z-]+)", README):
+    for option in re.findall(r"`(--[a-z-]+)", TEXT):
         assert option in help_text, option
 
 
 @pytest.mark.parametrize("text", fenced("yaml"))
 def test_cluster_files_load(text: str) -> None:
     document: dict[str, Any] = yaml.safe_load(CLUSTER) | yaml.safe_load(text)
-    parse(yaml.safe_dump(document), "README.md")
+    parse(yaml.safe_dump(document), "cluster.yaml")
 
 
 @pytest.mark.torch
 def test_the_training_loop_trains(desk: Desk) -> None:
-    """What the README shows of the runtime, with a model and a few texts around it."""
+    """The documented loop, with a model and a few texts around it."""
     (loop,) = fenced("python")
     around = """
 import sys
@@ -304,7 +342,7 @@ dataset = Windows(bytes(range(256)) * 2, 32)
 
 def test_keys_within_sentences_exist() -> None:
     schema = json_schema()["properties"]
-    paths = re.findall(r"`(cluster|job)((?:\.[a-z_]+)+)[`:]", README.replace("cluster.yaml", ""))
+    paths = re.findall(r"`(cluster|job)((?:\.[a-z_]+)+)[`:]", TEXT.replace("cluster.yaml", ""))
     assert ("job", ".lease") in paths
     for section, path in paths:
         node = schema[section]
@@ -314,18 +352,18 @@ def test_keys_within_sentences_exist() -> None:
 
 
 def test_exit_codes_are_all_there_are() -> None:
-    documented = [int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)]
+    documented = [int(code) for code in re.findall(r"^\| (\d+) \|", TEXT, re.MULTILINE)]
     assert documented == sorted(ExitCode)
 
 
-def test_links_lead_to_files() -> None:
-    links = re.findall(r"\]\(([^)]+)\)", README)
-    assert "LICENSE" in links
-    headings = re.findall(r"^## (.+)$", README, re.MULTILINE)
-    anchors = {"#" + heading.lower().replace(" ", "-") for heading in headings}
-    files = [link for link in links if not link.startswith("#")]
-    assert set(links) - set(files) <= anchors
-    assert [link for link in files if not (ROOT / link).exists()] == []
+@pytest.mark.parametrize("path", [*DOCS, *GUIDES], ids=lambda path: path.name)
+def test_links_lead_to_files(path: Path) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len(DOCS[README].splitlines()) <= 220, "move what a newcomer does not need to a page"
 
 
 def test_a_failure_is_reported_as_shown(desk: Desk) -> None:

@@ -1,0 +1,91 @@
+"""`dtrain help`: the documentation pages, and the reference of every cluster-file key."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.resources import files
+from typing import Annotated
+
+import typer
+
+from dtrain.diagnostics import UsageError
+from dtrain.spec.problems import nearest
+from dtrain_cli import output
+from dtrain_cli.app import VERBS
+
+_PAGES = files("dtrain_cli") / "help"
+
+
+def help(
+    topic: Annotated[
+        str | None,
+        typer.Argument(
+            help="A topic, or a key of the cluster file: ssh, job.restart.", metavar="[TOPIC]"
+        ),
+    ] = None,
+) -> None:
+    """Show a documentation page; without TOPIC, list the topics."""
+    if topic is None:
+        output.write(_contents())
+        return
+    text = _page(topic)
+    if sys.stdout is not None and sys.stdout.isatty():
+        # rich takes a tenth of a second to import, and a pipe does not need it.
+        from dtrain_cli.views.page import drawn
+
+        text = drawn(text)
+    output.write(text)
+
+
+def topics() -> dict[str, str]:
+    """The title of each page, by topic."""
+    pages = {page.name[:-3]: page for page in _PAGES.iterdir() if page.name.endswith(".md")}
+    return {name: _title(pages[name].read_text("utf-8")) for name in sorted(pages)}
+
+
+def _title(page: str) -> str:
+    return page.split("\n", 1)[0].removeprefix("# ")
+
+
+def _contents() -> str:
+    titles = topics()
+    width = max(map(len, titles))
+    lines = [f"  {topic:{width}}  {title}" for topic, title in titles.items()]
+    return "\n".join(
+        [
+            "Topics:",
+            *lines,
+            "",
+            "dtrain help TOPIC shows a page, dtrain help KEY a key of the cluster file",
+            "(dtrain help job.restart), and dtrain COMMAND --help the options of a command.",
+            "",
+        ]
+    )
+
+
+def _page(topic: str) -> str:
+    """The Markdown of a page, or of the keys that ``topic`` names.
+
+    Raises UsageError for an unknown topic.
+    """
+    if topic in topics():
+        return (_PAGES / f"{topic}.md").read_text("utf-8")
+    _, *sections = re.split(r"^(?=## )", (_PAGES / "keys.md").read_text("utf-8"), flags=re.M)
+    by_key = {section.split("\n", 1)[0].removeprefix("## "): section for section in sections}
+    # `restart` and `job.restart` both name the key job.restart, and all keys below it.
+    found = [section for key, section in by_key.items() if f".{topic}." in f".{key}."]
+    if found:
+        return "".join(found).rstrip() + "\n"
+    if topic in VERBS:
+        hint = f"dtrain {topic} --help shows its options"
+    elif close := nearest(topic, [*topics(), *VERBS, *_names(by_key)]):
+        hint = f"did you mean {close!r}? 'dtrain help' lists the topics"
+    else:
+        hint = f"topics: {', '.join(topics())}"
+    raise UsageError(f"there is no help topic {topic!r}", hint=hint)
+
+
+def _names(keys: dict[str, str]) -> list[str]:
+    """Each key by its full path and by its last part."""
+    return [*keys, *(key.rpartition(".")[2] for key in keys)]

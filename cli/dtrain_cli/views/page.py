@@ -1,0 +1,26 @@
+"""A documentation page, drawn for a terminal."""
+
+from __future__ import annotations
+
+import re
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+_WIDTH = 100
+"""Longer lines are hard to read."""
+
+
+def drawn(markdown: str) -> str:
+    """The page with styles and line breaks for the terminal on standard output."""
+    console = Console()
+    console.width = min(console.width, _WIDTH)
+    with console.capture() as capture:
+        console.print(Markdown(_without_links(markdown), code_theme="ansi_dark"))
+    return capture.get()
+
+
+def _without_links(markdown: str) -> str:
+    """A terminal has no links: name the command that shows a page, and keep the text of others."""
+    text = re.sub(r"\[([^]]+)\]\(([a-z-]+)\.md[^)]*\)", r"\1 (`dtrain help \2`)", markdown)
+    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)

@@ -1,0 +1,60 @@
+"""The reference of every cluster-file key, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dtrain.spec.clusterfile import CLUSTER_FILE
+from dtrain.spec.hosts import Overrides
+from dtrain.spec.schema import Duration, Field, Record, Type
+
+_HEAD = """\
+# Reference: every key of the cluster file
+
+<!-- Generated from the schema by scripts/reference: edit the schema, then run that script. -->
+
+`dtrain help KEY` shows one key and the keys below it: `dtrain help job.restart`.
+"""
+
+
+def reference() -> str:
+    """One section for each key: meaning, type, default, framework and example."""
+    sections = (_section(path, field) for path, field in keys(CLUSTER_FILE))
+    return "\n".join([_HEAD, *sections])
+
+
+def keys(record: Record, above: str = "") -> Iterator[tuple[str, Field]]:
+    """Every key by its full path; ``HOST`` stands for the host names below overrides."""
+    for key, field in record.fields.items():
+        path = f"{above}{key}"
+        yield path, field
+        if isinstance(field.type, Record):
+            yield from keys(field.type, f"{path}.")
+        elif isinstance(field.type, Overrides):
+            yield from keys(field.type.settings, f"{path}.HOST.")
+
+
+def _section(path: str, field: Field) -> str:
+    # The keys below a section have types and defaults of their own.
+    section = isinstance(field.type, Record)
+    default = "required" if field.required else field.otherwise or _value(field)
+    facts = {
+        "Type": "" if section else field.type.expects,
+        "Default": default,
+        "Framework": field.only and f"{field.only} only",
+        "Example": field.example and f"`{path.rpartition('.')[2]}: {field.example}`",
+    }
+    lines = "".join(f"- {fact}: {text}\n" for fact, text in facts.items() if text)
+    return f"## {path}\n\n{field.description}\n\n{lines}"
+
+
+def _value(field: Field) -> str:
+    if field.default is None:
+        return ""
+    if isinstance(field.default, bool):
+        return f"`{str(field.default).lower()}`"
+    return f"`{field.default}{_unit(field.type)}`"
+
+
+def _unit(type_: Type[object]) -> str:
+    return "s" if isinstance(type_, Duration) else ""

@@ -1,0 +1,38 @@
+"""`dtrain help`: what a terminal shows, and topics that do not exist."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtrain.diagnostics import UsageError
+from dtrain_cli.commands.help import help, topics
+from dtrain_cli.views.page import drawn
+
+
+@pytest.mark.parametrize(
+    ("topic", "hint"),
+    [
+        ("securty", "did you mean 'security'? 'dtrain help' lists the topics"),
+        ("watchdg", "did you mean 'watchdog'? 'dtrain help' lists the topics"),
+        ("job.restrat", "did you mean 'job.restart'? 'dtrain help' lists the topics"),
+        ("stop", "dtrain stop --help shows its options"),
+        ("../help/keys", f"topics: {', '.join(topics())}"),
+        ("", f"topics: {', '.join(topics())}"),
+    ],
+)
+def test_an_unknown_topic(topic: str, hint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        help(topic)
+    assert raised.value.hint == hint
+
+
+def test_a_part_of_a_key_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    help("python")
+    headings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("## ")]
+    assert headings == ["## cluster.python", "## cluster.overrides.HOST.python"]
+
+
+def test_a_terminal_shows_commands_instead_of_links() -> None:
+    shown = drawn("# Title\n\nSee [keys](keys.md) and [train.py](../../../scripts/train.py).\n")
+    assert "See keys (dtrain help keys) and train.py." in shown
+    assert "##" not in shown

@@ -1,0 +1,27 @@
+"""What the schema says about each key: complete, and true of the values that it accepts."""
+
+from importlib.resources import files
+
+import pytest
+
+from dtrain.spec.clusterfile import CLUSTER_FILE
+from dtrain.spec.reference import keys, reference
+from dtrain.spec.schema import Record
+from dtrain.spec.source import compose
+
+FIELDS = {path: field for path, field in keys(CLUSTER_FILE) if not isinstance(field.type, Record)}
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_each_key_has_an_example_that_dtrain_accepts(path: str) -> None:
+    field = FIELDS[path]
+    assert field.example, "give the Field an example"
+    node, problems = compose(f"key: {field.example}", path)
+    value = field.type.read(node.entries[0].value, problems, path)  # type: ignore[union-attr]
+    assert value is not None, problems.found
+    assert not problems.found
+
+
+def test_the_page_of_keys_is_current() -> None:
+    page = (files("dtrain_cli") / "help" / "keys.md").read_text("utf-8")
+    assert page == reference(), "run scripts/reference"
