@@ -29,7 +29,8 @@ from dtrain.node.agent.events import EventReader
 from dtrain.node.agent.evidence import FAILURE
 from dtrain.node.agent.kernel_log import ENTRY, RECORD, TROUBLE
 from dtrain.node.agent.progress import ProgressFiles
-from dtrain.node.protocol import PREAMBLE, FrameDecoder, ProtocolError
+from dtrain.node.agent.wire import PREAMBLE
+from dtrain.node.protocol import FrameDecoder, ProtocolError
 from dtrain.spec.load import parse
 from dtrain.spec.report import SpecError
 from dtrain_cli.views import names

@@ -11,14 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtrain.messages.decode import ProtocolError
+from dtrain.node.agent.wire import DATA, HEADER, MAX_PAYLOAD, MESSAGE, PREAMBLE
 from dtrain.node.protocol import (
-    DATA,
-    HEADER,
     KEPT_NOISE,
     MAX_NOISE,
-    MAX_PAYLOAD,
-    MESSAGE,
-    PREAMBLE,
     Data,
     FrameDecoder,
     Message,

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from dtrain.node.boot import boot_command
-from dtrain.node.programs import program
+from dtrain.node.boot import framed
+from dtrain.node.programs import boot_command, program
 from dtrain.node.protocol import encode_command
 from support.node import Node, wait_until
 
@@ -222,8 +222,7 @@ def test_a_run_inside_a_run_belongs_to_itself(host: Node) -> None:
     hidden = f"env -i setsid bash -c 'while :; do sleep 1; done' {host.mark} &"
     inner = host.shell(hidden + " echo > inner-ready; wait")
     request = host.request(inner, run="inner", on_disconnect="keep")
-    source = program("agent")
-    (host.workdir / "input").write_bytes(b"%d\n" % len(source) + source + encode_command(request))
+    (host.workdir / "input").write_bytes(framed(program("agent")) + encode_command(request))
     launcher = f"""
 import subprocess, threading
 relay = subprocess.Popen(["sh", "-c", {boot_command(host.python, "inner")!r}],

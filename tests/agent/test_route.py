@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dtrain.launchplan.environment import NodeVariable
-from dtrain.node.programs import program
+from dtrain.node.boot import file_of
+from dtrain.node.programs import modules
 from support.node import Node, written
 
 SHOW = 'echo "${GLOO_SOCKET_IFNAME-none}"'
@@ -30,8 +31,9 @@ ip link set right up
 exec "$@"
 """
 FIND = """
-import runpy, sys
-find = runpy.run_path(sys.argv[1])["interface_to"]
+import sys
+sys.path.insert(0, sys.argv[1])
+from dtrain.node.agent.network import interface_to as find
 targets = ["192.0.2.2", "192.0.2.1", "2001:db8::2", "::1", "198.51.100.1"]
 print(*map(find, targets))
 """
@@ -58,9 +60,11 @@ def test_the_interface_is_found_or_nothing_is_said(host: Node, target: str, name
 @pytest.mark.netns
 def test_it_is_the_one_that_leads_there(python: str, tmp_path: Path) -> None:
     """In a network namespace of its own, from which nothing leads out."""
-    agent = tmp_path / "agent.py"
-    agent.write_bytes(program("agent"))
-    command = ["unshare", "--net", "bash", "-c", NETWORK, "sh", python, "-c", FIND, str(agent)]
+    for name, text in modules("agent").items():
+        file = tmp_path / file_of(name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    command = ["unshare", "--net", "bash", "-c", NETWORK, "sh", python, "-c", FIND, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["b'left'", "b'left'", "b'left'", "b'lo'", "None"]
 

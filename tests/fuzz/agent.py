@@ -18,6 +18,7 @@ from dtrain.messages.agent import Happened, StreamFound, read_message
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import Sequence
 from dtrain.node import protocol
+from dtrain.node.agent.wire import PREAMBLE
 from dtrain.runs.journal import Journal
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record, Request
@@ -136,8 +137,8 @@ def relay_output(random: Random, *, attached: bool = False) -> bytes:
                 said[at], said[other] = said[other], said[at]
             case _:
                 del said[at]
-    noise = random.choice((b"", b"", b"Welcome\n", protocol.PREAMBLE[:5]))
-    whole = noise + protocol.PREAMBLE + b"".join(_frame(random, one) for one in said)
+    noise = random.choice((b"", b"", b"Welcome\n", PREAMBLE[:5]))
+    whole = noise + PREAMBLE + b"".join(_frame(random, one) for one in said)
     return damaged(random, whole)
 
 
@@ -175,7 +176,7 @@ def _status(random: Random) -> bytes:
     said = [_session()[0], {**seen, "processes": [{**_worker(0), "pid": 7, **fate}]}]
     payloads = [mutated(random, one) for one in said]
     frames = [protocol.HEADER.pack(protocol.MESSAGE, 0, 0, len(one)) + one for one in payloads]
-    return damaged(random, protocol.PREAMBLE + b"".join(frames))
+    return damaged(random, PREAMBLE + b"".join(frames))
 
 
 def inquire(data: bytes) -> None:
@@ -191,7 +192,7 @@ def attempt(data: bytes) -> Report:
     refusal = {"type": "refused", "what": "workdir", "reason": "no such folder"}
     payloads = [json.dumps(one).encode() for one in (_session()[0], refusal)]
     frames = [protocol.HEADER.pack(protocol.MESSAGE, 0, 0, len(one)) + one for one in payloads]
-    good = protocol.PREAMBLE + b"".join(frames)
+    good = PREAMBLE + b"".join(frames)
     alone = replace(plan, hosts=plan.hosts[:1]) if len(data) % 2 else plan
     with tempfile.TemporaryDirectory() as folder:
         posts: queue.SimpleQueue[Post] = queue.SimpleQueue()

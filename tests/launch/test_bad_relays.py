@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from dtrain.node import protocol
+from dtrain.node.agent import wire
 from support.launching import Done, Scene
 
 
@@ -20,9 +21,7 @@ def event(offset: int, kind: str, **body: object) -> bytes:
     return message(type="event", offset=offset, event={"event": kind, "time": 0.0, **body})
 
 
-HELLO = protocol.PREAMBLE + message(
-    type="hello", protocol=1, python="3", hostname="h", time=0.0, pid=1
-)
+HELLO = wire.PREAMBLE + message(type="hello", protocol=1, python="3", hostname="h", time=0.0, pid=1)
 PREPARED = HELLO + message(type="prepared", workdir="/", folder="/")
 ATTACHED = HELLO + message(type="attached", folder="/", running=True)
 WHO = {"role": "worker", "index": 0, "rank": 0, "pid": 7}
@@ -73,7 +72,7 @@ def launched(scene: Scene, **said: bytes) -> Done:
     [
         (b"", "it ended, with status 0"),
         (b"Welcome to node0!\nMaintenance on Friday.\n", "Maintenance on Friday"),
-        (protocol.PREAMBLE + b"\xff" * 64, "unreadable frame"),
+        (wire.PREAMBLE + b"\xff" * 64, "unreadable frame"),
         (HELLO + message(type="refused", what="x"), "refused.what: expected one of"),
     ],
 )

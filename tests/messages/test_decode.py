@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import pytest
 
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, parse
-from dtrain.node.protocol import HEADER, MESSAGE, PREAMBLE, FrameDecoder
+from dtrain.node.agent.wire import HEADER, MESSAGE, PREAMBLE
+from dtrain.node.protocol import FrameDecoder
 from dtrain.transport.incoming import MAX_NOISE, Incoming
 from support.scripted import ScriptedProcess
 

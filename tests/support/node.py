@@ -21,8 +21,9 @@ from typing import Any
 
 from dtrain.launchplan.environment import NodeVariable, host_variables, process_variables
 from dtrain.node import protocol
-from dtrain.node.boot import boot_command
-from dtrain.node.programs import program
+from dtrain.node.agent.wire import VERSION
+from dtrain.node.boot import framed
+from dtrain.node.programs import boot_command, program
 from dtrain.spec.model import Job
 from support.limits import HANG
 
@@ -90,8 +91,7 @@ class Agent:
         ]
         for thread in self._threads:
             thread.start()
-        source = source or program("agent")
-        self.write(b"%d\n" % len(source) + source)
+        self.write(framed(source or program("agent")))
 
     def write(self, data: bytes) -> None:
         assert self._process.stdin is not None
@@ -251,7 +251,7 @@ class Node:
         """A launch; what is not given is plain."""
         return {
             "op": "launch",
-            "protocol": protocol.VERSION,
+            "protocol": VERSION,
             "run": "run",
             "host": "node0",
             "run_dir": str(self.run_dir),
@@ -290,7 +290,7 @@ class Node:
         agent = self.agent(run)
         agent.command(
             "attach",
-            protocol=protocol.VERSION,
+            protocol=VERSION,
             run=run,
             host="node0",
             run_dir=str(self.run_dir),

@@ -1,6 +1,6 @@
 """How fast the fabric is: one rank of what `dtrain check --bandwidth` measures.
 
-Sent to hosts as text, and started by `ranks.py` for every rank of the job. All ranks
+Started by `dtrain.node.ranks` for every rank of the job. All ranks
 
 1. sum buffers of several sizes over all ranks, and over those of each host,
 2. and the first ranks of all hosts send to each other in the rounds of a tournament, so that no
@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from datetime import timedelta
 from importlib import import_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from typing import Any, BinaryIO, Callable
+
+    from dtrain.node.importer import Importer
 
     Json = dict[str, Any]
 
@@ -136,5 +137,6 @@ class Fabric:
             self._torch.cuda.synchronize()
 
 
-print("\ndtrain:" + json.dumps(measure(json.loads(sys.argv[1]))), flush=True)
-os._exit(0)
+def main(stream: BinaryIO, importer: Importer) -> None:
+    print("\ndtrain:" + json.dumps(measure(json.loads(stream.readline()))), flush=True)
+    os._exit(0)

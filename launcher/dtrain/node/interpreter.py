@@ -1,4 +1,4 @@
-"""What the job's own interpreter says of itself, for `dtrain check`. Sent to hosts as text.
+"""What the job's own interpreter reports about itself, for `dtrain check`.
 
 Runs as the job's workers run: with their interpreter, folder and environment, after the setup
 lines. It writes one line of JSON to the descriptor that DTRAIN_SAY names. Python 3.8, and each
@@ -13,7 +13,9 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from typing import Any, BinaryIO, Callable
+
+    from dtrain.node.importer import Importer
 
     Json = dict[str, Any]
 
@@ -117,7 +119,8 @@ def attempt(probe: Callable[[], Json]) -> Json:
         return {"error": "%s: %s" % (type(failure).__name__, words[0])}
 
 
-def main(options: Json) -> None:
+def main(stream: BinaryIO, importer: Importer) -> None:
+    options = json.loads(stream.readline())
     found: Json = {
         "python": "%d.%d.%d" % sys.version_info[:3],
         "executable": sys.executable,
@@ -141,6 +144,3 @@ def main(options: Json) -> None:
         found["module_found"] = attempt(lambda: {"found": find_spec(name) is not None})
     with os.fdopen(int(os.environ["DTRAIN_SAY"]), "w") as say:
         say.write(json.dumps(found) + "\n")
-
-
-main(json.loads(sys.argv[1]))

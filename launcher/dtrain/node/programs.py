@@ -1,4 +1,4 @@
-"""The programs that dtrain sends to hosts, each as one text for a bare Python to read."""
+"""The programs that dtrain sends to hosts: the modules of each, packed."""
 
 from __future__ import annotations
 
@@ -6,66 +6,52 @@ import functools
 import re
 from importlib import resources
 
-MODULES = {
-    "agent": (
-        "trust",
-        "agent.wire",
-        "agent.folder",
-        "agent.processes",
-        "agent.worker_files",
-        "agent.stacks",
-        "agent.control",
-        "agent.sweep",
-        "agent.isolation",
-        "agent.spawn",
-        "agent.events",
-        "agent.progress",
-        "agent.evidence",
-        "agent.kernel_log",
-        "agent.flight_recorder",
-        "agent.ranks",
-        "agent.network",
-        "agent.environment",
-        "agent.pulse",
-        "agent.supervisor",
-        "agent.relay",
-        "agent.main",
-    ),
-    "facts": (
-        "trust",
-        "facts.files",
-        "facts.probing",
-        "facts.programs",
-        "facts.machine",
-        "facts.storage",
-        "facts.code",
-        "facts.job",
-        "facts.network",
-        "facts.ports",
-        "facts.gpus",
-        "facts.gather",
-        "facts.main",
-    ),
-    "tree": ("trust", "tree"),
-}
-"""Of each program, its modules in `dtrain.node`: a module needs only those before it, and no two
-define the same name."""
+from dtrain.node.boot import IMPORTER, ISOLATED, boot_text, file_of, pack
+from dtrain.quoting import path, sh, words
 
-_FUTURE = "from __future__ import annotations\n"
-_ELSEWHERE = re.compile(
-    rf"^{_FUTURE}"
-    r"|^from dtrain\.node(?:\.\w+)+ import (?:\([^)]*\)|.*)\n"
-    r"|^TYPE_CHECKING = .*\n"
-    r"|^if TYPE_CHECKING:\n(?:(?: {4}.*)?\n)+",
-    re.MULTILINE,
-)
-"""What a module says for the sake of being one."""
+PROGRAMS = {
+    # What a launch needs: the relay starts the supervisor with modules that came with it.
+    "agent": ("dtrain.node.agent.relay", "dtrain.node.agent.supervisor"),
+    "relay": ("dtrain.node.agent.relay",),
+    "facts": ("dtrain.node.facts.main",),
+    "sync": ("dtrain.node.tree",),
+    "interpreter": ("dtrain.node.interpreter",),
+    "rehearsal": ("dtrain.node.ranks", "dtrain.node.rehearsal"),
+    "rehearsal_tensorflow": ("dtrain.node.ranks", "dtrain.node.rehearsal_tensorflow"),
+    "bandwidth": ("dtrain.node.ranks", "dtrain.node.bandwidth"),
+}
+"""The module with a program's ``main``, and those that it imports only while it runs."""
+
+# What shipped modules have at the left margin is all that they need: imports for the type checker
+# are indented.
+_IMPORT = re.compile(r"^from (dtrain[\w.]*) import", re.MULTILINE)
+
+
+@functools.cache
+def modules(program: str) -> dict[str, str]:
+    """The source of each module that a program needs, by name."""
+    found: dict[str, str] = {}
+    pending = [IMPORTER, *PROGRAMS[program]]
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            place = resources.files("dtrain").joinpath(file_of(name).removeprefix("dtrain/"))
+            found[name] = place.read_text("utf-8")
+            pending += _IMPORT.findall(found[name])
+    return found
 
 
 @functools.cache
 def program(name: str) -> bytes:
-    """The modules of a program one after the other, in one namespace."""
-    folder = resources.files("dtrain.node")
-    files = (folder.joinpath(module.replace(".", "/") + ".py") for module in MODULES[name])
-    texts = (file.read_text("utf-8") for file in files)
-    return (_FUTURE + "".join(_ELSEWHERE.sub("", text) for text in texts)).encode()
+    """What goes to the stdin of `boot_command` after its length, see `dtrain.node.boot.framed`."""
+    return pack(PROGRAMS[name][0], modules(name))
+
+
+def boot_command(python: str, label: str) -> str:
+    """The shell command that runs a program on a host with ``python``.
+
+    ``~/`` at the start of ``python`` is expanded by the host's shell. A list of processes shows
+    ``label``. Raises ValueError on a NUL.
+    """
+    arguments = words([boot_text(), "dtrain-agent", label])
+    return str(sh("exec ", path(python), f" {ISOLATED} -c ", arguments))

@@ -1,6 +1,6 @@
 """A process group started for real, and ended again: one rank of `dtrain check --rendezvous`.
 
-Sent to hosts as text, and started by `ranks.py` for every rank of the job. Each rank
+Started by `dtrain.node.ranks` for every rank of the job. Each rank
 
 1. connects to the store of rank 0,
 2. forms the process group of all ranks and sums a one from each,
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 from datetime import timedelta
@@ -20,7 +19,9 @@ from importlib import import_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Sequence
+    from typing import Any, BinaryIO, Callable, Sequence
+
+    from dtrain.node.importer import Importer
 
     Json = dict[str, Any]
     Rounds = list[list[list[int]]]
@@ -161,6 +162,8 @@ def tournament(store: Any, rank: int, rounds: Rounds, present: list[int]) -> lis
     return failed
 
 
-print("\ndtrain:" + json.dumps(rehearse(json.loads(sys.argv[1])["rounds"])), flush=True)
-# A process group that has failed may hang when it is taken down.
-os._exit(0)
+def main(stream: BinaryIO, importer: Importer) -> None:
+    options = json.loads(stream.readline())
+    print("\ndtrain:" + json.dumps(rehearse(options["rounds"])), flush=True)
+    # A process group that has failed may hang when it is taken down.
+    os._exit(0)

@@ -1,7 +1,7 @@
 """A TensorFlow server, asked by all others: one task of `dtrain check --rendezvous`.
 
-Sent to hosts as text, and started by `ranks.py` for every task of the job. It serves at its port
-of TF_CONFIG, and waits for every other task's server to answer.
+Started by `dtrain.node.ranks` for every task of the job. It serves at its port of TF_CONFIG, and
+waits for every other task's server to answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from importlib import import_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, BinaryIO
+
+    from dtrain.node.importer import Importer
 
     Json = dict[str, Any]
 
@@ -84,5 +86,6 @@ def rehearse() -> Json:
     return said
 
 
-print("\ndtrain:" + json.dumps(rehearse()), flush=True)
-os._exit(0)  # a server cannot be ended otherwise
+def main(stream: BinaryIO, importer: Importer) -> None:
+    print("\ndtrain:" + json.dumps(rehearse()), flush=True)
+    os._exit(0)  # a server cannot be ended otherwise

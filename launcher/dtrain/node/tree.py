@@ -45,18 +45,26 @@ import re
 import shutil
 import signal
 import stat
-import struct
 import sys
 import time
 import zlib
 from typing import Any, BinaryIO, Iterable, Iterator
 
+from dtrain.node.sync.wire import (
+    CHUNK,
+    DEFLATED,
+    FRAME,
+    LENGTH,
+    PREAMBLE,
+    RAW,
+    REQUEST,
+)
 from dtrain.node.trust import Trust, UnsafeError, printable, user_of
 
-PREAMBLE = b"\x00dtrain-tree-1\n"
-FRAME = struct.Struct(">BI")
-REQUEST, RAW, DEFLATED, ABANDONED = 1, 2, 3, 4
-CHUNK = 1 << 20
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dtrain.node.importer import Importer
+
 MAX_REQUEST = 1 << 30
 IDLE = 300
 """Seconds of silence from the launcher after which it is taken for dead, so that the lock frees."""
@@ -94,7 +102,7 @@ class Channel:
 
     def answer(self, body: dict[str, Any]) -> None:
         text = json.dumps(body).encode()
-        self._sink.write(struct.pack(">I", len(text)) + text)
+        self._sink.write(LENGTH.pack(len(text)) + text)
         self._sink.flush()
 
     def request(self) -> dict[str, Any]:
@@ -888,10 +896,9 @@ def finish(file: Any, sent: Sent) -> None:
     sent.mtime_ns, sent.mode = status.st_mtime_ns, stat.S_IMODE(status.st_mode)
 
 
-def main() -> None:
+def main(stream: BinaryIO, importer: Importer) -> None:
     os.umask(0o077)
-    # The agent's Python may have a text layer over these; nothing has been read through it.
-    channel = Channel(sys.stdin.buffer, sys.stdout.buffer)
+    channel = Channel(stream, sys.stdout.buffer)
 
     def give_up(number: int, frame: Any) -> None:
         raise GoneError
@@ -928,7 +935,3 @@ def explain(error: OSError, workdir: bytes) -> RefusedError:
     denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
     hint = "choose a job.workdir that you may write to" if denied else "look at job.workdir"
     return RefusedError("%s: %s" % (printable(where), error.strerror or error), hint)
-
-
-if __name__ == "__main__":
-    main()

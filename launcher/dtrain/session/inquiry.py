@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareError
+from dtrain.diagnostics import AnswerError, NodeError, PrepareError
 from dtrain.launchplan.plan import HostPlan
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
@@ -16,6 +16,7 @@ from dtrain.session import agent
 from dtrain.session.preflight import everywhere
 from dtrain.session.requests import status_request
 from dtrain.session.status import HostStatus, ProcessStatus
+from dtrain.transport import node_program
 from dtrain.transport.contract import RemoteProcess, Transport
 
 LIMIT = 10.0
@@ -34,7 +35,8 @@ def ask(
         connection = transport.connect(part.host)
         try:
             python = plan.agent_python(part)
-            return _answer(part, agent.start(connection, python, record.on_hosts, request))
+            process = agent.start(connection, python, record.on_hosts, request)
+            return _answer(part, python, process)
         finally:
             connection.close()
 
@@ -53,7 +55,7 @@ def _silent(before: HostStatus | None, error: NodeError) -> HostStatus:
     return HostStatus("unreachable", since, error.reason)
 
 
-def _answer(part: HostPlan, process: RemoteProcess) -> HostStatus:
+def _answer(part: HostPlan, python: str, process: RemoteProcess) -> HostStatus:
     host = part.host.name
     decoder = protocol.FrameDecoder()
     behind = 0.0
@@ -73,9 +75,7 @@ def _answer(part: HostPlan, process: RemoteProcess) -> HostStatus:
                         raise ProtocolError(f"{messages.name_of(other)}: not what was asked for")
     except ProtocolError as error:
         raise AnswerError(host, ATTEMPTED, error) from None
-    said = (process.stderr() + b"\n" + decoder.noise).decode(errors="replace").strip()
-    last = said.splitlines()[-1] if said else "it ended without an answer"
-    raise ConnectError(host, ATTEMPTED, f"the agent cannot run there: {last}")
+    raise node_program.failure(host, ATTEMPTED, python, process, decoder.noise)
 
 
 def _status(seen: messages.RunSeen, part: HostPlan, behind: float) -> HostStatus:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,13 +27,13 @@ from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareErro
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.messages import facts
 from dtrain.messages.decode import ProtocolError, decode, parse_object
-from dtrain.node.boot import TOO_OLD, boot_command
-from dtrain.node.programs import program
+from dtrain.node import programs
+from dtrain.node.facts.wire import PREAMBLE
+from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess, Transport
 from dtrain.transport.incoming import Incoming
 
 ATTEMPTED = "looking at the host"
-PREAMBLE = b"\x00dtrain-facts-1\n"
 CLOCK_READINGS = 5
 DIAL_SECONDS = 4.0
 """How long a connection between two hosts may take; SYN is sent again after 1 and 3 seconds."""
@@ -128,24 +127,17 @@ class Conversation:
         self._process.close()
 
     def _start(self, python: str) -> None:
-        process = self._connection.start(boot_command(python, "check"))
+        process = node_program.start(self._connection, "facts", python, label="check")
         self._process, self._incoming = process, Incoming(process)
-        source = program("facts")
-        process.write(b"%d\n%b" % (len(source), source))
         try:
             with self._answers():
                 self._incoming.preamble(PREAMBLE)
         except _EndedError:
-            status = process.wait()
-            said = (process.stderr() or self._incoming.rest).decode("utf-8", "replace").strip()
-            last = said.splitlines()[-1] if said else f"it ended with status {status}"
+            failure = node_program.failure(
+                self.part.host.name, ATTEMPTED, python, process, self._incoming.rest
+            )
             process.close()
-            hint = "log in there and look at its memory and its Python"
-            if status in (126, 127, TOO_OLD):
-                hint = "set cluster.python to a Python 3.8 or newer of that host"
-            raise PrepareError(
-                self.part.host.name, ATTEMPTED, f"{python} cannot run there ({last})", hint=hint
-            ) from None
+            raise failure from None
 
     @contextmanager
     def _answers(self) -> Iterator[None]:
@@ -203,7 +195,7 @@ class Preflight:
         """Start a real process group (for TensorFlow, its servers) on all hosts, with the job's
         own interpreter, and end it again. Only where all hosts have answered."""
         tensorflow = self._plan.job.framework == "tensorflow"
-        program = "rehearsal_tensorflow.py" if tensorflow else "rehearsal.py"
+        program = "rehearsal_tensorflow" if tensorflow else "rehearsal"
         said, failures = self._on_all_ranks(evidence, program, facts.REHEARSED, REHEARSAL_SECONDS)
         return replace(evidence, rehearsal=said, failures=(*evidence.failures, *failures))
 
@@ -211,7 +203,7 @@ class Preflight:
         """Measure the bandwidth inside and between all hosts with torch.distributed. Only where
         all hosts have answered."""
         said, failures = self._on_all_ranks(
-            evidence, "bandwidth.py", facts.MEASURED, BANDWIDTH_SECONDS
+            evidence, "bandwidth", facts.MEASURED, BANDWIDTH_SECONDS
         )
         return replace(evidence, bandwidth=said, failures=(*evidence.failures, *failures))
 
@@ -227,7 +219,7 @@ class Preflight:
             "hosts": ranks,
         }
         answers = everywhere(
-            lambda host: self._ranks(host, _program(program), own, kind, limit),
+            lambda host: self._ranks(host, program, own, kind, limit),
             evidence.hosts,
             limit + MARGIN,
         )
@@ -241,7 +233,7 @@ class Preflight:
         return said, tuple(failures)
 
     def _ranks(
-        self, host: HostFacts, source: str, own: Mapping[str, Any], kind: Any, limit: float
+        self, host: HostFacts, program: str, own: Mapping[str, Any], kind: Any, limit: float
     ) -> tuple[Facts, ...]:
         """Run a program as every rank of a host. Raises NodeError."""
         part = host.part
@@ -251,7 +243,7 @@ class Preflight:
             environment.setdefault("GLOO_SOCKET_IFNAME", host.interface)
         processes = part.processes
         options = {
-            "source": source,
+            "program": program,
             "options": own,
             "ranks": [dict(process.environment) for process in processes],
         }
@@ -262,7 +254,8 @@ class Preflight:
                 "trust_group": self._plan.trust_group,
                 "setup": list(self._plan.job.setup),
                 "environment": environment,
-                "argv": [part.python, "-c", _program("ranks.py"), json.dumps(options)],
+                "python": part.python,
+                "program": {"code": programs.program(program).decode(), "options": options},
                 "limit": limit,
             },
             partial(facts.read_ran, kind=kind),
@@ -353,7 +346,7 @@ class Preflight:
             "environment": {**part.environment, **own},
             "python": part.python,
             "interpreter": {
-                "source": _program("interpreter.py"),
+                "code": programs.program("interpreter").decode(),
                 "limit": depth.interpreter,
                 "options": {
                     "framework": job.framework,
@@ -455,10 +448,6 @@ def everywhere(
         else ConnectError(item.host.name, ATTEMPTED, late, hint=hint)
         for index, item in enumerate(items)
     ]
-
-
-def _program(name: str) -> str:
-    return resources.files("dtrain.node").joinpath(name).read_text()
 
 
 def _identity(process: Process) -> dict[str, Any]:

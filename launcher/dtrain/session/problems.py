@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dtrain.diagnostics import ConnectError, NodeError, PortBusyError, PrepareError
+from dtrain.diagnostics import ConnectError, PortBusyError, PrepareError
 from dtrain.messages import agent as messages
-from dtrain.node.boot import TOO_OLD
 from dtrain.spec.model import Job
 
 
@@ -52,24 +51,3 @@ def cut_off(host: str, seconds: float, job: Job) -> ConnectError:
     else:
         hint = f"its part of the job ends by itself after {job.lease:g} s without a launcher"
     return ConnectError(host, "following the job", f"cut off for {seconds:g} s", hint=hint)
-
-
-def agent_failed(host: str, python: str, status: int | None, output: str) -> NodeError:
-    """The agent's output ended too early. ``status`` is its exit status, if known; ``output`` is
-    what it, or a login script, printed."""
-    attempted = f"starting the agent with {python}"
-    if status == TOO_OLD:
-        reason = output.splitlines()[-1] if output else "this Python is too old"
-        hint = "dtrain needs Python 3.8 or newer on its nodes: name one with cluster.python"
-        return PrepareError(host, attempted, reason, hint=hint)
-    if status in (126, 127):
-        hint = "install Python there, or name the interpreter with cluster.python"
-        reason = f"{python} was not found or cannot be run" + (f" ({output})" if output else "")
-        return PrepareError(host, attempted, reason, hint=hint)
-    reason = f"it ended, with status {status}" if status is not None else "it ended"
-    return PrepareError(
-        host,
-        attempted,
-        f"{reason}: {output[-2000:]}" if output else reason,
-        hint="a login script that prints, or replaces the shell, can be the reason",
-    )

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from dtrain.diagnostics import ConnectError, NodeError
 from dtrain.node import protocol
-from dtrain.session import problems
 from dtrain.session.liveness import Patience, RelayLiveness
+from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess
 
 PING_SECONDS = 5.0
@@ -86,12 +86,9 @@ class RelayChannel:
 
     def failure(self, python: str) -> NodeError:
         """Why the relay's output ended. Waits a few seconds for its exit status."""
-        status = None
-        with suppress(TimeoutError, ConnectError):
-            status = self._process.wait(timeout=5)
-        output = self._process.stderr() + b"\n" + self._decoder.noise
-        text = output.decode(errors="replace").strip()
-        return problems.agent_failed(self._host, python, status, text)
+        return node_program.failure(
+            self._host, "running the agent", python, self._process, self._decoder.noise
+        )
 
 
 class CommandWriter:

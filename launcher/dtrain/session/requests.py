@@ -11,7 +11,7 @@ from typing import Any
 
 from dtrain.launchplan.environment import NodeVariable
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
-from dtrain.node import protocol
+from dtrain.node.agent.wire import VERSION
 from dtrain.node.runtime_archive import runtime_archive
 
 
@@ -79,7 +79,7 @@ def status_request(plan: LaunchPlan, part: HostPlan, run: str) -> dict[str, Any]
 def _request(op: str, plan: LaunchPlan, part: HostPlan, run: str) -> dict[str, Any]:
     return {
         "op": op,
-        "protocol": protocol.VERSION,
+        "protocol": VERSION,
         "run": run,
         "host": part.host.name,
         "run_dir": plan.run_dir,

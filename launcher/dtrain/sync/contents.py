@@ -1,6 +1,6 @@
-"""File contents as frames for the wire, made once for all hosts.
+"""File contents as frames for the wire (`dtrain.node.sync.wire`), made once for all hosts.
 
-A frame is a kind (u8), a length (u32, big endian) and that many bytes. The contents of the files
+The contents of the files
 that a node asked for follow one another as one stream, cut at file ends and every `CHUNK` bytes;
 the node knows all sizes and hashes from the manifest.
 """
@@ -8,15 +8,13 @@ the node knows all sizes and hashes from the manifest.
 from __future__ import annotations
 
 import os
-import struct
 import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-FRAME = struct.Struct(">BI")
-REQUEST, RAW, DEFLATED, ABANDONED = 1, 2, 3, 4
-CHUNK = 1 << 20
+from dtrain.node.sync.wire import CHUNK, DEFLATED, FRAME, RAW
+
 _KEPT = 64 << 20
 """Bytes of frames that are kept for the other hosts; bigger trees are read anew for each."""
 _PAYS = 0.9

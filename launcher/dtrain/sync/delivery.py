@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,16 +13,15 @@ from typing import TypeVar
 from dtrain.diagnostics import AnswerError, NodeError, PrepareError
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sync import Done, Refused, Want, max_answer, read_answer
-from dtrain.node.boot import TOO_OLD, boot_command
-from dtrain.node.programs import program
+from dtrain.node.sync.wire import ABANDONED, LENGTH, PREAMBLE, REQUEST
 from dtrain.spec.model import Host
-from dtrain.sync.contents import ABANDONED, REQUEST, SourceChangedError, frame
+from dtrain.sync.contents import SourceChangedError, frame
 from dtrain.sync.source import Tree, shown
+from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess
 from dtrain.transport.incoming import Incoming
 
 ATTEMPTED = "sending the working folder"
-_PREAMBLE = b"\x00dtrain-tree-1\n"
 _WRITE = 1 << 18
 _CLEANUP = 10.0
 """Seconds to wait for the receiver to end after its answer."""
@@ -75,9 +73,10 @@ def send(
     """
     if host.transport == "local":
         _refuse_inside_source(host, tree, workdir)
-    process = connection.start(boot_command(python or host.python, "sync"))
+    python = python or host.python
+    process = node_program.start(connection, "sync", python, label="sync")
     try:
-        return _converse(process, host, tree, workdir, trust_group, patience)
+        return _converse(process, host, python, tree, workdir, trust_group, patience)
     finally:
         # It cleans up and frees the lock; what happens next on that host should find that done.
         process.close_stdin()
@@ -89,12 +88,12 @@ def send(
 def _converse(
     process: RemoteProcess,
     host: Host,
+    python: str,
     tree: Tree,
     workdir: str,
     trust_group: str | None,
     patience: Patience,
 ) -> SyncResult:
-    source = program("tree")
     request = {
         "workdir": workdir,
         "trust_group": trust_group,
@@ -107,9 +106,8 @@ def _converse(
             "files": [(f.path, f.size, f.executable, f.sha256, f.mtime_ns) for f in tree.files],
         },
     }
-    process.write(b"%d\n" % len(source) + source)
     process.write(frame(REQUEST, zlib.compress(json.dumps(request).encode(), 1)))
-    receiver = _Receiver(process, host, tree)
+    receiver = _Receiver(process, host, python, tree)
     wanted = receiver.answer(Want).indices
     files = [tree.files[index] for index in wanted]
     try:
@@ -146,8 +144,9 @@ def _blocks(tree: Tree, indices: Sequence[int], *, deflate: bool) -> Iterator[by
 class _Receiver:
     """What the program on the node answers."""
 
-    def __init__(self, process: RemoteProcess, host: Host, tree: Tree) -> None:
+    def __init__(self, process: RemoteProcess, host: Host, python: str, tree: Tree) -> None:
         self._process = process
+        self._python = python
         self._incoming = Incoming(process)
         self._host = host
         self._tree = tree
@@ -159,7 +158,9 @@ class _Receiver:
         try:
             found = read_answer(self._payload(), len(files))
         except EOFError:
-            raise self._ended() from None
+            raise node_program.failure(
+                host.name, ATTEMPTED, self._python, self._process, self._incoming.rest
+            ) from None
         except ProtocolError as error:
             raise AnswerError(host.name, ATTEMPTED, error) from None
         if isinstance(found, expected):
@@ -172,31 +173,12 @@ class _Receiver:
 
     def _payload(self) -> bytes:
         if not self._greeted:
-            self._incoming.preamble(_PREAMBLE)
+            self._incoming.preamble(PREAMBLE)
             self._greeted = True
-        (length,) = struct.unpack(">I", self._incoming.exactly(4))
+        (length,) = LENGTH.unpack(self._incoming.exactly(LENGTH.size))
         if length > max_answer(len(self._tree.files)):
             raise ProtocolError(f"an answer of {length} bytes")
         return self._incoming.exactly(length)
-
-    def _ended(self) -> PrepareError:
-        """Why the program has ended without an answer."""
-        host, status = self._host, self._process.wait()
-        said = (self._process.stderr() or self._incoming.rest).decode("utf-8", "replace").strip()
-        last = said.splitlines()[-1] if said else "it said nothing"
-        if status in (127, TOO_OLD):
-            return PrepareError(
-                host.name,
-                ATTEMPTED,
-                f"{host.python} cannot run there ({last})",
-                hint="set cluster.python to a Python 3.8 or newer of that host",
-            )
-        return PrepareError(
-            host.name,
-            ATTEMPTED,
-            f"the receiver on the node ended with status {status}: {last}",
-            hint="run `ssh` to that host and look at its memory and its Python, then launch again",
-        )
 
 
 def _changed(host: Host, tree: Tree, path: str) -> PrepareError:

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
     from dtrain.node.agent.wire import Json
 
 CONTROL_FD, REQUEST_FD = 7, 8
-"""Where the supervisor finds its relay, and its code and request; setup never sees them."""
-STAGE = (
-    "import os,marshal;boot=os.fdopen(8,'rb');code=marshal.loads(boot.read(int(boot.readline())));"
-    "exec(code)"
-)
+"""Where the supervisor finds its relay, and its program and request; setup never sees them."""
 
 
 def control_name(run: str, host: str) -> bytes:

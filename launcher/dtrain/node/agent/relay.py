@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import marshal
 import os
 import select
 import signal
@@ -17,7 +16,6 @@ from dtrain.node.agent.control import (
     CONTROL_FD,
     MAX_RECORD,
     REQUEST_FD,
-    STAGE,
     DamagedError,
     call_supervisor,
     find_supervisor,
@@ -59,13 +57,16 @@ from dtrain.node.agent.wire import (
     write_all,
 )
 from dtrain.node.agent.worker_files import decode, open_regular
+from dtrain.node.boot import ISOLATED, boot_text, framed, pack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, BinaryIO, Iterator
 
     from dtrain.node.agent.wire import Json
+    from dtrain.node.importer import Importer
 
+SUPERVISOR = "dtrain.node.agent.supervisor"
 QUICK, SLOW = 0.005, 0.1
 """Seconds between two looks at files that grow, and at files that do not."""
 ALONE = 60
@@ -103,8 +104,9 @@ class Stream:
 class Relay:
     """The process on the channel."""
 
-    def __init__(self, stdin: BinaryIO) -> None:
+    def __init__(self, stdin: BinaryIO, importer: Importer) -> None:
         self._stdin = stdin
+        self._importer = importer
         self._folder = b""
         self._tag: Tag | None = None
         self._supervisor: socket.socket | None = None
@@ -269,8 +271,8 @@ class Relay:
         )
         for fd in (log, reading, folder):
             os.close(fd)
-        code = marshal.dumps(globals()["code"])
-        feed = b"%d\n" % len(code) + code + encode(request)
+        program = pack(SUPERVISOR, self._importer.modules, self._importer.compiled())
+        feed = framed(program) + encode(request)
 
         def hand_over() -> None:
             with contextlib.suppress(OSError):  # setup failed
@@ -718,7 +720,15 @@ def setup_script(request: Json) -> str:
         hidden = "%d>&- %d>&-" % (CONTROL_FD, REQUEST_FD)
         lines.append("eval %s %s || { %s; }" % (quoted(line), hidden, failed))
     lines.append("%s >&%d" % (report(len(request["setup"]) + 1, ""), CONTROL_FD))
-    command = [sys.executable, "-ESs", "-c", STAGE, "dtrain-supervisor"]
+    stream = 'open(%d,"rb")' % REQUEST_FD
+    command = [sys.executable, ISOLATED, "-c", boot_text(stream), "dtrain-supervisor"]
     command += [request["run"], request["host"]]
     lines.append("exec " + " ".join(map(quoted, command)))
     return "\n".join(lines)
+
+
+def main(stream: BinaryIO, importer: Importer) -> None:
+    """The relay: commands follow the program on ``stream``."""
+    Relay(stream, importer).run()
+    sys.stderr.flush()
+    os._exit(0)  # daemon threads and all

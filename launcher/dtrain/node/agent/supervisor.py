@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import binascii
 import contextlib
+import json
 import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 
-from dtrain.node.agent.control import control_name, machine_id, peer_of
+from dtrain.node.agent.control import CONTROL_FD, control_name, machine_id, peer_of
 from dtrain.node.agent.environment import NodeVariables
 from dtrain.node.agent.events import Events
 from dtrain.node.agent.evidence import error_report
@@ -39,9 +41,10 @@ from dtrain.node.agent.worker_files import decode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
+    from typing import BinaryIO, Callable
 
     from dtrain.node.agent.wire import Json
+    from dtrain.node.importer import Importer
 
 START_WITHIN = 60.0
 """Seconds, besides the lease, that a prepared job waits for `start`."""
@@ -527,3 +530,14 @@ class Supervisor:
     def _send(self, client: socket.socket, message: Json) -> None:
         with contextlib.suppress(OSError):
             client.send(encode(message) + b"\n")
+
+
+def main(stream: BinaryIO, importer: Importer) -> None:
+    """The supervisor: its request follows the program on ``stream``."""
+    with stream:
+        request = json.load(stream)
+    control = socket.socket(fileno=CONTROL_FD)
+    control.set_inheritable(False)
+    Supervisor(request, control).run()
+    sys.stderr.flush()
+    os._exit(0)  # daemon threads and all

@@ -1,12 +1,6 @@
-"""Plain facts about a host, for `dtrain check`. Python 3.8, standard library alone.
+"""Plain facts about a host, for `dtrain check`. Python 3.8, standard library only.
 
-The launcher sends these modules over stdin as it sends the agent, and then orders as lines of JSON;
-each is answered by one line of JSON, after `PREAMBLE`:
-
-    {"op": "clock"}                        -> {"time": seconds since the epoch}
-    {"op": "gather", ...}                  -> {"facts": {...}, "listening": {...}}
-    {"op": "dial", "targets": [...]}       -> {"dialed": [...]}
-    {"op": "run", ...}                     -> {"said": [...], "status": ...}
+The launcher sends orders and gets one answer to each, see `dtrain.node.facts.wire`.
 
 Nothing is judged here: what a fact means is decided in `dtrain/checks/`. Every probe runs in a
 thread of its own with a time limit, so that a dead file server or a driver that hangs costs its

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     Json = dict[str, Any]
 
-PREAMBLE = b"\x00dtrain-facts-1\n"
-
 
 def read(path: str, limit: int = 1 << 20) -> str:
     """A small file as text without the white space around it. Raises OSError."""

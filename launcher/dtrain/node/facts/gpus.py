@@ -9,7 +9,7 @@ import re
 
 from dtrain.node.facts.files import listed, number, text_of, user_name
 from dtrain.node.facts.probing import MAX_ERROR
-from dtrain.node.facts.programs import plain, program, run
+from dtrain.node.facts.programs import find_program, plain, run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 def gpus(_request: Json) -> Json:
     found: Json = {"pci": pci_gpus()}
-    if program("nvidia-smi"):
+    if find_program("nvidia-smi"):
         found.update(nvidia())
-    elif program("rocm-smi"):
+    elif find_program("rocm-smi"):
         found.update(rocm())
     return found
 
@@ -42,7 +42,7 @@ def pci_gpus() -> Json:
 
 def nvidia() -> Json:
     """What `nvidia-smi -q -x` says: XML is the same in every locale."""
-    tool = program("nvidia-smi") or ""
+    tool = find_program("nvidia-smi") or ""
     status, out, err = run([tool, "-q", "-x"], 30.0, environment=plain())
     if status != 0:
         words = (out.strip() or err.strip() or "status %s" % status).splitlines()[0][:MAX_ERROR]
@@ -123,7 +123,7 @@ def nvidia_process(node: Any) -> Json:
 def xids() -> Json:
     """How often the driver reported which Xid error since the boot, where that may be seen."""
     for argv in (["journalctl", "-k", "-b", "-q", "-o", "cat", "--no-pager"], ["dmesg"]):
-        tool = program(argv[0])
+        tool = find_program(argv[0])
         if tool is None:
             continue
         with contextlib.suppress(OSError):
@@ -138,7 +138,7 @@ def xids() -> Json:
 
 
 def rocm() -> Json:
-    tool = program("rocm-smi") or ""
+    tool = find_program("rocm-smi") or ""
     asked = ["--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--showdriverversion"]
     status, out, err = run([tool, *asked, "--json"], 30.0, environment=plain())
     start = out.find("{")

@@ -8,25 +8,29 @@ import os
 import sys
 import threading
 
+from dtrain.node.boot import ISOLATED, boot_text, framed
 from dtrain.node.facts.code import why_unsafe_to_run
 from dtrain.node.facts.files import expand
-from dtrain.node.facts.programs import program, run
+from dtrain.node.facts.programs import find_program, run
 from dtrain.node.trust import Trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dtrain.node.facts.files import Json
 
+LABEL = "dtrain-check"
 STAGE = (
-    "import json,os;d=json.load(os.fdopen(%d));e=dict(os.environ);e.update(d['environment']);"
-    "os.execvpe(d['argv'][0],d['argv'],e)"
+    "import json,os;d=json.loads(open(%d,'rb',0,closefd=False).readline());e=dict(os.environ);"
+    "e.update(d['environment']);os.execvpe(d['argv'][0],d['argv'],e)"
 )
+"""Unbuffered: what follows the first line is for the program that it becomes."""
 
 
-def in_job(request: Json, argv: list[str], limit: float) -> Json:
-    """Run ``argv`` as the job's processes are run: in its folder, after the setup lines, and with
-    the environment laid over theirs. What it wrote to the descriptor that DTRAIN_SAY names comes
-    back in ``said``, line by line."""
+def in_job(request: Json, program: Json, limit: float) -> Json:
+    """Run a program in the job's Python as the job's processes are run: in its folder, after the
+    setup lines, and with the environment laid over theirs. ``program`` is its packed ``code`` and
+    its ``options``, see `dtrain.node.boot`. What it wrote to the descriptor that DTRAIN_SAY names
+    comes back in ``said``, line by line."""
     workdir = expand(request["workdir"])
     unsafe = why_unsafe_to_run(request)
     if unsafe is not None:
@@ -39,19 +43,24 @@ def in_job(request: Json, argv: list[str], limit: float) -> Json:
     say, told = os.pipe()
     setup = request.get("setup") or []
     environment = {**request["environment"], "DTRAIN_SAY": str(told)}
-    argv = [expand(argv[0]) if argv[0].startswith("~/") else argv[0], *argv[1:]]
+    python = request["python"]
+    python = expand(python) if python.startswith("~/") else python
+    feed = framed(program["code"].encode()) + json.dumps(program["options"]).encode() + b"\n"
     lines: list[str] = []
     listener = threading.Thread(target=hear, args=(say, lines), daemon=True)
     listener.start()
     try:
         if setup:
-            status, out, err = after_setup(setup, told, argv, environment, workdir, limit)
+            status, out, err = after_setup(setup, told, python, feed, environment, workdir, limit)
         else:
             everything = {**os.environ, **environment}
-            status, out, err = run(argv, limit, cwd=workdir, environment=everything, pipes=(told,))
+            argv = [python, "-c", boot_text(isolated=False), LABEL]
+            status, out, err = run(
+                argv, limit, cwd=workdir, environment=everything, feed=feed, pipes=(told,)
+            )
     except OSError as error:
         os.close(told)
-        return {"status": 127, "said": [], "output": "%s: %s" % (argv[0], error.strerror)}
+        return {"status": 127, "said": [], "output": "%s: %s" % (python, error.strerror)}
     listener.join(1.0)
     steps = [int(line[6:]) for line in lines if line.startswith("setup ")]
     said = [line for line in lines if not line.startswith("setup ")]
@@ -64,18 +73,22 @@ def in_job(request: Json, argv: list[str], limit: float) -> Json:
 def after_setup(
     setup: list[str],
     told: int,
-    argv: list[str],
+    python: str,
+    feed: bytes,
     environment: dict[str, str],
     workdir: str,
     limit: float,
 ) -> tuple[int | None, str, str]:
     """`run` through a shell that has run the setup lines, and told of each. Raises OSError."""
     giving, given = os.pipe()  # what the last stage reads, and where it is written
-    plan = json.dumps({"environment": environment, "argv": argv}).encode()
-    threading.Thread(target=pour, args=(given, plan), daemon=True).start()
-    shell = program("bash") or "/bin/sh"
-    command = [shell, "-c", setup_script(setup, told, giving)]
-    return run(command, limit, cwd=workdir, pipes=(told, giving))
+    stream = boot_text('open(%d,"rb")' % giving, isolated=False)
+    plan = {"environment": environment, "argv": [python, "-c", stream, LABEL]}
+    data = json.dumps(plan).encode() + b"\n" + feed
+    threading.Thread(target=pour, args=(given, data), daemon=True).start()
+    # Setup lines may hold secrets, and everybody on the host can read a command line.
+    everything = {**os.environ, "DTRAIN_SETUP": setup_script(setup, told, giving)}
+    command = [find_program("bash") or "/bin/sh", "-c", 'eval "$DTRAIN_SETUP"']
+    return run(command, limit, cwd=workdir, environment=everything, pipes=(told, giving))
 
 
 def pour(fd: int, data: bytes) -> None:
@@ -95,29 +108,20 @@ def quoted(text: str) -> str:
 
 def setup_script(setup: list[str], told: int, giving: int) -> str:
     """A shell script that runs the setup lines, says how far it came, and becomes `STAGE`."""
-    lines = []
+    lines = ["unset DTRAIN_SETUP"]
     for step, line in enumerate(setup, 1):
         lines.append("echo setup %d >/proc/self/fd/%d" % (step, told))
         lines.append("eval %s || exit 1" % quoted(line))
     lines.append("echo setup %d >/proc/self/fd/%d" % (len(setup) + 1, told))
-    stage = [sys.executable, "-ESs", "-c", STAGE % giving]
+    stage = [sys.executable, ISOLATED, "-c", STAGE % giving]
     lines.append("exec " + " ".join(map(quoted, stage)))
     return "\n".join(lines)
 
 
-# Runs on any Python since 2.7, as far as saying that it is too old.
-GUARD = (
-    "import sys;v=sys.version_info;"
-    "v<(3,8) and sys.exit('Python %d.%d is too old: 3.8 is the oldest' % v[:2]);"
-    "exec(sys.argv.pop(1))"
-)
-
-
 def interpreter(request: Json) -> Json:
-    """What the job's Python says of itself: see `interpreter.py`, whose text the launcher sent."""
+    """What `dtrain.node.interpreter`, which the launcher sent along, says in the job's Python."""
     asked = request["interpreter"]
-    argv = [request["python"], "-c", GUARD, asked["source"], json.dumps(asked["options"])]
-    answer = in_job(request, argv, asked["limit"])
+    answer = in_job(request, asked, asked["limit"])
     said = answer.pop("said")
     for line in said:
         with contextlib.suppress(ValueError):

@@ -8,18 +8,19 @@ import queue
 import threading
 import time
 
-from dtrain.node.facts.files import PREAMBLE
 from dtrain.node.facts.gather import gather
 from dtrain.node.facts.job import in_job
 from dtrain.node.facts.ports import dial, stop_listening
 from dtrain.node.facts.probing import guarded
 from dtrain.node.facts.programs import leave
+from dtrain.node.facts.wire import PREAMBLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import BinaryIO
 
     from dtrain.node.facts.files import Json
+    from dtrain.node.importer import Importer
 
 
 def answer(order: Json) -> Json:
@@ -30,16 +31,14 @@ def answer(order: Json) -> Json:
     if order["op"] == "dial":
         return {"dialed": dial(order)}
     stop_listening()
-    return guarded(lambda order: in_job(order, order["argv"], order["limit"]), order)
+    return guarded(lambda order: in_job(order, order["program"], order["limit"]), order)
 
 
-def main() -> None:
-    """``boot`` was left in our globals by what loaded this file: the stream that it came from."""
-    boot: BinaryIO = globals()["boot"]
+def main(stream: BinaryIO, importer: Importer) -> None:
     orders: queue.SimpleQueue[Json] = queue.SimpleQueue()
 
     def listen() -> None:
-        for line in iter(boot.readline, b""):
+        for line in iter(stream.readline, b""):
             orders.put(json.loads(line))
         leave()
 
@@ -50,7 +49,3 @@ def main() -> None:
     while True:
         out.write(json.dumps(answer(orders.get())).encode() + b"\n")
         out.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -108,7 +108,7 @@ def run(
                 stream.close()
 
 
-def program(name: str) -> str | None:
+def find_program(name: str) -> str | None:
     """Where a program is, on PATH or where vendors put theirs."""
     folders = os.environ.get("PATH", os.defpath).split(":")
     folders += ["/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/lib/wsl/lib", "/opt/rocm/bin"]

@@ -1,0 +1,17 @@
+"""What the launcher and the facts program exchange.
+
+The program writes `PREAMBLE`. Then each order, a line of JSON, is answered by a line of JSON:
+
+    {"op": "clock"}                        -> {"time": seconds since the epoch}
+    {"op": "gather", ...}                  -> {"facts": {...}, "listening": {...}}
+    {"op": "dial", "targets": [...]}       -> {"dialed": [...]}
+    {"op": "run", ...}                     -> {"said": [...], "status": ...}
+
+`dtrain.messages.facts` has the types of the answers.
+
+Shipped to nodes, and the launcher imports it too: Python 3.8, standard library only.
+"""
+
+from __future__ import annotations
+
+PREAMBLE = b"\x00dtrain-facts-1\n"

@@ -1,0 +1,55 @@
+"""Starting dtrain's own programs on a host, and why one did not start."""
+
+from __future__ import annotations
+
+from dtrain.diagnostics import ConnectError, PrepareError
+from dtrain.node.boot import TOO_OLD, framed
+from dtrain.node.programs import boot_command, program
+from dtrain.transport.contract import Connection, RemoteProcess
+
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+"""What a shell exits with."""
+END = 5.0
+"""Seconds for a program to end after the end of its output."""
+MAX_PRINTED = 2000
+"""Characters of a program's output that an error shows."""
+
+
+def start(connection: Connection, name: str, python: str, *, label: str) -> RemoteProcess:
+    """Start the program ``name`` of `dtrain.node.programs` with a Python of the host.
+
+    What the caller writes next goes to the program. ``label`` shows in the host's list of
+    processes. Raises ConnectError.
+    """
+    process = connection.start(boot_command(python, label))
+    process.write(framed(program(name)))
+    return process
+
+
+def failure(
+    host: str, attempted: str, python: str, process: RemoteProcess, output: bytes
+) -> PrepareError:
+    """Why a program has ended before it was to. ``output`` is what it printed and no program of
+    dtrain does: often a shell's or Python's own message."""
+    try:
+        status = process.wait(END)
+    except (TimeoutError, ConnectError):
+        status = None
+    printed = (process.stderr() + b"\n" + output).decode("utf-8", "replace").strip()
+    last = printed.splitlines()[-1] if printed else ""
+    hint = "set cluster.python to a Python 3.8 or newer of that host"
+    if status == TOO_OLD:
+        reason = f"{python} cannot run dtrain: {last.removeprefix('dtrain: ') or 'it is too old'}"
+    elif status == NOT_FOUND:
+        reason = f"there is no {python}" + (f" ({last})" if last else "")
+    elif status == NOT_EXECUTABLE:
+        reason = f"{python} cannot be executed" + (f" ({last})" if last else "")
+    else:
+        how = "ended" if status is None else f"ended with status {status}"
+        reason = f"the program that dtrain started with {python} {how}"
+        reason += f": {printed[-MAX_PRINTED:]}" if printed else ""
+        hint = (
+            "log in there: its memory may be full, its Python damaged, or a login script may print"
+            " or replace the shell"
+        )
+    return PrepareError(host, attempted, reason, hint=hint)
