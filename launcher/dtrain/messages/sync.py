@@ -1,4 +1,4 @@
-"""What the receiver of the working folder answers. Pure. `dtrain.node.tree` is the other side."""
+"""What the receiver of the working folder answers. Pure. `dtrain.node.sync` is the other side."""
 
 from __future__ import annotations
 

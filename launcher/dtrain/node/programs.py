@@ -14,7 +14,7 @@ PROGRAMS = {
     "agent": ("dtrain.node.agent.relay", "dtrain.node.agent.supervisor"),
     "relay": ("dtrain.node.agent.relay",),
     "facts": ("dtrain.node.facts.main",),
-    "sync": ("dtrain.node.tree",),
+    "sync": ("dtrain.node.sync.main",),
     "interpreter": ("dtrain.node.interpreter",),
     "rehearsal": ("dtrain.node.ranks", "dtrain.node.rehearsal"),
     "rehearsal_tensorflow": ("dtrain.node.ranks", "dtrain.node.rehearsal_tensorflow"),

@@ -1,7 +1,7 @@
 """`job.sync`: the launching machine's working folder, on every node, without half an update.
 
 `scan` once for a launch, then `send` to each host; what happens on the node is told in
-`dtrain.node.tree`.
+`dtrain.node.sync`.
 """
 
 from dtrain.sync.delivery import Patience, SyncResult, send

@@ -1,4 +1,4 @@
-"""Bringing the working folder to one host: the launcher's half of `dtrain.node.tree`."""
+"""Bringing the working folder to one host: the launcher's half of `dtrain.node.sync`."""
 
 from __future__ import annotations
 

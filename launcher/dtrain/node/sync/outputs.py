@@ -1,0 +1,107 @@
+"""Which outputs of older snapshots a new one shows."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+
+from dtrain.node.sync.manifest import text
+from dtrain.node.trust import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator
+
+    from dtrain.node.sync.manifest import Manifest
+    from dtrain.node.sync.snapshots import Output, Snapshot
+
+SHOWN = 5
+"""Outputs that one notice names."""
+
+
+class CarriedOutputs:
+    """Which outputs of all snapshots a new one with ``tree`` shows."""
+
+    def __init__(self, snapshots: list[Snapshot], current: Snapshot | None, tree: Manifest) -> None:
+        self.shown: dict[bytes, Output] = {}
+        self.settled: list[Output] = []
+        """Those shown, and the same files in other snapshots."""
+        self.hidden: list[Output] = []
+        versions: dict[bytes, list[Output]] = {}
+        for snapshot in snapshots:
+            for output in snapshot.outputs:
+                if snapshot is current or not output.settled:
+                    versions.setdefault(output.path, []).append(output)
+        taken = set(tree.by_path) | set(tree.links)
+        folders = set(tree.folders)
+        # In this order a file comes before what another snapshot has in a folder of its name.
+        for path in sorted(versions):
+            if path in taken or path in folders or not taken.isdisjoint(parents(path)):
+                self.hidden += versions[path]
+                continue
+            taken.add(path)
+            latest = max(versions[path], key=lambda o: (o.mtime_ns, o.snapshot.number))
+            self.shown[path] = latest
+            for output in versions[path]:
+                (self.settled if output.mark == latest.mark else self.hidden).append(output)
+        self.folders: dict[bytes, int] = {}
+        for snapshot in snapshots:
+            for path, mode in snapshot.folders.items():
+                if path not in taken and taken.isdisjoint(parents(path)):
+                    self.folders.setdefault(path, mode)
+        needed = {parent for path in self.shown for parent in parents(path)}
+        sent = set(tree.folders)
+        own = current.folders if current else {}
+        old = set(current.tree.folders) if current else set()
+        self.folders = {
+            path: mode
+            for path, mode in sorted(self.folders.items())
+            # A folder that somebody made here, even an empty one, or that holds an output.
+            if path in needed or (path in own and path not in old and path not in sent)
+        }
+
+    def show_in(self, root: bytes) -> list[Output]:
+        """Show them in the snapshot at ``root``. Returns those that the file system refuses."""
+        for path, mode in self.folders.items():
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(os.path.join(root, path), mode)
+        refused = []
+        for output in self.shown.values():
+            try:
+                output.show(root)
+            except FileNotFoundError:
+                pass  # Its job has just removed it.
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                refused.append(output)
+        self.settled = [output for output in self.settled if output not in refused]
+        return refused
+
+
+def parents(path: bytes) -> Iterator[bytes]:
+    while b"/" in path:
+        path = path[: path.rindex(b"/")]
+        yield path
+
+
+def hidden_notices(outputs: list[Output], only: Snapshot | None, why: str) -> list[str]:
+    """One notice for outputs that the new snapshot does not show. Older ones had theirs."""
+    told = [output for output in outputs if only is None or output.snapshot is only]
+    paths = [os.path.join(output.snapshot.path, output.path) for output in told]
+    if not paths:
+        return []
+    more = " and %d more" % (len(paths) - SHOWN) if len(paths) > SHOWN else ""
+    listed = ", ".join(printable(path) for path in sorted(paths)[:SHOWN])
+    return ["kept where the job wrote it, because %s: %s%s" % (why, listed, more)]
+
+
+def settle(snapshots: list[Snapshot], current: Snapshot, carried: CarriedOutputs) -> None:
+    changed: set[Snapshot] = set()
+    for output in carried.settled:
+        if output.snapshot.root != current.root and not output.settled:
+            output.snapshot.settled[text(output.path)] = output.signature
+            changed.add(output.snapshot)
+    for snapshot in changed:
+        snapshot.save()

@@ -1,0 +1,122 @@
+"""Filling a new snapshot, from the last one and from the launcher."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+
+from dtrain.node.sync.errors import LauncherGoneError, SyncRefusedError, check_free_space
+from dtrain.node.sync.snapshots import signature
+from dtrain.node.sync.wire import CHUNK
+from dtrain.node.trust import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from dtrain.node.sync.channel import Channel
+    from dtrain.node.sync.manifest import Manifest, SentFile
+    from dtrain.node.sync.snapshots import Snapshot
+    from dtrain.node.sync.store import StoreLock
+
+
+def receive(
+    channel: Channel, lock: StoreLock, tree: Manifest, current: Snapshot | None, root: bytes
+) -> None:
+    """Fill ``root`` with ``tree``: from ``current`` what is there, from the launcher the rest."""
+    have = dict(current.contents) if current else {}
+    wanted: list[int] = []
+    asked: set[str] = set()
+    for index, sent in enumerate(tree.files):
+        if sent.size and sent.sha256 not in have and sent.sha256 not in asked:
+            asked.add(sent.sha256)
+            wanted.append(index)
+    check_free_space(os.getcwdb(), sum(tree.files[index].size for index in wanted))
+    channel.answer({"type": "want", "indices": wanted})
+    for folder in tree.folders:
+        os.mkdir(os.path.join(root, folder), 0o770)
+    arriving = set(wanted)
+    later = []
+    for index, sent in enumerate(tree.files):
+        if index in arriving:
+            continue
+        if sent.sha256 in asked:
+            later.append(index)
+            continue
+        source = have.get(sent.sha256)
+        with create(root, sent) as file:
+            if current is not None and source is not None:
+                copy(os.path.join(current.root, source[0]), source[1], file)
+            finish(file, sent)
+        lock.beat()
+    arrived: dict[str, bytes] = {}
+    for index in wanted:
+        sent = tree.files[index]
+        digest, left = hashlib.sha256(), sent.size
+        with create(root, sent) as file:
+            while left:
+                piece = channel.content()
+                if not 0 < len(piece) <= left:
+                    raise LauncherGoneError
+                digest.update(piece)
+                left -= len(piece)
+                write(file, piece)
+                lock.beat()
+            if digest.hexdigest() != sent.sha256:
+                raise SyncRefusedError("a file arrived with another content", changed=index)
+            finish(file, sent)
+        arrived[sent.sha256] = os.path.join(root, sent.path)
+    for index in later:
+        sent = tree.files[index]
+        with create(root, sent) as file:
+            source_path = arrived[sent.sha256]
+            copy(source_path, signature(os.stat(source_path)), file)
+            finish(file, sent)
+    for path, target in tree.links.items():
+        os.symlink(target, os.path.join(root, path))
+
+
+def create(root: bytes, sent: SentFile) -> Any:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    mode = 0o770 if sent.executable else 0o660
+    fd = os.open(os.path.join(root, sent.path), flags, mode)
+    return open(fd, "wb", buffering=0)
+
+
+def write(file: Any, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def copy(source: bytes, expected: tuple[int, int], file: Any) -> None:
+    """Copy a sent file into a new snapshot; the disk shares the bytes where it can."""
+    with open(source, "rb", buffering=0) as content:
+        try:
+            while os.copy_file_range(content.fileno(), file.fileno(), 1 << 30):
+                pass
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        except AttributeError:
+            pass  # A Python built for an old system.
+        if file.tell() != expected[0]:
+            content.seek(0)
+            file.seek(0)
+            for chunk in iter(lambda: content.read(CHUNK), b""):
+                write(file, chunk)
+        if signature(os.fstat(content.fileno())) != expected or file.tell() != expected[0]:
+            raise SyncRefusedError(
+                "%s was edited on the node while it was copied"
+                % printable(os.path.abspath(source)),
+                "launch again",
+            )
+
+
+def finish(file: Any, sent: SentFile) -> None:
+    """Set the time, and note how it reads here: not every file system keeps nanoseconds."""
+    os.utime(file.fileno(), ns=(sent.mtime_ns, sent.mtime_ns))
+    status = os.fstat(file.fileno())
+    sent.mtime_ns, sent.mode = status.st_mtime_ns, stat.S_IMODE(status.st_mode)

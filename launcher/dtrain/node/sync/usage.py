@@ -1,0 +1,67 @@
+"""Which snapshots are in use, and the end of those that are not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterable
+
+    from dtrain.node.sync.snapshots import Snapshot
+    from dtrain.node.sync.store import SnapshotStore
+
+
+def machine() -> str:
+    """A name for this view of processes: what `used_here` can see all of. Survives a reboot."""
+    try:
+        with open("/etc/machine-id") as file:
+            identity = file.read().strip()
+    except OSError:
+        identity = ""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = ""
+    return "%s %s %s" % (os.uname().nodename, identity, namespace)
+
+
+def used_here(roots: Iterable[bytes]) -> set[bytes]:
+    """Those of ``roots`` that a process on this machine works in, or was started with."""
+    roots = set(roots)
+    used: set[bytes] = set()
+    try:
+        processes = [name for name in os.listdir(b"/proc") if name.isdigit()]
+    except OSError:
+        return roots
+    for process in processes:
+        about = []
+        with contextlib.suppress(OSError):
+            about.append(os.readlink(b"/proc/%s/cwd" % process))
+        for file in (b"environ", b"cmdline"):
+            with contextlib.suppress(OSError), open(b"/proc/%s/%s" % (process, file), "rb") as f:
+                about.append(f.read())
+        used.update(root for root in roots - used if any(root in what for what in about))
+    return used
+
+
+def unused_here(snapshots: list[Snapshot], grace: float) -> list[Snapshot]:
+    """The snapshots that this machine needs no more: nothing runs there, and it was not given
+    one in the last ``grace`` seconds, so that a launch that is about to start there can."""
+    me, now = machine(), time.time()
+    used = used_here(snapshot.path for snapshot in snapshots)
+    return [s for s in snapshots if s.path not in used and now - s.users.get(me, 0.0) > grace]
+
+
+def delete_unused(place: SnapshotStore, idle: list[Snapshot]) -> list[Snapshot]:
+    """Give up snapshots for this machine. Returns those deleted, because it was the last."""
+    deleted = []
+    for snapshot in idle:
+        if snapshot.users.pop(machine(), None) is not None:
+            snapshot.save()
+        if not snapshot.users and all(output.settled for output in snapshot.outputs):
+            snapshot.delete(place.temporary("trash"))
+            deleted.append(snapshot)
+    return deleted
