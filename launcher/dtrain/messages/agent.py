@@ -1,6 +1,6 @@
 """What the agent sends: messages of its relay, and events of its supervisor. Pure.
 
-`dtrain.node.protocol` documents them.
+`dtrain.node.agent.wire` documents them.
 """
 
 from __future__ import annotations

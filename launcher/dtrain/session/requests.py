@@ -1,6 +1,6 @@
 """The first command to an agent, which says what the agent is for.
 
-`dtrain.node.protocol` documents the fields.
+`dtrain.node.agent.wire` documents the fields.
 """
 
 from __future__ import annotations

@@ -44,5 +44,5 @@ left, and two scans of /proc in a row find nothing else. What is still there aft
 seconds (stuck in the kernel) is reported by name. Signals go through pidfds, or where there are
 none after the start time has been compared, so that a recycled process id is never hit.
 
-What the launcher sends and what it is told is specified in `dtrain/node/protocol.py`.
+What the launcher sends and what it is told is specified in `dtrain/node/agent/wire.py`.
 """
