@@ -15,7 +15,7 @@ from random import Random
 from dtrain.diagnostics import DtrainError
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record
-from dtrain.session.controller import _began, _past, _received, _was_stopped
+from dtrain.session import history
 from dtrain.session.follow import Follower, ending
 from dtrain.session.observer import Nobody
 from dtrain.session.status import status
@@ -106,10 +106,10 @@ def _read(record: bytes, journal: bytes) -> None:
         follower.skip()
         Follower(folder, found, Nobody()).look()
         ending(folder)
-        _past(folder, found.attempt)
-        _began(folder)
-        _was_stopped(folder)
-        _received(folder, found.plan())
+        history.past_attempts(folder, found.attempt)
+        history.began(folder)
+        history.stop_reason(folder)
+        history.received(folder, found.plan())
     except DtrainError:
         pass
 

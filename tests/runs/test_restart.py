@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dtrain.runs import restart
-from dtrain.runs.restart import Again, Attempt, GiveUp, next_attempt
+from dtrain.runs.restart import Again, AttemptResult, GiveUp, next_attempt
 from dtrain.spec.elastic import without
 from dtrain.spec.load import parse
 from dtrain.spec.model import Elastic, Restart
 
 
-def failed(step: int | None = None, culprit: str | None = "a", *lost: str) -> Attempt:
-    return Attempt(ran=True, step=step, culprit=culprit, lost=frozenset(lost))
+def failed(step: int | None = None, culprit: str | None = "a", *lost: str) -> AttemptResult:
+    return AttemptResult(ran=True, step=step, culprit=culprit, lost=frozenset(lost))
 
 
 def decide(
     policy: Restart,
-    history: Sequence[Attempt],
+    history: Sequence[AttemptResult],
     spares: Sequence[str] = (),
     *,
     hosts: int = 4,
@@ -34,13 +34,13 @@ def test_nobody_asked_for_restarts() -> None:
 
 
 def test_a_hang_that_is_to_end_the_job_ends_it() -> None:
-    hung = Attempt(ran=True, step=3, culprit=None, final=True)
+    hung = AttemptResult(ran=True, step=3, culprit=None, final=True)
     assert decide(Restart(9), [hung], ["s"]) == GiveUp("")
 
 
 def test_as_often_as_was_asked_with_longer_and_longer_pauses() -> None:
     policy = Restart(max=9)
-    history: list[Attempt] = []
+    history: list[AttemptResult] = []
     delays = []
     for number in range(9):
         history.append(failed(step=number, culprit=None))
@@ -107,12 +107,12 @@ def test_three_failures_at_one_step_are_no_accident() -> None:
 
 
 def test_a_job_that_a_host_refuses_is_not_tried_again() -> None:
-    refused = Attempt(ran=False, step=None, culprit=None)
+    refused = AttemptResult(ran=False, step=None, culprit=None)
     assert isinstance(decide(Restart(3), [refused], ["s"]), GiveUp)
 
 
 def test_a_host_that_cannot_be_reached_at_the_start() -> None:
-    dead = Attempt(ran=False, step=None, culprit=None, lost=frozenset({"b"}))
+    dead = AttemptResult(ran=False, step=None, culprit=None, lost=frozenset({"b"}))
     assert decide(Restart(3), [dead], ["s"]) == Again(1.0, {"b": "s"})
     decision = decide(Restart(3), [dead], [])
     assert isinstance(decision, GiveUp)
@@ -125,7 +125,7 @@ def test_an_elastic_job_goes_on_without_a_lost_host() -> None:
     # A spare is better.
     lost_two = [failed(5, None, "b", "c")]
     assert decide(policy, lost_two, ["s"], min_hosts=3) == Again(1.0, {"b": "s"}, ("c",))
-    dead = Attempt(ran=False, step=None, culprit=None, lost=frozenset({"b"}))
+    dead = AttemptResult(ran=False, step=None, culprit=None, lost=frozenset({"b"}))
     assert decide(policy, [dead], min_hosts=3) == Again(1.0, {}, ("b",))
 
 

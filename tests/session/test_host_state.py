@@ -22,10 +22,10 @@ from dtrain.session.host_state import (
     Disconnect,
     Event,
     HostPhase,
-    HostState,
     KillWorkers,
     Leftovers,
     LinkFailed,
+    LinkState,
     Malformed,
     Post,
     Requested,
@@ -76,11 +76,11 @@ EVENTS: list[Event] = [
 ENDS = machine.HostRefused | machine.HostEnded | machine.HostLost
 
 
-def walk() -> list[tuple[HostState, Event, HostState, list[Action]]]:
+def walk() -> list[tuple[LinkState, Event, LinkState, list[Action]]]:
     """Every transition out of every state that events in any order lead to."""
-    found: list[tuple[HostState, Event, HostState, list[Action]]] = []
+    found: list[tuple[LinkState, Event, LinkState, list[Action]]] = []
     seen: set[str] = set()
-    ahead = deque([HostState("a"), HostState("a", movable_port=True), attached("a")])
+    ahead = deque([LinkState("a"), LinkState("a", movable_port=True), attached("a")])
     while ahead:
         state = ahead.popleft()
         if repr(state) in seen:
@@ -96,7 +96,7 @@ def walk() -> list[tuple[HostState, Event, HostState, list[Action]]]:
 TRANSITIONS = walk()
 
 
-def run(state: HostState, *events: Event) -> tuple[HostState, list[Action]]:
+def run(state: LinkState, *events: Event) -> tuple[LinkState, list[Action]]:
     """The state after all events, and the actions of the last."""
     actions: list[Action] = []
     for event in events:
@@ -104,11 +104,11 @@ def run(state: HostState, *events: Event) -> tuple[HostState, list[Action]]:
     return state, actions
 
 
-def preparing(*, movable_port: bool = False) -> HostState:
-    return run(HostState("a", movable_port=movable_port), Requested())[0]
+def preparing(*, movable_port: bool = False) -> LinkState:
+    return run(LinkState("a", movable_port=movable_port), Requested())[0]
 
 
-def running() -> HostState:
+def running() -> LinkState:
     return run(preparing(), messages.Prepared(), StartWorkers())[0]
 
 
@@ -164,7 +164,7 @@ def test_a_settled_host_has_a_final_state() -> None:
 
 
 def test_a_host_that_goes_well() -> None:
-    state, actions = run(HostState("a"), Requested())
+    state, actions = run(LinkState("a"), Requested())
     assert actions == [Show("preparing")]
     state, actions = run(state, messages.Prepared())
     assert actions == [Show("ready"), Post(machine.HostReady("a"))]
@@ -173,13 +173,13 @@ def test_a_host_that_goes_well() -> None:
     state, actions = run(state, messages.Ended(1.0, ()))
     assert actions == [Show("ended"), Post(machine.HostEnded("a"))]
     assert run(state, messages.Bye()) == (
-        HostState("a", HostPhase.OVER, command={"op": "start"}, shown="ended"),
+        LinkState("a", HostPhase.OVER, command={"op": "start"}, shown="ended"),
         [],
     )
 
 
 def test_an_abort_before_the_request_closes_the_connection() -> None:
-    state, actions = run(HostState("a"), AbortLaunch())
+    state, actions = run(LinkState("a"), AbortLaunch())
     assert actions == [Disconnect(), Show("ended"), Post(machine.HostEnded("a"))]
     assert run(state, Requested()) == (state, [])
 

@@ -52,7 +52,9 @@ EVENTS = (
     journal.TensorBoard("n1", "TensorBoard of n1: http://127.0.0.1:6006/"),
     journal.Progressed(Progress("rank-0", 3.0, 10, 100, 0.25, 4096, {"lr": 1e-4})),
     journal.Sizes({"logs/n1/worker-0.out": 20}),
-    journal.Failed(1, restart.Attempt(True, 10, "n2", lost=frozenset({"n2"}), seconds=5.0), REPORT),
+    journal.Failed(
+        1, restart.AttemptResult(True, 10, "n2", lost=frozenset({"n2"}), seconds=5.0), REPORT
+    ),
     journal.NextAttempt(2, ("n1", "s1", "n3"), ("n2",)),
     journal.Attached(1234),
     journal.Stopping("Ctrl-C"),

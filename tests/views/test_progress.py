@@ -8,7 +8,7 @@ from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
 from dtrain.runs.progress import Progress
 from dtrain_cli.views import Filters, make_view
-from dtrain_cli.views.progress import Follower
+from dtrain_cli.views.progress import ProgressLine
 from support.limits import HANG
 from support.runs import Capture, plan
 
@@ -20,7 +20,7 @@ def report(step, time, process="rank-0", loss=2.0, total=100, tokens=None, **met
 
 
 def text(*reports):
-    follower = Follower()
+    follower = ProgressLine()
     for one in reports:
         follower.add(one)
     return follower.text
@@ -40,7 +40,7 @@ def test_the_line():
 
 
 def test_the_least_rank_speaks():
-    follower = Follower()
+    follower = ProgressLine()
     assert follower.add(report(5, 0.0, "rank-7"))
     assert follower.add(report(4, 0.0, "rank-0"))
     assert not follower.add(report(9, 1.0, "rank-7"))

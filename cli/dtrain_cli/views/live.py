@@ -68,8 +68,8 @@ class Live(Plain):
             super().host_state(host, state, detail)
 
     def progress(self, host: str, report: Progress) -> None:
-        if self._follower.add(report):
-            self._header.progress = ("", self._follower.text)
+        if self._progress_line.add(report):
+            self._header.progress = ("", self._progress_line.text)
             self._stale = self._reported = True
 
     def lines(self, stream: Stream, lines: list[str], partial: str) -> None:

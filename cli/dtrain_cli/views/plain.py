@@ -11,7 +11,7 @@ from dtrain.session.feed import StreamKey
 from dtrain_cli.views import names
 from dtrain_cli.views.folding import Folder
 from dtrain_cli.views.outlet import Outlet
-from dtrain_cli.views.progress import BETWEEN_LINES, Follower
+from dtrain_cli.views.progress import BETWEEN_LINES, ProgressLine
 from dtrain_cli.views.report import render
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Plain:
         self._hosts = 0
         self._starting: set[str] = set()
         self._unreachable: set[str] = set()
-        self._follower = Follower()
+        self._progress_line = ProgressLine()
         self._told_progress = float("-inf")
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
@@ -61,7 +61,7 @@ class Plain:
     def again(self, attempt: int, plan: LaunchPlan) -> None:
         self._starting = {host.host.name for host in plan.hosts}
         self._unreachable.clear()
-        self._follower = Follower()
+        self._progress_line = ProgressLine()
         self.known(plan)
         self.notice(f"attempt {attempt}: starting {self._count(plan)}")
 
@@ -134,9 +134,9 @@ class Plain:
 
     def progress(self, host: str, report: Progress) -> None:
         due = report.time >= self._told_progress + BETWEEN_LINES or report.step == report.total
-        if self._follower.add(report) and due:
+        if self._progress_line.add(report) and due:
             self._told_progress = report.time
-            self.notice(self._follower.text)
+            self.notice(self._progress_line.text)
 
     def flush(self, now: float) -> None:
         self._fold(now)

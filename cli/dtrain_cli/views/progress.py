@@ -9,7 +9,7 @@ BETWEEN_LINES = 10.0
 """Seconds from one line about progress to the next where lines stay."""
 
 
-class Follower:
+class ProgressLine:
     """Turns the reports of all processes into what is said of the job: the one of the process
     with the least rank speaks for all, because they go in step."""
 

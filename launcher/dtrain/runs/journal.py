@@ -180,7 +180,7 @@ class Failed(Event):
 
     kind = "failed"
     number: AttemptNumber
-    attempt: restart.Attempt
+    attempt: restart.AttemptResult
     report: Report
 
     def as_json(self) -> dict[str, Any]:

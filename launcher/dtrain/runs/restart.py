@@ -24,7 +24,7 @@ FIRST_DELAY, MOST_DELAY = 1.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class AttemptResult:
     """How one attempt ended."""
 
     ran: bool
@@ -61,7 +61,7 @@ class GiveUp:
 
 def decide(
     policy: Restart,
-    history: Sequence[Attempt],
+    history: Sequence[AttemptResult],
     spares: Sequence[str],
     *,
     hosts: int,
@@ -139,7 +139,7 @@ def next_attempt(
     )
 
 
-def _stuck(history: Sequence[Attempt]) -> bool:
+def _stuck(history: Sequence[AttemptResult]) -> bool:
     recent = [attempt for attempt in history[-SAME_STEP:] if attempt.ran and not attempt.lost]
     if len(recent) < SAME_STEP or len({attempt.step for attempt in recent}) > 1:
         return False

@@ -285,7 +285,7 @@ class Attempt:
         were emptied."""
         return all(link.leftovers is Leftovers.NO_RUN for link in self._links.values())
 
-    def ending(self) -> restart.Attempt:
+    def ending(self) -> restart.AttemptResult:
         """How it ended, for the decision on another attempt."""
         seconds = time.monotonic() - self._running_from if self._state.started else 0.0
         return self._ending.for_restart(self._state, max(0.0, seconds))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Iterable
+from dataclasses import replace
 from enum import Enum, auto
 
 from dtrain.diagnostics import NodeError
@@ -16,10 +18,11 @@ from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import Sequence
 from dtrain.node import protocol
+from dtrain.runs.record import Record
 from dtrain.session import agent
-from dtrain.session.liveness import Patience
+from dtrain.session.liveness import PingLimit
 from dtrain.session.outage import Outage
-from dtrain.session.relay import CommandWriter, RelayChannel
+from dtrain.session.relay import CommandWriter, RelayChannel, close_all
 from dtrain.session.requests import attach_request
 from dtrain.transport.contract import Connection, Transport
 
@@ -52,7 +55,7 @@ class CleanupLink:
         self._connection: Connection | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._commands = CommandWriter(lambda: Patience.STOPPING)
+        self._commands = CommandWriter(lambda: PingLimit.STOPPING)
         name = f"{self.host} cleanup"
         self._reader = threading.Thread(target=self._read, name=name, daemon=True)
         self._writer = threading.Thread(target=self._commands.run, name=name, daemon=True)
@@ -134,3 +137,37 @@ class CleanupLink:
                 self.state = Cleanup.FAILED
             case messages.StreamFound() | messages.RunSeen():
                 raise ProtocolError(f"{messages.name_of(message)}: not requested")
+
+
+class Cleanups:
+    """The cleanup links of one run."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._links: list[CleanupLink] = []
+
+    def start(self, record: Record, uncleaned: Iterable[tuple[str, int]]) -> None:
+        """Try to end what hosts may still run, each given with the attempt's number."""
+        cluster = record.request.spec().cluster
+        hosts = {host.name: host for host in cluster.hosts + cluster.spares}
+        for name, number in uncleaned:
+            then = replace(record, attempt=number)
+            part = HostPlan(hosts[name], 0, {}, (), "~")
+            link = CleanupLink(
+                self._transport, then.plan(), part, run=then.on_hosts, attempt=number
+            )
+            link.start()
+            self._links.append(link)
+
+    @property
+    def pending(self) -> list[str]:
+        """Hosts that have not answered yet."""
+        return [link.host for link in self._links if link.state is Cleanup.PENDING]
+
+    @property
+    def clean(self) -> set[tuple[str, int]]:
+        """Hosts on which nothing is left, each with the attempt's number."""
+        return {(one.host, one.attempt) for one in self._links if one.state is Cleanup.CLEAN}
+
+    def close(self) -> None:
+        close_all(self._links)

@@ -13,7 +13,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,21 +22,21 @@ from dtrain import hostlist
 from dtrain.checks import Finding
 from dtrain.diagnostics import DtrainError, ExitCode
 from dtrain.failures.cause import Report
-from dtrain.launchplan.plan import HostPlan, LaunchPlan
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal, restart
-from dtrain.runs.journal import Journal, JournalReader
+from dtrain.runs.journal import Journal
 from dtrain.runs.log_store import RunFolder, StorageError, storage_error
 from dtrain.runs.record import Record, Request
 from dtrain.runtime.layout_rules import MisfitError
+from dtrain.session import history
 from dtrain.session.attempt import Attempt
-from dtrain.session.cleanup import Cleanup, CleanupLink
+from dtrain.session.cleanup import Cleanups
 from dtrain.session.context import AttemptContext
 from dtrain.session.control import Control
 from dtrain.session.host_state import Post
 from dtrain.session.inspection import Inspection
 from dtrain.session.observer import Observer
 from dtrain.session.ports import draw_ports
-from dtrain.session.relay import close_all
 from dtrain.session.stop_requests import listening
 from dtrain.spec.model import ClusterFile
 from dtrain.sync import Tree, scan
@@ -80,8 +80,7 @@ class Session:
         self._control = control
         self._on_running = on_running
         self._attempt: Attempt | None = None
-        self._cleanups: list[CleanupLink] = []
-        """One for each host that could not be reached when an attempt ended."""
+        self._cleanups = Cleanups(transport)
         self._known: set[str] = set()
         """Hosts that were looked at, or have run some of the job."""
         self._has_run = False
@@ -127,10 +126,10 @@ class Session:
         life.journal.write(time.time(), journal.Attached(os.getpid()))
         for stream, size in folder.sizes(plan).items():
             self._observer.skip(stream, size)
-        if not self._control.interrupted and (why := _was_stopped(folder)):
+        if not self._control.interrupted and (why := history.stop_reason(folder)):
             self._control.stop(why)
         self._known = {part.host.name for part in plan.hosts}
-        self._clean_up(life, life.record.stray)
+        self._cleanups.start(life.record, life.record.stray)
         with listening(folder, self._control):
             return self._see_through(life, lambda: self._reattach(life, plan))
 
@@ -139,7 +138,7 @@ class Session:
     def _see_through(self, life: _Life, first: Callable[[], tuple[Report, Attempt]]) -> Report:
         """Start the job again where it has failed and that was asked for; how it ends at last."""
         # This attempt's own end may have been journaled by whoever was in charge before.
-        history = _past(life.folder, life.record.attempt)
+        results = history.past_attempts(life.folder, life.record.attempt)
         report = Report(ExitCode.NODE_FAILED, "this machine cannot keep the run's files")
         try:
             report, attempt = first()
@@ -148,14 +147,14 @@ class Session:
                 life.record = replace(life.record, stray=(*life.record.stray, *uncleaned))
                 if self._control.interrupted or not attempt.has_failed:
                     break
-                history.append(attempt.ending())
-                decision = self._decide(life, history)
+                results.append(attempt.ending())
+                decision = self._decide(life, results)
                 if isinstance(decision, restart.GiveUp):
                     if decision.why:
                         self._tell(life, f"not started again: {decision.why}")
                     break
-                self._clean_up(life, uncleaned)
-                failed = journal.Failed(life.record.attempt, history[-1], report)
+                self._cleanups.start(life.record, uncleaned)
+                failed = journal.Failed(life.record.attempt, results[-1], report)
                 life.journal.write(time.time(), failed)
                 for problem in report.problems:
                     self._tell(life, problem)
@@ -169,17 +168,17 @@ class Session:
         except StorageError as error:
             report = replace(report, problems=(*report.problems, error.message), hint=error.hint)
         finally:
-            close_all(self._cleanups)
+            self._cleanups.close()
         return self._finish(life, report)
 
     def _decide(
-        self, life: _Life, history: list[restart.Attempt]
+        self, life: _Life, results: list[restart.AttemptResult]
     ) -> restart.Again | restart.GiveUp:
         cluster, job = self._spec.cluster, self._spec.job
         workers = {host.name: host.workers for host in cluster.hosts + cluster.spares}
         decision = restart.decide(
             job.restart,
-            history,
+            results,
             [host.name for host in life.record.spec().cluster.spares],
             hosts=len(cluster.hosts) - len(life.record.dropped),
             elastic=job.elastic,
@@ -191,7 +190,7 @@ class Session:
         if why := self._why_not(life):
             return restart.GiveUp(why)
         try:
-            return life.record.fitting(decision, history[-1].lost)
+            return life.record.fitting(decision, results[-1].lost)
         except MisfitError as misfit:
             return restart.GiveUp(misfit.message)
 
@@ -217,44 +216,25 @@ class Session:
         Whether nothing is left now; hosts have ``job.restart.node_timeout`` to be reached.
         """
         life = _Life(record, folder, Journal(folder.journal), None, {}, record.started)
-        self._clean_up(life, life.record.stray)
+        self._cleanups.start(life.record, life.record.stray)
         until = time.monotonic() + self._spec.job.restart.node_timeout
         told = False
-        while self._cleaning and time.monotonic() < until:
+        while self._cleanups.pending and time.monotonic() < until:
             if self._control.wait(CLEAN_POLL):
                 break
             if not told and time.monotonic() > until - self._spec.job.restart.node_timeout + 3:
                 told = True
-                waiting = [link.host for link in self._cleanups if link.state is Cleanup.PENDING]
-                self._tell(life, f"{hostlist.fold(waiting)} cannot be reached yet; trying on")
-        close_all(self._cleanups)
+                waiting = hostlist.fold(self._cleanups.pending)
+                self._tell(life, f"{waiting} cannot be reached yet; trying on")
+        self._cleanups.close()
         self._save_uncleaned(life)
         left = tuple(host for host, _ in life.record.stray)
         life.journal.write(time.time(), journal.Cleaned(left))
         return not life.record.stray
 
-    @property
-    def _cleaning(self) -> bool:
-        return any(link.state is Cleanup.PENDING for link in self._cleanups)
-
-    def _clean_up(self, life: _Life, uncleaned: Iterable[tuple[str, int]]) -> None:
-        """Try to end what hosts may have of earlier attempts, or of a run that is over."""
-        hosts = {host.name: host for host in self._spec.cluster.hosts + self._spec.cluster.spares}
-        for name, number in uncleaned:
-            record = replace(life.record, attempt=number)
-            link = CleanupLink(
-                self._transport,
-                record.plan(),
-                HostPlan(hosts[name], 0, {}, (), "~"),
-                run=record.on_hosts,
-                attempt=number,
-            )
-            link.start()
-            self._cleanups.append(link)
-
     def _save_uncleaned(self, life: _Life) -> None:
         """Keep on record which hosts may still run some of an attempt."""
-        clean = {(one.host, one.attempt) for one in self._cleanups if one.state is Cleanup.CLEAN}
+        clean = self._cleanups.clean
         stray = tuple(each for each in life.record.stray if each not in clean)
         life.record = replace(life.record, stray=stray)
         with contextlib.suppress(OSError):
@@ -294,8 +274,8 @@ class Session:
         """The attempt that was left; where whoever left it had started nothing yet, from its
         beginning."""
         attempt = self._prepare(life, plan, movable_port=False)
-        received = _received(life.folder, plan)
-        report = attempt.attach(received, time.time() - _began(life.folder))
+        received = history.received(life.folder, plan)
+        report = attempt.attach(received, time.time() - history.began(life.folder))
         if not attempt.is_unknown or any(received.values()) or self._control.interrupted:
             return report, attempt
         if why := self._why_not(life):
@@ -384,38 +364,6 @@ def _tree(request: Request, spec: ClusterFile) -> Tree | None:
     return scan(request.base / Path(sync.source).expanduser(), sync.exclude)
 
 
-def _past(folder: RunFolder, attempt: int) -> list[restart.Attempt]:
-    """How the attempts before this one ended, also those that another process saw."""
-    found = {
-        event.number: event.attempt
-        for _, event in JournalReader(folder.journal).read()
-        if isinstance(event, journal.Failed)
-    }
-    return [found[number] for number in sorted(found) if number < attempt]
-
-
-def _began(folder: RunFolder) -> float:
-    """When the latest attempt began, in seconds since the epoch."""
-    times = [
-        then
-        for then, event in JournalReader(folder.journal).read()
-        if isinstance(event, journal.Started | journal.NextAttempt)
-    ]
-    return times[-1] if times else time.time()
-
-
-def _was_stopped(folder: RunFolder) -> str:
-    """Why the attempt that runs was asked to end before, if it was."""
-    why = ""
-    for _, event in JournalReader(folder.journal).read():
-        match event:
-            case journal.Started() | journal.NextAttempt():
-                why = ""
-            case journal.Stopping():
-                why = event.why
-    return why
-
-
 def _save(life: _Life) -> LaunchPlan:
     """Keep what is needed to find the run again, before any of it runs; its plan."""
     try:
@@ -423,22 +371,6 @@ def _save(life: _Life) -> LaunchPlan:
     except OSError as error:
         raise storage_error(life.folder.path, error) from None
     return life.record.plan()
-
-
-def _received(folder: RunFolder, plan: LaunchPlan) -> dict[str, dict[str, int]]:
-    """How much of every host's streams and events has arrived here already."""
-    offsets: dict[str, dict[str, int]] = {part.host.name: {} for part in plan.hosts}
-    for stream, size in folder.sizes(plan).items():
-        if stream.host in offsets:
-            offsets[stream.host][stream.path.name] = size
-    for _, event in JournalReader(folder.journal).read():
-        match event:
-            case journal.NextAttempt():
-                for received in offsets.values():
-                    received.pop("events", None)
-            case journal.HostEvent(host, offset) if host in offsets:
-                offsets[host]["events"] = offset
-    return offsets
 
 
 def _run_name(job: str) -> str:

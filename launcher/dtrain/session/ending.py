@@ -106,7 +106,7 @@ class Ending:
                 are = "is" if len(hosts) == 1 else "are"
                 return f"not started: {hostlist.fold(hosts)} {are} not ready"
 
-    def for_restart(self, state: AttemptState, seconds: float) -> restart.Attempt:
+    def for_restart(self, state: AttemptState, seconds: float) -> restart.AttemptResult:
         """``seconds``: how long the workers ran."""
         failures = self.causes()
         unreachable = {p.host for p in self.problems if isinstance(p, ConnectError)}
@@ -117,7 +117,7 @@ class Ending:
             # A spare that the check rejects; another one may do.
             faulty |= inspection.blamed
         steps = [link.reports.step for link in self.links.values() if link.reports.step is not None]
-        return restart.Attempt(
+        return restart.AttemptResult(
             ran=state.started,
             final=self._is_final,
             step=max(steps, default=None),

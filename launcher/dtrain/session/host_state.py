@@ -64,7 +64,7 @@ class Leftovers(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class HostState:
+class LinkState:
     host: str
     phase: HostPhase = HostPhase.CONNECTING
     movable_port: bool = False
@@ -90,9 +90,9 @@ class HostState:
         return self.phase in (HostPhase.DRAINING, HostPhase.OVER)
 
 
-def attached(host: str) -> HostState:
+def attached(host: str) -> LinkState:
     """The state of a host whose workers were started before."""
-    return HostState(host, HostPhase.RUNNING, shown="attaching")
+    return LinkState(host, HostPhase.RUNNING, shown="attaching")
 
 
 # Events: requests of the controller -------------------------------------------------------------
@@ -244,10 +244,10 @@ class Post:
 
 
 Action = Send | Show | Disconnect | Post
-Step = tuple[HostState, list[Action]]
+Step = tuple[LinkState, list[Action]]
 
 
-def step(state: HostState, event: Event) -> Step:
+def step(state: LinkState, event: Event) -> Step:
     """The state after ``event``, and what to do now, in order."""
     state, actions = TABLE[type(event)][_COLUMN[state.phase]](state, event)
     for action in actions:
@@ -259,59 +259,59 @@ def step(state: HostState, event: Event) -> Step:
 # Transitions --------------------------------------------------------------------------------------
 
 
-def _ignore(state: HostState, event: Any) -> Step:
+def _ignore(state: LinkState, event: Any) -> Step:
     return state, []
 
 
-def _show_step(state: HostState, event: Connecting) -> Step:
+def _show_step(state: LinkState, event: Connecting) -> Step:
     return state, [Show(event.step)]
 
 
-def _request(state: HostState, event: Requested) -> Step:
+def _request(state: LinkState, event: Requested) -> Step:
     return replace(state, phase=HostPhase.PREPARING), [Show("preparing")]
 
 
-def _check(state: HostState, event: CheckFailed) -> Step:
+def _check(state: LinkState, event: CheckFailed) -> Step:
     shown: list[Action] = [Show("failed", event.reason)] if event.reason else []
     return _over(state), [*shown, Post(machine.HostRefused(state.host))]
 
 
-def _start(state: HostState, event: StartWorkers) -> Step:
+def _start(state: LinkState, event: StartWorkers) -> Step:
     command = {"op": "start"}
     state = replace(state, phase=HostPhase.RUNNING, command=command)
     return state, [Show("running"), Send(command)]
 
 
-def _stop(state: HostState, event: StopWorkers) -> Step:
+def _stop(state: LinkState, event: StopWorkers) -> Step:
     command = {"op": "stop", "grace": event.grace, "reason": event.reason}
     state = replace(state, phase=HostPhase.STOPPING, command=command)
     return state, [Show("stopping"), Send(command)]
 
 
-def _kill(state: HostState, event: KillWorkers | SupervisorTimedOut) -> Step:
+def _kill(state: LinkState, event: KillWorkers | SupervisorTimedOut) -> Step:
     command = {"op": "kill"}
     state = replace(state, phase=HostPhase.STOPPING, command=command)
     return state, [Send(command)]
 
 
-def _discard(state: HostState, event: KillWorkers) -> Step:
+def _discard(state: LinkState, event: KillWorkers) -> Step:
     return state, [Send({"op": "kill"})]
 
 
-def _forget(state: HostState, event: AbortLaunch) -> Step:
+def _forget(state: LinkState, event: AbortLaunch) -> Step:
     ended = Post(machine.HostEnded(state.host))
     return _over(state), [Disconnect(), Show("ended"), ended]
 
 
-def _abort(state: HostState, event: AbortLaunch) -> Step:
+def _abort(state: LinkState, event: AbortLaunch) -> Step:
     return replace(state, phase=HostPhase.ABORTING), [Send({"op": "abort"})]
 
 
-def _close(state: HostState, event: Close) -> Step:
+def _close(state: LinkState, event: Close) -> Step:
     return replace(state, phase=HostPhase.CLOSED), []
 
 
-def _settle(state: HostState, event: Settle) -> Step:
+def _settle(state: LinkState, event: Settle) -> Step:
     if not event.lost and state.shown not in ("ended", "failed"):
         return state, [Show("ended")]
     if event.lost and state.shown not in ("lost", "unreachable", "failed"):
@@ -319,21 +319,21 @@ def _settle(state: HostState, event: Settle) -> Step:
     return state, []
 
 
-def _prepared(state: HostState, event: messages.Prepared) -> Step:
+def _prepared(state: LinkState, event: messages.Prepared) -> Step:
     return state, [Show("ready"), Post(machine.HostReady(state.host))]
 
 
-def _follow(state: HostState, event: messages.Attached) -> Step:
+def _follow(state: LinkState, event: messages.Attached) -> Step:
     again: list[Action] = [Send(state.command)] if state.command is not None else []
     return state, [Show("stopping" if state.stopping else "running"), *again]
 
 
-def _refuse(state: HostState, event: messages.Refused) -> Step:
+def _refuse(state: LinkState, event: messages.Refused) -> Step:
     error = problems.refused(state.host, event)
     return _cannot_prepare(_found_gone(state, event), error)
 
 
-def _refuse_to_follow(state: HostState, event: messages.Refused) -> Step:
+def _refuse_to_follow(state: LinkState, event: messages.Refused) -> Step:
     error = problems.refused(state.host, event)
     state = _over(_found_gone(state, event))
     if event.what == "gone":
@@ -341,104 +341,104 @@ def _refuse_to_follow(state: HostState, event: messages.Refused) -> Step:
     return state, [Post(machine.HostLost(state.host), error)]
 
 
-def _found_gone(state: HostState, event: messages.Refused) -> HostState:
+def _found_gone(state: LinkState, event: messages.Refused) -> LinkState:
     return replace(state, leftovers=Leftovers.NO_RUN) if event.what == "gone" else state
 
 
-def _supervisor_died(state: HostState, event: messages.Lost) -> Step:
+def _supervisor_died(state: LinkState, event: messages.Lost) -> Step:
     if not event.survivors:
         state = replace(state, leftovers=Leftovers.NONE)
     error = problems.supervisor_died(state.host, event)
     return _drain(state), [Post(machine.HostLost(state.host), error)]
 
 
-def _bye(state: HostState, event: messages.Bye) -> Step:
+def _bye(state: LinkState, event: messages.Bye) -> Step:
     return _over(state), [Show("ended"), Post(machine.HostEnded(state.host))]
 
 
-def _bye_early(state: HostState, event: messages.Bye) -> Step:
+def _bye_early(state: LinkState, event: messages.Bye) -> Step:
     return _distrust(state, Malformed(ProtocolError("bye: the job has not ended there")))
 
 
-def _finish(state: HostState, event: messages.Bye | messages.Refused) -> Step:
+def _finish(state: LinkState, event: messages.Bye | messages.Refused) -> Step:
     return _over(state), []
 
 
-def _stopped_itself(state: HostState, event: messages.Stopping) -> Step:
+def _stopped_itself(state: LinkState, event: messages.Stopping) -> Step:
     return state, [Post(None, PrepareError(state.host, "running the job", event.reason))]
 
 
-def _end(state: HostState, event: messages.Ended) -> Step:
+def _end(state: LinkState, event: messages.Ended) -> Step:
     error = problems.ended_badly(state.host, event)
     return _drain(state), [Show("ended"), Post(machine.HostEnded(state.host), error)]
 
 
-def _fail_early(state: HostState, event: Unreachable) -> Step:
+def _fail_early(state: LinkState, event: Unreachable) -> Step:
     return _cannot_prepare(state, event.error)
 
 
-def _cut_off(state: HostState, event: Unreachable) -> Step:
+def _cut_off(state: LinkState, event: Unreachable) -> Step:
     return state, [Show("unreachable", event.error.reason)]
 
 
-def _give_up(state: HostState, event: TimedOut) -> Step:
+def _give_up(state: LinkState, event: TimedOut) -> Step:
     return _over(state), [Post(machine.HostLost(state.host), event.error)]
 
 
-def _give_up_output(state: HostState, event: TimedOut) -> Step:
+def _give_up_output(state: LinkState, event: TimedOut) -> Step:
     # It has ended, but not all of its output has arrived.
     return _over(state), [Post(None, event.error)]
 
 
-def _give_up_supervisor(state: HostState, event: SupervisorTimedOut) -> Step:
+def _give_up_supervisor(state: LinkState, event: SupervisorTimedOut) -> Step:
     state, actions = _kill(state, event)
     return _drain(state), [*actions, Post(machine.HostLost(state.host), event.error)]
 
 
-def _distrust_early(state: HostState, event: Malformed) -> Step:
+def _distrust_early(state: LinkState, event: Malformed) -> Step:
     state, actions = _cannot_prepare(
         state, AnswerError(state.host, "preparing the job", event.error)
     )
     return state, [Send({"op": "kill"}), *actions]
 
 
-def _distrust(state: HostState, event: Malformed) -> Step:
+def _distrust(state: LinkState, event: Malformed) -> Step:
     error = AnswerError(state.host, "following the job", event.error)
     lost = Post(machine.HostLost(state.host), error)
     return _over(state), [Send({"op": "kill"}), Show("failed", error.reason), lost]
 
 
-def _distrust_late(state: HostState, event: Malformed) -> Step:
+def _distrust_late(state: LinkState, event: Malformed) -> Step:
     error = AnswerError(state.host, "following the job", event.error)
     return _over(state), [Send({"op": "kill"}), Post(None, error)]
 
 
-def _fail(state: HostState, event: LinkFailed) -> Step:
+def _fail(state: LinkState, event: LinkFailed) -> Step:
     failed = Post(machine.LauncherFailed(), event.error)
     lost = Post(machine.HostLost(state.host))
     return _over(state), [failed, Send({"op": "kill"}), lost]
 
 
-def _fail_late(state: HostState, event: LinkFailed) -> Step:
+def _fail_late(state: LinkState, event: LinkFailed) -> Step:
     return state, [Post(machine.LauncherFailed(), event.error)]
 
 
-def _cannot_prepare(state: HostState, error: NodeError) -> Step:
+def _cannot_prepare(state: LinkState, error: NodeError) -> Step:
     shown: list[Action] = [Show("failed", error.reason)]
     if isinstance(error, PortBusyError) and state.movable_port:
         shown = []
     return _over(state), [*shown, Post(machine.HostRefused(state.host), error)]
 
 
-def _drain(state: HostState) -> HostState:
+def _drain(state: LinkState) -> LinkState:
     return replace(state, phase=HostPhase.DRAINING)
 
 
-def _over(state: HostState) -> HostState:
+def _over(state: LinkState) -> LinkState:
     return replace(state, phase=HostPhase.OVER)
 
 
-_Row = tuple[Callable[[HostState, Any], Step], ...]
+_Row = tuple[Callable[[LinkState, Any], Step], ...]
 _COLUMN = {phase: number for number, phase in enumerate(HostPhase)}
 # fmt: off
 TABLE: dict[type[Event], _Row] = {

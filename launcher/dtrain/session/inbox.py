@@ -16,7 +16,7 @@ from dtrain.runs.log_store import StorageError
 from dtrain.session import host_state, machine
 from dtrain.session.context import AttemptContext
 from dtrain.session.evidence import HostEvidence
-from dtrain.session.host_state import HostPhase, HostState, Post
+from dtrain.session.host_state import HostPhase, LinkState, Post
 from dtrain.session.liveness import SupervisorLiveness
 from dtrain.session.outage import Outage
 from dtrain.session.output import HostOutput
@@ -65,7 +65,7 @@ class Inbox:
         self.output.begin_relay()
 
     def take(
-        self, frame: protocol.Message | protocol.Data, relay: RelayChannel, state: HostState
+        self, frame: protocol.Message | protocol.Data, relay: RelayChannel, state: LinkState
     ) -> None:
         """Raises ProtocolError for what does not agree with the plan or with earlier messages."""
         if isinstance(frame, protocol.Data):

@@ -24,9 +24,9 @@ from dtrain.runs import journal
 from dtrain.session import agent, host_state, problems
 from dtrain.session.context import AttemptContext
 from dtrain.session.evidence import HostEvidence
-from dtrain.session.host_state import HostPhase, HostState, Leftovers, Post
+from dtrain.session.host_state import HostPhase, Leftovers, LinkState, Post
 from dtrain.session.inbox import Inbox
-from dtrain.session.liveness import Patience
+from dtrain.session.liveness import PingLimit
 from dtrain.session.outage import Outage
 from dtrain.session.relay import CommandWriter, RelayChannel, SilentRelayError
 from dtrain.session.reports import WorkerReports
@@ -44,7 +44,7 @@ class Link:
         self._context = context
         self._part = part
         self._lock = threading.Lock()
-        self._state = HostState(self.host, movable_port=context.movable_port)
+        self._state = LinkState(self.host, movable_port=context.movable_port)
         self._timeout = context.plan.job.restart.node_timeout
         self._outage = Outage()
         self._connection: Connection | None = None
@@ -170,7 +170,7 @@ class Link:
         """How many pings the relay may leave unanswered now; None before the start."""
         if not self._state.started:
             return None
-        return Patience.STOPPING if self._state.stopping else Patience.NORMAL
+        return PingLimit.STOPPING if self._state.stopping else PingLimit.NORMAL
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         def guarded() -> None:

@@ -10,7 +10,7 @@ SUPERVISOR_SILENCE = 15.0
 """Seconds without an answer after which a supervisor may be stopped (SIGSTOP)."""
 
 
-class Patience(IntEnum):
+class PingLimit(IntEnum):
     """How many pings a relay may leave unanswered."""
 
     NORMAL = 4

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from dtrain.diagnostics import ConnectError, NodeError
 from dtrain.node import protocol
-from dtrain.session.liveness import Patience, RelayLiveness
+from dtrain.session.liveness import PingLimit, RelayLiveness
 from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess
 
@@ -76,7 +76,7 @@ class RelayChannel:
         """Ask for an answer. A relay that has left more than ``patience`` pings unanswered is
         given up: its connection is closed. ``None`` never gives up."""
         if patience is not None and self.pid is None:
-            patience = Patience.BEFORE_HELLO
+            patience = PingLimit.BEFORE_HELLO
         with self._lock:
             given_up = self._liveness.ping(patience)
         if given_up:

@@ -1,0 +1,58 @@
+"""What a run's folder says about its attempts so far, also those that another process saw."""
+
+from __future__ import annotations
+
+import time
+
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.runs import journal, restart
+from dtrain.runs.journal import JournalReader
+from dtrain.runs.log_store import RunFolder
+
+
+def past_attempts(folder: RunFolder, attempt: int) -> list[restart.AttemptResult]:
+    """How the attempts before ``attempt`` ended."""
+    found = {
+        event.number: event.attempt
+        for _, event in JournalReader(folder.journal).read()
+        if isinstance(event, journal.Failed)
+    }
+    return [found[number] for number in sorted(found) if number < attempt]
+
+
+def began(folder: RunFolder) -> float:
+    """When the latest attempt began, in seconds since the epoch."""
+    times = [
+        then
+        for then, event in JournalReader(folder.journal).read()
+        if isinstance(event, journal.Started | journal.NextAttempt)
+    ]
+    return times[-1] if times else time.time()
+
+
+def stop_reason(folder: RunFolder) -> str:
+    """Why the latest attempt was asked to stop; empty if it was not."""
+    why = ""
+    for _, event in JournalReader(folder.journal).read():
+        match event:
+            case journal.Started() | journal.NextAttempt():
+                why = ""
+            case journal.Stopping():
+                why = event.why
+    return why
+
+
+def received(folder: RunFolder, plan: LaunchPlan) -> dict[str, dict[str, int]]:
+    """How much of every host's streams and events has arrived."""
+    offsets: dict[str, dict[str, int]] = {part.host.name: {} for part in plan.hosts}
+    for stream, size in folder.sizes(plan).items():
+        if stream.host in offsets:
+            offsets[stream.host][stream.path.name] = size
+    for _, event in JournalReader(folder.journal).read():
+        match event:
+            case journal.NextAttempt():
+                for of_host in offsets.values():
+                    of_host.pop("events", None)
+            case journal.HostEvent(host, offset) if host in offsets:
+                offsets[host]["events"] = offset
+    return offsets
