@@ -114,6 +114,42 @@ def test_a_job_that_fails_is_a_report_and_the_next_launch_works(scene: Scene) ->
     assert scene.leftovers() == []
 
 
+ECHO_FIRST = """
+import os, signal, time
+
+if os.environ["RANK"] == "1":
+    with open("ranks.new", "w") as file:
+        print(os.getpid(), os.getppid(), file=file)
+    os.rename("ranks.new", "ranks")
+    while not os.path.exists("stopped"):
+        time.sleep(0.01)
+    raise ValueError("bad batch")
+while not os.path.exists("ranks"):
+    time.sleep(0.01)
+rank1, supervisor = map(int, open("ranks").read().split())
+os.kill(supervisor, signal.SIGSTOP)
+open("stopped", "w").close()
+while open(f"/proc/{rank1}/stat").read().rpartition(")")[2].split()[0] != "Z":
+    time.sleep(0.01)
+raise RuntimeError("Connection closed by peer [127.0.0.1]:40000")
+"""
+
+
+def test_the_first_cause_has_one_name_where_its_echo_is_heard_first(scene: Scene) -> None:
+    notices: list[str] = []
+
+    def on_state(host: str, state: str, detail: str) -> None:
+        if host == "node0" and state in ("stopping", "ended"):
+            os.kill(int((scene.folder / "ranks").read_text().split()[1]), signal.SIGCONT)
+
+    script = scene.script(ECHO_FIRST)
+    cluster = scene.cluster_file(script, slots=1, workdir=str(scene.folder))
+    report = dtrain.launch(cluster, on_state=on_state, on_notice=notices.append)
+    assert report.reason == "rank 1 on node1 exited with status 1"
+    (shown,) = [notice for notice in notices if "stopping the others" in notice]
+    assert shown == f"{report.reason}; stopping the others"
+
+
 def test_stop_from_another_thread(scene: Scene) -> None:
     watcher, control = Watcher(), dtrain.Control()
     launch = Background(

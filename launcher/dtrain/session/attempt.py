@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from dtrain import hostlist
 from dtrain.diagnostics import DtrainError, ExitCode, NodeError, PortBusyError, PrepareError
-from dtrain.failures.cause import Report, in_order_of_blame
+from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal, restart
 from dtrain.session import machine
@@ -30,6 +30,8 @@ SIGNAL_POLL = 0.2
 BETWEEN_NOTES = 10.0
 """Seconds between two notes in the journal of how much output has arrived."""
 DRAIN_POLL = 0.2
+SETTLING = 0.5
+"""Seconds after the first failure in which other hosts may report an earlier one."""
 PATIENCE = 30.0
 """Seconds until a person sees which hosts keep the launch waiting."""
 
@@ -58,6 +60,8 @@ class Attempt:
         self._noted: dict[str, int] = {}
         self._patient_until = time.monotonic() + PATIENCE
         self._running_from = math.inf
+        self._unnamed_since: float | None = None
+        """Since when a worker has failed, until a notice names the first cause."""
 
     def interrupt(self, why: str) -> None:
         self._ending.interrupted_by = why
@@ -109,6 +113,7 @@ class Attempt:
                 self._drain()
                 for host, now in self._state.hosts.items():
                     self._links[host].settle(lost=now is HostCondition.LOST)
+                self._show_failure(last=True)
             self._note_at = 0.0
             self._note_sizes()
         except BaseException:
@@ -145,6 +150,7 @@ class Attempt:
             with contextlib.suppress(queue.Empty):
                 return self._posts.get(timeout=min(left, SIGNAL_POLL))
             self._show_waiting()
+            self._show_failure()
             self._note_sizes()
             running = self._state.phase is AttemptPhase.RUNNING
             if running and self._hang.has_hung():
@@ -182,7 +188,7 @@ class Attempt:
             self._explain(post)
         failed = before.outcome is None and self._state.outcome is Outcome.WORKER_FAILED
         if failed and not self._hang.why:
-            self._context.notice(f"{self._first_failure()}; stopping the others")
+            self._unnamed_since = time.monotonic()
         started = self._state.started and not before.started
         if started:
             self._hang.start()
@@ -208,8 +214,7 @@ class Attempt:
             case machine.AbortHost(host):
                 self._links[host].abort()
             case machine.StopHost(host, grace):
-                failures = in_order_of_blame(self._ending.failures)
-                reason = self._ending.reason(self._state, failures)
+                reason = self._ending.reason(self._state, self._ending.causes())
                 self._links[host].stop(grace, reason)
             case machine.KillHost(host):
                 self._links[host].kill()
@@ -232,6 +237,21 @@ class Attempt:
                 notice("killing what is left; Ctrl-C again gives up on hosts that do not answer")
             case AttemptPhase.KILLING:
                 notice("giving up on hosts that do not answer")
+
+    def _show_failure(self, *, last: bool = False) -> None:
+        """Name the first cause, once, as the report will.
+
+        The first failure that is heard of may be the echo of another, which is then reported
+        within moments, or while the workers are stopped.
+        """
+        if self._unnamed_since is None:
+            return
+        causes = self._ending.causes()
+        patience = machine.FAILURE_GRACE if not causes or causes[0].is_echo else SETTLING
+        if last or time.monotonic() >= self._unnamed_since + patience:
+            self._unnamed_since = None
+            what = f"{causes[0].who} {causes[0].how}" if causes else "a worker was ended"
+            self._context.notice(f"{what}; stopping the others")
 
     def _show_waiting(self) -> None:
         """Name the hosts that keep everybody waiting, once."""
@@ -268,10 +288,6 @@ class Attempt:
                 if post.problem is not None:
                     self.problems.append(post.problem)
         return impatient
-
-    def _first_failure(self) -> str:
-        failures = self._ending.causes()
-        return f"{failures[0].who} {failures[0].how}" if failures else "a worker was ended"
 
     @property
     def has_failed(self) -> bool:
