@@ -158,7 +158,7 @@ class Session:
                 life.journal.write(time.time(), failed)
                 for problem in report.problems:
                     self._tell(life, problem)
-                self._tell(life, f"{report.reason}; {self._next_attempt(life, decision)}")
+                self._tell(life, f"{report.reason}; {_next_attempt(life.record, decision)}")
                 if self._control.wait(decision.delay):
                     why = self._control.why
                     report = replace(report, exit_code=ExitCode.INTERRUPTED, reason=why)
@@ -204,11 +204,6 @@ class Session:
             except DtrainError as error:
                 return error.message
         return ""
-
-    def _next_attempt(self, life: _Life, decision: restart.Again) -> str:
-        then = life.record.again(decision)
-        listed = len(self._spec.cluster.hosts)
-        return restart.next_attempt(decision, then.attempt, life.record.spec(), then.spec(), listed)
 
     def clean(self, record: Record, folder: RunFolder) -> bool:
         """End what a run that is over may have left on hosts that could not be reached then.
@@ -326,18 +321,7 @@ class Session:
         seconds = time.time() - life.begun
         if not self._control.left:
             self._save_uncleaned(life)
-            if life.record.stray:
-                # What was lost in the last attempt has been told.
-                earlier = [
-                    host for host, number in life.record.stray if number < life.record.attempt
-                ]
-                text = f"{hostlist.fold(dict.fromkeys(earlier))}: an earlier attempt may still run"
-                hint = f"`dtrain stop {life.record.run}` ends what is left, once it can be reached"
-                report = replace(
-                    report,
-                    problems=(*report.problems, *([text] if earlier else [])),
-                    hint="\n".join(filter(None, [report.hint, hint])),
-                )
+            report = _with_uncleaned(report, life.record)
         report = replace(report, seconds=max(0.0, seconds), logs=str(life.folder.path))
         if self._control.left:
             goes_on = self._attempt is not None and self._attempt.goes_on
@@ -354,6 +338,28 @@ class Session:
     def _tell(self, life: _Life, notice: str) -> None:
         self._observer.notice(notice)
         life.journal.write(time.time(), journal.Notice(notice))
+
+
+def _next_attempt(record: Record, decision: restart.Again) -> str:
+    """Who takes part in it, in words."""
+    then = record.again(decision)
+    listed = len(record.request.spec().cluster.hosts)
+    return restart.next_attempt(decision, then.attempt, record.spec(), then.spec(), listed)
+
+
+def _with_uncleaned(report: Report, record: Record) -> Report:
+    """Names the hosts that may still run some of the run."""
+    if not record.stray:
+        return report
+    # The report names those of the last attempt already.
+    earlier = [host for host, number in record.stray if number < record.attempt]
+    text = f"{hostlist.fold(dict.fromkeys(earlier))}: an earlier attempt may still run"
+    hint = f"`dtrain stop {record.run}` ends what is left, once it can be reached"
+    return replace(
+        report,
+        problems=(*report.problems, *([text] if earlier else [])),
+        hint="\n".join(filter(None, [report.hint, hint])),
+    )
 
 
 def _tree(request: Request, spec: ClusterFile) -> Tree | None:
