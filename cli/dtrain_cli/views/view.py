@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dtrain.runs.log_store import Stream
 from dtrain.session.feed import Feed, Receiver
 from dtrain_cli.views.outlet import reader_gone
+
+if TYPE_CHECKING:
+    from dtrain.runs.log_store import Stream
 
 
 @dataclass(frozen=True, slots=True)
