@@ -218,7 +218,33 @@ def test_a_pause_leaves_the_terminal_alone(terminal, workers):
     assert lines.index("Passphrase:") < lines.index("dtrain: later")
 
 
-def test_a_narrower_terminal_is_cleared_as_far_as_it_wrapped():
+def test_what_others_write_costs_nothing_of_the_header_or_the_log(terminal):
+    view = live(terminal)
+    running(view)
+    terminal.wait_for("workers\r\x1b[2A")
+    for text in ("^C", "ssh: from elsewhere\r\n", "\r\n"):
+        written = len(terminal.raw)
+        # The terminal writes what it echoes, and a ProxyCommand what it likes, at the cursor.
+        os.write(terminal.stderr.fileno(), text.encode())
+        view.notice("after it")
+        terminal.wait_for("workers\r\x1b[2A", written)
+    finish(view)
+    lines = terminal.close()
+    assert "──" not in "".join(lines)
+    assert "hosts running" not in "".join(lines)
+    assert lines[2:] == [
+        "dtrain: after it",
+        "ssh: from elsewhere",
+        "dtrain: after it",
+        "",
+        "dtrain: after it",
+        "dtrain: done in 41 s: all 4 workers finished; logs in /runs/demo-1",
+        "",
+    ]
+
+
+def test_a_new_size_does_not_change_what_is_erased():
+    """However a terminal wraps the header again, the cursor stays above it."""
     terminal = Terminal(80, 24)
     view = live(terminal)
     running(view)
@@ -226,9 +252,10 @@ def test_a_narrower_terminal_is_cleared_as_far_as_it_wrapped():
     written = len(terminal.raw)
     terminal.resize(30, 24)
     view.notice("narrow")
-    terminal.wait_for("narrow", written)
-    # 79 columns are three rows of 30, and the second line is one: up three.
-    assert b"\r\x1b[3A\x1b[J" in terminal.raw[written:]
+    terminal.wait_for("\x1b[2A", written)
+    erased, drawn = terminal.raw[written:].split(b"dtrain: narrow")
+    assert erased == b"\r\x1b[J"
+    assert drawn.endswith(b"\r\x1b[2A")
     finish(view)
     terminal.close()
 

@@ -6,6 +6,9 @@ import time
 
 from dtrain.session.status import HostStatus, ProcessStatus, RunStatus
 from dtrain_cli.views import runs
+from dtrain_cli.views.paper import Paper
+
+PIPE = Paper(100, color=False, unicode=False)
 
 
 def run(hosts: dict[str, HostStatus]) -> RunStatus:
@@ -13,7 +16,7 @@ def run(hosts: dict[str, HostStatus]) -> RunStatus:
 
 
 def lines(hosts: dict[str, HostStatus]) -> list[str]:
-    return runs.details(run(hosts)).split("\n\n", 1)[1].splitlines()
+    return runs.details(run(hosts), PIPE).split("\n\n", 1)[1].splitlines()
 
 
 def process(label: str, *, ended: float | None = None, code: int | None = None) -> ProcessStatus:
@@ -30,7 +33,7 @@ def test_hosts_that_are_alike_are_folded() -> None:
         "node[1,3-4]  running       for 1 min 40 s",
         "node2        unreachable   for 5 s  no route",
     ]
-    assert "  node[1-4]  " in runs.table([run(hosts)], of=1)
+    assert "  node[1-4]  " in runs.table([run(hosts)], PIPE, of=1)
 
 
 def test_processes_of_hosts_that_are_alike_are_told_together() -> None:
@@ -47,3 +50,21 @@ def test_processes_of_hosts_that_are_alike_are_told_together() -> None:
         "n[0,2]  running       ranks 0-1,4-5 running",
         "n1      running       rank 2 exited with status 1 3 s ago; rank 3 running",
     ]
+
+
+def test_a_narrow_terminal_wraps_hosts_and_progress_alone() -> None:
+    hosts = {f"m{letter}chine": HostStatus("running", None) for letter in "abcdefghijkl"}
+    narrow = Paper(60, color=False, unicode=True, terminal=True)
+    lines = runs.table([run(hosts)], narrow, of=1).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert len(lines) > 2
+    assert lines[1].startswith("run-1  running  ")
+    assert not [line for line in lines if line != line.rstrip()]
+
+
+def test_names_are_never_markup() -> None:
+    hosts = {"[bold]gpu[/bold]": HostStatus("lost", None, ":smile: [red]x[/] /tmp/1.5")}
+    terminal = Paper(100, color=True, unicode=True, terminal=True)
+    text = runs.details(run(hosts), terminal)
+    assert ":smile: [red]x[/] /tmp/1.5\n" in text
+    assert "[bold]gpu[/bold]" in text

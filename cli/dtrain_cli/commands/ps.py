@@ -12,6 +12,7 @@ from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record
 from dtrain.session.status import RunStatus, status, statuses
 from dtrain_cli import output
+from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import runs as view
 
 
@@ -27,11 +28,11 @@ def ps(
     """List the runs of this machine."""
     if run is not None:
         one = _one(run)
-        output.write(view.as_json([one]) if json else view.details(one))
+        output.write(view.as_json([one]) if json else view.details(one, stdout_paper()))
         return
     found = statuses()
     shown = found if everything else [one for one in found if one.active] or found[-5:]
-    output.write(view.as_json(shown) if json else view.table(shown, of=len(found)))
+    output.write(view.as_json(shown) if json else view.table(shown, stdout_paper(), of=len(found)))
 
 
 def _one(run: str) -> RunStatus:

@@ -39,11 +39,14 @@ def make_view(
             from dtrain_cli.views.json_lines import JsonLines
 
             return JsonLines(out)
-        from dtrain_cli.views.live import Live
         from dtrain_cli.views.plain import Plain
 
+        kind = Plain
         able = err.terminal and not out.pipe and os.environ.get("TERM", "dumb") != "dumb"
-        kind = Live if able and live else Plain
+        if able and live:
+            from dtrain_cli.views.live import Live
+
+            kind = Live
         return kind(out, err, fold=fold, color=(color(out), color(err)))
 
     return View(display, filters, on_broken_pipe)

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dtrain.checks.bandwidth import Collective, Fabric
 from dtrain.framing import clean
 from dtrain_cli.views import names
-from dtrain_cli.views.paper import BOLD, RED, Paper
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from dtrain_cli.views.paper import Paper
 
 _WIDEST = 16
 """Hosts up to which all links are shown; of more, only the slow ones."""
 _CELL = 8
 
 
-def as_text(found: Fabric, hosts: Sequence[str], paper: Paper) -> Iterator[str]:
+def as_text(found: Fabric, hosts: Sequence[str], paper: Paper) -> Iterator[Text]:
     """Lines; links that fall behind are marked."""
     for title, across in (("across all hosts", True), ("inside a host", False)):
         rows = [one for one in found.collectives if (one.hosts > 1) == across]
         if rows:
             ranks = names.count(rows[0].ranks, "rank")
-            yield paper.paint(f"all-reduce {title} ({ranks}, {found.backend})", BOLD)
-            yield from map(_collective, rows)
-            yield ""
+            yield paper.line((f"all-reduce {title} ({ranks}, {found.backend})", "bold"))
+            yield from (paper.line(_collective(row)) for row in rows)
+            yield paper.line()
     if found.links:
         yield from _links(found, hosts, paper)
 
@@ -33,18 +37,19 @@ def _collective(one: Collective) -> str:
     return f"{size:>9} {one.seconds * 1e3:>10.3f} ms {one.bus / 1e9:>9.3f} GB/s on the wire"
 
 
-def _links(found: Fabric, hosts: Sequence[str], paper: Paper) -> Iterator[str]:
-    yield paper.paint(
-        f"GB/s from the host at the left to the one above; {_rate(found.usual)} is usual", BOLD
-    )
+def _links(found: Fabric, hosts: Sequence[str], paper: Paper) -> Iterator[Text]:
+    usual = _rate(found.usual)
+    title = f"GB/s from the host at the left to the one above; {usual} is usual"
+    yield paper.line((title, "bold"))
     if len(hosts) > _WIDEST:
         for pair, rate in sorted(found.slow.items(), key=lambda item: item[1]):
-            yield f"{_rate(rate):>9}  {clean(' to '.join(pair))}"
-        yield f"the other {len(found.links) - len(found.slow)} links are within the usual"
-        yield ""
+            yield paper.line(f"{_rate(rate):>9}  {clean(' to '.join(pair))}")
+        others = len(found.links) - len(found.slow)
+        yield paper.line(f"the other {others} links are within the usual")
+        yield paper.line()
         return
     width = max(_CELL, *(len(clean(host)) + 2 for host in hosts))
-    yield " " * width + "".join(f"{clean(host):>{width}}" for host in hosts)
+    yield paper.line(" " * width, *(f"{clean(host):>{width}}" for host in hosts))
     for row in hosts:
         cells = []
         for column in hosts:
@@ -52,9 +57,9 @@ def _links(found: Fabric, hosts: Sequence[str], paper: Paper) -> Iterator[str]:
             link = found.links.get(pair)
             slow = pair in found.slow
             text = "-" if link is None else f"{_rate(link)}{' !' if slow else '  '}"
-            cells.append(paper.paint(f"{text:>{width}}", RED if slow else 0))
-        yield f"{clean(row):<{width}}" + "".join(cells)
-    yield ""
+            cells.append((f"{text:>{width}}", "red" if slow else ""))
+        yield paper.line(f"{clean(row):<{width}}", *cells)
+    yield paper.line()
 
 
 def _rate(rate: float) -> str:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dtrain.checks import Evidence, Finding, HostFacts, Severity, bandwidth
 from dtrain.framing import clean
 from dtrain_cli.views import fabric, names
-from dtrain_cli.views.paper import BOLD, DIM, GREEN, RED, Paper, paragraph
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from dtrain_cli.views.paper import Paper
 
 SCHEMA = 1
-_YELLOW = 33
-_COLORS = {Severity.ERROR: RED, Severity.WARNING: _YELLOW}
-_INDENT = " " * 9
+_STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 
 
 def as_text(evidence: Evidence, found: Sequence[Finding], seconds: float, paper: Paper) -> str:
@@ -25,22 +27,25 @@ def as_text(evidence: Evidence, found: Sequence[Finding], seconds: float, paper:
     hosts = [part.host.name for part in evidence.plan.hosts]
     lines = list(fabric.as_text(measured, hosts, paper)) if measured else []
     for finding in found:
-        lines += [*entry(finding, len(hosts), paper), ""]
-    lines += paragraph(_summary(evidence, found, seconds), paper, BOLD if found else GREEN)
-    return "".join(f"{paper.finish(line)}\n" for line in lines)
+        lines += [*entry(finding, len(hosts), paper), paper.line()]
+    summary = _summary(evidence, found, seconds)
+    return paper.draw([*lines, paper.paragraph(summary, "bold" if found else "green")])
 
 
-def entry(finding: Finding, of: int, paper: Paper) -> Iterator[str]:
+def entry(finding: Finding, of: int, paper: Paper) -> Iterator[Text]:
     """The lines of one finding; ``of`` is how many hosts there are."""
-    head = paper.paint(f"{finding.severity.value:<9}", _COLORS[finding.severity])
-    yield f"{head}{paper.paint(_who(finding, of), BOLD)}: {clean(finding.subject)}"
-    for title, text, code in (
-        ("", finding.seen, 0),
-        ("expected ", finding.expected, DIM),
-        ("remedy   ", finding.remedy, 0),
+    yield paper.line(
+        (f"{finding.severity.value:<9}", _STYLES[finding.severity]),
+        (_who(finding, of), "bold"),
+        f": {clean(finding.subject)}",
+    )
+    for title, text, style in (
+        ("", finding.seen, ""),
+        ("expected ", finding.expected, "dim"),
+        ("remedy   ", finding.remedy, ""),
     ):
-        hang = _INDENT + " " * len(title)
-        yield from paragraph(clean(text), paper, code, indent=_INDENT + title, hang=hang)
+        if text:
+            yield paper.paragraph(clean(text), style, head=" " * 9 + title)
 
 
 def brief(finding: Finding, of: int) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from rich.cells import cell_len
+from rich.text import Text
 
 from dtrain.framing import clean
 from dtrain_cli.views import names
@@ -36,19 +38,20 @@ class Header:
     worker with the lowest rank."""
 
     def lines(self, columns: int, rows: int, seconds: float) -> list[str]:
-        """At most three lines, none wider than the terminal, and no more than half its height."""
+        """At most three lines, none wider than the terminal; with the empty line above them they
+        take no more than half its height."""
         if not self.run:
             return []
         width = max(1, columns - 1)  # A full last column makes some terminals wrap.
         title = f"── {clean(self.run)} · {state(self.hosts)} · {names.duration(seconds)} "
         title = fit(title, width)
-        title += "─" * (width - cells(title))
-        lines = [title, fit(f"   {summary(self.hosts, self.workers)}", width)]
+        lines = [title + "─" * (width - cell_len(title))]
+        lines.append(fit(f"   {summary(self.hosts, self.workers)}", width))
         head, text = self.progress
         if text:
             # Spread here what a terminal would: the width of a tab depends on where it stands.
             lines.append(fit(f"   {clean(head + text).expandtabs(4)}", width))
-        return lines[: max(1, rows // 2)]
+        return lines[: max(0, rows // 2 - 1)]
 
 
 def state(hosts: Mapping[str, str]) -> str:
@@ -81,24 +84,8 @@ def summary(hosts: Mapping[str, str], workers: int) -> str:
     return f"{said} · {names.count(workers, 'worker')}"
 
 
-def cells(text: str) -> int:
-    """Columns that printable text takes."""
-    return len(text) if text.isascii() else sum(map(_cell, text))
-
-
 def fit(text: str, width: int) -> str:
     """``text`` cut to ``width`` columns, with an ellipsis where something is missing."""
-    if cells(text) <= width:
-        return text
-    used = 0
-    for end, character in enumerate(text):
-        used += _cell(character)
-        if used > width - 1:
-            return f"{text[:end]}…"
-    return text
-
-
-def _cell(character: str) -> int:
-    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    fitted = Text(text)
+    fitted.truncate(width, overflow="ellipsis")
+    return fitted.plain

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
+from rich.text import Text
 
 from dtrain.framing import clean
 from dtrain.parallelism.answer import alternatives, explain
 from dtrain.parallelism.cluster.hardware import Hardware
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer, Question
-from dtrain_cli.views.paper import BOLD, DIM, GREEN, RED, Paper, entry, paragraph
+from dtrain_cli.views.paper import Paper
 from dtrain_cli.views.question import described, training_time
 
 
@@ -26,31 +30,30 @@ def as_text(
 
     ``count`` layouts are compared; ``notes`` are about the question, ``written`` about files.
     """
-    sections = [
+    sections: list[Iterable[RenderableType]] = [
         question(answer.question, notes, paper),
         _result(answer, paper),
         _memory(answer.best, paper),
         _time(answer.best, paper),
         _table(answer.shortlist(count), paper),
         _others(answer, table, paper),
-        (line for text in written for line in entry("Written", clean(text), paper)),
+        [paper.entry("Written", clean(text)) for text in written],
     ]
-    text = "\n\n".join("\n".join(lines) for section in sections if (lines := [*section])) + "\n"
-    return paper.finish(text)
+    return paper.sections(sections)
 
 
-def question(asked: Question, notes: Sequence[str], paper: Paper) -> Iterator[str]:
+def question(asked: Question, notes: Sequence[str], paper: Paper) -> Iterator[RenderableType]:
     """What was planned for, and where each part of it comes from."""
     for title, text in described(asked, notes):
-        yield from entry(title, text, paper)
+        yield paper.entry(title, text)
 
 
-def _result(answer: Answer, paper: Paper) -> Iterator[str]:
+def _result(answer: Answer, paper: Paper) -> Iterator[RenderableType]:
     best, question = answer.best, answer.question
     if answer.fits:
-        yield from paragraph(explain.headline(best), paper, BOLD)
-        yield from paragraph(explain.figures(best), paper)
-        yield from paragraph(training_time(answer), paper)
+        yield paper.paragraph(explain.headline(best), "bold")
+        yield paper.paragraph(explain.figures(best))
+        yield paper.paragraph(training_time(answer))
         return
     gpus = f"{question.cluster.gpus:,} × {question.cluster.gpu.name}"
     if question.pinned:
@@ -59,24 +62,24 @@ def _result(answer: Answer, paper: Paper) -> Iterator[str]:
         said = f"No layout that was asked for fits on {gpus}. Nearest: {explain.brief(best)}."
     else:
         said = f"Nothing fits on {gpus}. Nearest: {explain.brief(best)}."
-    yield from paragraph(said, paper, RED)
-    yield from paragraph(explain.headline(best), paper)
+    yield paper.paragraph(said, "red")
+    yield paper.paragraph(explain.headline(best))
 
 
-def _memory(best: Candidate, paper: Paper) -> Iterator[str]:
+def _memory(best: Candidate, paper: Paper) -> Iterator[RenderableType]:
     parts = {title: getattr(best.memory, name) for name, title in explain.MEMORY_PARTS.items()}
-    yield paper.paint("Memory", BOLD)
-    yield from paragraph(explain.fullness(best), paper, 0 if best.fits else RED)
-    yield from _stairs(parts, max(best.limit, best.memory.total), best.limit, explain.gib, paper)
+    yield paper.line(("Memory", "bold"))
+    yield paper.paragraph(explain.fullness(best), "" if best.fits else "red")
+    yield _stairs(parts, max(best.limit, best.memory.total), best.limit, explain.gib, paper)
 
 
-def _time(best: Candidate, paper: Paper) -> Iterator[str]:
+def _time(best: Candidate, paper: Paper) -> Iterator[RenderableType]:
     parts = {title: getattr(best.time, name) for name, title in explain.TIME_PARTS.items()}
     total = best.time.total
-    yield paper.paint("Time of a step", BOLD)
+    yield paper.line(("Time of a step", "bold"))
     aside = "" if best.fits else ", if it fitted"
-    yield f"{explain.seconds(total)}{aside}"
-    yield from _stairs(parts, total, None, explain.seconds, paper)
+    yield paper.line(f"{explain.seconds(total)}{aside}")
+    yield _stairs(parts, total, None, explain.seconds, paper)
 
 
 def _stairs(
@@ -85,29 +88,41 @@ def _stairs(
     limit: float | None,
     said: Callable[[float], str],
     paper: Paper,
-) -> Iterator[str]:
+) -> RenderableType:
     """A bar for each part, which begins where the one before it ends; ``limit`` is a line."""
-    shown = {title: value for title, value in parts.items() if value > 0.0005 * whole}
-    rows = [(title, said(value), f"{value / whole * 100:.0f} %") for title, value in shown.items()]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    head = 2 + sum(widths) + 6
-    room = max(10, paper.width - head - 1)
-    mark = None if limit is None else round(limit / whole * room)
+    rows: list[list[RenderableType]] = []
     before = 0.0
-    for (title, amount, share), value in zip(rows, shown.values(), strict=True):
-        start = min(room - 1, round(before / whole * room))
-        before += value
-        end = max(start + 1, round(before / whole * room))
-        cells = [" "] * (room + 1)
-        cells[start:end] = "█" * (end - start)
-        if mark is not None:
-            cells[mark] = "│" if cells[mark] == " " else cells[mark]
-        over = mark is not None and end > mark
-        bar = paper.paint("".join(cells).rstrip(), RED if over else GREEN)
-        yield (
-            f"  {title:<{widths[0]}}  {amount:>{widths[1]}}  "
-            f"{paper.paint(f'{share:>{widths[2]}}', DIM)}  {bar}"
-        ).rstrip()
+    mark = None if limit is None else limit / whole
+    for title, value in parts.items():
+        if value > _NEGLIGIBLE * whole:
+            share = value / whole
+            bar = _Bar(before, before + share, mark)
+            rows.append([title, said(value), Text(f"{share * 100:.0f} %", "dim"), bar])
+            before += share
+    return paper.table("lrrb", rows, indent=2, width=paper.width)
+
+
+class _Bar:
+    """From one share of the whole to another, with a line at ``mark``, as wide as there is room.
+
+    `rich.bar.Bar` has no such line.
+    """
+
+    def __init__(self, begin: float, end: float, mark: float | None) -> None:
+        self._begin, self._end, self._mark = begin, end, mark
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(11, options.max_width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        room = options.max_width - 1
+        begin = min(room - 1, round(self._begin * room))
+        end = max(begin + 1, round(self._end * room))
+        cells = [" "] * begin + ["█"] * (end - begin) + [" "] * (room + 1 - end)
+        mark = room + 1 if self._mark is None else round(self._mark * room)
+        if mark <= room and cells[mark] == " ":
+            cells[mark] = "│"
+        yield Text("".join(cells), "red" if end > mark else "green")
 
 
 _TITLES = {
@@ -116,32 +131,24 @@ _TITLES = {
 }  # fmt: skip
 """What columns are called where there is little room."""
 _TEXTS = ("sharding", "recompute", "offload")
+_NEGLIGIBLE = 0.0005
+"""Share of the whole below which a part is left out."""
 
 
-def _table(candidates: Sequence[Candidate], paper: Paper) -> Iterator[str]:
+def _table(candidates: Sequence[Candidate], paper: Paper) -> Iterator[RenderableType]:
     if len(candidates) < 2:
         return
-    yield paper.paint("The best few that differ", BOLD)
+    yield paper.line(("The best few that differ", "bold"))
     columns = _columns(candidates)
-    widths = {title: max(len(title), *map(len, values)) for title, values in columns.items()}
-    short = sum(widths.values()) + 2 * len(widths) > paper.columns
-    titles = {title: _TITLES.get(title, title) if short else title for title in columns}
-    widths = {
-        title: max(len(titles[title]), *map(len, values)) for title, values in columns.items()
-    }
-
-    def row(cells: Mapping[str, str]) -> str:
-        padded = (
-            f"{cells[title]:<{width}}" if title in _TEXTS else f"{cells[title]:>{width}}"
-            for title, width in widths.items()
-        )
-        return "  " + "  ".join(padded).rstrip()
-
-    yield paper.paint(row(titles), DIM)
-    for number in range(len(candidates)):
-        line = row({title: values[number] for title, values in columns.items()})
-        yield paper.paint(line, BOLD) if number == 0 else line
-    yield from paragraph(_legend(titles, columns), paper, DIM, indent="  ")
+    align = "".join("l" if title in _TEXTS else "r" for title in columns)
+    rows = [*zip(*columns.values(), strict=True)]
+    for short in (False, True):
+        titles = {title: _TITLES.get(title, title) if short else title for title in columns}
+        table = paper.table(align, rows, titles=[*titles.values()], styles=["bold"], indent=2)
+        if paper.fits(table):
+            break
+    yield table
+    yield paper.paragraph(_legend(titles, columns), "dim", head="  ")
 
 
 def _columns(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
@@ -187,14 +194,14 @@ def _legend(titles: Mapping[str, str], columns: Mapping[str, list[str]]) -> str:
     return "; ".join(said) + "."
 
 
-def _others(answer: Answer, table: Hardware, paper: Paper) -> Iterator[str]:
+def _others(answer: Answer, table: Hardware, paper: Paper) -> Iterator[RenderableType]:
     """Why not otherwise; and where nothing fits, what would."""
     remedies = alternatives.remedies(answer, table)
     if remedies:
         title = "Without offload" if answer.fits else "What would fit"
-        yield paper.paint(title, BOLD)
+        yield paper.line((title, "bold"))
         for sentence in remedies:
-            yield from paragraph(f"- {sentence}", paper, indent="  ", hang="    ")
+            yield paper.paragraph(sentence, head="  - ")
     said = [
         text for text in (alternatives.textbook(answer),) if text and not answer.question.pinned
     ]
@@ -204,9 +211,9 @@ def _others(answer: Answer, table: Hardware, paper: Paper) -> Iterator[str]:
     if not said and not rivals:
         return
     if remedies:
-        yield ""
-    yield paper.paint("Why not otherwise", BOLD)
+        yield paper.line()
+    yield paper.line(("Why not otherwise", "bold"))
     for text in said:
-        yield from paragraph(f"- {text}", paper, indent="  ", hang="    ")
+        yield paper.paragraph(text, head="  - ")
     for rival in rivals:
-        yield from paragraph(f"- {rival.sentence}", paper, indent="  ", hang="    ")
+        yield paper.paragraph(rival.sentence, head="  - ")

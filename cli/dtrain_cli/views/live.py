@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dtrain.session.feed import StreamKey
 from dtrain_cli.views import names
-from dtrain_cli.views.header import BAD, Header, cells
+from dtrain_cli.views.header import BAD, Header
 from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.plain import Plain
 
@@ -25,15 +25,20 @@ _BUFFERED = 64 << 10
 
 
 class Live(Plain):
-    """The header is on stderr. Each write takes it away, prints, and puts it back, so that what
-    comes from elsewhere meanwhile (an echoed ^C) costs a line of it at most."""
+    """The header is on stderr. Each write erases it, prints, and draws it again.
+
+    In between the cursor waits on an empty line above the header. So an echoed ^C is erased with
+    it, a line from elsewhere (an `ssh` of a ProxyCommand) stays whole, and a new size of the
+    terminal cannot change how far it is to the header's beginning. `rich.live` leaves the cursor
+    at the end: an echo that wraps, or a narrower window, then leaves lines of the header behind.
+    """
 
     def __init__(self, out: Outlet, err: Outlet, *, fold: bool, color: tuple[bool, bool]) -> None:
         # On one terminal, one file descriptor keeps everything in order and in one piece.
         super().__init__(err if out.same_terminal(err) else out, err, fold=fold, color=color)
         self._header = Header()
         self._began = time.monotonic()
-        self._drawn: list[int] = []
+        self._drawn = False
         self._written = 0.0
         self._size = 0
         self._stale = False
@@ -107,22 +112,16 @@ class Live(Plain):
     def _draw(self, now: float) -> None:
         columns, rows = self._err.size()
         lines = self._header.lines(columns, rows, now - self._began)
-        erase = self._erase()
-        self._drawn = [cells(line) for line in lines]
         if lines and self._color["stderr"]:
-            lines[0] = names.paint(lines[0], 2)
-        self._write(erase, "\n".join(lines))
+            lines[0] = names.paint(lines[0], "dim")
+        erase, self._drawn = self._erase(), bool(lines)
+        header = "".join(f"\n{line}" for line in lines)
+        self._write(erase, f"{header}\r\x1b[{len(lines)}A" if lines else "")
         self._written, self._size, self._stale = now, 0, False
 
     def _erase(self) -> str:
-        """Moves from the end of the header to where it began, and clears from there."""
-        if not self._drawn:
-            return ""
-        columns, _ = self._err.size()
-        # A terminal that has become narrower has wrapped what is there.
-        rows = sum(max(1, -(-width // columns)) for width in self._drawn)
-        self._drawn = []
-        return "\r" + (f"\x1b[{rows - 1}A" if rows > 1 else "") + "\x1b[J"
+        drawn, self._drawn = self._drawn, False
+        return "\r\x1b[J" if drawn else ""
 
     def _put(self, fd: str, text: str) -> None:
         super()._put(fd, text)

@@ -10,8 +10,8 @@ from pathlib import Path
 from dtrain.framing import clean
 from dtrain.hostlist import fold
 
-_COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
-"""SGR codes of prefixes; red is kept for errors."""
+_COLORS = ("cyan", "green", "yellow", "magenta", "blue")
+"""Of prefixes, each also bright; red is kept for errors."""
 
 
 def prefix(host: str, label: str, host_width: int = 0, label_width: int = 0) -> str:
@@ -19,14 +19,20 @@ def prefix(host: str, label: str, host_width: int = 0, label_width: int = 0) -> 
     return f"[{clean(host):<{host_width}} {clean(label):>{label_width}}] "
 
 
-def paint(text: str, code: int | str) -> str:
-    return f"\x1b[{code}m{text}\x1b[0m"
+def paint(text: str, style: str) -> str:
+    """``text`` in one of rich's styles, as a terminal takes it."""
+    # What is written into a pipe needs no rich.
+    from rich.color import ColorSystem
+    from rich.style import Style
+
+    return Style.parse(style).render(text, color_system=ColorSystem.STANDARD)
 
 
-def color_of(host: str, label: str) -> int:
-    """The SGR code of a rank: the same in every run."""
+def color_of(host: str, label: str) -> str:
+    """The style of a rank: the same in every run."""
     number = int(label) if label.isdecimal() else zlib.crc32(f"{host} {label}".encode())
-    return _COLORS[number % len(_COLORS)]
+    bright, color = divmod(number % (2 * len(_COLORS)), len(_COLORS))
+    return f"bright_{_COLORS[color]}" if bright else _COLORS[color]
 
 
 def hosts(names: Iterable[str]) -> str:

@@ -1,70 +1,142 @@
-"""The sheet that plans are written on: its width, its colors, and what it cannot show."""
+"""Reports for a person, drawn by rich on a terminal or into a pipe of a known width."""
 
 from __future__ import annotations
 
+import io
 import re
 import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 
-from dtrain_cli.views import names
-
-BOLD, DIM, RED, GREEN = 1, 2, 31, 32
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+from rich.segment import Segment, Segments
+from rich.table import Column, Table
+from rich.text import Text
 
 _WIDEST = 110
 """Columns of text that are still pleasant to read."""
+_UNLIMITED = 1 << 14
+"""Columns of a table in a pipe, where nothing is squeezed."""
 _ASCII = str.maketrans({"×": "x", "█": "#", "│": "|", "…": "..."})
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|s|ms|GB|GiB|x|×)(?:\W|$))")
 
 
-@dataclass(frozen=True, slots=True)
 class Paper:
-    """What the text is written for."""
+    """What a report is drawn on. Texts from files and hosts must have gone through `clean`; rich
+    interprets nothing in them: no markup, no emoji codes, no highlighting."""
 
-    columns: int
-    color: bool
-    unicode: bool
-    """Whether it can show more than ASCII."""
+    def __init__(self, columns: int, *, color: bool, unicode: bool, terminal: bool = False) -> None:
+        """``unicode`` says whether it can show more than ASCII."""
+        self.columns = columns
+        self.width = max(40, min(columns - 1, _WIDEST))
+        self.color = color
+        self._unicode = unicode
+        self._console = Console(
+            file=io.StringIO(),
+            width=columns if terminal else _UNLIMITED,
+            height=25,
+            force_terminal=color,
+            color_system="standard" if color else None,
+            no_color=not color,
+            markup=False,
+            emoji=False,
+            highlight=False,
+            legacy_windows=False,
+        )
 
-    @property
-    def width(self) -> int:
-        return max(40, min(self.columns - 1, _WIDEST))
+    def paragraph(self, text: str, style: str = "", head: str | Text = "") -> Text:
+        """``text`` wrapped to the right of ``head``. Numbers keep their units; words such as paths
+        and commands stay whole, to be copied."""
+        head = Text(head, style) if isinstance(head, str) else head
+        # rich would cut long words, or not wrap at all; and it breaks at no-break spaces.
+        lines = textwrap.wrap(
+            _UNIT.sub("\N{NO-BREAK SPACE}", text),
+            self.width - head.cell_len,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        wrapped = f"\n{' ' * head.cell_len}".join(lines).replace("\N{NO-BREAK SPACE}", " ")
+        return _unwrapped(head + Text(wrapped, style))
 
-    def paint(self, text: str, code: int) -> str:
-        return names.paint(text, code) if self.color and text and code else text
+    def entry(self, title: str, text: str) -> Text:
+        """``Model    100.4B parameters …``."""
+        return self.paragraph(text, head=Text(f"{title:<9}", "bold"))
 
-    def finish(self, text: str) -> str:
-        """In the characters that can be shown."""
-        if self.unicode:
+    def line(self, *parts: str | tuple[str, str]) -> Text:
+        """Texts, or texts with their styles, on one line that is never wrapped or cut."""
+        return _unwrapped(Text.assemble(*parts))
+
+    def table(
+        self,
+        align: str,
+        rows: Iterable[Sequence[RenderableType]],
+        *,
+        titles: Sequence[str] = (),
+        styles: Sequence[str] = (),
+        indent: int = 0,
+        width: int | None = None,
+    ) -> Table:
+        """Columns that are two apart, or ``indent`` where it is given.
+
+        ``align`` has a letter for each: ``l`` left, ``r`` right, ``w`` left and wrapped where the
+        terminal is too narrow, ``b`` whatever is left of ``width``. ``styles`` are those of the
+        first rows.
+        """
+        columns = [
+            Column(
+                title,
+                justify="right" if kind == "r" else "left",
+                no_wrap=kind != "w",
+                overflow="fold",
+                ratio=1 if kind == "b" else None,
+            )
+            for kind, title in zip(align, titles or [""] * len(align), strict=True)
+        ]
+        table = Table(
+            *columns,
+            box=None,
+            show_header=bool(titles),
+            header_style="dim",
+            padding=(0, 0, 0, indent) if indent else (0, 2, 0, 0),
+            pad_edge=bool(indent),
+            width=width,
+        )
+        for number, row in enumerate(rows):
+            cells = [Text(cell) if isinstance(cell, str) else cell for cell in row]
+            table.add_row(*cells, style=styles[number] if number < len(styles) else None)
+        return table
+
+    def fits(self, table: Table) -> bool:
+        """Whether the table is no wider than the paper."""
+        options = self._console.options.update(width=_UNLIMITED)
+        return Measurement.get(self._console, options, table).maximum <= self.columns
+
+    def sections(self, sections: Iterable[Iterable[RenderableType]]) -> str:
+        """Those that have something in them, with an empty line between them."""
+        return "\n".join(text for parts in sections if (text := self.draw(parts)))
+
+    def draw(self, parts: Iterable[RenderableType]) -> str:
+        """Each part on lines of its own, which have no blanks at their ends."""
+        with self._console.capture() as captured:
+            for part in parts:
+                for line in Segment.split_lines(self._console.render(part)):
+                    segments = Segments([*_stripped(line), Segment.line()])
+                    self._console.print(segments, soft_wrap=True)
+        text = captured.get()
+        if self._unicode:
             return text
         return text.translate(_ASCII).encode("ascii", "replace").decode()
 
 
-def entry(title: str, text: str, paper: Paper) -> Iterator[str]:
-    """``Model    100.4B parameters …``, wrapped beside its title."""
-    first, *rest = _wrapped(text, paper.width - 9) or [""]
-    yield f"{paper.paint(f'{title:<9}', BOLD)}{first}"
-    yield from (" " * 9 + line for line in rest)
+def _unwrapped(text: Text) -> Text:
+    text.no_wrap, text.overflow = True, "ignore"
+    return text
 
 
-def paragraph(
-    text: str, paper: Paper, code: int = 0, *, indent: str = "", hang: str | None = None
-) -> Iterator[str]:
-    """Wrapped text; ``hang`` is the indent of all lines but the first."""
-    lines = _wrapped(text, paper.width, indent, indent if hang is None else hang)
-    for line in lines:
-        yield paper.paint(line, code) if code else line
-
-
-def _wrapped(text: str, width: int, indent: str = "", hang: str = "") -> list[str]:
-    """Lines of the text, in which numbers keep their units."""
-    tied = re.sub(r"(?<=\d) (?=(?:%|s|ms|GB|GiB|x|×)(?:\W|$))", "\N{NO-BREAK SPACE}", text)
-    lines = textwrap.wrap(
-        tied,
-        width,
-        initial_indent=indent,
-        subsequent_indent=hang,
-        # Paths and commands are there to be copied.
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+def _stripped(line: Sequence[Segment]) -> Iterator[Segment]:
+    kept = [*line]
+    while kept and not kept[-1].text.strip(" "):
+        kept.pop()
+    yield from kept[:-1]
+    for last in kept[-1:]:
+        yield Segment(last.text.rstrip(" "), last.style)

@@ -101,11 +101,10 @@ class Plain:
         from dtrain_cli.views.paper import Paper
 
         columns, _ = self._err.size()
-        paper = Paper(columns, self._color["stderr"], unicode=True)
+        paper = Paper(columns, color=self._color["stderr"], unicode=True)
         errors = [finding for finding in findings if finding.severity is Severity.ERROR]
         for finding in errors:
-            lines = ["", *entry(finding, self._hosts, paper)]
-            self._put("stderr", "".join(f"{line}\n" for line in lines))
+            self._put("stderr", "\n" + paper.draw(entry(finding, self._hosts, paper)))
         warnings = [finding for finding in findings if finding not in errors]
         if errors and warnings:
             self._put("stderr", "\n")
@@ -117,7 +116,7 @@ class Plain:
             self.notice(f"{others}`dtrain check` tells what to do about warnings")
 
     def notice(self, text: str) -> None:
-        head = names.paint("dtrain:", 1) if self._color["stderr"] else "dtrain:"
+        head = names.paint("dtrain:", "bold") if self._color["stderr"] else "dtrain:"
         for line in text.splitlines():
             self._put("stderr", f"{head} {clean(line)}\n")
 

@@ -27,20 +27,20 @@ def render(report: Report, paths: Mapping[StreamKey, str], *, color: bool) -> st
         lines.append("")
         first = report.failures[0] if report.failures else None
         if first is not None and report.exit_code == ExitCode.JOB_FAILED:
-            lines.append(_mark("error", 31, color) + _headline(first))
+            lines.append(_mark("error", "red", color) + _headline(first))
             lines += _traceback(first, paths)
             lines += _consequences(report.failures[1:])
         else:
-            lines.append(_mark("error", 31, color) + clean(report.reason))
+            lines.append(_mark("error", "red", color) + clean(report.reason))
             lines += _consequences(report.failures)
     lines += _problems(report, color)
     if report.hint:
-        lines += _marked("hint", 36, report.hint, color)
+        lines += _marked("hint", "cyan", report.hint, color)
     word = "done in" if report.exit_code == ExitCode.OK else "failed after"
     reason = "" if failed else f": {clean(report.reason)}"
     if report.exit_code == ExitCode.INTERRUPTED:
         word = "stopped after"
-    head = names.paint("dtrain:", 1) if color else "dtrain:"
+    head = names.paint("dtrain:", "bold") if color else "dtrain:"
     lines.append(f"{head} {word} {after}{reason}{logs}")
     return "".join(f"{line}\n" for line in lines)
 
@@ -90,19 +90,19 @@ def _problems(report: Report, color: bool) -> list[str]:
     problems = [text for text in report.problems if text != report.reason]
     lines: list[str] = []
     for text in problems[:_MAX_PROBLEMS]:
-        lines += _marked("problem", 33, text, color)
+        lines += _marked("problem", "yellow", text, color)
     if len(problems) > _MAX_PROBLEMS:
-        lines += _marked("problem", 33, f"and {len(problems) - _MAX_PROBLEMS} more", color)
+        lines += _marked("problem", "yellow", f"and {len(problems) - _MAX_PROBLEMS} more", color)
     return lines
 
 
-def _marked(word: str, code: int, text: str, color: bool) -> list[str]:
+def _marked(word: str, style: str, text: str, color: bool) -> list[str]:
     first, *rest = [_cut(clean(line)) for line in text.strip("\n").split("\n")]
-    return [_mark(word, code, color) + first, *(f"    {line}" for line in rest)]
+    return [_mark(word, style, color) + first, *(f"    {line}" for line in rest)]
 
 
-def _mark(word: str, code: int, color: bool) -> str:
-    return names.paint(f"{word}:", f"1;{code}") + " " if color else f"{word}: "
+def _mark(word: str, style: str, color: bool) -> str:
+    return names.paint(f"{word}:", f"bold {style}") + " " if color else f"{word}: "
 
 
 def _cut(line: str) -> str:

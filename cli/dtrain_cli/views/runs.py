@@ -6,25 +6,32 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dtrain.framing import clean
 from dtrain.session.status import HostStatus, ProcessStatus, RunStatus, age
 from dtrain_cli.views import names
 from dtrain_cli.views.report import render
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from dtrain_cli.views.paper import Paper
+
 SCHEMA = 1
+_STYLES = {"running": "green", "failed": "red", "unattended": "yellow"}
 
 
-def table(runs: Sequence[RunStatus], *, of: int) -> str:
+def table(runs: Sequence[RunStatus], paper: Paper, *, of: int) -> str:
     """A line for each of ``runs``, which are some of all ``of`` that there are."""
     if not runs:
         return "no runs on this machine\n"
-    rows = [("RUN", "STATE", "STARTED", "HOSTS", "WORKERS", "PROGRESS")]
-    rows += [
+    titles = ("RUN", "STATE", "STARTED", "HOSTS", "WORKERS", "PROGRESS")
+    rows = [
         (
             run.run,
-            run.state,
+            _state(run, paper),
             f"{names.duration(age(run.started))} ago",
             names.hosts(list(run.hosts)),
             str(run.workers) if not run.unreadable else "",
@@ -32,43 +39,46 @@ def table(runs: Sequence[RunStatus], *, of: int) -> str:
         )
         for run in runs
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    lines: list[RenderableType] = [paper.table("lllwlw", rows, titles=titles)]
     if any(run.state == "unattended" for run in runs):
-        lines += ["", "nobody is in charge of unattended runs: `dtrain attach RUN`, or stop them"]
+        lines += [
+            "",
+            "nobody is in charge of unattended runs: `dtrain attach RUN`, or stop them",
+        ]
     for run in runs:
         if run.unreadable_lines:
             lines += ["", f"{run.run}: {_unreadable_lines(run)}"]
     if of > len(runs):
         lines += ["", f"{of - len(runs)} more with --all"]
-    return "".join(f"{line}\n" for line in lines)
+    return paper.draw(_plain(lines, paper))
 
 
-def details(run: RunStatus) -> str:
+def details(run: RunStatus, paper: Paper) -> str:
     """One run: how it stands, its hosts, and how it ended."""
-    lines = [
-        f"run      {run.run}",
-        f"state    {run.state}" + (f" (process {run.in_charge})" if run.in_charge else ""),
-        f"started  {names.duration(age(run.started))} ago",
-        f"workers  {run.workers}",
+    facts = [
+        ("run", run.run),
+        ("state", run.state + (f" (process {run.in_charge})" if run.in_charge else "")),
+        ("started", f"{names.duration(age(run.started))} ago"),
+        ("workers", str(run.workers)),
+        ("progress", _progress(run)),
+        ("logs", names.path(run.folder)),
+        ("journal", _unreadable_lines(run) if run.unreadable_lines else ""),
     ]
-    if progress := _progress(run):
-        lines.append(f"progress {progress}")
-    lines.append(f"logs     {names.path(run.folder)}")
-    if run.unreadable_lines:
-        lines.append(f"journal  {_unreadable_lines(run)}")
-    lines.append("")
-    lines += _hosts(run.hosts)
+    lines: list[RenderableType] = [
+        paper.line((f"{title:<9}", "bold"), clean(text)) for title, text in facts if text
+    ]
+    lines += ["", paper.table("lw", _hosts(run.hosts))]
     if run.state == "unattended":
         lines += [
             "",
             "nobody is in charge of it: `dtrain attach` takes it up, `dtrain stop` ends it",
         ]
-    text = "".join(f"{clean(line)}\n" for line in lines)
-    return text + (f"\n{render(run.report, {}, color=False)}" if run.report else "")
+    text = paper.draw(_plain(lines, paper))
+    return text + (f"\n{render(run.report, {}, color=paper.color)}" if run.report else "")
+
+
+def _plain(lines: Sequence[RenderableType], paper: Paper) -> list[RenderableType]:
+    return [paper.line(clean(line)) if isinstance(line, str) else line for line in lines]
 
 
 def as_json(runs: Sequence[RunStatus]) -> str:
@@ -77,20 +87,25 @@ def as_json(runs: Sequence[RunStatus]) -> str:
     return json.dumps({"schema": SCHEMA, "runs": _finite(body)}, indent=2) + "\n"
 
 
+def _state(run: RunStatus, paper: Paper) -> Text:
+    return paper.line((clean(run.state), _STYLES.get(run.state, "")))
+
+
 def _unreadable_lines(run: RunStatus) -> str:
     return f"{names.count(run.unreadable_lines, 'journal line')} could not be read"
 
 
-def _hosts(hosts: Mapping[str, HostStatus]) -> list[str]:
+def _hosts(hosts: Mapping[str, HostStatus]) -> list[tuple[str, str]]:
     """A line for each group of hosts that are alike."""
     alike: dict[object, list[str]] = {}
     for host, status in hosts.items():
         fates = frozenset((one.ended is None, one.code, one.signal) for one in status.processes)
         key = (status.state, status.detail, status.since is None, fates)
         alike.setdefault(key, []).append(host)
-    groups = {names.hosts(those): [hosts[host] for host in those] for those in alike.values()}
-    width = max(map(len, groups), default=0)
-    return [f"{who:<{width}}  {_host(those)}" for who, those in groups.items()]
+    return [
+        (names.hosts(those), clean(_host([hosts[host] for host in those])))
+        for those in alike.values()
+    ]
 
 
 def _host(those: Sequence[HostStatus]) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rich.console import RenderableType
+
 from dtrain.parallelism.answer import explain
 from dtrain.parallelism.question import Question
 from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan
 from dtrain_cli.views.layouts import question as asked
-from dtrain_cli.views.paper import BOLD, RED, Paper, paragraph
+from dtrain_cli.views.paper import Paper
 
 
 def as_text(
@@ -17,35 +19,35 @@ def as_text(
     """The whole view, which ends with a newline."""
     sections = [
         asked(question, notes, paper),
-        paragraph(found.sentence, paper, BOLD if found.strategy else RED),
+        [paper.paragraph(found.sentence, "bold" if found.strategy else "red")],
         _strategies(found, paper),
         _assignment(found, paper),
         _notes(found, paper),
     ]
-    text = "\n\n".join("\n".join(lines) for section in sections if (lines := [*section])) + "\n"
-    return paper.finish(text)
+    return paper.sections(sections)
 
 
-def _strategies(found: TensorFlowPlan, paper: Paper) -> Iterator[str]:
-    yield paper.paint("Strategies of tf.distribute", BOLD)
+def _strategies(found: TensorFlowPlan, paper: Paper) -> Iterator[RenderableType]:
+    yield paper.line(("Strategies of tf.distribute", "bold"))
     for verdict in found.verdicts:
         word = "fits" if verdict.fits else "does not fit"
-        text = f"- {verdict.name} {word}: {verdict.reason}"
-        yield from paragraph(text, paper, indent="  ", hang="    ")
+        yield paper.paragraph(f"{verdict.name} {word}: {verdict.reason}", head="  - ")
 
 
-def _assignment(found: TensorFlowPlan, paper: Paper) -> Iterator[str]:
+def _assignment(found: TensorFlowPlan, paper: Paper) -> Iterator[RenderableType]:
     """Which layers go to which GPU where the model is split by hand."""
     if found.assignment is None:
         return
-    yield paper.paint("Split by hand over the GPUs of each host (tf.device)", BOLD)
-    width = max(len(placed.what) for placed in found.assignment.gpus)
-    for placed in found.assignment.gpus:
-        total = placed.memory.total
-        line = f"  GPU:{placed.gpu}  {placed.what:<{width}}  {explain.gib(total):>10}"
-        yield line if total <= found.limit else paper.paint(line, RED)
+    yield paper.line(("Split by hand over the GPUs of each host (tf.device)", "bold"))
+    placed = found.assignment.gpus
+    yield paper.table(
+        "llr",
+        [[f"GPU:{one.gpu}", one.what, f"{explain.gib(one.memory.total):>10}"] for one in placed],
+        styles=["" if one.memory.total <= found.limit else "red" for one in placed],
+        indent=2,
+    )
 
 
-def _notes(found: TensorFlowPlan, paper: Paper) -> Iterator[str]:
+def _notes(found: TensorFlowPlan, paper: Paper) -> Iterator[RenderableType]:
     for note in found.notes:
-        yield from paragraph(note, paper)
+        yield paper.paragraph(note)
