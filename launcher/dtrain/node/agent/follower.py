@@ -1,0 +1,139 @@
+"""Sends what is new in the files of a run: events, progress and the workers' output."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+from dtrain.node.agent.events import EventReader
+from dtrain.node.agent.progress import ProgressFiles
+from dtrain.node.agent.wire import CHUNK, raw
+from dtrain.node.agent.worker_files import open_regular
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dtrain.node.agent.launcher_channel import LauncherChannel
+    from dtrain.node.agent.wire import Json
+
+PROGRESS_SECONDS = 0.1
+"""Between two looks at the progress files."""
+
+
+class OutputFile:
+    """A file that a worker writes to."""
+
+    def __init__(self, number: int, path: bytes, offset: int, fd: int = -1) -> None:
+        """``fd``: the file, if it is open already."""
+        self.number = number
+        self.offset = offset
+        self._path = path
+        self._fd = fd
+
+    def read(self) -> bytes:
+        """What comes next; empty if there is nothing new."""
+        try:
+            if self._fd < 0:
+                self._fd = open_regular(self._path)
+            return os.pread(self._fd, CHUNK, self.offset)
+        except OSError:
+            return b""
+
+
+class Follower:
+    """The files of one run, each read from an offset on."""
+
+    def __init__(self, folder: bytes, channel: LauncherChannel) -> None:
+        self._folder = folder
+        self._channel = channel
+        self._events = EventReader(b"")
+        self._events_from = 0
+        self._events_only = False
+        self._offsets: dict[str, int] = {}
+        self._progress = ProgressFiles(folder, {}, False)
+        self._progress_at = 0.0
+        self._outputs: dict[bytes, int] = {}
+        self._streams: list[OutputFile] = []
+        self.ended = False
+        """Whether the last event was read."""
+
+    def begin(self, events: EventReader) -> None:
+        self._events = events
+
+    def continue_from(self, offsets: dict[str, int], *, events_only: bool) -> None:
+        """Send each stream from the offset given, or from its beginning."""
+        self._offsets = offsets
+        self._events_only = events_only
+        self._events_from = offsets.get("events", 0)
+        self._progress = ProgressFiles(self._folder, offsets, True)
+
+    def send_events(self) -> bool:
+        """Send new events. Whether there were any; so for the other methods."""
+        found = self._events.read()
+        for event, end in found:
+            if event["event"] == "started":
+                name = "%s-%d" % (event["role"], event["index"])
+                path = os.path.join(self._folder, raw(name))
+                self._add(name, path + b".out", path + b".err", event["role"], event)
+            elif event["event"] == "rank":
+                with contextlib.suppress(UnicodeEncodeError):  # no supervisor's
+                    place = os.path.join(self._folder, raw(event["logs"]))
+                    paths = os.path.join(place, b"stdout.log"), os.path.join(place, b"stderr.log")
+                    self._add("rank-%d" % event["rank"], *paths, "worker", event)
+            elif event["event"] == "ended":
+                self.ended = True
+            if end > self._events_from:
+                self._channel.tell("event", offset=end, event=event)
+        return bool(found)
+
+    def send_outputs(self, over: bool) -> bool:
+        """Send what is new in the workers' files; ``over`` if nothing will follow."""
+        found = not self._events_only and self._send_progress(over)
+        for stream in self._streams:
+            found |= self._send_stream(stream)
+        return found
+
+    def open_outputs(self, command: Json) -> None:
+        """Open the output files before there are workers that could remove them."""
+        for process in command["processes"]:
+            name = "%s-%d" % (process["role"], process["index"])
+            for suffix in (".out", ".err"):
+                path = os.path.join(self._folder, raw(name + suffix))
+                with contextlib.suppress(OSError):
+                    self._outputs[path] = open_regular(path)
+
+    def _send_progress(self, over: bool) -> bool:
+        """What workers have reported with `dtrain.runtime` since the last look."""
+        now = time.monotonic()
+        if now < self._progress_at and not over:
+            return False
+        self._progress_at = now + PROGRESS_SECONDS
+        found = False
+        for name, end, said in self._progress.read():
+            found = True
+            self._channel.tell("progress", name=name, offset=end, said=said)
+        for notice in self._progress.notices:
+            self._channel.tell("notice", text=notice)
+        self._progress.notices.clear()
+        return found
+
+    def _add(self, name: str, out: bytes, err: bytes, role: str, event: Json) -> None:
+        if self._events_only:
+            return
+        rank = event["rank"]
+        index = rank if event["event"] == "rank" else event["index"]
+        for fd, suffix, path in (("stdout", ".out", out), ("stderr", ".err", err)):
+            full = name + suffix
+            offset, opened = self._offsets.get(full, 0), self._outputs.pop(path, -1)
+            stream = OutputFile(len(self._streams) + 1, path, offset, opened)
+            self._streams.append(stream)
+            self._channel.tell(
+                "stream", id=stream.number, name=full, role=role, index=index, rank=rank, fd=fd
+            )
+
+    def _send_stream(self, stream: OutputFile) -> bool:
+        data = stream.read()
+        if data:
+            self._channel.send_data(stream.number, stream.offset, data)
+            stream.offset += len(data)
+        return bool(data)

@@ -1,0 +1,246 @@
+"""Preparing a launch: the guard, the setup lines, and the start of the supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import sys
+import threading
+
+from dtrain.node.agent.control import CONTROL_FD, REQUEST_FD
+from dtrain.node.agent.evidence import tail_of
+from dtrain.node.agent.folder import (
+    cannot_write,
+    check_workdir,
+    create,
+    discard,
+    expand,
+    make_folder,
+)
+from dtrain.node.agent.processes import reap
+from dtrain.node.agent.spawn import spawn, why_not_executed
+from dtrain.node.agent.sweep import Sweep, adopt_orphans, load_prctl
+from dtrain.node.agent.wire import RefusedError, encode, raw, shown, write_all
+from dtrain.node.boot import ISOLATED, boot_text, framed, pack
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dtrain.node.agent.supervisor_connection import SupervisorConnection
+    from dtrain.node.agent.sweep import Tag
+    from dtrain.node.agent.wire import Json
+    from dtrain.node.importer import Importer
+    from dtrain.node.trust import Trust
+
+SUPERVISOR = "dtrain.node.agent.supervisor"
+KEEP, UNDO = b"k", b"u"
+"""What the relay tells the guard."""
+
+
+class Launch:
+    """One launch, from its command to a supervisor that is ready to start the processes."""
+
+    def __init__(
+        self,
+        command: Json,
+        folder: bytes,
+        tag: Tag,
+        trust: Trust,
+        supervisor: SupervisorConnection,
+        importer: Importer,
+    ) -> None:
+        self._command = command
+        self._folder = folder
+        self._tag = tag
+        self._trust = trust
+        self._supervisor = supervisor
+        self._importer = importer
+        self._guard = 0
+        self._guard_pipe = -1  # tells the guard what to do
+        self.aborted = False
+        """Set by the thread that reads commands, where the launcher has called the launch off."""
+        self.up = False
+        """Whether there is a supervisor that takes commands."""
+
+    def begin(self) -> None:
+        """Check the working folder and start the guard. Raises RefusedError."""
+        command = self._command
+        workdir = expand(command["workdir"])
+        if not os.path.isdir(workdir):
+            there = os.path.exists(workdir)
+            raise RefusedError(
+                "workdir",
+                "workdir %s %s" % (shown(workdir), "is not a folder" if there else "not found"),
+                "create it on this host, or let `job.sync` send your files there",
+            )
+        if not os.access(workdir, os.X_OK):
+            raise RefusedError(
+                "workdir",
+                "workdir %s may not be entered: permission denied" % shown(workdir),
+                "choose a `job.workdir` that you can use on this host",
+            )
+        # Setup may make the script.
+        check_workdir(self._trust, workdir, command.get("script"), complete=False)
+        self._start_guard(workdir)
+
+    def finish(self) -> Json:
+        """Wait until the launch is prepared or undone: the message for the launcher."""
+        answer = self._await_prepared()
+        with contextlib.suppress(OSError):  # it has already undone the launch
+            os.write(self._guard_pipe, KEEP)
+        os.close(self._guard_pipe)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._guard, 0)
+        return answer
+
+    def _start_guard(self, workdir: bytes) -> None:
+        prctl = load_prctl()
+        self._supervisor.subreaper = adopt_orphans(prctl)
+        ours, theirs = socket.socketpair()
+        orders, self._guard_pipe = os.pipe()
+        self._guard = os.fork()
+        if self._guard == 0:
+            try:
+                os.setsid()
+                for fd in map(int, os.listdir("/proc/self/fd")):
+                    if fd not in (orders, theirs.fileno()):
+                        with contextlib.suppress(OSError):
+                            os.close(fd)
+                self._supervisor.subreaper = adopt_orphans(prctl)
+                answer = self._stand_guard(workdir, orders, theirs)
+                if answer is not None:
+                    theirs.sendall(encode(answer) + b"\n")
+            finally:
+                os._exit(0)
+        os.close(orders)
+        theirs.close()
+        self._supervisor.open(ours)
+
+    def _stand_guard(self, workdir: bytes, orders: int, control: socket.socket) -> Json | None:
+        """Make the folder, run setup, and wait until the relay reports that all is well. Otherwise,
+        or if the shell ends, undo the launch: the message for the relay.
+
+        The relay may be killed at any moment, so it has no hand in anything that stays behind.
+        """
+        try:
+            folder, made = make_folder(self._trust, self._folder)
+        except RefusedError as refusal:
+            return refusal.message
+        try:
+            log = create(b"agent.log", folder, os.O_APPEND)
+        except OSError as error:
+            message = cannot_write(error, self._folder).message
+            discard(self._folder, made)
+            return message
+        request = {
+            **self._command,
+            "absolute_workdir": workdir.decode("utf-8", "surrogateescape"),
+            "folder": self._folder.decode("utf-8", "surrogateescape"),
+            "made": [path.decode("utf-8", "surrogateescape") for path in made],
+        }
+        environment = {**os.environb, **self._tag.environment}
+        environment[b"DTRAIN_SETUP"] = raw(setup_script(request))
+        shell = next(
+            (path for path in (b"/bin/bash", b"/usr/bin/bash") if os.access(path, os.X_OK)),
+            b"/bin/sh",
+        )
+        reading, writing = os.pipe()
+        self._supervisor.pid, failure = spawn(
+            [shell, b"-c", b'eval "$DTRAIN_SETUP"'],
+            environment,
+            workdir,
+            (log, log),
+            {CONTROL_FD: control.fileno(), REQUEST_FD: reading},
+        )
+        for fd in (log, reading, folder):
+            os.close(fd)
+        program = pack(SUPERVISOR, self._importer.modules, self._importer.compiled())
+        feed = framed(program) + encode(request)
+
+        def hand_over() -> None:
+            with contextlib.suppress(OSError):  # setup failed
+                write_all(writing, feed)
+            os.close(writing)
+
+        threading.Thread(target=hand_over, daemon=True).start()
+        while not select.select([orders], [], [], 0.02)[0]:
+            reap(self._supervisor.child_ended)
+            if self._supervisor.pid == 0:
+                break
+        else:
+            if os.read(orders, 1) == KEEP:
+                return None
+        output = tail_of(os.path.join(self._folder, b"agent.log"), 12)
+        Sweep(self._tag, 0.0, self._supervisor.child_ended, self._supervisor.subreaper).finish()
+        discard(self._folder, made)
+        body = {"type": "undone", "fate": self._supervisor.end, "log": output}
+        if failure is not None:
+            body["failure"] = why_not_executed(failure, shell, environment)
+        return body
+
+    def _await_prepared(self) -> Json:
+        """The supervisor's answer, or ours if the launch ends before there is a supervisor."""
+        # What there is to undo the guard alone knows: the folder and its processes may be those of
+        # a run that was launched before.
+        line, status, undoing = 0, None, False
+        while True:
+            if self.aborted and not undoing:
+                undoing = True
+                try:
+                    os.write(self._guard_pipe, UNDO)
+                except OSError:
+                    self._supervisor.send(b'{"op":"abort"}\n')
+            messages = self._supervisor.read(0.05)
+            if messages is None:
+                # Everybody has been killed, the guard too.
+                messages = [{"type": "undone", "fate": self._supervisor.end, "log": ""}]
+            for message in messages:
+                if message["type"] == "setup":
+                    line, status = message["line"], message.get("status")
+                elif message["type"] == "up":
+                    self.up, self._supervisor.pid = True, message["pid"]
+                    self._supervisor.pulse.watch(message["pid"])
+                elif undoing:
+                    if message["type"] != "prepared":
+                        return {"type": "bye"}
+                elif message["type"] == "undone":
+                    return self._why_undone(message, self._command["setup"], line, status)
+                else:
+                    return message
+
+    def _why_undone(self, message: Json, setup: list[str], line: int, status: int | None) -> Json:
+        """``line`` is that of the setup line that was run last, ``status`` its own if it failed."""
+        log = message["log"]
+        if "failure" in message:
+            return RefusedError("setup", message["failure"]).message
+        if self.up or not 0 < line <= len(setup):
+            where = " after `job.setup`" if setup else ""
+            reason = "the supervisor could not start%s (%s)" % (where, message["fate"])
+            return RefusedError("agent", reason, log).message
+        how = "failed with status %d" % status if status is not None else "ended the shell"
+        reason = "setup line %d (%s) %s" % (line, setup[line - 1], how)
+        return RefusedError("setup", reason, log or "it printed nothing").message
+
+
+def setup_script(request: Json) -> str:
+    """A shell script that runs the setup lines and becomes the supervisor."""
+
+    def quoted(word: str) -> str:
+        return "'" + word.replace("'", "'\\''") + "'"
+
+    def report(line: int, rest: str) -> str:
+        return 'printf \'{"type":"setup","line":%d%s}\\n\'' % (line, rest)
+
+    lines = ["unset DTRAIN_SETUP"]
+    for number, line in enumerate(request["setup"], 1):
+        lines.append("%s >&%d" % (report(number, ""), CONTROL_FD))
+        failed = report(number, ',"status":%d') + " $? >&%d; exit 1" % CONTROL_FD
+        hidden = "%d>&- %d>&-" % (CONTROL_FD, REQUEST_FD)
+        lines.append("eval %s %s || { %s; }" % (quoted(line), hidden, failed))
+    lines.append("%s >&%d" % (report(len(request["setup"]) + 1, ""), CONTROL_FD))
+    stream = 'open(%d,"rb")' % REQUEST_FD
+    command = [sys.executable, ISOLATED, "-c", boot_text(stream), "dtrain-supervisor"]
+    command += [request["run"], request["host"]]
+    lines.append("exec " + " ".join(map(quoted, command)))
+    return "\n".join(lines)

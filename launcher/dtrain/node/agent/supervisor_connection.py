@@ -1,0 +1,113 @@
+"""The relay's connection to the supervisor of its run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+
+from dtrain.node.agent.control import call_supervisor, lives
+from dtrain.node.agent.processes import reap, signal_name
+from dtrain.node.agent.pulse import Pulse
+from dtrain.node.agent.worker_files import decode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dtrain.node.agent.wire import Json
+
+MAX_MESSAGE = 1 << 20
+"""Bytes of one message of the supervisor."""
+ENDED_WELL = "status 0"
+UNSEEN = "its end was not seen"
+
+
+class SupervisorConnection:
+    """The socket to the supervisor, and the supervisor itself where it is our child."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        """The supervisor's process, as long as it is our child."""
+        self.end = UNSEEN
+        """How the supervisor has ended."""
+        self.subreaper = False
+        """Whether this process becomes the parent of orphans below it."""
+        self.pulse = Pulse()
+        self._sock: socket.socket | None = None
+        self._partial = b""
+        self._waiting_for: Json | None = None  # record of a supervisor that takes no connection yet
+        self._unsent: list[bytes] = []
+        self._connecting = threading.Lock()
+
+    def open(self, sock: socket.socket | None) -> None:
+        self._sock = sock
+
+    def wait_for(self, record: Json) -> None:
+        """Connect later to a supervisor that lives and takes no connection now."""
+        self._waiting_for = record
+
+    def close(self) -> None:
+        self._sock = None
+
+    def retry(self, pause: float) -> None:
+        """Try again to connect, if a supervisor is waited for. One that is stopped takes no
+        connection once its queue is full, but it may be continued."""
+        record = self._waiting_for
+        if record is None:
+            return
+        sock = call_supervisor(record)
+        with self._connecting:
+            if sock is not None:
+                for line in self._unsent:
+                    sock.sendall(line)
+                self._sock = sock
+            if sock is not None or not lives(record):
+                self._waiting_for = None
+                return
+        time.sleep(pause)
+
+    def read(self, timeout: float) -> list[Json] | None:
+        """The supervisor's messages within ``timeout`` seconds; None once it has hung up."""
+        if self._sock is None:
+            return None if self._waiting_for is None else []
+        if not select.select([self._sock], [], [], timeout)[0]:
+            return []
+        try:
+            data = self._sock.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            return None
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        self._partial = self._partial[:MAX_MESSAGE]
+        messages = [message for message in map(decode, lines) if message and "type" in message]
+        if any(message["type"] == "pong" for message in messages):
+            self.pulse.answered()
+        return [message for message in messages if message["type"] != "pong"]
+
+    def send(self, line: bytes, flags: int = 0) -> None:
+        with self._connecting:
+            sock = self._sock
+            if self._waiting_for is not None and not flags:
+                self._unsent.append(line)
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.sendall(line, flags)
+
+    def await_end(self) -> str:
+        """How the supervisor has ended, if it is our child."""
+        for _ in range(100):
+            if reap(self.child_ended) or self.pid == 0:
+                break
+            time.sleep(0.01)
+        return self.end
+
+    def child_ended(self, pid: int, status: int) -> None:
+        if pid == self.pid:
+            self.pid = 0
+            if os.WIFSIGNALED(status):
+                self.end = "killed by " + signal_name(os.WTERMSIG(status))
+            else:
+                self.end = "status %d" % os.WEXITSTATUS(status)
