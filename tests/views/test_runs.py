@@ -58,7 +58,9 @@ def test_a_narrow_terminal_wraps_hosts_and_progress_alone() -> None:
     lines = runs.table([run(hosts)], narrow, of=1).splitlines()
     assert max(map(len, lines)) <= 60
     assert len(lines) > 2
-    assert lines[1].startswith("run-1  running  ")
+    assert lines[1].startswith("run-1  running  0 s ago  ")
+    # Nothing has made any progress.
+    assert lines[0].split() == ["RUN", "STATE", "STARTED", "HOSTS", "WORKERS"]
     assert not [line for line in lines if line != line.rstrip()]
 
 

@@ -28,6 +28,7 @@ class Paper:
     def __init__(self, columns: int, *, color: bool, unicode: bool, terminal: bool = False) -> None:
         """``unicode`` says whether it can show more than ASCII."""
         self.columns = columns
+        self.terminal = terminal
         self.width = max(40, min(columns - 1, _WIDEST))
         self.color = color
         self._unicode = unicode

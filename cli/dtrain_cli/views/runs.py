@@ -15,31 +15,20 @@ from dtrain_cli.views.report import render
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.text import Text
+    from rich.table import Table
 
     from dtrain_cli.views.paper import Paper
 
 SCHEMA = 1
-_STYLES = {"running": "green", "failed": "red", "unattended": "yellow"}
 
 
 def table(runs: Sequence[RunStatus], paper: Paper, *, of: int) -> str:
     """A line for each of ``runs``, which are some of all ``of`` that there are."""
     if not runs:
         return "no runs on this machine\n"
-    titles = ("RUN", "STATE", "STARTED", "HOSTS", "WORKERS", "PROGRESS")
-    rows = [
-        (
-            run.run,
-            _state(run, paper),
-            f"{names.duration(age(run.started))} ago",
-            names.hosts(list(run.hosts)),
-            str(run.workers) if not run.unreadable else "",
-            clean(run.unreadable) or _progress(run),
-        )
-        for run in runs
-    ]
-    lines: list[RenderableType] = [paper.table("lllwlw", rows, titles=titles)]
+    whole = _table(runs, paper, short=False)
+    fits = paper.fits(whole) or not paper.terminal
+    lines: list[RenderableType] = [whole if fits else _table(runs, paper, short=True)]
     if any(run.state == "unattended" for run in runs):
         lines += [
             "",
@@ -51,6 +40,26 @@ def table(runs: Sequence[RunStatus], paper: Paper, *, of: int) -> str:
     if of > len(runs):
         lines += ["", f"{of - len(runs)} more with --all"]
     return paper.draw(_plain(lines, paper))
+
+
+def _table(runs: Sequence[RunStatus], paper: Paper, *, short: bool) -> Table:
+    """``short`` for a narrow terminal: times in one unit, no column without any value."""
+    columns = {
+        "RUN": [run.run for run in runs],
+        "STATE": [run.state for run in runs],
+        "STARTED": [f"{_age(run, short=short)} ago" for run in runs],
+        "HOSTS": [names.hosts(list(run.hosts)) for run in runs],
+        "WORKERS": [str(run.workers) if not run.unreadable else "" for run in runs],
+        "PROGRESS": [clean(run.unreadable) or _progress(run) for run in runs],
+    }
+    shown = {title: values for title, values in columns.items() if not short or any(values)}
+    align = "".join("w" if title in ("HOSTS", "PROGRESS") else "l" for title in shown)
+    return paper.table(align, [*zip(*shown.values(), strict=True)], titles=[*shown])
+
+
+def _age(run: RunStatus, *, short: bool) -> str:
+    words = names.duration(age(run.started)).split()
+    return " ".join(words[:2] if short else words)
 
 
 def details(run: RunStatus, paper: Paper) -> str:
@@ -85,10 +94,6 @@ def as_json(runs: Sequence[RunStatus]) -> str:
     """One object with ``runs``."""
     body = [{**asdict(run), "state": run.state} for run in runs]
     return json.dumps({"schema": SCHEMA, "runs": _finite(body)}, indent=2) + "\n"
-
-
-def _state(run: RunStatus, paper: Paper) -> Text:
-    return paper.line((clean(run.state), _STYLES.get(run.state, "")))
 
 
 def _unreadable_lines(run: RunStatus) -> str:

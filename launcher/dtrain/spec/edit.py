@@ -3,6 +3,10 @@
 The text is edited where PyYAML says that a value stands: values are replaced first, then keys
 inserted one by one, then keys removed. However odd the file, the result is read again and
 compared with what was asked for; a file that this module cannot edit is refused, never damaged.
+
+A load and a dump by ruamel.yaml do not do: they delete the comments of braces on several lines
+and those below a key that goes, put new keys behind comments on the next key, and change line
+endings, spaces in braces, unused anchors and plain texts on several lines.
 """
 
 from __future__ import annotations
