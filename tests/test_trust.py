@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import stat
+import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -192,6 +193,7 @@ def test_a_trusted_group(land: Path) -> None:
     team = make(land / "team", ROOT, THEIRS, 0o2775)
     make(team / "theirs", THEM, THEIRS, 0o775)
     make(team / "open", THEM, THEIRS, 0o777)
+    make(team / "left", 54321, THEIRS, 0o775)
     with pytest.raises(UnsafeError, match="group bin") as caught:
         open_as_victim(team, THEIRS)
     assert "`cluster.trust_group: bin`" in caught.value.hint("job.workdir")
@@ -199,26 +201,65 @@ def test_a_trusted_group(land: Path) -> None:
     assert open_as_victim(team / "theirs", THEIRS, group="bin")
     with pytest.raises(UnsafeError, match="every user"):
         open_as_victim(team / "open", THEIRS, group="bin")
+    with pytest.raises(UnsafeError, match="belongs to user 54321, not to you, root or bin"):
+        open_as_victim(team / "left", THEIRS, group="bin")  # a member no more
     with pytest.raises(UnsafeError, match="does not belong to"):
         open_as_victim(team, group="bin")
     with pytest.raises(UnsafeError, match="is not a group"):
         open_as_victim(team, group="no-such-group")
 
 
-def test_an_access_list_is_no_private_group(land: Path) -> None:
-    folder = make(land / "folder", ME, MINE, 0o700)
-    # Version 2; user::rwx, user:bin:rwx, group::r-x, mask::rwx, other::r-x.
-    entries = [(1, 7, -1), (2, 7, THEM), (4, 5, -1), (16, 7, -1), (32, 5, -1)]
-    packed = b"".join(
-        tag.to_bytes(2, "little") + bits.to_bytes(2, "little") + (who % 2**32).to_bytes(4, "little")
-        for tag, bits, who in entries
-    )
+USER, GROUP_OBJ, GROUP, MASK, OTHER = 2, 4, 8, 16, 32
+
+
+def set_access_list(path: Path, *entries: tuple[int, int, int]) -> None:
+    """``entries``: kind, permissions, and the user or group id (-1 where there is none)."""
+    every = sorted([(1, 7, -1), *entries, (OTHER, 5, -1)])
+    packed = b"".join(struct.pack("<HHi", *entry) for entry in every)
     try:
-        os.setxattr(folder, "system.posix_acl_access", (2).to_bytes(4, "little") + packed)
+        os.setxattr(path, "system.posix_acl_access", struct.pack("<I", 2) + packed)
     except OSError:
         pytest.skip("this file system has no access lists")
-    with pytest.raises(UnsafeError, match="group daemon"):
-        open_as_victim(folder)
+
+
+@pytest.mark.parametrize(
+    ("entries", "group", "stranger"),
+    [
+        ([(USER, 7, THEM), (GROUP_OBJ, 5, -1), (MASK, 7, -1)], None, "bin, by an access"),
+        ([(USER, 2, 54321), (GROUP_OBJ, 5, -1), (MASK, 7, -1)], "bin", "user 54321, by an access"),
+        ([(GROUP_OBJ, 5, -1), (GROUP, 7, NOBODYS_GROUP), (MASK, 7, -1)], "bin", "group 54321"),
+        ([(GROUP_OBJ, 5, -1), (GROUP, 7, THEIRS), (MASK, 7, -1)], None, "group bin"),
+        ([(GROUP_OBJ, 5, -1), (GROUP, 7, THEIRS), (MASK, 7, -1)], "bin", None),
+        ([(USER, 7, THEM), (GROUP_OBJ, 7, -1), (MASK, 7, -1)], "bin", None),
+        ([(USER, 7, ME), (USER, 7, ROOT), (GROUP_OBJ, 7, -1), (MASK, 7, -1)], None, None),
+        ([(USER, 5, THEM), (GROUP_OBJ, 5, -1), (MASK, 7, -1)], None, None),
+        ([(USER, 7, THEM), (GROUP_OBJ, 7, -1), (MASK, 5, -1)], None, None),
+    ],
+)
+def test_access_lists(
+    land: Path, entries: list[tuple[int, int, int]], group: str | None, stranger: str | None
+) -> None:
+    folder = make(land / "folder", ME, MINE, 0o700)
+    set_access_list(folder, *entries)
+    if stranger is None:
+        open_as_victim(folder, THEIRS, group=group)
+    else:
+        with pytest.raises(UnsafeError, match=stranger):
+            open_as_victim(folder, THEIRS, group=group)
+
+
+def test_an_access_list_is_read_from_the_open_file(land: Path) -> None:
+    """Another file that takes the name meanwhile changes nothing."""
+    folder = make(land / "folder", ME, MINE, 0o700)
+    set_access_list(folder, (USER, 7, THEM), (GROUP_OBJ, 5, -1), (MASK, 7, -1))
+    fd = os.open(folder, os.O_PATH)
+    folder.rename(land / "moved")
+    make(folder, ME, MINE, 0o700)
+    try:
+        with acting_as(VICTIM), pytest.raises(UnsafeError, match="bin, by an access"):
+            Trust().check(fd, os.fsencode(folder))
+    finally:
+        os.close(fd)
 
 
 @pytest.mark.parametrize("what", ["fifo", "link", "folder", "writable", "theirs", "two names"])

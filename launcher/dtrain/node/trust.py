@@ -18,6 +18,7 @@ import grp
 import os
 import pwd
 import stat
+import struct
 
 TYPE_CHECKING = False  # importing typing costs as much as importing json
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ COMPONENT = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 """Needs no read permission: the folders above a home folder often allow search alone."""
 CONTROL_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """`O_NONBLOCK`: opening a FIFO must not wait for its other end."""
+ACL_USER, ACL_GROUP_OBJ, ACL_GROUP, ACL_MASK, ACL_WRITE = 2, 4, 8, 16, 2
+"""Of Linux: the kinds of entries of an access control list, and the permission to write."""
 MAX_DETOURS = 100
 """Symbolic links to follow and folders to make on one path. Someone else may keep both changing."""
 
@@ -120,7 +123,7 @@ class Trust:
                     pending += components(target)
                     if target.startswith(b"/"):
                         walk.restart()
-            self.check(os.fstat(walk.fd), walk.path)
+            self.check(walk.fd, walk.path)
             return os.dup(walk.fd), walk.path
         finally:
             walk.close()
@@ -145,7 +148,7 @@ class Trust:
                 raise UnsafeError(path, "is not a regular file", "remove it")
             if flags & os.O_ACCMODE != os.O_RDONLY and status.st_nlink > 1:
                 raise UnsafeError(path, "has a second name elsewhere (a hard link)", "remove it")
-            self.check(status, path)
+            self.check(fd, path)
         except BaseException:
             os.close(fd)
             raise
@@ -168,7 +171,7 @@ class Trust:
                 try:
                     status = os.fstat(fd)
                     if not stat.S_ISLNK(status.st_mode):
-                        self.check(status, os.path.join(where, os.path.basename(path)))
+                        self.check(fd, os.path.join(where, os.path.basename(path)))
                         return
                     self.check_link(status, os.fstat(folder), path)
                     path = os.path.join(where, os.readlink(b"", dir_fd=fd))
@@ -178,9 +181,10 @@ class Trust:
                 os.close(folder)
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
-    def check(self, status: os.stat_result, path: bytes, *, above: bool = False) -> None:
-        """Raises UnsafeError unless only trusted users can write there. ``above`` is true for a
-        folder on the way to the one that is used."""
+    def check(self, fd: int, path: bytes, *, above: bool = False) -> None:
+        """Raises UnsafeError unless only trusted users can write to an open file or folder, whose
+        name is ``path``. ``above`` is true for a folder on the way to the one that is used."""
+        status = os.fstat(fd)
         mode = status.st_mode
         chmod = "run `chmod g-w,o-w %s`" % printable(path)
         if not self.owns(status) and not (above and status.st_uid == foreign_uid()):
@@ -189,9 +193,9 @@ class Trust:
             return
         if mode & stat.S_IWOTH:
             self._refuse(status, path, " and every user can write to it", chmod)
-        if mode & stat.S_IWGRP and not self._harmless(status, path):
-            writers = " and members of the group %s can write to it" % group_of(status.st_gid)
-            self._refuse(status, path, writers, chmod)
+        stranger = self._stranger(fd, status) if mode & stat.S_IWGRP else ""
+        if stranger:
+            self._refuse(status, path, " and %s can write to it" % stranger, chmod)
 
     def check_link(self, status: os.stat_result, holder: os.stat_result, path: bytes) -> None:
         """Raises UnsafeError if an untrusted user can change a symbolic link."""
@@ -201,21 +205,29 @@ class Trust:
 
     def owns(self, status: os.stat_result) -> bool:
         """Whether something belongs to the user, to root or to a member of the trusted group."""
-        uid = status.st_uid
+        return self._trusts(status.st_uid)
+
+    def _trusts(self, uid: int) -> bool:
         return uid in (0, self.uid) or (self.gid is not None and belongs(uid, self.gid))
 
     def shares(self, status: os.stat_result) -> bool:
         """Whether a folder is one that the trusted group writes to."""
         return status.st_gid == self.gid and bool(status.st_mode & stat.S_IWGRP)
 
-    def _harmless(self, status: os.stat_result, path: bytes) -> bool:
-        """Whether everyone in the group of a file is trusted."""
-        if status.st_gid == self.gid:
-            return True
-        if any(is_private(status.st_gid, uid) for uid in (self.uid, status.st_uid)):
-            # With an access control list, the group's bits stand for everyone in the list.
-            return not has_access_list(path)
-        return False
+    def _stranger(self, fd: int, status: os.stat_result) -> str:
+        """Who can write to a file that its group can write to and is not trusted; may be empty.
+
+        With an access control list, the group's bits stand for everyone in the list.
+        """
+        users, groups = writers_in_list(fd, status.st_gid)
+        for uid in users:
+            if not self._trusts(uid):
+                return "%s, by an access control list," % user_of(uid)
+        for gid in groups:
+            private = any(is_private(gid, uid) for uid in (self.uid, status.st_uid))
+            if gid != self.gid and not private:
+                return "members of the group %s" % group_of(gid)
+        return ""
 
     def _refuse(self, status: os.stat_result, path: bytes, writers: str, remedy: str) -> NoReturn:
         trusted = "you or root" if self._group is None else "you, root or %s" % self._group
@@ -236,7 +248,7 @@ class Walk:
         self._trust = trust
         self._names: list[bytes] = []
         self._fds = [os.open(b"/", COMPONENT | os.O_DIRECTORY)]
-        trust.check(os.fstat(self.fd), b"/", above=True)
+        trust.check(self.fd, b"/", above=True)
 
     @property
     def fd(self) -> int:
@@ -261,7 +273,7 @@ class Walk:
             return self._target(part, path)
         self._fds.append(fd)
         self._names.append(part)
-        self._trust.check(os.fstat(fd), path, above=True)
+        self._trust.check(fd, path, above=True)
         return None
 
     def _target(self, part: bytes, path: bytes) -> bytes:
@@ -333,11 +345,24 @@ def belongs(uid: int, gid: int) -> bool:
     return user.pw_gid == gid or user.pw_name in group.gr_mem
 
 
-def has_access_list(path: bytes) -> bool:
+def writers_in_list(fd: int, gid: int) -> tuple[list[int], list[int]]:
+    """The users and groups that can write to a file whose group is ``gid`` and can write: by the
+    file's access control list if it has one. Raises OSError if that cannot be read."""
+    if not hasattr(os, "getxattr"):  # the launching machine may run macOS
+        return [], [gid]
     try:
-        return "system.posix_acl_access" in os.listxattr(path, follow_symlinks=False)
-    except OSError:
-        return False
+        # By the open file, which may be open as a path alone.
+        data = os.getxattr("/proc/self/fd/%d" % fd, "system.posix_acl_access")
+    except OSError as error:
+        if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
+            raise
+        return [], [gid]
+    entries = list(struct.iter_unpack("<HHI", data[4:]))
+    mask = min([allowed for tag, allowed, _ in entries if tag == ACL_MASK], default=ACL_WRITE)
+    writers = [(tag, one) for tag, allowed, one in entries if allowed & mask & ACL_WRITE]
+    users = [uid for tag, uid in writers if tag == ACL_USER]
+    groups = [gid for tag, _ in writers if tag == ACL_GROUP_OBJ]
+    return users, groups + [one for tag, one in writers if tag == ACL_GROUP]
 
 
 @functools.lru_cache(maxsize=None)
