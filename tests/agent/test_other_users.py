@@ -84,7 +84,8 @@ def test_a_workdir_and_a_script_that_others_can_change(host: Node) -> None:
         "every user",
     )
     assert f"chmod g-w,o-w {script}" in hint
-    assert "job.workdir" in hint
+    assert "job.script" in hint
+    assert "job.workdir" not in hint
     give(host.workdir, MALLORY)
     refused(host, host.launch(host.shell("exit")), str(host.workdir), "belongs to bin")
     give(script, MALLORY, 0o644)

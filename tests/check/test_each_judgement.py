@@ -308,6 +308,24 @@ def test_a_module_that_is_not_found() -> None:
 TAKEN = {"ports": {"29500": {"free": False, "reason": "in use", "holder": "process 7 (sshd)"}}}
 
 
+def test_no_port_is_left() -> None:
+    """Where a launch can draw no other port, it would fail."""
+    taken = TAKEN["ports"]["29500"]
+    assert only(evidence(TAKEN), "warning", "port", "gpu1")
+    full = {"ports": {"29500": {**taken, "room": False}}}
+    assert "widen job.rendezvous.ports" in only(evidence(full), "error", "port", "gpu1").remedy
+
+
+def test_a_folder_of_another_user_is_not_taken_over() -> None:
+    theirs = folder(not_writable="permission denied", stranger="eve")
+    for severity, subject in (("error", "cluster.run_dir"), ("warning", "job.workdir")):
+        found = evidence({}, {"storage": {subject: theirs}})
+        remedy = only(found, severity, subject, "gpu3").remedy
+        assert "chown" not in remedy
+        assert "have eve share /w with a group" in remedy
+        assert ("job.sync" in remedy) is (subject == "job.workdir")
+
+
 def test_a_launch_leaves_out_what_it_deals_with_itself() -> None:
     """A port where it may take the next, and hosts on which nothing can be started."""
     moving = evidence(TAKEN)

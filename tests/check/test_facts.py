@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -148,6 +149,22 @@ def test_a_probe_that_fails_is_a_fact(ask: Ask) -> None:
     found = ask("storage", "names", "machine", folders={"a": "x" * 5000}, addresses=None)
     assert found["machine"]["python"]
     assert "error" in found["names"]
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_whether_other_ports_are_left(ask: Ask, listens: bool) -> None:
+    with socket.socket() as taken, socket.socket() as next_one:
+        taken.bind(("", 0))
+        port = taken.getsockname()[1]
+        if listens:
+            taken.listen()
+        with contextlib.suppress(OSError):  # someone else has it, then
+            next_one.bind(("", port + 1))
+        found = ask(ports=[port], draw=[port, port + 1, 1])["ports"][str(port)]
+        assert not found["room"]
+        assert ("does not listen" in found["holder"]) is not listens
+        next_one.close()
+        assert ask(ports=[port], draw=[port, port + 200, 1])["ports"][str(port)]["room"]
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])

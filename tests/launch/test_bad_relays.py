@@ -94,6 +94,11 @@ def test_forged_events_name_their_host(scene: Scene, said: bytes, told: str) -> 
     done = launched(scene, launch=PREPARED, start=said)
     assert told in done.stderr
     assert "node0 failed" in done.stderr
+    (path,) = scene.folder.rglob("journal.jsonl")
+    said = [line for line in map(json.loads, path.read_text().splitlines()) if "state" in line]
+    # The last state keeps the reason; "lost" would say less.
+    assert said[-1]["state"] == "failed"
+    assert told in said[-1]["detail"]
 
 
 def test_a_relay_that_attaches_and_breaks_is_given_up(scene: Scene) -> None:

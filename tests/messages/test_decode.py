@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import pytest
 
+from dtrain.messages.agent import read_message
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, parse
 from dtrain.node.agent.wire import HEADER, MESSAGE, PREAMBLE
 from dtrain.node.protocol import FrameDecoder
@@ -129,3 +130,16 @@ def test_endless_noise_ends() -> None:
         Incoming(ScriptedProcess(b"x" * 5000)).until(b"\n", 4000)
     with pytest.raises(EOFError):
         Incoming(ScriptedProcess(b"abc")).exactly(4)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "alive", "supervisor": 7, "silent": 1e9},
+        {"type": "alive", "supervisor": 1 << 23, "silent": 0.0},
+        {"type": "lost", "reason": "", "survivors": [{"pid": 1 << 31, "name": "x"}]},
+    ],
+)
+def test_numbers_that_no_host_has(message: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError, match=r"expected an? "):
+        read_message(message)

@@ -116,9 +116,9 @@ def test_later_overrides_win_key_by_key() -> None:
     third, fourth = hosts["gpu03"], hosts["gpu04"]
     assert (fourth.gpus, fourth.workers, fourth.ssh.user) == ((), 4, "ubuntu")
     assert fourth.env == {"A": "1", "B": "2"}
-    assert not fourth.explicit_address
+    assert fourth.address == "gpu04"
     assert third.gpus == (0, 1, 2, 3)
-    assert (third.address, third.explicit_address) == ("10.0.0.13", True)
+    assert third.address == "10.0.0.13"
     assert third.env == {"A": "1", "B": "3", "NCCL_SOCKET_IFNAME": "ens5"}
     assert (third.interface, third.python, third.transport) == ("ens5", "python3.11", "local")
     assert (third.ssh.user, third.ssh.port, third.ssh.identity) == ("ubuntu", 2222, "key")

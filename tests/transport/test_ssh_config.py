@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -141,8 +142,19 @@ def test_a_file_that_others_can_write_is_refused(home: Path, writable: int) -> N
     with pytest.raises(SshConfigError, match=r"bad owner or permissions on .*more"):
         lookup(home, "Include more\n")
     (home / ".ssh" / "config").chmod(writable)
-    with pytest.raises(SshConfigError, match=r"bad owner or permissions on .*config"):
+    with pytest.raises(SshConfigError, match=r"bad owner or permissions on .*config") as caught:
         lookup(home, "Port 7\n")
+    assert "chmod go-w " in caught.value.hint
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a file away")
+def test_a_file_of_another_user_is_refused(home: Path) -> None:
+    lookup(home, "Port 7\n")
+    os.chown(home / ".ssh" / "config", 65534, 65534)
+    with pytest.raises(SshConfigError, match="bad owner") as caught:
+        lookup(home, "Port 7\n")
+    assert "chmod" not in caught.value.hint
+    assert "sudo chown root " in caught.value.hint
 
 
 def test_a_proxy_command_keeps_its_quotes(home: Path) -> None:

@@ -25,7 +25,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
             if rendezvous.port is not None:
                 remedy = "stop it, or choose another job.rendezvous.port"
                 yield error(SUBJECT, [host.name], seen, expected, remedy)
-            elif not _has_room(rendezvous.ports, taken, len(needed)):
+            elif not (one.get("room", True) and _has_room(rendezvous.ports, taken, len(needed))):
                 remedy = "stop it, or widen job.rendezvous.ports"
                 yield error(SUBJECT, [host.name], seen, expected, remedy)
             else:

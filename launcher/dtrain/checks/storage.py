@@ -46,7 +46,7 @@ def _needed(host: HostFacts, name: str, found: Facts, remedy: str) -> Iterator[F
             [host.name],
             f"{where} cannot be written to: {found['not_writable']}",
             f"a launch can make files in {host.short(found['path'])}",
-            f"{_let_write(host, found)}, or {remedy}",
+            f"{_let_write(host, found)}, or {remedy}{_own_copy(name)}",
         )
     elif found["free"] < LEAST_FREE or _few_inodes(found):
         yield error(name, [host.name], left, "room for logs and files", f"free some, or {remedy}")
@@ -58,7 +58,14 @@ def _let_write(host: HostFacts, found: Facts) -> str:
     if "read-only" in found["not_writable"]:
         return f"sudo mount -o remount,rw {found['mount']} there (see why with `dmesg`)"
     where = host.short(found["nearest"])
+    owner = found.get("stranger")
+    if owner:  # it is not ours to take
+        return f"have {owner} share {where} with a group, and name that in cluster.trust_group"
     return f"sudo chown {host.fact('machine').get('user', '$USER')} {where} there"
+
+
+def _own_copy(name: str) -> str:
+    return ", or let job.sync send the files to a folder of yours" if name == "job.workdir" else ""
 
 
 def _wanted(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
@@ -71,7 +78,7 @@ def _wanted(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
             [host.name],
             f"{host.short(found['nearest'])} cannot be written to: {found['not_writable']}",
             "the script can write there (checkpoints, temporary files)",
-            f"{_let_write(host, found)}, or have it write elsewhere",
+            f"{_let_write(host, found)}, or have it write elsewhere{_own_copy(name)}",
         )
     elif found["free"] < GIB or _few_inodes(found):
         left, expected = _left(host, found), "1 GiB and 1000 inodes free"

@@ -15,7 +15,8 @@ from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
 Name = Annotated[str, Length(1024)]
 Time = Annotated[float, Range(0, 1e11)]
 """Seconds since the epoch, up to the year 5138: later than any clock, and safe to format."""
-Pid = Annotated[int, Range(0, (1 << 31) - 1)]
+Pid = Annotated[int, Range(0, 1 << 22)]
+"""Linux has no higher ones."""
 Index = Annotated[int, Range(0, 10**9 - 1)]
 Offset = Annotated[int, Range(0, (1 << 63) - 1)]
 Status = Annotated[int, Range(-(1 << 31), (1 << 31) - 1)]
@@ -246,7 +247,7 @@ class Alive:
     """The answer to ``ping``."""
 
     supervisor: Pid | None
-    silent: Annotated[float, Range(0, 1e9)]
+    silent: Annotated[float, Range(0, 1e7)]
     """Seconds for which the supervisor has not answered."""
 
 

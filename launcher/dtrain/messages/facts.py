@@ -96,6 +96,8 @@ class _Folder(TypedDict):
 
 class Folder(_Folder, total=False):
     unsafe: Unsafe | None
+    stranger: Name
+    """The owner of ``nearest`` if that is neither this user nor root; otherwise empty."""
 
 
 class _Script(TypedDict):
@@ -245,6 +247,8 @@ class _Port(TypedDict):
 class PortFound(_Port, total=False):
     reason: Text | None
     holder: Text
+    room: bool
+    """Whether a launch can draw other ports."""
 
 
 class Facts(TypedDict, total=False):

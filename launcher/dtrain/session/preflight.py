@@ -321,12 +321,15 @@ class Preflight:
             # They may choose the interpreter, and bring the script.
             left_out |= {"interpreter", "script"}
         probes = [probe for probe in depth.probes if probe not in left_out]
+        rendezvous = job.rendezvous
+        draws = rendezvous.port is None and bool(part.ports)
         return {
             "op": "gather",
             "host": part.host.name,
             "token": self._token,
             "probes": probes,
             "ports": self._ports(part) if thorough else list(part.ports),
+            "draw": [*rendezvous.ports, len(part.ports)] if draws else None,
             "addresses": {other.host.name: other.host.address for other in self._plan.hosts},
             "folders": {
                 "cluster.run_dir": self._plan.run_dir,

@@ -42,7 +42,6 @@ def _machine(cluster: Section, name: str, overrides: list[Section]) -> Host:
     return Host(
         name=name,
         address=settings.pop("address", name),
-        explicit_address=any("address" in own for own in overrides),
         gpus=tuple(range(gpus)) if isinstance(gpus, int) else gpus,
         env=env,
         ssh=ssh,

@@ -44,7 +44,6 @@ class Host:
     name: str
     address: str
     """What the other hosts reach it by: an IP address or a name. Defaults to ``name``."""
-    explicit_address: bool = False
     transport: TransportName = "ssh"
     gpus: tuple[int, ...] = ()
     """CUDA device indices that the job may use; empty for a CPU host."""

@@ -13,6 +13,7 @@ import ipaddress
 import os
 import pwd
 import re
+import shlex
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -232,7 +233,7 @@ def _read(path: Path, folders: _Folders, *, checked: bool, depth: int) -> tuple[
                 raise SshConfigError(
                     f"bad owner or permissions on {path}: it has owner {_owner(status.st_uid)} "
                     f"and mode {status.st_mode & 0o7777:o}",
-                    f"make it yours and closed to others: chmod 600 {path}",
+                    _repair(path, status),
                 )
             text = file.read().decode("utf-8", "surrogateescape")
     except (FileNotFoundError, NotADirectoryError):
@@ -441,6 +442,15 @@ def _port(text: str) -> int:
     if not 0 < port < 1 << 16:
         raise SshConfigError(f"port {text!r} is not between 1 and 65535")
     return port
+
+
+def _repair(path: Path, status: os.stat_result) -> str:
+    name = shlex.quote(str(path))
+    if status.st_uid in {0, os.getuid()}:
+        return f"close it to others: chmod go-w {name}"
+    return (
+        f"put your own file in its place, or make it yours: sudo chown {_owner(os.getuid())} {name}"
+    )
 
 
 def _owner(uid: int) -> str:

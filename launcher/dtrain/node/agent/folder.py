@@ -50,8 +50,10 @@ def check_workdir(
 ) -> None:
     """Raises RefusedError if another user could change what the workers will run. The script may
     be missing unless the folder is ``complete``."""
+    key = "`job.workdir`"
     try:
         os.close(trust.open_folder(workdir)[0])
+        key = "`job.script`"
         if script is not None:
             try:
                 trust.check_script(os.path.join(workdir, raw(script)))
@@ -59,7 +61,7 @@ def check_workdir(
                 if complete:
                     raise
     except UnsafeError as error:
-        raise RefusedError("workdir", error.reason, error.hint("`job.workdir`")) from None
+        raise RefusedError("workdir", error.reason, error.hint(key)) from None
     except OSError as error:
         raise RefusedError("workdir", "%s: %s" % (shown(workdir), error.strerror)) from None
 

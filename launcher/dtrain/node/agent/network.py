@@ -115,6 +115,9 @@ def entries_of(port: int) -> list[list[bytes]]:
     return found
 
 
+UNNAMED = "a process that does not listen there, such as another launch; Linux does not say which"
+
+
 def port_holder(port: int) -> str:
     """The process that has ``port``, where this user may see it, and its user."""
     users = {
@@ -125,7 +128,7 @@ def port_holder(port: int) -> str:
     for uid in users.values():
         owner = "" if uid == os.geteuid() else " of user %s" % user_name(uid)
         return (process_with(users) or "a process") + owner
-    return "a process that does not listen yet, such as another launch"
+    return UNNAMED
 
 
 def process_with(sockets: Collection[bytes]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -94,15 +95,51 @@ def stop_listening() -> None:
 
 
 def ports(request: Json, listener: Listener) -> Json:
-    """Whether the job's ports are free. Those that are stay open, for the others to dial."""
+    """Whether the job's ports are free. Those that are stay open, for the others to dial.
+
+    ``draw``: the first and last port that a launch may draw instead, and how many it needs.
+    """
     found: Json = {}
+    draw = request.get("draw")
     for port in request["ports"]:
         try:
             listener.open(port)
             found[str(port)] = {"free": True}
         except OSError as error:
-            found[str(port)] = {"free": False, "reason": error.strerror, "holder": holder(port)}
+            taken = {"free": False, "reason": error.strerror, "holder": holder(port)}
+            if error.errno == errno.EADDRINUSE:
+                taken["holder"] = taken["holder"] or UNNAMED
+            found[str(port)] = taken
+    own = {int(port) for port, one in found.items() if one["free"]}
+    if draw is not None and len(own) < len(found):
+        room = has_room(*draw, own=own)
+        for one in found.values():
+            one["room"] = room
     return found
+
+
+UNNAMED = "a process that does not listen there, such as another launch; Linux does not say which"
+
+
+def has_room(low: int, high: int, needed: int, *, own: Collection[int]) -> bool:
+    """Whether so many consecutive ports are free. We have our ``own`` open."""
+    run = 0
+    for port in range(low, high + 1):
+        run = run + 1 if port in own or can_bind(port) else 0
+        if run == needed:
+            return True
+    return False
+
+
+def can_bind(port: int) -> bool:
+    with socket.socket() as sock:
+        # The closed connections of an earlier job are no obstacle.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def holder(port: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from dtrain.node.facts.files import expand, text_of, why_unsafe
+from dtrain.node.facts.files import expand, text_of, user_name, why_unsafe
 from dtrain.node.trust import Trust
 
 TYPE_CHECKING = False
@@ -47,7 +47,7 @@ def folder(path: str, table: list[tuple[str, str, str, str]]) -> Json:
     wanted = there = expand(path)
     while not os.path.isdir(there) and there != "/":
         there = os.path.dirname(there)
-    status = os.statvfs(there)
+    status, owner = os.statvfs(there), os.stat(there).st_uid
     inside = os.path.realpath(there) + "/"
     mount = max(
         (one for one in table if inside.startswith(one[0].rstrip("/") + "/")),
@@ -67,6 +67,7 @@ def folder(path: str, table: list[tuple[str, str, str, str]]) -> Json:
         "source": mount[2],
         "inode": os.stat(there).st_ino,
         "not_writable": why_not_writable(there),
+        "stranger": "" if owner in (0, os.geteuid()) else user_name(owner)[:1024],
     }
 
 
