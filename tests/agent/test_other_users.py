@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from dtrain.node.agent.folder import make_folder
+from dtrain.node.agent.wire import RefusedError
+from dtrain.node.trust import Trust, UnsafeError
 from support.node import Agent, Node
-from support.other_users import MALLORY, folder_of, give, scratch
+from support.other_users import MALLORY, VICTIM, acting_as, folder_of, give, scratch
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other users")
 
@@ -140,3 +145,47 @@ def test_a_record_that_another_user_left(host: Node, tmp_path: Path, what: str) 
 def test_a_group_that_is_not_there(host: Node) -> None:
     agent = host.launch(host.shell("exit"), trust_group="no-such-group")
     assert "cluster.trust_group" in refused(host, agent, "no-such-group is not a group")
+
+
+def test_a_team_shares_a_run_folder() -> None:
+    """Each member has a folder of their own in it. Others, and former members, have none."""
+    team_group = MALLORY.pw_gid
+    with tempfile.TemporaryDirectory() as folder:
+        land = Path(folder)
+        land.chmod(0o755)
+        team = land / "team"
+        team.mkdir()
+        os.chown(team, 0, team_group)
+        team.chmod(0o2770)
+
+        def make(run: str, group: str | None) -> None:
+            os.close(make_folder(Trust(group), os.fsencode(team / "run" / "nodes" / run / "n1"))[0])
+
+        with acting_as(MALLORY):
+            make("one", "bin")
+        with acting_as(VICTIM, team_group):
+            make("two", "bin")
+            with pytest.raises(PermissionError):
+                os.listdir(team / "run" / "nodes" / "one")
+            with pytest.raises(RefusedError, match="members of the group bin can write"):
+                make("three", None)
+        nodes = team / "run" / "nodes"
+        found = {
+            path.name: (path.stat().st_mode & 0o7777, path.owner()) for path in nodes.iterdir()
+        }
+        assert found == {"one": (0o700, "bin"), "two": (0o700, "daemon")}
+        assert nodes.stat().st_mode & 0o7777 == 0o2770
+        with acting_as(VICTIM), pytest.raises(UnsafeError, match="does not belong to"):
+            make("four", "bin")  # a member no more
+        # What a stranger's access list entry allows is no part of the team.
+        entries = [(1, 7, -1), (2, 7, 54321), (4, 7, -1), (16, 7, -1), (32, 0, -1)]
+        data = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+        try:
+            os.setxattr(nodes, "system.posix_acl_access", data)
+        except OSError:
+            return  # this file system has no access lists
+        with (
+            acting_as(VICTIM, team_group),
+            pytest.raises(RefusedError, match="user 54321, by an access control list"),
+        ):
+            make("five", "bin")
