@@ -19,7 +19,7 @@ import yaml
 
 from dtrain.diagnostics import ExitCode, NodeError
 from dtrain.failures.catalogue import End, explain, signatures
-from dtrain.failures.cause import Failure, Report, alike
+from dtrain.failures.cause import Failure, Report, grouped
 from dtrain.failures.kernel import understand
 from dtrain.failures.stacks import stack
 from dtrain.failures.traceback import last_words
@@ -157,8 +157,8 @@ def folded(text: str) -> None:
         names.labels(map(str, each.sources))
 
 
-def grouped(text: str) -> None:
-    alike([NodeError("gpu01", "reading", text, hint=text)] * 4, [])
+def problems(text: str) -> None:
+    grouped([NodeError("gpu01", "reading", text, hint=text)] * 4, [])
 
 
 def reported(text: str) -> None:
@@ -217,7 +217,7 @@ PATHS: dict[str, Callable[[str], object]] = {
     "cluster file": loaded,
     "folded lines": folded,
     "header": lambda text: Header("run", 1, {"a": ""}, ("", text)).lines(80, 24, 0.0),
-    "problems": grouped,
+    "problems": problems,
     "report": reported,
 }
 SLOW = ("cluster file", "events", "progress files", "report")

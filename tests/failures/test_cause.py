@@ -75,7 +75,7 @@ def test_a_hint_says_what_happened_and_what_to_do() -> None:
     what, remedy = failure(0, 0.0, message="OSError: [Errno 24] Too many open files").hint.split(
         "\n"
     )
-    assert what == "the process had as many files open as it may have"
+    assert what == "the process reached its limit of open files"
     assert "ulimit -n" in remedy
     assert failure(0, 0.0, message="ValueError: bad batch").hint == ""
 

@@ -83,7 +83,7 @@ def test_all_have_joined_and_it_is_not_done() -> None:
     assert line.endswith("is not done; all its ranks have joined: suspect the network between"
                          " them, or a GPU")  # fmt: skip
     (line,) = compare(dict.fromkeys(range(3), waits))
-    assert line.endswith("is not done; rank 3 told nothing")
+    assert line.endswith("is not done; no record from rank 3")
 
 
 def test_nothing_is_said_of_groups_in_which_nobody_waits() -> None:

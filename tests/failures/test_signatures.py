@@ -70,7 +70,7 @@ def test_every_phrase_signal_and_status_is_in_a_sample(signature: Signature) -> 
     ends = [end(sample) for sample in SAMPLES[signature.id]]
     texts = [each.said for each in ends]
     for phrase in signature.says:
-        assert any(phrase.stands_in(text) for text in texts), phrase.text
+        assert any(phrase.occurs_in(text) for text in texts), phrase.text
     if len(signature.signals) == 1:
         assert all(each.signal in signature.signals for each in ends)
 
@@ -80,7 +80,7 @@ def test_details_are_found_and_named(signature: Signature) -> None:
     if signature.details is None:
         assert not signature.precisely
         return
-    told = {signature.told(sample["said"]) for sample in SAMPLES[signature.id]}
+    told = {signature.describe(sample["said"]) for sample in SAMPLES[signature.id]}
     assert told - {signature.what}, "no sample has the details"
     assert not any("{" in each or "None" in each for each in told)
     names = set(re.findall(r"\{(\w+)\}", signature.precisely))
@@ -147,7 +147,7 @@ def test_time_grows_with_the_length_and_no_faster(text: Callable[[int], str]) ->
         started = time.process_time()
         for signature in signatures():
             signature.fits(this, said)
-            signature.told(said)
+            signature.describe(said)
         return time.process_time() - started
 
     seconds(1 << 12)
@@ -166,13 +166,13 @@ def test_no_more_than_the_end_of_a_long_text_is_looked_at() -> None:
 
 
 def test_phrases() -> None:
-    assert Phrase("a*b").stands_in("xx a yy b")
-    assert not Phrase("a*b").stands_in("a\nb")
-    assert Phrase("a*b").stands_in("a\na b")
-    assert not Phrase("a*b").stands_in("b a")
-    assert Phrase("^a").stands_in("b\na")
-    assert not Phrase("^a").stands_in("ba")
-    assert not Phrase("ab*ba").stands_in("aba")
+    assert Phrase("a*b").occurs_in("xx a yy b")
+    assert not Phrase("a*b").occurs_in("a\nb")
+    assert Phrase("a*b").occurs_in("a\na b")
+    assert not Phrase("a*b").occurs_in("b a")
+    assert Phrase("^a").occurs_in("b\na")
+    assert not Phrase("^a").occurs_in("ba")
+    assert not Phrase("ab*ba").occurs_in("aba")
 
 
 def explained(*exceptions: str, link: str) -> str | None:

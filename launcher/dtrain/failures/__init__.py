@@ -1,1 +1,1 @@
-"""What is known of the ways in which workers fail. Pure."""
+"""Why a worker failed, and what to do about it. Pure."""

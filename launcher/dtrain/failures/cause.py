@@ -1,7 +1,7 @@
-"""What ended a run, told from what every host reported. Pure.
+"""Find what ended a run from the reports of all hosts. Pure.
 
-When one worker of a distributed job fails, the others fail too within milliseconds, and each
-blames its peer. The first cause is the earliest failure that is not such an echo.
+When one worker of a distributed job fails, the others fail within milliseconds, and each blames
+its peer. The first cause is the earliest failure that is not such an echo.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from dtrain.failures.kernel import KernelMessage
 from dtrain.spec.model import Host
 
 _SIGNALLED = 128
-"""A shell's exit status for a signal is this and its number."""
+"""A shell reports a signal as this exit status plus the signal's number."""
 
-# A worker that a launcher or an operator ended has not failed of itself.
+# These signals mean that a launcher or an operator ended the worker.
 _ASKED_TO_END = {"SIGTERM", "SIGINT", "SIGHUP"}
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One process that ended badly."""
+    """One process that failed."""
 
     host: str
     role: str
     index: int
     rank: int | None
     time: float
-    """Seconds since the epoch by the launching machine's clock (offsets corrected)."""
+    """Seconds since the epoch on the launching machine's clock (offsets corrected)."""
     code: int | None = None
-    """Exit status; None when a signal ended it."""
+    """Exit status; None if a signal ended it."""
     signal: str | None = None
     """Name such as ``SIGKILL``."""
     message: str = ""
-    """Last line of what it said: ``ValueError: bad batch``, say."""
+    """Last line of its output, such as ``ValueError: bad batch``."""
     traceback: str = ""
-    """What it wrote about its end, as it wrote it (may hold control characters)."""
+    """What it wrote about its end, unchanged (may contain control characters)."""
     pid: int | None = None
     out_of_memory: bool = False
-    """Whether the kernel killed it for want of memory."""
+    """Whether the kernel's OOM killer killed a process on that host at that time."""
     kernel: KernelMessage | None = None
-    """What the host's kernel said about it."""
+    """What the host's kernel logged about it."""
 
     @property
     def label(self) -> str:
@@ -74,7 +74,7 @@ class Failure:
 
     @property
     def ended_by(self) -> str | None:
-        """The signal that ended it, also where a shell or container tells it by a status."""
+        """The signal that ended it, also if a shell or a container reports it as a status."""
         if self.signal is None and self.code is not None and self.code > _SIGNALLED:
             with contextlib.suppress(ValueError):
                 return signal.Signals(self.code - _SIGNALLED).name
@@ -82,52 +82,52 @@ class Failure:
 
     @property
     def crashed(self) -> bool:
-        """Whether a signal ended it that nobody sends to ask for an end."""
+        """Whether a signal ended it that is not a request to end."""
         return self.ended_by is not None and self.ended_by not in _ASKED_TO_END
 
     @property
     def words(self) -> str:
-        """All that it said about its end."""
+        """All of its output about its end."""
         return f"{self.message}\n{self.traceback}".strip()
 
     @property
     def explanation(self) -> Explanation | None:
-        """What is known of this way to fail."""
+        """What the catalogue or the kernel's message says about this failure."""
         known = explain(
             End(self.code, self.ended_by, self.out_of_memory, self.message, self.traceback)
         )
-        told = self.kernel
-        if told is None or (told.weak and known is not None and not known.echo):
+        logged = self.kernel
+        if logged is None or (logged.weak and known is not None and not known.echo):
             return known
-        return Explanation(told.id, told.what, told.remedy, echo=False, host=told.host)
+        return Explanation(logged.id, logged.what, logged.remedy, echo=False, host=logged.host)
 
     @property
     def is_echo(self) -> bool:
-        """Whether another process's failure is behind it."""
+        """Whether another process's failure caused it."""
         return self.explanation is not None and self.explanation.echo
 
     @property
     def host_at_fault(self) -> bool:
-        """Whether the host is to blame, so that another one would do better."""
+        """Whether the host is at fault, so that another host would help."""
         return self.explanation is not None and self.explanation.host
 
     @property
     def hint(self) -> str:
-        """What happened and what to do about it, a line each, where that is known; else empty."""
+        """What happened and what to do about it, one line each; empty if unknown."""
         known = self.explanation
         return f"{known.what}\n{known.remedy}" if known is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a run ended. ``failures`` has the first cause first."""
+    """How a run ended. ``failures`` starts with the first cause."""
 
     exit_code: ExitCode
     reason: str
     """One sentence: ``all 4 workers finished``, ``rank 3 on gpu01 exited with status 1``."""
     failures: tuple[Failure, ...] = ()
     problems: tuple[str, ...] = ()
-    """Hosts that failed, were lost, or could not be cleaned: one message each."""
+    """Hosts that failed, were lost, or could not be cleaned up: one message each."""
     hint: str = ""
     seconds: float = 0.0
     logs: str = ""
@@ -149,11 +149,11 @@ CLOSE = 0.05
 
 
 def in_order_of_blame(failures: Iterable[Failure]) -> tuple[Failure, ...]:
-    """The first cause first: by kind (own fault, told to end, echo of a peer), then by time.
+    """Sort failures, first cause first: by kind (own fault, asked to end, echo), then by time.
 
-    Of those that failed on several hosts at what may be the same moment, one that a signal ended
-    comes first, because others notice that within milliseconds, and one that said something comes
-    before one that is silent.
+    Clocks cannot order failures on several hosts that are less than `CLOSE` apart. Of those, a
+    crash comes first, because peers notice it within milliseconds, and then a failure with output
+    before one without.
     """
     ordered = sorted(failures, key=lambda failure: (_kind(failure), failure.time))
     if not ordered:
@@ -164,7 +164,7 @@ def in_order_of_blame(failures: Iterable[Failure]) -> tuple[Failure, ...]:
         for failure in ordered
         if _kind(failure) == _kind(earliest)
         and failure.time <= earliest.time + CLOSE
-        # One host's clock is right about what happened on that host.
+        # Two failures on one host are ordered correctly by its clock.
         and (failure is earliest or failure.host != earliest.host)
     ]
     first = min(at_once, key=lambda failure: (not failure.crashed, not failure.words))
@@ -172,11 +172,11 @@ def in_order_of_blame(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     return (first, *ordered)
 
 
-def alike(problems: Sequence[DtrainError], hosts: Sequence[Host]) -> list[tuple[str, str]]:
-    """Message and hint of each kind of problem, those of several hosts together.
+def grouped(problems: Sequence[DtrainError], hosts: Sequence[Host]) -> list[tuple[str, str]]:
+    """Message and hint of each kind of problem. The same problem on several hosts is one entry.
 
-    Two problems are alike when they differ in nothing but their host's name and address. What is
-    said is the first host's, in the order of ``hosts``, after a list of all of them.
+    Two problems are the same if they differ only in the host's name and address. The entry lists
+    all hosts and shows the text of the first one, in the order of ``hosts``.
     """
     order = {host.name: place for place, host in enumerate(hosts)}
     kinds: dict[str, list[DtrainError]] = {}
@@ -187,15 +187,15 @@ def alike(problems: Sequence[DtrainError], hosts: Sequence[Host]) -> list[tuple[
             for own in sorted({host.name, host.address}, key=len, reverse=True):
                 text = re.sub(rf"(?<![\w.-]){re.escape(own)}(?![\w-])", "\0", text)
         kinds.setdefault(text, []).append(problem)
-    told = []
+    entries = []
     for first, *others in kinds.values():
         message = first.message
         if others and isinstance(first, NodeError):
             names = dict.fromkeys(e.host for e in (first, *others) if isinstance(e, NodeError))
-            more = f" (so on {first.host}; the others alike)" if len(names) > 1 else ""
+            more = f" (shown for {first.host}; same on the others)" if len(names) > 1 else ""
             message = f"{hostlist.fold(names)}{message.removeprefix(first.host)}{more}"
-        told.append((message, first.hint))
-    return told
+        entries.append((message, first.hint))
+    return entries
 
 
 def _kind(failure: Failure) -> int:

@@ -1,8 +1,8 @@
-"""Which collective the ranks of a hanging job are at, from torch's flight recorders. Pure.
+"""Compare the ranks of a hanging job by torch's flight recorder. Pure.
 
-All ranks of a process group make the same collectives in the same order, and torch counts them. A
-rank that has made fewer than the others is the one they wait for; where two ranks made different
-ones under the same number, the job hangs or goes wrong from there on.
+All ranks of a process group call the same collectives in the same order, and torch numbers them.
+The others wait for a rank that has called fewer. If two ranks called different collectives under
+the same number, the job hangs or computes wrong results from there on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dtrain.failures.stacks import Frame, place
 from dtrain.messages import agent
 
 _SAME_SIZES = ("all_reduce", "broadcast", "reduce")
-"""What all ranks pass tensors of the same sizes to."""
+"""Collectives to which all ranks pass tensors of the same sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Call:
     """What was passed: ``Float[4, 3]``."""
     done: bool
     where: str
-    """Where the script called it, if that is known."""
+    """Where the script called it; empty if unknown."""
 
     def __str__(self) -> str:
         return f"{self.op} of {self.tensors}" if self.tensors else self.op
@@ -37,12 +37,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The last collectives of one rank in one process group, the latest last."""
+    """The last collectives of one rank in one process group, oldest first."""
 
     id: str
     name: str
     ranks: tuple[int, ...]
-    """The group's members; empty where the recorder does not tell them."""
+    """The group's members; empty if the recorder does not list them."""
     calls: tuple[Call, ...]
 
 
@@ -64,22 +64,22 @@ def _call(call: agent.Call) -> Call:
     )
 
 
-def compare(told: Mapping[int, Sequence[Group]]) -> list[str]:
-    """What is wrong, a line for each process group where something is. ``told`` is by rank."""
+def compare(records: Mapping[int, Sequence[Group]]) -> list[str]:
+    """One line for each process group that does not progress. ``records`` is by rank."""
     groups: dict[str, dict[int, Group]] = {}
-    for rank, own in sorted(told.items()):
+    for rank, own in sorted(records.items()):
         for group in own:
             groups.setdefault(group.id, {})[rank] = group
-    lines = [_compare(by_rank, told.keys()) for by_rank in groups.values()]
+    lines = [_compare(by_rank, records.keys()) for by_rank in groups.values()]
     return [line for line in lines if line]
 
 
-def _compare(groups: Mapping[int, Group], told: Collection[int]) -> str:
+def _compare(groups: Mapping[int, Group], recorded: Collection[int]) -> str:
     members = sorted({*groups, *(rank for group in groups.values() for rank in group.ranks)})
     name = _name(next(iter(groups.values())))
     calls = {rank: {call.seq: call for call in group.calls} for rank, group in groups.items()}
-    # A member that has told, and nothing of this group, has called nothing in it.
-    latest = {rank: max(calls.get(rank, {}), default=0) for rank in members if rank in told}
+    # A member with a record that lacks this group has called nothing in it.
+    latest = {rank: max(calls.get(rank, {}), default=0) for rank in members if rank in recorded}
     if mismatch := _mismatch(calls):
         seq, kinds = mismatch
         what = "; ".join(f"{call} on {_ranks(ranks)}" for call, ranks in kinds.items())
@@ -98,13 +98,13 @@ def _compare(groups: Mapping[int, Group], told: Collection[int]) -> str:
             f"{_ranks(behind)} {has} not joined collective {least + 1} of {name}"
             f"{_details(first)}; {_ranks(others)} {'has' if len(others) == 1 else 'have'}"
         )
-    silent = [rank for rank in members if rank not in told]
+    silent = [rank for rank in members if rank not in recorded]
     first = min(
         (call for own in calls.values() for call in own.values() if not call.done),
         key=lambda call: call.seq,
     )
     fate = (
-        f"{_ranks(silent)} told nothing"
+        f"no record from {_ranks(silent)}"
         if silent
         else "all its ranks have joined: suspect the network between them, or a GPU"
     )
@@ -114,7 +114,7 @@ def _compare(groups: Mapping[int, Group], told: Collection[int]) -> str:
 def _mismatch(
     calls: Mapping[int, Mapping[int, Call]],
 ) -> tuple[int, dict[str, list[int]]] | None:
-    """The first collective that ranks have called differently, and who called what."""
+    """The first collective on which ranks differ, and the ranks of each kind of call."""
     for seq in sorted({seq for own in calls.values() for seq in own}):
         kinds: dict[str, list[int]] = {}
         for rank, own in calls.items():

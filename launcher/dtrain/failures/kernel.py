@@ -1,4 +1,4 @@
-"""What a host's kernel says of the end of a process. Pure.
+"""What a host's kernel log says about the end of a process. Pure.
 
 The knowledge is data: ``kernel.yaml``, whose head explains its format.
 """
@@ -19,12 +19,12 @@ _XID = re.compile(
     r"(?:, pid=(?P<pid>\d{1,10}))?"
 )
 RECENT = 60.0
-"""Seconds before a failure within which a host's fault is what one suspects."""
+"""Seconds before a failure in which a fault of the host is a likely cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelMessage:
-    """A line of the kernel's log that tells of trouble."""
+    """A line of the kernel's log that reports a known problem."""
 
     id: str
     text: str
@@ -35,27 +35,27 @@ class KernelMessage:
     time: float
     """Seconds since the epoch."""
     host: bool = False
-    """Whether the host is to blame, and another one would do better."""
+    """Whether the host is at fault, so that another host would help."""
     weak: bool = False
-    """Whether it is worth telling only where nothing better is known."""
+    """Whether it is shown only if there is no better explanation."""
     pid: int | None = None
-    """The process that it names."""
+    """The process named in the line."""
     gpu: int | None = None
     """The GPU's number on that host, as ``nvidia-smi`` counts."""
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the kernel tells that it killed a process for want of memory."""
+        """Whether the line says that the OOM killer killed a process."""
         return self.id.endswith("out-of-memory-killer")
 
 
 def understand(
     lines: Iterable[tuple[float, str]], addresses: Sequence[str], gpus: Collection[int]
 ) -> list[KernelMessage]:
-    """What is known of those ``lines`` that concern a job which uses these ``gpus`` of the host.
-    Each comes with its time.
+    """The known problems in ``lines`` that concern a job on these ``gpus`` of the host.
 
-    ``addresses`` are the PCI addresses of all GPUs of the host, in the order of their numbers.
+    ``lines`` are pairs of time and text. ``addresses`` are the PCI addresses of all GPUs of the
+    host, in the order of their numbers.
     """
     found = (_understand(line, time, addresses) for time, line in lines)
     return [
@@ -68,9 +68,10 @@ def understand(
 def concerning(
     messages: Iterable[KernelMessage], pid: int | None, said: str, failed: float
 ) -> KernelMessage | None:
-    """The one that tells best why process ``pid``, which ``said`` this, ``failed`` at that time.
+    """The message that best explains why process ``pid`` failed.
 
-    Where the host's fault is not recent, it is no more than a guess, and the host not to blame.
+    ``said`` is the process's output, ``failed`` the time of its end. An older fault of the host is
+    only a guess: it becomes weak and does not blame the host.
     """
     fitting = [
         replace(message, host=False, weak=True)
@@ -94,7 +95,7 @@ def _names(message: KernelMessage, pid: int | None) -> bool:
 
 
 def _used(message: KernelMessage, gpus: Collection[int]) -> bool:
-    """Whether it may be of one of these GPUs."""
+    """Whether it may concern one of these GPUs."""
     return message.gpu in gpus if message.gpu is not None else bool(gpus)
 
 
@@ -125,7 +126,7 @@ def _xid(
     entry = _catalogue()["xids"].get(code)
     if entry is None:
         return None
-    # The driver leaves the function's number out, and older ones the domain.
+    # The driver omits the PCI function number, and older drivers the domain.
     at = found["address"].lower()
     numbers = [number for number, one in enumerate(addresses) if at in one.lower()]
     gpu = numbers[0] if len(numbers) == 1 else None

@@ -1,7 +1,7 @@
-"""Where the processes of a job that makes no progress are waiting, from their stacks. Pure.
+"""Where the processes of a hanging job wait, from their stacks. Pure.
 
-When peers wait for each other in a collective, all but one of them stand at the same place; the
-one that stands elsewhere is mostly the one they wait for.
+When peers wait in a collective, all but one of them have the same stack. The one with another
+stack is usually the one they wait for.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Place:
     """Where one process waits."""
 
     call: str
-    """The library's function that it is in, or nothing where it is in the script itself."""
+    """The library function it is in; empty if it is in the script itself."""
     script: str
     """The innermost frame of the script's own code."""
 
@@ -46,14 +46,13 @@ class Place:
 def stack(said: str) -> list[Frame]:
     """The main thread's frames, innermost first, from the last report in ``said``.
 
-    Understands what Python's faulthandler writes on a signal, and py-spy's ``dump``. Empty where
-    there is neither.
+    Reads the output of Python's faulthandler and of ``py-spy dump``. Empty if there is neither.
     """
     heads = list(_THREAD.finditer(said))
     current = [head for head in heads if head["current"] != "T"]
     if not heads:
         return _frames(said.splitlines(), _SPY_FRAME)
-    # Of one report, the thread that took the signal; it is the main one.
+    # In one report, the current thread is the one that received the signal: the main thread.
     head = current[-1] if current else heads[-1]
     lines = said[head.end() :].lstrip("\n").splitlines()
     return _frames(lines, _FRAME)
@@ -65,7 +64,7 @@ def _frames(lines: Iterable[str], pattern: re.Pattern[str]) -> list[Frame]:
     for line in lines:
         found = pattern.match(line)
         if found:
-            # py-spy says `Event.wait` where Python says `wait`; hosts may have one or the other.
+            # py-spy writes `Event.wait`, Python `wait`; hosts may use one or the other.
             function = found["function"].rpartition(".")[2]
             frames.append(Frame(found["file"], int(found["line"]), function))
         elif frames:
@@ -74,7 +73,7 @@ def _frames(lines: Iterable[str], pattern: re.Pattern[str]) -> list[Frame]:
 
 
 def place(frames: Sequence[Frame]) -> Place:
-    """Where these frames wait, in the words of the script's author."""
+    """Where these frames wait, as the script's author would say it."""
     own = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
     if own is None:
         return Place(frames[0].function if frames else "", "")
@@ -83,7 +82,7 @@ def place(frames: Sequence[Frame]) -> Place:
 
 
 def compare(places: Mapping[str, Place]) -> list[tuple[Place, list[str]]]:
-    """Who waits where, the most at one place first. ``places`` is by a process's label."""
+    """Each place and who waits there, most processes first. ``places`` is by process label."""
     groups: dict[Place, list[str]] = {}
     for who, where in places.items():
         groups.setdefault(where, []).append(who)

@@ -1,4 +1,4 @@
-"""What a process said last, taken from the end of its stderr. Pure."""
+"""The last traceback or the last lines of a process's stderr. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from dtrain.framing import LineFramer, clean
 
 PLAIN_LINES = 20
-"""Lines that stand in for a traceback where there is none."""
+"""Lines shown if there is no traceback."""
 _MESSAGE_LINES = 20
 _STALE_AFTER = 60
 """A traceback with more other lines than this after it is not how the process ended."""
@@ -24,16 +24,16 @@ _CHAINED = (
     "The above exception was the direct cause of the following exception:",
 )
 _NATIVE_FRAME = re.compile(r"frame #\d+: |<omitting python frames>|\s+@ +0x")
-"""Of a native stack trace, which pushes what was said out of sight."""
+"""Lines of a native stack trace, which would hide the message."""
 _NATIVE_REPORT = re.compile(r"terminate called |\[?[EF]\d{3,4} \d\d:\d\d:|F\d{4} ")
 _LOG_LINE = re.compile(r"\[?[EWIF]\d{2,4}[ :]|\d{4}-\d\d-\d\d[ T]\d\d:|\[\w+ \d|\w+: WARNING")
 
 
 def last_words(stderr: bytes) -> str:
-    """The last Python traceback in ``stderr`` with those it is chained to, or its last lines.
+    """The last chain of Python tracebacks in ``stderr``, or else its last lines.
 
-    Prefixes that torch puts before every line are gone, and so is whatever is not text. Returns
-    ``""`` for a process that said nothing.
+    Without the prefixes that torch writes before each line, and without anything that is not
+    text. Returns ``""`` for a process that wrote nothing.
     """
     framer = LineFramer()
     raw = [clean(line).rstrip() for line in framer.feed(stderr) + framer.flush()]
@@ -49,10 +49,10 @@ def last_words(stderr: bytes) -> str:
 
 
 def _start(lines: list[str], headers: list[int]) -> int:
-    """Where the first traceback of the chain that ends with the last one begins."""
+    """The first line of the chain that ends with the last traceback."""
     start = headers[-1]
     if lines[start].startswith("Fatal Python error"):
-        # The interpreter tells where it was; the library that gave up has told why just before.
+        # The interpreter reports where it was; the library that gave up said why just before.
         near = range(max(0, start - _STALE_AFTER), start)
         return next((number for number in near if _NATIVE_REPORT.match(lines[number])), start)
     for earlier in reversed(headers[:-1]):
@@ -64,7 +64,7 @@ def _start(lines: list[str], headers: list[int]) -> int:
 
 
 def _end(raw: list[str], lines: list[str], header: int) -> int:
-    """The line after a traceback's message, which may itself be of several lines."""
+    """The line after a traceback's message, which may have several lines."""
     prefix = _PREFIX.match(raw[header])
     if prefix:
         # Every line of it has the prefix, except empty ones.
@@ -85,14 +85,14 @@ def _end(raw: list[str], lines: list[str], header: int) -> int:
         return end
     while end < len(lines) and (lines[end].startswith((" ", "\t"))):
         end += 1
-    # TensorFlow's says "Graph execution error:", and what that was after empty lines.
+    # TensorFlow writes "Graph execution error:", empty lines, and then the error itself.
     goes_on = end < len(lines) and lines[end].endswith("Graph execution error:")
     end += 1
     left = _MESSAGE_LINES
     while left and end < len(lines) and (lines[end] or goes_on):
         if _LOG_LINE.match(lines[end]):
             break
-        # A DataLoader's has another process's traceback in it, however long.
+        # A DataLoader's message contains another process's traceback of any length.
         left -= not lines[end].startswith("  ")
         end += 1
     end = min(end, len(lines))

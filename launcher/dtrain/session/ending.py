@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from dtrain import hostlist
 from dtrain.checks import Finding
 from dtrain.diagnostics import ConnectError, DtrainError, ExitCode, InternalError, NodeError
-from dtrain.failures.cause import Failure, Report, alike, in_order_of_blame
+from dtrain.failures.cause import Failure, Report, grouped, in_order_of_blame
 from dtrain.failures.kernel import RECENT, KernelMessage, concerning
 from dtrain.failures.traceback import last_words
 from dtrain.runs import restart
@@ -44,7 +44,7 @@ class Ending:
         if outcome is Outcome.DONE:
             # Services that were stopped at the end have not failed.
             failures = ()
-        told = alike(self.problems, [part.host for part in self.context.plan.hosts])
+        told = grouped(self.problems, [part.host for part in self.context.plan.hosts])
         problems = [message for message, _ in told]
         explained = {error.host for error in self.problems if isinstance(error, NodeError)}
         unexplained = [host for host in _lost(state) if host not in explained]
