@@ -113,7 +113,7 @@ def test_an_unreachable_host_is_told_once_and_hides_nothing(
 def test_what_was_found_is_not_left_behind_with_a_lost_host(
     hosts: Hosts, launcher: Launcher
 ) -> None:
-    """An elastic job that is refused before it ran is not tried again without the host."""
+    """An elastic job that is refused before it ran is not retried without the host."""
     cluster = hosts(3)
     cluster["node2"].run("pkill", "sshd")
     elastic = {"restart": {"max": 3}, "elastic": {"min_hosts": 1}}

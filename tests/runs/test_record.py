@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.runs.record import Record, Request
-from dtrain.runs.restart import Again
+from dtrain.runs.restart import Retry
 from dtrain.runtime.layout_rules import MisfitError
 
 FILE = """
@@ -29,9 +29,9 @@ def hosts(record: Record) -> list[str]:
 
 def test_a_spare_first_and_then_fewer(tmp_path: Path) -> None:
     record = Record("run", Request("cluster.yaml", "/", FILE), 29500, "python3", 0.0)
-    second = record.again(Again(1.0, {"b": "s"}))
-    third = second.again(Again(1.0, {}, ("s",)))
-    fourth = third.again(Again(1.0, {}, ("a",)))
+    second = record.after(Retry(1.0, {"b": "s"}))
+    third = second.after(Retry(1.0, {}, ("s",)))
+    fourth = third.after(Retry(1.0, {}, ("a",)))
     assert [hosts(one) for one in (record, second, third, fourth)] == [
         ["a", "b", "c", "d"],
         ["a", "s", "c", "d"],
@@ -55,11 +55,11 @@ def test_a_host_that_is_only_at_fault_is_kept_where_the_layout_needs_it() -> Non
     layout = "layout: {tensor: 2, pipeline: 2, data: 2}"
     file = FILE.replace("fsdp", "3d").replace("job:", f"job:\n  {layout}")
     record = Record("run", Request("cluster.yaml", "/", file), 29500, "python3", 0.0)
-    again = Again(1.0, {}, ("a", "b"))
+    again = Retry(1.0, {}, ("a", "b"))
     assert record.fitting(again, {"a"}) == again
-    record = record.again(again)
+    record = record.after(again)
     # One host is half a pipeline.
-    last = Again(1.0, {}, ("c",))
-    assert record.fitting(last, ()) == Again(1.0)
+    last = Retry(1.0, {}, ("c",))
+    assert record.fitting(last, ()) == Retry(1.0)
     with pytest.raises(MisfitError):
         record.fitting(last, {"c"})

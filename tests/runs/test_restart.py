@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dtrain.runs import restart
-from dtrain.runs.restart import Again, AttemptResult, GiveUp, next_attempt
+from dtrain.runs.restart import AttemptResult, GiveUp, Retry, next_attempt
 from dtrain.spec.elastic import without
 from dtrain.spec.load import parse
 from dtrain.spec.model import Elastic, Restart
@@ -24,7 +24,7 @@ def decide(
     hosts: int = 4,
     min_hosts: int | None = None,
     fits: Callable[[str, str], bool] = lambda host, spare: True,
-) -> Again | GiveUp:
+) -> Retry | GiveUp:
     elastic = None if min_hosts is None else Elastic(min_hosts)
     return restart.decide(policy, history, spares, hosts=hosts, elastic=elastic, fits=fits)
 
@@ -45,7 +45,7 @@ def test_as_often_as_was_asked_with_longer_and_longer_pauses() -> None:
     for number in range(9):
         history.append(failed(step=number, culprit=None))
         decision = decide(policy, history, [])
-        assert isinstance(decision, Again)
+        assert isinstance(decision, Retry)
         delays.append(decision.delay)
     assert delays == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     history.append(failed(step=99, culprit=None))
@@ -56,9 +56,9 @@ def test_as_often_as_was_asked_with_longer_and_longer_pauses() -> None:
 
 def test_a_lost_host_is_replaced_at_once() -> None:
     decision = decide(Restart(3), [failed(5, None, "b")], ["s1", "s2"])
-    assert decision == Again(1.0, {"b": "s1"})
+    assert decision == Retry(1.0, {"b": "s1"})
     decision = decide(Restart(3), [failed(5, "a", "b", "c")], ["s1", "s2"])
-    assert decision == Again(1.0, {"b": "s1", "c": "s2"})
+    assert decision == Retry(1.0, {"b": "s1", "c": "s2"})
 
 
 def test_only_a_spare_that_fits_takes_a_place() -> None:
@@ -66,44 +66,44 @@ def test_only_a_spare_that_fits_takes_a_place() -> None:
     decision = decide(
         Restart(3), lost, ["s8", "t8", "u4"], fits=lambda host, spare: host[1] == spare[1]
     )
-    assert decision == Again(1.0, {"b4": "u4", "c8": "s8"})
+    assert decision == Retry(1.0, {"b4": "u4", "c8": "s8"})
     decision = decide(Restart(3), lost, ["s8"], fits=lambda host, spare: host[1] == spare[1])
-    assert decision == Again(1.0, {"c8": "s8"})
+    assert decision == Retry(1.0, {"c8": "s8"})
 
 
 def test_a_host_that_fails_first_twice_running_is_replaced() -> None:
     policy = Restart(5)
-    assert decide(policy, [failed(1, "b")], ["s"]) == Again(1.0, {})
-    assert decide(policy, [failed(1, "b"), failed(2, "b")], ["s"]) == Again(2.0, {"b": "s"})
-    assert decide(policy, [failed(1, "a"), failed(2, "b")], ["s"]) == Again(2.0, {})
-    assert decide(policy, [failed(1, None), failed(2, None)], ["s"]) == Again(2.0, {})
+    assert decide(policy, [failed(1, "b")], ["s"]) == Retry(1.0, {})
+    assert decide(policy, [failed(1, "b"), failed(2, "b")], ["s"]) == Retry(2.0, {"b": "s"})
+    assert decide(policy, [failed(1, "a"), failed(2, "b")], ["s"]) == Retry(2.0, {})
+    assert decide(policy, [failed(1, None), failed(2, None)], ["s"]) == Retry(2.0, {})
     # It is replaced once, not twice, when it is lost as well.
-    assert decide(policy, [failed(1, "b"), failed(2, "b", "b")], ["s", "t"]) == Again(
+    assert decide(policy, [failed(1, "b"), failed(2, "b", "b")], ["s", "t"]) == Retry(
         2.0, {"b": "s"}
     )
 
 
 def test_a_lost_host_without_a_spare_is_tried_again() -> None:
-    assert decide(Restart(3), [failed(5, None, "b")], []) == Again(1.0, {})
+    assert decide(Restart(3), [failed(5, None, "b")], []) == Retry(1.0, {})
 
 
 def test_three_failures_at_one_step_are_no_accident() -> None:
     policy = Restart(99)
     same = [failed(40, "a"), failed(40, "b"), failed(40, "c")]
-    assert isinstance(decide(policy, same[:2], []), Again)
+    assert isinstance(decide(policy, same[:2], []), Retry)
     decision = decide(policy, same, [])
     assert decision == GiveUp("the last 3 attempts all failed at step 40")
-    assert isinstance(decide(policy, [*same[:2], failed(41, "c")], []), Again)
+    assert isinstance(decide(policy, [*same[:2], failed(41, "c")], []), Retry)
     never = [failed(None, "a"), failed(None, "b"), failed(None, "c")]
     assert decide(policy, never, []) == GiveUp(
         "the last 3 attempts all failed before the first step"
     )
     # A job that tells of no steps may have run for days each time.
     days = [replace(attempt, seconds=1e6) for attempt in never]
-    assert isinstance(decide(policy, days, []), Again)
+    assert isinstance(decide(policy, days, []), Retry)
     # Losing hosts is no fault of the job's.
     lost = [failed(40, None, "b")] * 3
-    assert isinstance(decide(policy, lost, ["s"]), Again)
+    assert isinstance(decide(policy, lost, ["s"]), Retry)
 
 
 def test_a_job_that_a_host_refuses_is_not_tried_again() -> None:
@@ -113,7 +113,7 @@ def test_a_job_that_a_host_refuses_is_not_tried_again() -> None:
 
 def test_a_host_that_cannot_be_reached_at_the_start() -> None:
     dead = AttemptResult(ran=False, step=None, culprit=None, lost=frozenset({"b"}))
-    assert decide(Restart(3), [dead], ["s"]) == Again(1.0, {"b": "s"})
+    assert decide(Restart(3), [dead], ["s"]) == Retry(1.0, {"b": "s"})
     decision = decide(Restart(3), [dead], [])
     assert isinstance(decision, GiveUp)
     assert "no spare" in decision.why
@@ -121,12 +121,12 @@ def test_a_host_that_cannot_be_reached_at_the_start() -> None:
 
 def test_an_elastic_job_goes_on_without_a_lost_host() -> None:
     policy = Restart(3)
-    assert decide(policy, [failed(5, None, "b")], min_hosts=3) == Again(1.0, {}, ("b",))
+    assert decide(policy, [failed(5, None, "b")], min_hosts=3) == Retry(1.0, {}, ("b",))
     # A spare is better.
     lost_two = [failed(5, None, "b", "c")]
-    assert decide(policy, lost_two, ["s"], min_hosts=3) == Again(1.0, {"b": "s"}, ("c",))
+    assert decide(policy, lost_two, ["s"], min_hosts=3) == Retry(1.0, {"b": "s"}, ("c",))
     dead = AttemptResult(ran=False, step=None, culprit=None, lost=frozenset({"b"}))
-    assert decide(policy, [dead], min_hosts=3) == Again(1.0, {}, ("b",))
+    assert decide(policy, [dead], min_hosts=3) == Retry(1.0, {}, ("b",))
 
 
 def test_an_elastic_job_gives_up_below_its_fewest_hosts() -> None:
@@ -141,12 +141,12 @@ def test_an_elastic_job_gives_up_below_its_fewest_hosts() -> None:
 
 def test_an_elastic_job_drops_a_host_that_fails_first_twice_running_if_it_can() -> None:
     twice = [failed(1, "b"), failed(2, "b")]
-    assert decide(Restart(5), twice[:1], min_hosts=3) == Again(1.0)
-    assert decide(Restart(5), twice, min_hosts=3) == Again(2.0, {}, ("b",))
-    assert decide(Restart(5), twice, min_hosts=4) == Again(2.0)
+    assert decide(Restart(5), twice[:1], min_hosts=3) == Retry(1.0)
+    assert decide(Restart(5), twice, min_hosts=3) == Retry(2.0, {}, ("b",))
+    assert decide(Restart(5), twice, min_hosts=4) == Retry(2.0)
     # The lost one goes first.
     both = [failed(1, "b"), failed(2, "b", "c")]
-    assert decide(Restart(5), both, min_hosts=3) == Again(2.0, {}, ("c",))
+    assert decide(Restart(5), both, min_hosts=3) == Retry(2.0, {}, ("c",))
 
 
 def test_what_is_told_of_the_next_attempt() -> None:
@@ -164,14 +164,14 @@ job:
         "cluster.yaml",
     )
     one_less = without(spec, {"gpu03"})
-    assert next_attempt(Again(1.0, {}, ("gpu03",)), 2, spec, one_less, 4) == (
+    assert next_attempt(Retry(1.0, {}, ("gpu03",)), 2, spec, one_less, 4) == (
         "attempt 2 starts in 1 s without gpu03: 2 of 4 hosts, data 1 instead of 2; "
-        "gpu04 idle, which the layout has no use for"
+        "gpu04 idle, because the layout does not need it"
     )
     two_less = without(spec, {"gpu01", "gpu03"})
-    assert next_attempt(Again(2.0, {}, ("gpu01",)), 3, one_less, two_less, 4) == (
+    assert next_attempt(Retry(2.0, {}, ("gpu01",)), 3, one_less, two_less, 4) == (
         "attempt 3 starts in 2 s without gpu01: 2 of 4 hosts; gpu04 in use again"
     )
-    assert next_attempt(Again(1.0, {"gpu02": "s"}), 2, spec, spec, 4) == (
+    assert next_attempt(Retry(1.0, {"gpu02": "s"}), 2, spec, spec, 4) == (
         "attempt 2 starts in 1 s; s takes the place of gpu02"
     )

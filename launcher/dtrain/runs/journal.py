@@ -97,7 +97,7 @@ class HostState(Event):
 
 @dataclass(frozen=True, slots=True)
 class Hello(Event):
-    """What a relay said of itself when it started."""
+    """What a relay reported about itself when it started."""
 
     kind = "hello"
     host: str
@@ -142,7 +142,7 @@ class Findings(Event):
 
 @dataclass(frozen=True, slots=True)
 class Progressed(Event):
-    """The training progress of the process that speaks for the job."""
+    """The training progress of the process that represents the job."""
 
     kind = "progress"
     report: Progress
@@ -197,7 +197,7 @@ class Failed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Cleaned(Event):
-    """`dtrain stop` has ended what a finished run had left; ``left`` are hosts not reached."""
+    """`dtrain stop` ended what a finished run had left; ``left`` are the unreachable hosts."""
 
     kind = "cleaned"
     left: tuple[str, ...]

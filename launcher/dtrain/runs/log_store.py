@@ -2,10 +2,10 @@
 
     <home>/runs/<run>/run.json                          what was launched
     <home>/runs/<run>/journal.jsonl                     what happened
-    <home>/runs/<run>/launcher                          locked by the process that is in charge
+    <home>/runs/<run>/launcher                          locked by the process in charge
     <home>/runs/<run>/logs/<host>/<role>-<index>.out    stdout
     <home>/runs/<run>/logs/<host>/<role>-<index>.err    stderr
-    <home>/runs/<run>/logs-2/…                          of the second attempt, and so on
+    <home>/runs/<run>/logs-2/…                          the second attempt, and so on
 
 ``<home>`` is ``$DTRAIN_HOME``, or ``~/.dtrain``. Folders are 0700 and files 0600.
 """
@@ -31,12 +31,12 @@ from dtrain.runs.stored_file import RUN_NAME, open_stored
 _LOGS_NAME = re.compile(r"logs(?:-([0-9]{1,7}))?")
 _STREAM_NAME = re.compile(r"[a-z]+-[0-9]{1,9}\.(?:out|err)")
 MAX_PID = 1 << 22
-"""The largest that Linux can be set to."""
+"""The largest process id that Linux allows."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class StorageError(DtrainError):
-    """This machine can't keep the run's files; the message names the file."""
+    """This machine cannot store the run's files; the message names the file."""
 
     exit_code = ExitCode.NODE_FAILED
 
@@ -59,16 +59,18 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where one run keeps its files on this machine."""
+    """One run's folder on this machine."""
 
     path: Path
     attempt: int = 1
-    """Which attempt's logs are meant."""
+    """The attempt whose logs `logs`, `sizes` and `stream` refer to."""
 
     @classmethod
     def create(cls, run: str) -> RunFolder:
-        """A new folder for ``run``. Raises FileExistsError where that run has one already, and
-        StorageError where it can't be made."""
+        """A new folder for ``run``.
+
+        Raises FileExistsError if the run has one, and StorageError if it cannot be created.
+        """
         folder = cls(_runs() / _checked(run))
         try:
             runs, _ = Trust().open_folder(os.fsencode(_runs()), made=[])
@@ -90,7 +92,7 @@ class RunFolder:
 
     @classmethod
     def find(cls, name: str) -> RunFolder:
-        """The run of that name, or the only one whose name begins so.
+        """The run with that name, or the only one whose name starts with it.
 
         Raises UsageError, and StorageError if another user can change its files.
         """
@@ -108,7 +110,7 @@ class RunFolder:
 
     @classmethod
     def all(cls) -> list[RunFolder]:
-        """The runs of this machine, the latest last.
+        """The runs on this machine, oldest first.
 
         Raises StorageError if another user can change them.
         """
@@ -117,7 +119,7 @@ class RunFolder:
         found: list[tuple[float, Path]] = []
         for entry in _entries(_runs()):
             if RUN_NAME.fullmatch(entry.name):
-                # Another process may remove it meanwhile.
+                # Another process may remove it at the same time.
                 with contextlib.suppress(OSError):
                     if entry.is_dir():
                         found.append((entry.stat().st_mtime, _runs() / entry.name))
@@ -129,17 +131,17 @@ class RunFolder:
 
     @property
     def started(self) -> float:
-        """When its folder last changed, for a run whose record cannot be read. Seconds since the
-        epoch."""
+        """When the folder last changed, in seconds since the epoch. It stands in for the start
+        time of a run whose record cannot be read."""
         try:
             return self.path.stat().st_mtime
         except OSError:
             return 0.0
 
     def claim(self) -> Claim | None:
-        """Take charge of the run; None while another process is in charge of it.
+        """Take charge of the run. None if another process is in charge.
 
-        Raises StorageError where the folder cannot be written.
+        Raises StorageError if the folder cannot be written.
         """
         try:
             fd = open_stored(self.path / "launcher", os.O_RDWR | os.O_CREAT)
@@ -148,10 +150,10 @@ class RunFolder:
         for _ in range(10):
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Of one length, so that nobody reads the end of an older number, or nothing.
+                # A fixed length: readers never see the end of an older number, or nothing.
                 os.pwrite(fd, b"%-20d\n" % os.getpid(), 0)
             except BlockingIOError:
-                # It may only be somebody who looks, as `in_charge` does.
+                # The lock may belong to a reader such as `in_charge`.
                 time.sleep(0.01)
             except OSError as error:
                 os.close(fd)
@@ -162,9 +164,9 @@ class RunFolder:
         return None
 
     def in_charge(self) -> int | None:
-        """The process that is in charge of the run, if there is one.
+        """The id of the process in charge of the run, if there is one.
 
-        Raises StorageError if another user can change the file that says so.
+        Raises StorageError if another user can change the lock file.
         """
         try:
             fd = open_stored(self.path / "launcher", os.O_RDONLY)
@@ -186,11 +188,11 @@ class RunFolder:
 
     @property
     def logs(self) -> Path:
-        """Of this attempt; the folder is made with the first file in it."""
+        """The logs of this attempt. The folder is created with the first file in it."""
         return self.path / ("logs" if self.attempt == 1 else f"logs-{self.attempt}")
 
     def attempts(self) -> list[RunFolder]:
-        """The attempts that have logs here, the first one first."""
+        """The attempts that have logs here, oldest first."""
         found = (_LOGS_NAME.fullmatch(entry.name) for entry in _entries(self.path))
         numbers = sorted(int(name[1] or 1) for name in found if name)
         return [replace(self, attempt=number) for number in numbers]
@@ -200,7 +202,7 @@ class RunFolder:
         return self.path / "journal.jsonl"
 
     def sizes(self, plan: LaunchPlan) -> dict[Stream, int]:
-        """Every stream of this attempt that is here, with its bytes. Other files are ignored."""
+        """Every stream of this attempt with its size in bytes. Ignores other files."""
         found: dict[Stream, int] = {}
         for folder in _entries(self.logs):
             if not folder.is_dir(follow_symlinks=False):
@@ -221,10 +223,10 @@ class RunFolder:
         return found
 
     def stream(self, host: str, name: str, *, role: str, index: int, rank: int | None) -> Stream:
-        """The stream that ``host`` calls ``name``, e.g. ``worker-3.err``.
+        """The stream that ``host`` calls ``name``, for example ``worker-3.err``.
 
-        Raises ValueError for names that are not those of a file in this run's folder: both come
-        from outside.
+        Raises ValueError if the names, which come from outside, do not name a file in this run's
+        folder.
         """
         if not host or host in (".", "..") or "/" in host or "\0" in host:
             raise ValueError(f"not a host name: {host!r}")
@@ -235,7 +237,7 @@ class RunFolder:
 
 
 class Claim:
-    """Charge of a run, held until `release` or the end of this process, however it ends."""
+    """The right to control a run, held until `release` or until this process ends."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -245,14 +247,14 @@ class Claim:
 
 
 class LogWriter:
-    """Keeps one stream's bytes. One thread uses it at a time.
+    """Stores one stream's bytes. Not for use by two threads at the same time.
 
-    Each piece is in the file when `append` returns, so that a killed launcher loses nothing. The
-    file is open only meanwhile: hundreds of hosts have more streams than a process may open.
+    Each piece is in the file when `append` returns, so a killed launcher loses nothing. The file
+    is open only during `append`: hundreds of hosts have more streams than a process may open.
     """
 
     def __init__(self, stream: Stream) -> None:
-        """Raises StorageError where the file can't be made. What it holds already is kept."""
+        """Keeps an existing file's content. Raises StorageError if it cannot create the file."""
         self.path = stream.path
         try:
             self.path.parent.parent.mkdir(mode=0o700, exist_ok=True)
@@ -266,11 +268,11 @@ class LogWriter:
             raise storage_error(self.path, error) from None
 
     def append(self, offset: int, payload: bytes) -> int:
-        """Store ``payload``, the stream's bytes from ``offset`` on; returns how many it has now.
+        """Store ``payload``, the stream's bytes from ``offset`` on. Returns the file's new size.
 
-        Bytes that are there already are not written again, so that a piece may be sent twice.
-        Raises ProtocolError for a gap, and StorageError when the file can't be written; what was
-        written before that counts, and the same piece may be appended again.
+        Skips bytes that are stored already, so a piece may be sent twice. Raises ProtocolError for
+        a gap, and StorageError if the file cannot be written; bytes written before the error
+        count, and the same piece may be appended again.
         """
         if offset > self.size:
             raise ProtocolError(
@@ -280,12 +282,12 @@ class LogWriter:
         if not new:
             return self.size
         try:
-            # Fails, rather than waits, where a pipe has taken the file's place.
+            # If a pipe has replaced the file, fail instead of waiting.
             fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 while new:
-                    # At its place rather than at the end: a second launcher attached to the same
-                    # run then writes the same bytes over each other's.
+                    # Written at its offset, not appended: if two launchers are attached to one
+                    # run, they write the same bytes to the same place.
                     written = os.pwrite(fd, new, self.size)
                     self.size += written
                     new = new[written:]
@@ -297,7 +299,7 @@ class LogWriter:
 
 
 def tail(path: Path, max_bytes: int) -> bytes:
-    """The last ``max_bytes`` bytes of a file; all of a shorter one, nothing of a missing one."""
+    """The last ``max_bytes`` bytes of a file; empty if it is missing."""
     try:
         with os.fdopen(open_stored(path, os.O_RDONLY), "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -317,7 +319,7 @@ def _runs() -> Path:
 
 
 def _trusted(folder: Path) -> bool:
-    """Whether a folder is there. Raises StorageError if another user can change it."""
+    """Whether a folder exists. Raises StorageError if another user can change it."""
     try:
         fd, _ = Trust().open_folder(os.fsencode(folder))
     except UnsafeError as error:
@@ -329,7 +331,7 @@ def _trusted(folder: Path) -> bool:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder, by name; nothing where it cannot be read."""
+    """The entries of a folder, sorted by name; empty if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -344,14 +346,14 @@ def _checked(run: str) -> str:
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
-    """What to tell of a file of a run's folder that cannot be written."""
+    """The error for a file of a run's folder that cannot be written."""
     if isinstance(error, UnsafeError):
         return StorageError(f"this machine: {error.reason}", hint=error.hint("DTRAIN_HOME"))
     reason = error.strerror or str(error)
     if error.errno in _NO_SPACE:
         hint = "free some space on this machine, or name a folder on another disk in DTRAIN_HOME"
     elif isinstance(error, FileNotFoundError):
-        hint = "the run's folder was removed while the run was going on"
+        hint = "the run's folder was removed during the run"
     else:
         hint = "name a folder that you can write to in DTRAIN_HOME"
     return StorageError(f"this machine: {path}: cannot keep the run's files: {reason}", hint=hint)

@@ -1,4 +1,4 @@
-"""How far a training is, as its processes say through `dtrain.runtime`. Pure."""
+"""Training progress that processes report through `dtrain.runtime`. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from dtrain.launchplan.plan import LaunchPlan
 
 WINDOW = 60.0
-"""Seconds of the past that a rate is taken over."""
+"""Seconds over which a rate is averaged."""
 MAX_METRICS, MAX_METRIC_NAME = 32, 64
 MAX_TIME = 1e11
 """Seconds since the epoch: in the year 5138."""
@@ -22,7 +22,7 @@ _ORDER = ("rank", "chief", "worker", "ps", "evaluator")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One report of a process."""
+    """One report from a process."""
 
     process: str
     """``rank-3``, or a TensorFlow task such as ``chief-0``."""
@@ -31,16 +31,16 @@ class Progress:
     step: int
     """Optimizer steps done."""
     total: int | None
-    """Steps in all."""
+    """Planned steps."""
     loss: float | None
     tokens: int | None
-    """Tokens (or other samples) that all processes together have gone through since this one
-    began to report."""
+    """Tokens (or other samples) that all processes together have processed since this one began to
+    report."""
     metrics: Mapping[str, float]
 
     @property
     def order(self) -> tuple[int, int]:
-        """The process with the least speaks for the job."""
+        """Sort key: the job's progress is that of the first process in this order."""
         kind, _, number = self.process.partition("-")
         return _ORDER.index(kind), int(number)
 
@@ -69,7 +69,7 @@ class Progress:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """What `read` takes besides the name of the process."""
+        """The argument of `read` besides the name of the process."""
         body = asdict(self)
         del body["process"]
         return body
@@ -98,7 +98,7 @@ def _metric(name: Any) -> str:
 
 
 def speaker(plan: LaunchPlan) -> str:
-    """The process whose reports stand for the whole job."""
+    """The process whose reports represent the whole job."""
     if plan.job.framework == "torch":
         return "rank-0"
     roles = {process.role for host in plan.hosts for process in host.processes}
@@ -106,14 +106,14 @@ def speaker(plan: LaunchPlan) -> str:
 
 
 class Pace:
-    """How fast one process goes on, from its reports."""
+    """The speed of one process, from its reports."""
 
     def __init__(self) -> None:
         self._reports: deque[Progress] = deque()
 
     def add(self, report: Progress) -> None:
         if self._reports and report.step < self._reports[-1].step:
-            # It has gone back to a checkpoint.
+            # The process resumed from a checkpoint.
             self._reports.clear()
         self._reports.append(report)
         while len(self._reports) > 2 and self._reports[1].time < report.time - WINDOW:
@@ -121,7 +121,7 @@ class Pace:
 
     @property
     def steps_per_second(self) -> float | None:
-        """``None`` until two reports tell."""
+        """``None`` before the second report."""
         return self._rate(lambda report: report.step)
 
     @property
@@ -130,7 +130,7 @@ class Pace:
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the last step, at the present rate."""
+        """Seconds until the last step at the current rate."""
         rate = self.steps_per_second
         if not rate:
             return None

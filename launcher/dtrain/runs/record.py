@@ -16,7 +16,7 @@ from dtrain.diagnostics import DtrainError, UsageError
 from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.messages.agent import Time
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt, parse_object
-from dtrain.runs.restart import Again
+from dtrain.runs.restart import Retry
 from dtrain.runs.stored_file import RUN_NAME, open_stored, unreadable
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.spec.elastic import without
@@ -31,20 +31,20 @@ MAX_BYTES = 1 << 25
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be launched: a cluster file, with what was added to it."""
+    """What the user asked to launch."""
 
     file: str
-    """The cluster file, as it was named."""
+    """The cluster file's path as the user gave it."""
     folder: str
-    """Absolute path of the folder that it is in, from which its relative paths start."""
+    """Absolute path of the file's folder. Relative paths in the file start here."""
     text: Annotated[str, Length(MAX_SIZE)]
-    """The file as it was then."""
+    """The file's content at the time of the request."""
     args: tuple[str, ...] = ()
     """Added to ``job.args``."""
     env: Mapping[str, str] | None = None
-    """Over ``job.env``."""
+    """Overrides ``job.env``."""
     check: bool = True
-    """Whether hosts are looked at before anything is prepared on them."""
+    """Whether dtrain checks the hosts before it prepares them."""
 
     @classmethod
     def of(cls, file: Path) -> Request:
@@ -57,7 +57,7 @@ class Request:
         return Path(self.folder)
 
     def spec(self) -> ClusterFile:
-        """Raises SpecError for a file that is not right."""
+        """The file with the added arguments and variables. Raises SpecError if it is invalid."""
         spec = parse_once(self.text, self.file)
         job = replace(
             spec.job,
@@ -69,33 +69,33 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A run that has begun. It holds no secret: those are named in the file, not given."""
+    """A run that has begun. It holds no secret: the file names secrets without their values."""
 
     run: Annotated[str, RUN_NAME]
     request: Request
     port: Annotated[int, Range(1, 65535)]
-    """Where the rendezvous is, or the first of the tasks' ports."""
+    """The rendezvous port, or the first port of the TensorFlow tasks."""
     local_python: str
     """The interpreter that stands for ``python3`` on this machine."""
     started: Time
     attempt: Annotated[int, Range(1, 10**6)] = 1
     replaced: Mapping[str, str] = field(default_factory=dict)
-    """Hosts of the file that are not used any more, each with the spare that has its rank."""
+    """Hosts of the file that are no longer used, each with the spare that took its rank."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Hosts that the job goes on without, each with the first attempt that did."""
+    """Hosts that the job continues without, each with the first attempt without it."""
     stray: tuple[tuple[str, int], ...] = ()
-    """Hosts that may still run some of an attempt, each with the attempt's number."""
+    """Hosts that may still run processes of an attempt, each with the attempt's number."""
 
     @property
     def on_hosts(self) -> str:
-        """What hosts call this attempt."""
+        """The name of this attempt on the hosts."""
         return self.run if self.attempt == 1 else f"{self.run}.{self.attempt}"
 
     def spec(self) -> ClusterFile:
-        """The file, with spares in the places of the hosts that they replace, and without those
-        that an elastic job goes on without.
+        """The file for this attempt: spares in place of the hosts they replace, without dropped
+        hosts.
 
-        Raises MisfitError where too few hosts are left for its layout.
+        Raises MisfitError if too few hosts are left for the layout.
         """
         spec = self.request.spec()
         cluster = spec.cluster
@@ -108,27 +108,27 @@ class Record:
         return without(spec, gone) if gone else spec
 
     def _now(self, host: str) -> str:
-        """Who has the rank of a host of the file: a spare may have been replaced in its turn."""
+        """The host that has the rank of a host of the file. Spares may be replaced, too."""
         while host in self.replaced:
             host = self.replaced[host]
         return host
 
-    def fitting(self, decision: Again, lost: Collection[str]) -> Again:
-        """The decision, or where the layout cannot do without hosts that are only at fault and
-        not ``lost``, one that uses them again.
+    def fitting(self, decision: Retry, lost: Collection[str]) -> Retry:
+        """The decision, adapted to the layout.
 
-        Raises MisfitError where it cannot do without those that are lost.
+        If the layout needs hosts that are at fault but not ``lost``, they stay in use. Raises
+        MisfitError if the layout needs hosts that are lost.
         """
         needed = replace(decision, dropped=tuple(host for host in decision.dropped if host in lost))
         try:
-            self.again(decision).spec()
+            self.after(decision).spec()
         except MisfitError:
-            self.again(needed).spec()
+            self.after(needed).spec()
             return needed
         return decision
 
-    def again(self, decision: Again) -> Record:
-        """What is kept of the next attempt."""
+    def after(self, decision: Retry) -> Record:
+        """The record of the next attempt."""
         number = self.attempt + 1
         return replace(
             self,

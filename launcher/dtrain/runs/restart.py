@@ -1,9 +1,9 @@
-"""Whether a job that has failed is started again, and where. Pure.
+"""Decide whether a failed job restarts, and on which hosts. Pure.
 
-A host that cannot be reached or whose fault it was is not used again: a spare takes its place and
-its rank. Where no spare is left, an elastic job goes on without it. The same host failing first
-twice running counts as its fault, too. A job that fails at one and the same step again and again
-would go on failing, so that is where it ends, whatever ``job.restart.max`` says.
+A host that is unreachable or at fault is not used again: a spare takes its rank. Without a spare,
+an elastic job continues without the host. A host that fails first in two attempts in a row counts
+as at fault. A job that repeatedly fails at the same step would keep failing, so dtrain gives up,
+whatever ``job.restart.max`` says.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dtrain.spec.elastic import differences
 from dtrain.spec.model import ClusterFile, Elastic, Restart
 
 SAME_STEP = 3
-"""Attempts in a row that end at one step before the job is given up."""
+"""Attempts in a row that end at the same step before dtrain gives up."""
 SOON = 120.0
-"""Seconds within which a job that tells of no steps has hardly begun."""
+"""Seconds in which a job that reports no steps has hardly begun."""
 FIRST_DELAY, MOST_DELAY = 1.0, 60.0
 """Seconds before the second attempt, doubled before each later one."""
 
@@ -28,13 +28,13 @@ class AttemptResult:
     """How one attempt ended."""
 
     ran: bool
-    """Whether its workers were started at all."""
+    """Whether its workers started."""
     step: int | None
-    """The last step of progress that it told of."""
+    """The last step it reported."""
     culprit: str | None
     """The host of the first failure."""
     final: bool = False
-    """Whether it is to be the last one, whatever the policy."""
+    """Whether no attempt may follow, whatever the policy."""
     lost: frozenset[str] = field(default_factory=frozenset)
     """Hosts that could not be reached, or whose hardware failed."""
     seconds: float = 0.0
@@ -42,21 +42,21 @@ class AttemptResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Retry:
     """Start the next attempt."""
 
     delay: float
     """Seconds from now."""
     replaced: Mapping[str, str] = field(default_factory=dict)
-    """Hosts that are not used again, each with the spare that takes its rank."""
+    """Hosts that are no longer used, each with the spare that takes its rank."""
     dropped: tuple[str, ...] = ()
-    """Hosts that are not used again, and that the job goes on without."""
+    """Hosts that are no longer used, without a replacement."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
     why: str
-    """A sentence, or nothing where nobody asked for restarts."""
+    """A sentence; empty if the file asks for no restarts."""
 
 
 def decide(
@@ -67,17 +67,17 @@ def decide(
     hosts: int,
     elastic: Elastic | None = None,
     fits: Callable[[str, str], bool] = lambda host, spare: True,
-) -> Again | GiveUp:
-    """What to do after the last of ``history``, all attempts so far.
+) -> Retry | GiveUp:
+    """What to do after the last attempt of ``history``, which holds all attempts.
 
-    ``hosts`` is how many are left: those of the cluster file, less the ones dropped so far.
-    ``fits`` tells whether a spare can have the ranks of a host.
+    ``hosts`` is the number of hosts left: those of the cluster file without the dropped ones.
+    ``fits`` says whether a spare can run the ranks of a host.
     """
     last = history[-1]
     if policy.max == 0 or last.final:
         return GiveUp("")
     if not last.ran and not last.lost:
-        return GiveUp("a job that a host refuses is not tried again")
+        return GiveUp("a job that a host refuses is not retried")
     if len(history) > policy.max:
         return GiveUp(f"it has been started {len(history)} times; job.restart.max is {policy.max}")
     if _stuck(history):
@@ -95,12 +95,12 @@ def decide(
         if left < elastic.min_hosts:
             are = "host is" if left == 1 else "hosts are"
             return GiveUp(f"{left} {are} left, and job.elastic.min_hosts is {elastic.min_hosts}")
-        # One that is only at fault is used again where there are no more than these.
+        # A host that is at fault but reachable stays in use if the job needs it.
         dropped = rest[: hosts - elastic.min_hosts]
     elif not last.ran and rest:
         return GiveUp(f"no spare is left to take the place of {fold(rest)}")
     delay = min(MOST_DELAY, FIRST_DELAY * 2.0 ** (len(history) - 1))
-    return Again(delay, replaced, tuple(dropped))
+    return Retry(delay, replaced, tuple(dropped))
 
 
 def _replaced(
@@ -117,13 +117,13 @@ def _replaced(
 
 
 def next_attempt(
-    decision: Again, number: int, before: ClusterFile, after: ClusterFile, listed: int
+    decision: Retry, number: int, before: ClusterFile, after: ClusterFile, listed: int
 ) -> str:
-    """What a person is told of attempt ``number``; the cluster file lists so many hosts."""
+    """The line that announces attempt ``number``. The cluster file lists ``listed`` hosts."""
     was, now = ([host.name for host in spec.cluster.hosts] for spec in (before, after))
     gone = {*decision.dropped, *decision.replaced}
     idle = [host for host in was if host not in now and host not in gone]
-    again = [host for host in now if host not in was and host not in decision.replaced.values()]
+    returned = [host for host in now if host not in was and host not in decision.replaced.values()]
     text = f"attempt {number} starts in {decision.delay:g} s"
     if decision.dropped:
         sizes = ", ".join([f"{len(now)} of {listed} hosts", *differences(before, after)])
@@ -132,8 +132,8 @@ def next_attempt(
     return "; ".join(
         [
             text,
-            *([f"{fold(idle)} idle, which the layout has no use for"] if idle else []),
-            *([f"{fold(again)} in use again"] if again else []),
+            *([f"{fold(idle)} idle, because the layout does not need it"] if idle else []),
+            *([f"{fold(returned)} in use again"] if returned else []),
             *([", ".join(moves)] if moves else []),
         ]
     )
@@ -143,5 +143,5 @@ def _stuck(history: Sequence[AttemptResult]) -> bool:
     recent = [attempt for attempt in history[-SAME_STEP:] if attempt.ran and not attempt.lost]
     if len(recent) < SAME_STEP or len({attempt.step for attempt in recent}) > 1:
         return False
-    # A job that tells of no steps may have come far each time.
+    # A job that reports no steps may have made progress in each attempt.
     return recent[0].step is not None or all(attempt.seconds < SOON for attempt in recent)

@@ -173,7 +173,7 @@ class Session:
 
     def _decide(
         self, life: _Life, results: list[restart.AttemptResult]
-    ) -> restart.Again | restart.GiveUp:
+    ) -> restart.Retry | restart.GiveUp:
         cluster, job = self._spec.cluster, self._spec.job
         workers = {host.name: host.workers for host in cluster.hosts + cluster.spares}
         decision = restart.decide(
@@ -240,10 +240,10 @@ class Session:
             self._has_run = True
             self._on_running(run)
 
-    def _move_on(self, life: _Life, decision: restart.Again) -> None:
+    def _move_on(self, life: _Life, decision: restart.Retry) -> None:
         """To the next attempt."""
         self._save_uncleaned(life)
-        life.record = life.record.again(decision)
+        life.record = life.record.after(decision)
         number = life.record.attempt
         life.folder = replace(life.folder, attempt=number)
         plan = _save(life)
@@ -340,9 +340,9 @@ class Session:
         life.journal.write(time.time(), journal.Notice(notice))
 
 
-def _next_attempt(record: Record, decision: restart.Again) -> str:
+def _next_attempt(record: Record, decision: restart.Retry) -> str:
     """Who takes part in it, in words."""
-    then = record.again(decision)
+    then = record.after(decision)
     listed = len(record.request.spec().cluster.hosts)
     return restart.next_attempt(decision, then.attempt, record.spec(), then.spec(), listed)
 
