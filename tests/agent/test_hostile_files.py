@@ -224,6 +224,34 @@ def test_a_supervisor_that_cannot_be_continued_is_killed(host: Node) -> None:
     host.until_nothing_runs()
 
 
+def test_an_ended_worker_that_a_debugger_holds_does_not_keep_the_run(host: Node) -> None:
+    source = program("agent").replace(b"PATIENCE = 10.0", b"PATIENCE = 0.5")
+    agent = host.agent(source=source)
+    host.launch(host.shell("exec sleep 600"), agent=agent)
+    agent.expect("prepared")
+    agent.command("start")
+    worker = agent.event("started")["pid"]
+    trace = TRACE.replace("for _ in", "input()\nfor _ in")
+    tracer = subprocess.Popen(
+        [sys.executable, "-c", trace, str(worker)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert tracer.stdout is not None
+        if tracer.stdout.readline() != "0\n":
+            pytest.skip("this user may not trace processes")
+        agent.command("kill")
+        survivors = agent.event("ended")["survivors"]
+        assert [one["pid"] for one in survivors] == [worker]
+        agent.expect("bye")
+    finally:
+        tracer.kill()
+        tracer.communicate()
+    host.until_nothing_runs()
+
+
 def test_a_damaged_record_does_not_hide_the_supervisor(host: Node) -> None:
     script = "echo '{}' > \"$DTRAIN_RUN_DIR/supervisor\"; echo ready; sleep 600"
     agent = host.start(host.shell(script))

@@ -149,6 +149,7 @@ class Sweep:
         self._told: set[tuple[int, int]] = set()
         self._last: set[int] = set()
         self._clean = 0
+        self._ended: set[int] = set()
 
     def step(self) -> float | None:
         """Do what is due. Seconds until the next step, or None when it is over."""
@@ -173,8 +174,11 @@ class Sweep:
             return min(0.1, self.kill_at - now)
         if now > self.kill_at + PATIENCE:
             seen = found or [proc for proc in map(look, children or ()) if proc is not None]
-            self.survivors = [proc for proc in seen if proc.alive]
-            if self.survivors:
+            alive = [proc for proc in seen if proc.alive]
+            # An ended child that a debugger traces cannot be reaped; another one is by now.
+            before, self._ended = self._ended, {proc.pid for proc in seen}
+            if alive or self._ended == before:
+                self.survivors = alive or seen
                 return None
         # A group is killed in one stroke, before any of its processes can fork again.
         self._groups.update(proc.pid for proc in found if proc.pid == proc.pgrp)
