@@ -67,6 +67,7 @@ PY
 )
   [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || return 0
   case $extra in
+    quick) downloads="test tools" ;;
     torch) downloads="PyTorch" ;;
     *) downloads="PyTorch, TensorFlow and test tools" ;;
   esac
