@@ -48,7 +48,8 @@ def recorded(folder: Path, **setup: str) -> dict[bytes, bytes]:
     """What a watched job's environment says of the flight recorder."""
     environment = {name.encode(): value.encode() for name, value in setup.items()}
     variables = host_variables(Job("torch", watchdog=Watchdog(silence=60)), {}, None)
-    NodeVariables(os.fsencode(folder)).complete(environment, written(variables))
+    node = NodeVariables(os.fsencode(folder), os.fsencode(folder))
+    node.complete(environment, written(variables))
     return {name: value for name, value in environment.items() if name.startswith(b"TORCH_")}
 
 

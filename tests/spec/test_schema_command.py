@@ -80,7 +80,7 @@ def test_unknown_keys_are_refused_everywhere(validator: Any, place: tuple[str, .
         ("cluster", "ssh", {"host_keys": "no"}),
         ("cluster", "network", {"gbps": 0}),
         ("cluster", "overrides", {"a": {"prot": 1}}),
-        ("job", "framework", "jax"),
+        ("job", "framework", "flax"),
         ("job", "strategy", "fdsp"),
         ("job", "args", "--lr 3"),
         ("job", "grace", "soon"),

@@ -160,8 +160,10 @@ class Scene:
         python: str = "",
         **job: Any,
     ) -> Path:
-        """``hosts`` hosts of ``slots`` workers on this machine; ``python``, where not this one."""
+        """``hosts`` hosts of ``slots`` workers on this machine; ``python``, where not this one.
+        Without a ``script``, ``job`` has another program."""
         env = {self.mark: "1"} | job.pop("env", {})
+        program = {"script": str(script)} if script else {}
         document = {
             "name": name,
             "cluster": {
@@ -173,7 +175,7 @@ class Scene:
                 **({"python": python} if python else {}),
                 "overrides": {f"node[0-{hosts - 1}]": {"address": "127.0.0.1"}},
             },
-            "job": {"framework": "torch", "script": str(script), "env": env} | job,
+            "job": {"framework": "torch", "env": env} | program | job,
         }
         return self.write(document, name)
 

@@ -17,9 +17,9 @@ def ranks(text: str | None, spec: ClusterFile) -> frozenset[int] | None:
     """``0,4-7`` as a set of the job's ranks."""
     if text is None:
         return None
-    if spec.job.framework != "torch":
+    if not spec.job.ranked:
         raise UsageError(
-            "--rank is for torch: TensorFlow's tasks have none", hint="choose hosts with --host"
+            "--rank is for ranks: TensorFlow's tasks have none", hint="choose hosts with --host"
         )
     last_rank = build(spec).world_size - 1
     chosen: set[int] = set()

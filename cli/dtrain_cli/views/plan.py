@@ -32,7 +32,7 @@ def _summary(plan: LaunchPlan) -> Iterator[str]:
     job = plan.job
     hosts = hostlist.fold([part.host.name for part in plan.hosts])
     count = len(plan.hosts)
-    how = f"torch, {job.rendezvous.backend}" if job.framework == "torch" else "tensorflow"
+    how = f"torch, {job.rendezvous.backend}" if job.framework == "torch" else job.framework
     strategy = f", {job.strategy}" if job.strategy else ""
     processes = f"{plan.world_size} process" + ("es" if plan.world_size != 1 else "")
     yield f"{plan.name}: {processes} on {count} host{'s' * (count != 1)} {hosts} ({how}{strategy})"

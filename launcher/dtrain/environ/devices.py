@@ -11,10 +11,11 @@ def visible_devices(gpus: Sequence[int]) -> dict[str, str]:
 
 
 def network_interface(interface: str | None) -> dict[str, str]:
-    """The interface for NCCL's and gloo's connections; ``None`` leaves them to choose."""
+    """The interface for the connections of NCCL, gloo and torch RPC (TensorPipe); ``None`` leaves
+    them to choose."""
     if interface is None:
         return {}
-    return {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
+    return {f"{library}_SOCKET_IFNAME": interface for library in ("NCCL", "GLOO", "TP")}
 
 
 def split(gpus: Sequence[int], parts: int) -> list[tuple[int, ...]]:

@@ -6,9 +6,10 @@ A rank that is started directly gets exactly the variables that torchrun sets (P
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from dtrain.environ import ranks
+from dtrain.environ.ranks import World
 from dtrain.environ.template import Slot, Template
 
 LOGS = {"PET_REDIRECTS": Template(Slot("3", "${PET_REDIRECTS:-0}"))}
@@ -16,35 +17,10 @@ LOGS = {"PET_REDIRECTS": Template(Slot("3", "${PET_REDIRECTS:-0}"))}
 nobody reads them."""
 
 
-@dataclass(frozen=True, slots=True)
-class World:
-    """The whole job: how many ranks each node runs, and where rank 0 listens."""
-
-    name: str
-    ranks_by_node: tuple[int, ...]
-    master_address: str
-    master_port: str
-    restarts: str = "0"
-    """How often the job has been started before."""
-
-    @property
-    def size(self) -> int:
-        """World size: ranks in the whole job."""
-        return sum(self.ranks_by_node)
-
-    def first_rank(self, node_rank: int) -> int:
-        """Global rank of a node's first worker."""
-        return sum(self.ranks_by_node[:node_rank])
-
-
 def node_environment(world: World, node_rank: int) -> dict[str, str]:
     """What all ranks of a node share when they are started directly."""
-    local = world.ranks_by_node[node_rank]
     environment = {
-        "MASTER_ADDR": world.master_address,
-        "MASTER_PORT": world.master_port,
-        "WORLD_SIZE": str(world.size),
-        "LOCAL_WORLD_SIZE": str(local),
+        **ranks.node_environment(world, node_rank),
         "GROUP_RANK": str(node_rank),
         "GROUP_WORLD_SIZE": str(len(world.ranks_by_node)),
         "ROLE_NAME": "default",
@@ -56,13 +32,13 @@ def node_environment(world: World, node_rank: int) -> dict[str, str]:
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
-    return environment | threads(local)
+    return environment | threads(world.ranks_by_node[node_rank])
 
 
 def rank_environment(world: World, node_rank: int, local_rank: int) -> dict[str, str]:
     """What tells one rank from the others of its node."""
-    rank = str(world.first_rank(node_rank) + local_rank)
-    return {"RANK": rank, "LOCAL_RANK": str(local_rank), "ROLE_RANK": rank}
+    own = ranks.rank_environment(world, node_rank, local_rank)
+    return {**own, "ROLE_RANK": own["RANK"]}
 
 
 def threads(local_ranks: int) -> dict[str, str]:

@@ -20,6 +20,7 @@ from dtrain.environ import devices
 from dtrain.environ.template import Slot, Template
 from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.model import ClusterFile, Host, Job
+from dtrain.spec.placeholders import OF_A_PROCESS, fill, names_in
 
 RECORDED_CALLS = "2000"
 """Collectives that torch's flight recorder keeps."""
@@ -34,8 +35,9 @@ class NodeVariable:
 
     value: str
     """Text, or what ``kind`` says."""
-    kind: Literal["text", "file", "pipe", "interface"] = "text"
-    """``file``: a path in the run's folder. ``pipe``: the same, and the variable is left out where
+    kind: Literal["text", "folder", "file", "pipe", "interface"] = "text"
+    """``folder``: a path, relative to the working folder or ``~``. ``file``: a path in the run's
+    folder. ``pipe``: the same, and the variable is left out where
     no named pipe can be made. ``interface``: the address of another host; the variable is the
     network interface that leads there, and left out where none can be told."""
     place: Literal["set", "default", "front"] = "set"
@@ -69,13 +71,37 @@ class Launched:
         )
 
 
-def host_environment(
-    spec: ClusterFile, host: Host, launched: Launched, identity: Mapping[str, str]
+def placeholders(
+    spec: ClusterFile, launched: Launched, node_rank: int, size: int
 ) -> dict[str, str]:
-    """What all processes of a host share; ``identity`` is what their framework wants."""
+    """The values of placeholders that all processes of a host share; ``size`` is the world's."""
+    hosts = spec.cluster.hosts
+    return {
+        "node_rank": str(node_rank),
+        "world_size": str(size),
+        "nodes": str(len(hosts)),
+        "gpus": str(hosts[node_rank].workers),
+        "total_gpus": str(sum(host.workers for host in hosts)),
+        "master_addr": hosts[0].address,
+        "master_port": launched.port,
+        "host": hosts[node_rank].name,
+        "run": launched.run,
+        "attempt": launched.attempt,
+    }
+
+
+def host_environment(
+    spec: ClusterFile,
+    host: Host,
+    launched: Launched,
+    identity: Mapping[str, str],
+    values: Mapping[str, str],
+) -> dict[str, str]:
+    """What all processes of a host share; ``identity`` is what their framework wants, ``values``
+    those of placeholders."""
     job = spec.job
     environment = devices.network_interface(host.interface)
-    if job.framework == "torch":
+    if job.framework == "torch" or (job.ranked and host.gpus):
         # A TensorFlow host may share its GPUs between tasks, so there each task names its own.
         environment |= devices.visible_devices(host.gpus)
     environment |= _described("DTRAIN_STRATEGY", job.strategy)
@@ -89,20 +115,47 @@ def host_environment(
         "DTRAIN_HOST": host.name,
         "DTRAIN_ATTEMPT": launched.attempt,
     }
-    return {**environment, **identity, **job.env, **host.env, **own}
+    chosen = {
+        name: fill(value, values)
+        for name, value in _chosen(job, host).items()
+        if not names_in(value) & {*OF_A_PROCESS}
+    }
+    environment = {**environment, **identity, **chosen, **own}
+    if gloo := environment.get("GLOO_SOCKET_IFNAME"):
+        environment.setdefault("TP_SOCKET_IFNAME", gloo)
+    return environment
+
+
+def process_environment(job: Job, host: Host, values: Mapping[str, str]) -> dict[str, str]:
+    """What the cluster file sets to another value for each process of a host."""
+    return {
+        name: fill(value, values)
+        for name, value in _chosen(job, host).items()
+        if names_in(value) & {*OF_A_PROCESS}
+    }
+
+
+def _chosen(job: Job, host: Host) -> dict[str, str]:
+    return {**job.env, **host.env}
 
 
 def host_variables(
-    job: Job, environment: Mapping[str, str], route_to: str | None
+    job: Job, environment: Mapping[str, str], route_to: str | None, python: str = ""
 ) -> dict[str, NodeVariable]:
-    """What the node adds for all processes of a host that have this ``environment``."""
+    """What the node adds for all processes of a host that have this ``environment``, and run
+    with ``python`` or with programs that lie beside it."""
     variables = {
         "DTRAIN_RUN_DIR": NodeVariable("", "file"),
         "PYTHONPATH": NodeVariable("runtime.zip", "file", "front"),
         "PYTHONUNBUFFERED": NodeVariable("1", place="default"),
     }
     if route_to is not None:
-        variables["GLOO_SOCKET_IFNAME"] = NodeVariable(route_to, "interface", "default")
+        gloo, rpc = "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
+        variables[gloo] = NodeVariable(route_to, "interface", "default")
+        variables[rpc] = NodeVariable(route_to, "interface", "default", (gloo,))
+    if "/" in python:
+        folder = python.rpartition("/")[0] or "/"
+        variables["PATH"] = NodeVariable(folder, "folder", "front")
     if job.framework == "torch" and job.watchdog.silence is not None:
         variables |= _flight_recorder(environment)
     return {

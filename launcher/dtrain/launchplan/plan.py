@@ -10,17 +10,19 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from dtrain.environ import devices, tf_config, torchrun, tpu
+from dtrain.environ import devices, jax, ranks, tf_config, torchrun, tpu
 from dtrain.environ.placement import is_service, trains
 from dtrain.launchplan.environment import (
     Launched,
     NodeVariable,
     host_environment,
     host_variables,
+    placeholders,
+    process_environment,
     process_variables,
 )
 from dtrain.spec.model import ClusterFile, Host, Job
-from dtrain.spec.strategies import STRATEGIES
+from dtrain.spec.placeholders import fill_all
 from dtrain.spec.tasks import tasks_listen, tensorflow_tasks
 
 
@@ -67,13 +69,11 @@ class HostPlan:
     node_variables: Mapping[str, NodeVariable] = field(default_factory=dict)
     """What the node adds to the environment."""
     route_to: str | None = None
-    """Another host. Where no setting says otherwise, gloo uses the interface that leads there:
-    left to itself it takes the address of the host's own name, which Debian sets to loopback."""
-
-    @property
-    def python(self) -> str:
-        """The interpreter of its processes."""
-        return self.processes[0].argv[0] if self.processes else self.host.python
+    """Another host. Where no setting says otherwise, gloo and torch RPC use the interface that
+    leads there: left to themselves they take the address of the host's own name, which Debian
+    sets to loopback."""
+    python: str = "python3"
+    """The interpreter of its processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,54 +116,39 @@ def build(
     if spec.job.framework == "tensorflow":
         hosts = _tensorflow(spec, launched, local_python)
     else:
-        hosts = _torch(spec, launched, local_python)
+        hosts = _ranks(spec, launched, local_python)
     cluster = spec.cluster
     return LaunchPlan(spec.name, tuple(hosts), spec.job, cluster.run_dir, cluster.trust_group)
 
 
-def _torch(spec: ClusterFile, launched: Launched, local_python: str) -> Iterator[HostPlan]:
+def _ranks(spec: ClusterFile, launched: Launched, local_python: str) -> Iterator[HostPlan]:
     job, hosts = spec.job, spec.cluster.hosts
-    one_process = bool(job.strategy) and STRATEGIES["torch"][job.strategy or ""].processes == "host"
-    ranks_by_node = tuple(1 if one_process else host.workers for host in hosts)
-    world = torchrun.World(
-        launched.run, ranks_by_node, hosts[0].address, launched.port, launched.restarts
+    world = ranks.World(
+        launched.run,
+        tuple(1 if job.per == "host" else host.workers for host in hosts),
+        hosts[0].address,
+        launched.port,
+        launched.restarts,
     )
-    backend = job.rendezvous.backend
     for node_rank, host in enumerate(hosts):
         python = _python(host, local_python)
-        ports = (int(launched.port),) if node_rank == 0 else ()
+        values = placeholders(spec, launched, node_rank, world.size)
         processes: tuple[Process, ...]
-        if backend == "direct":
-            identity = torchrun.node_environment(world, node_rank)
-            first = world.first_rank(node_rank)
-            processes = tuple(
-                Process(
-                    role="worker",
-                    index=first + local_rank,
-                    rank=first + local_rank,
-                    argv=(python, *_program(job)),
-                    environment=torchrun.rank_environment(world, node_rank, local_rank),
-                    node_variables=process_variables("worker", first + local_rank),
-                )
-                for local_rank in range(ranks_by_node[node_rank])
-            )
+        if job.framework == "torch" and job.rendezvous.backend != "direct":
+            identity = torchrun.threads(world.ranks_by_node[node_rank])
+            if job.rendezvous.backend == "static":  # c10d numbers the nodes itself
+                identity |= ranks.nodes(world, node_rank)
+            processes = (_torchrun(spec, world, node_rank, python, values),)
         else:
-            identity = torchrun.threads(ranks_by_node[node_rank])
-            options = torchrun.torchrun_arguments(world, node_rank, host.address, backend)
-            argv = (python, "-m", "torch.distributed.run", *options, *_program(job))
-            processes = (
-                Process(
-                    role="torchrun",
-                    index=node_rank,
-                    ranks=ranks_by_node[node_rank],
-                    argv=argv,
-                    environment=torchrun.LOGS,
-                    node_variables=process_variables("torchrun", node_rank),
-                ),
+            identity = _identity(job, world, node_rank)
+            processes = tuple(
+                _rank(spec, world, node_rank, local_rank, python, values)
+                for local_rank in range(world.ranks_by_node[node_rank])
             )
-        environment = host_environment(spec, host, launched, identity)
+        environment = host_environment(spec, host, launched, identity, values)
         route_to = None
-        if len(hosts) > 1 and "GLOO_SOCKET_IFNAME" not in environment:
+        torch = job.framework == "torch"
+        if torch and len(hosts) > 1 and "GLOO_SOCKET_IFNAME" not in environment:
             route_to = hosts[0 if node_rank else 1].address
         yield HostPlan(
             host,
@@ -171,10 +156,65 @@ def _torch(spec: ClusterFile, launched: Launched, local_python: str) -> Iterator
             environment,
             processes,
             _workdir(spec, host),
-            ports,
-            host_variables(job, environment, route_to),
+            (int(launched.port),) if node_rank == 0 else (),
+            host_variables(job, environment, route_to, python),
             route_to,
+            python,
         )
+
+
+def _identity(job: Job, world: ranks.World, node_rank: int) -> dict[str, str]:
+    """What the ranks of a node share."""
+    if job.framework == "torch":
+        return torchrun.node_environment(world, node_rank)
+    shared = ranks.node_environment(world, node_rank)
+    return shared | jax.node_environment(world) if job.framework == "jax" else shared
+
+
+def _rank(
+    spec: ClusterFile,
+    world: ranks.World,
+    node_rank: int,
+    local_rank: int,
+    python: str,
+    values: Mapping[str, str],
+) -> Process:
+    job, host = spec.job, spec.cluster.hosts[node_rank]
+    rank = world.first_rank(node_rank) + local_rank
+    environment = ranks.rank_environment(world, node_rank, local_rank)
+    if job.framework == "torch":
+        environment = torchrun.rank_environment(world, node_rank, local_rank)
+    elif job.framework == "jax":
+        devices_of_host = len(host.gpus) if job.per == "host" else None
+        environment |= jax.rank_environment(world, node_rank, local_rank, devices_of_host)
+    values = {**values, "rank": str(rank), "local_rank": str(local_rank)}
+    return Process(
+        role="worker",
+        index=rank,
+        rank=rank,
+        argv=fill_all(_program(job, python), values),
+        environment=environment | process_environment(job, host, values),
+        node_variables=process_variables("worker", rank),
+    )
+
+
+def _torchrun(
+    spec: ClusterFile, world: ranks.World, node_rank: int, python: str, values: Mapping[str, str]
+) -> Process:
+    job, host = spec.job, spec.cluster.hosts[node_rank]
+    backend = job.rendezvous.backend
+    assert backend != "direct"  # noqa: S101 (types)
+    options = torchrun.torchrun_arguments(world, node_rank, host.address, backend)
+    program = _program(job, python)
+    program = program[1:] if program[0] == python else ("--no-python", *program)
+    return Process(
+        role="torchrun",
+        index=node_rank,
+        ranks=world.ranks_by_node[node_rank],
+        argv=(python, "-m", "torch.distributed.run", *options, *fill_all(program, values)),
+        environment=torchrun.LOGS,
+        node_variables=process_variables("torchrun", node_rank),
+    )
 
 
 def _tensorflow(spec: ClusterFile, launched: Launched, local_python: str) -> Iterator[HostPlan]:
@@ -192,19 +232,26 @@ def _tensorflow(spec: ClusterFile, launched: Launched, local_python: str) -> Ite
         mine = [task for task, (_, _, on) in zip(tasks, placed, strict=True) if on == node_rank]
         gpus = _gpus_by_task(mine, job.roles, host)
         chosen = {*job.env, *host.env}
-        argv = (_python(host, local_python), *_program(job))
+        python = _python(host, local_python)
+        values = placeholders(spec, launched, node_rank, len(tasks))
+        numbered = {
+            task: {**values, "rank": str(tasks.index(task)), "local_rank": str(number)}
+            for number, task in enumerate(mine)
+        }
         processes = tuple(
             Process(
                 role=task.role,
                 index=task.index,
-                argv=argv,
-                environment=_unless(chosen, devices.visible_devices(gpus[task])) | own(task),
+                argv=fill_all(_program(job, python), numbered[task]),
+                environment=_unless(chosen, devices.visible_devices(gpus[task]))
+                | own(task)
+                | process_environment(job, host, numbered[task]),
                 service=is_service(task.role, job.roles),
                 node_variables=process_variables(task.role, task.index),
             )
             for task in mine
         )
-        environment = host_environment(spec, host, launched, shared)
+        environment = host_environment(spec, host, launched, shared, values)
         yield HostPlan(
             host,
             node_rank,
@@ -212,7 +259,8 @@ def _tensorflow(spec: ClusterFile, launched: Launched, local_python: str) -> Ite
             processes,
             _workdir(spec, host),
             tuple(task.port for task in mine) if tasks_listen(job) else (),
-            host_variables(job, environment, None),
+            host_variables(job, environment, None, python),
+            python=python,
         )
 
 
@@ -250,12 +298,15 @@ def _unless(chosen: Collection[str], environment: Mapping[str, str]) -> dict[str
     return {name: value for name, value in environment.items() if name not in chosen}
 
 
-def _program(job: Job) -> tuple[str, ...]:
+def _program(job: Job, python: str) -> tuple[str, ...]:
+    if job.command:
+        return (*job.command, *job.args)
     if job.module is not None:
-        return ("-m", job.module, *job.args)
+        return (python, "-m", job.module, *job.args)
     script = job.script or ""
-    # A script's name is not to be taken for an option of Python's.
-    return (f"./{script}" if script.startswith("-") else script, *job.args)
+    if script.startswith("-"):  # it is not an option of Python's
+        script = f"./{script}"
+    return ("bash" if script.endswith(".sh") else python, script, *job.args)
 
 
 def _python(host: Host, local_python: str) -> str:

@@ -48,6 +48,8 @@ def completed(name: str, variable: NodeVariable) -> str:
     if name == "DTRAIN_RUN_DIR":
         return "${DTRAIN_RUN_DIR:-${here:-$PWD}}"
     value = path(variable.value)
+    if variable.kind == "folder" and not variable.value.startswith(("/", "~")):
+        value = sh("${workdir:-$PWD}/", word(variable.value))
     if variable.kind in ("file", "pipe"):
         value = sh("$DTRAIN_RUN_DIR/", word(variable.value))
     if variable.place == "front":
@@ -70,6 +72,7 @@ def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
         'here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit',
     ]
     lines += [f': "${{{secret}:?is a secret: export it first}}"' for secret in plan.job.secrets]
+    lines += [str(sh("cd -- ", path(part.workdir), " || exit")), "workdir=$PWD"]
     lines += [str(sh("eval ", word(line), " || exit")) for line in plan.job.setup]
     lines += [
         "set -o allexport",
@@ -79,9 +82,9 @@ def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
     lines += [f"export {secret}" for secret in plan.job.secrets]
     for variable, value in part.node_variables.items():
         if value.kind == "interface":
-            lines += _interface(variable, value.value)
+            lines += _interface(variable, value)
     lines += [
-        str(sh("cd -- ", path(part.workdir), " || exit")),
+        'cd -- "$workdir" || exit',
         "exec " + " ".join(str(_word(argument)) for argument in process.argv),
     ]
     return "\n".join(lines) + "\n"
@@ -102,13 +105,16 @@ def _assigned(value: str) -> Command:
     return _word(value)
 
 
-def _interface(variable: str, peer: str) -> list[str]:
-    """Lines that name the interface which leads to ``peer``, as the node agent does."""
-    address = sh("$(getent ahosts ", word(peer), " | awk 'NR == 1 {print $1}')")
+def _interface(name: str, variable: NodeVariable) -> list[str]:
+    """Lines that name the interface which leads to another host, as the node agent does."""
+    if variable.instead:
+        (other,) = variable.instead  # which the lines before this have named
+        return [f'[ -z "${{{other}+set}}" ] || export {name}=${{{name}-${other}}}']
+    address = sh("$(getent ahosts ", word(variable.value), " | awk 'NR == 1 {print $1}')")
     return [
-        f'if [ -z "${{{variable}+set}}" ] && route=$(ip -o route get "{address}"); then',
+        f'if [ -z "${{{name}+set}}" ] && route=$(ip -o route get "{address}"); then',
         "  route=${route#* dev }",
-        f"  export {variable}=${{route%% *}}",
+        f"  export {name}=${{route%% *}}",
         "fi",
     ]
 

@@ -111,6 +111,18 @@ def look_at_tensorflow() -> Json:
     }
 
 
+def look_at_jax() -> Json:
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    if find_spec("jax") is None:
+        return {"missing": True}
+    return {"version": import_module("jax").__version__}
+
+
+FRAMEWORKS = {"torch": look_at_torch, "tensorflow": look_at_tensorflow, "jax": look_at_jax}
+
+
 def attempt(probe: Callable[[], Json]) -> Json:
     try:
         return probe()
@@ -129,10 +141,10 @@ def main(stream: BinaryIO, importer: Importer) -> None:
     if options.get("packages"):
         found["packages"] = attempt(packages)
     framework = options["framework"]
-    if options.get("import"):
-        found["framework"] = attempt(
-            {"torch": look_at_torch, "tensorflow": look_at_tensorflow}[framework]
-        )
+    if framework == "none":
+        pass
+    elif options.get("import"):
+        found["framework"] = attempt(FRAMEWORKS[framework])
     else:
         found["framework"] = attempt(lambda: installed(framework) or {"missing": True})
     if options.get("module"):

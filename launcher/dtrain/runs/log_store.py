@@ -210,7 +210,7 @@ class RunFolder:
             for file in _entries(self.logs / folder.name):
                 if _STREAM_NAME.fullmatch(file.name) and file.is_file(follow_symlinks=False):
                     role, _, index = file.name[: -len(".out")].rpartition("-")
-                    ranked = plan.job.framework == "torch" and role in ("worker", "rank")
+                    ranked = plan.job.ranked and role in ("worker", "rank")
                     stream = self.stream(
                         folder.name,
                         file.name,

@@ -99,7 +99,7 @@ def _metric(name: Any) -> str:
 
 def speaker(plan: LaunchPlan) -> str:
     """The process whose reports represent the whole job."""
-    if plan.job.framework == "torch":
+    if plan.job.ranked:
         return "rank-0"
     roles = {process.role for host in plan.hosts for process in host.processes}
     return "chief-0" if "chief" in roles else "worker-0"

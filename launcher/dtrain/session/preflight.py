@@ -154,6 +154,9 @@ class _EndedError(ConnectError):
     """The program on the host has ended."""
 
 
+_REHEARSALS = {"torch": "rehearsal", "tensorflow": "rehearsal_tensorflow"}
+
+
 class Preflight:
     """One look at all hosts of a plan. `close` ends what is under way, from any thread."""
 
@@ -194,8 +197,9 @@ class Preflight:
     def rehearse(self, evidence: Evidence) -> Evidence:
         """Start a real process group (for TensorFlow, its servers) on all hosts, with the job's
         own interpreter, and end it again. Only where all hosts have answered."""
-        tensorflow = self._plan.job.framework == "tensorflow"
-        program = "rehearsal_tensorflow" if tensorflow else "rehearsal"
+        program = _REHEARSALS.get(self._plan.job.framework)
+        if program is None:
+            return evidence
         said, failures = self._on_all_ranks(evidence, program, facts.REHEARSED, REHEARSAL_SECONDS)
         return replace(evidence, rehearsal=said, failures=(*evidence.failures, *failures))
 

@@ -12,7 +12,9 @@ from typing import Any
 from dtrain.hostlist import fold
 from dtrain.spec.hosts import Named
 from dtrain.spec.machines import devices_sound
+from dtrain.spec.placeholders import check_placeholders
 from dtrain.spec.problems import Place, Problems, either, nearest, shown
+from dtrain.spec.program import check_per, check_program
 from dtrain.spec.schema import Section
 from dtrain.spec.source import Mapping
 from dtrain.spec.strategies import STRATEGIES, Strategy
@@ -50,7 +52,9 @@ def check(document: Section, problems: Problems) -> None:
         _check_hosts(cluster, problems)
         _check_devices(cluster, problems)
     if "job" in document:
-        _check_program(job, problems)
+        check_program(job, problems)
+        check_per(cluster, job, problems)
+        check_placeholders(cluster, job, problems)
         _check_environment(cluster, job, problems)
         _check_strategy(cluster, job, problems)
         _check_roles(job, problems)
@@ -137,21 +141,6 @@ def _check_devices(cluster: Section, problems: Problems) -> None:
             "cluster.slots has no effect, because every host has GPUs",
             cluster.key_place("slots"),
             "slots counts the workers of a host without GPUs; remove it, or set 'gpus: 0'",
-        )
-
-
-def _check_program(job: Section, problems: Problems) -> None:
-    if "script" in job and "module" in job:
-        problems.add(
-            "job gives both a script and a module",
-            max(job.key_place("script"), job.key_place("module"), key=_order),
-            "keep the one that is to run",
-        )
-    if "script" not in job and "module" not in job:
-        problems.add(
-            "job does not say what to run",
-            job.head,
-            "add 'script: train.py', or 'module: my.train' for `python -m my.train`",
         )
 
 
@@ -266,11 +255,14 @@ def _check_roles(job: Section, problems: Problems) -> None:
 def _check_rendezvous(job: Section, problems: Problems) -> None:
     rendezvous = job.section("rendezvous")
     backend = rendezvous.get("backend")
-    if backend in ("static", "c10d") and job.get("framework") == "tensorflow":
+    framework = job.get("framework")
+    if backend in ("static", "c10d") and framework not in ("torch", None):
+        instead = {"tensorflow": "TF_CONFIG", "jax": "JAX_COORDINATOR_ADDRESS"}
         problems.add(
             f"the rendezvous backend {backend} belongs to torch",
             rendezvous.place("backend"),
-            "remove it: TensorFlow workers find each other through TF_CONFIG",
+            "remove it: workers find each other through "
+            f"{instead.get(framework, 'MASTER_ADDR and MASTER_PORT')}",
         )
     if "port" in rendezvous and "ports" in rendezvous:
         problems.add(

@@ -8,6 +8,7 @@ from dtrain.hostlist import MAX_HOSTS
 from dtrain.runtime.layout import SCHEDULES, Recompute, Sharding
 from dtrain.spec import value_rules as rules
 from dtrain.spec.model import LAUNCH_ROLES
+from dtrain.spec.placeholders import NAMES
 from dtrain.spec.ports import PortRange
 from dtrain.spec.schema import (
     Choice,
@@ -145,8 +146,8 @@ TRAINING = Record(
 JOB = Record(
     {
         "framework": Field(
-            Choice(("torch", "tensorflow")),
-            "The framework of the training script: torch or tensorflow.",
+            Choice(("torch", "tensorflow", "jax", "none")),
+            "The framework of the program: torch, tensorflow, jax, or none for any other.",
             required=True,
             example="torch",
         ),
@@ -162,8 +163,9 @@ JOB = Record(
         ),
         "script": Field(
             Text(rules.script),
-            "Python file to run on every host, relative to the workdir.",
-            otherwise="job.module",
+            "Python file to run on every host, relative to the workdir; a file whose name ends in "
+            ".sh runs under bash.",
+            otherwise="job.module or job.command",
             example="train.py",
         ),
         "module": Field(
@@ -172,9 +174,27 @@ JOB = Record(
             otherwise="job.script",
             example="my.train",
         ),
+        "command": Field(
+            ListOf(
+                Text(),
+                minimum=1,
+                advice="write each word as its own item: [accelerate, launch, train.py]",
+            ),
+            "Any program with its arguments, one item each, instead of a script. In command, args "
+            f"and env, these stand for their values: {', '.join(f'{{{name}}}' for name in NAMES)}.",
+            otherwise="job.script",
+            example='[./train, --rank, "{rank}"]',
+        ),
+        "per": Field(
+            Choice(("gpu", "host")),
+            "Start one process for each GPU (or slot), or one for each host with all its GPUs.",
+            otherwise="gpu; host for tensorflow and strategy data_parallel",
+            example="host",
+        ),
         "args": Field(
             ListOf(Text(empty=True), advice="write each argument as its own item: [--epochs, 3]"),
-            "Arguments of the script. dtrain passes each item exactly as written.",
+            "Arguments of the program. dtrain passes each item exactly as written, with "
+            "placeholders filled in (see command).",
             otherwise="none",
             example="[--config, gpt.yaml, --lr, 1e-5]",
         ),

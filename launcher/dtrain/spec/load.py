@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path, PurePath
+from typing import Literal
 
 from dtrain.diagnostics import UsageError
 from dtrain.runtime.layout import Layout, Training
@@ -25,10 +26,12 @@ from dtrain.spec.model import (
     Sync,
     Watchdog,
 )
+from dtrain.spec.placeholders import advise_on_placeholders
 from dtrain.spec.ports import check_ports
 from dtrain.spec.resolve import Resolved, resolve
 from dtrain.spec.schema import Section
 from dtrain.spec.source import MAX_SIZE, compose
+from dtrain.spec.strategies import STRATEGIES
 
 
 def read(path: Path, *, without: Collection[str] = ()) -> ClusterFile:
@@ -77,6 +80,7 @@ def parse(source: str | bytes, file: str, *, without: Collection[str] = ()) -> C
     machinery = _cluster(cluster)
     warnings = problems.fresh()
     advise(resolved, cluster, job, machinery, warnings)
+    advise_on_placeholders(cluster, job, warnings)
     spec = ClusterFile(
         document.get("name") or _default_name(file),
         machinery,
@@ -131,9 +135,19 @@ def _training(job: Section, layout: Layout | None) -> Training | None:
     return replace(training or Training(), global_batch=layout.global_batch)
 
 
+def _per(job: Section, resolved: Resolved) -> Literal["gpu", "host"]:
+    strategies = STRATEGIES[job.get("framework")]
+    if job.get("framework") == "tensorflow":
+        return "host"
+    if resolved.strategy and strategies[resolved.strategy].processes == "host":
+        return "host"
+    return "host" if job.get("per") == "host" else "gpu"
+
+
 def _job(job: Section, resolved: Resolved) -> Job:
     sync, rendezvous = job.section("sync"), job.section("rendezvous")
     return Job(
+        per=_per(job, resolved),
         strategy=resolved.strategy,
         strategy_reason=resolved.strategy_reason,
         layout=resolved.layout,
@@ -149,6 +163,7 @@ def _job(job: Section, resolved: Resolved) -> Job:
             "framework",
             "script",
             "module",
+            "command",
             "args",
             "workdir",
             "env",

@@ -13,7 +13,7 @@ from typing import Literal
 from dtrain.diagnostics import Problem
 from dtrain.runtime.layout import Layout, Training
 
-Framework = Literal["torch", "tensorflow"]
+Framework = Literal["torch", "tensorflow", "jax", "none"]
 Backend = Literal["direct", "static", "c10d"]
 HostKeys = Literal["strict", "accept-new"]
 TransportName = Literal["ssh", "local"]
@@ -133,7 +133,11 @@ class Job:
     """Why this one, where ``auto`` left it to dtrain."""
     script: str | None = None
     module: str | None = None
-    """Exactly one of ``script`` and ``module`` is set."""
+    command: tuple[str, ...] = ()
+    """Exactly one of ``script``, ``module`` and ``command`` is set."""
+    per: Literal["gpu", "host"] = "gpu"
+    """What there is one process for: each GPU (or slot), or each host with all its GPUs.
+    TensorFlow's tasks follow from ``roles`` instead."""
     args: tuple[str, ...] = ()
     workdir: str | None = None
     """Where workers start. ``None``: the home folder over SSH (or where ``sync`` puts the
@@ -156,6 +160,11 @@ class Job:
     on_disconnect: Literal["stop", "keep"] = "keep"
     lease: float = 300.0
     """Seconds without a launcher after which ``on_disconnect: stop`` stops the job."""
+
+    @property
+    def ranked(self) -> bool:
+        """Whether its processes are ranks; TensorFlow's are tasks."""
+        return self.framework != "tensorflow"
 
 
 @dataclass(frozen=True, slots=True)

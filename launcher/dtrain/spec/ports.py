@@ -36,9 +36,9 @@ class PortRange(Type[tuple[int, int]]):
 
 
 def ports_needed(spec: ClusterFile) -> int:
-    """How many consecutive ports a launch uses: one for torch's rendezvous, or one for each task
+    """How many consecutive ports a launch uses: one for the ranks' rendezvous, or one for each task
     on the machine with the most tasks."""
-    if spec.job.framework == "torch" or not tasks_listen(spec.job):
+    if spec.job.ranked or not tasks_listen(spec.job):
         return 1
     # Hosts that share an address are one machine, and its ports are shared too.
     addresses = (spec.cluster.hosts[on].address for _, _, on in tensorflow_tasks(spec))

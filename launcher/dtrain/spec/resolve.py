@@ -50,6 +50,9 @@ def resolve(document: Section, problems: Problems) -> Resolved:
     try:
         if job.get("framework") == "torch":
             return _torch(job, hosts, problems)
+        if job.get("framework") != "tensorflow":
+            layout = Layout(**job.section("layout").values) if "layout" in job else None
+            return Resolved(job.get("strategy"), layout=layout)
         return _tensorflow(cluster, job, hosts)
     except MisfitError as misfit:
         _report([misfit], job, problems)

@@ -70,7 +70,7 @@ class Text(Type[str]):
 
     def read(self, node: Node, problems: Problems, name: str) -> str | None:
         if not isinstance(node, Scalar):
-            return self.refuse(node, problems, name)
+            return self.refuse(node, problems, name, _quote(node))
         if node.empty:
             hint = 'write "" for an empty text' if self.empty else ""
             return self.refuse(node, problems, name, hint)
@@ -482,6 +482,15 @@ def _plain(node: Node, pattern: str) -> str | None:
     if isinstance(node, Scalar) and node.plain and re.fullmatch(pattern, node.text):
         return node.text
     return None
+
+
+def _quote(node: Node) -> str:
+    """The hint for text such as ``{rank}``, which YAML reads as keys with values."""
+    if isinstance(node, source.Mapping) and len(node.entries) == 1:
+        (entry,) = node.entries
+        if isinstance(entry.value, Scalar) and entry.value.empty:
+            return f'put it between quotes: "{{{entry.key.text}}}"'
+    return ""
 
 
 def _unquote(node: Node, pattern: str) -> str:

@@ -65,6 +65,13 @@ _TENSORFLOW = {
     "model_parallel": Strategy("host", "shards the model over devices"),
 }
 
+_OTHER = {"none": Strategy("device", "leaves everything to the script")}
+
 STRATEGIES: Mapping[Framework, Mapping[str, Strategy]] = MappingProxyType(
-    {"torch": MappingProxyType(_TORCH), "tensorflow": MappingProxyType(_TENSORFLOW)}
+    {
+        "torch": MappingProxyType(_TORCH),
+        "tensorflow": MappingProxyType(_TENSORFLOW),
+        "jax": MappingProxyType(_OTHER),
+        "none": MappingProxyType(_OTHER),
+    }
 )

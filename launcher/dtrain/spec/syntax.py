@@ -44,6 +44,8 @@ def explain(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> Fault:
         hint = f"the '{opening}' is on line {started.line + 1}"
         if problem.endswith("got '['"):
             hint += "; put text that holds '[' between quotes: \"gpu[01-08]\""
+        if problem.endswith("got '{'"):
+            hint += "; put text that holds '{' between quotes: \"--rank={rank}\""
         return Fault(f"a ',' or '{closing}' is missing", line, column, hint)
     for pattern, message, at_start, hint in _SAYINGS:
         if re.search(pattern, f"{context}: {problem}"):

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class NodeVariables:
     """Completes environments; see `dtrain.launchplan.environment.NodeVariable`."""
 
-    def __init__(self, folder: bytes) -> None:
-        """``folder`` is the run's."""
-        self._folder = folder
+    def __init__(self, folder: bytes, workdir: bytes) -> None:
+        """``folder`` is the run's, ``workdir`` where its processes start."""
+        self._folder, self._workdir = folder, workdir
         self._interfaces: dict[str, bytes | None] = {}
 
     def complete(self, environment: dict[bytes, bytes], variables: dict[str, Json]) -> None:
@@ -43,9 +43,9 @@ class NodeVariables:
             return self._interfaces[value]
         if kind == "file" or (kind == "pipe" and self._makes_pipes()):
             return os.path.join(self._folder, raw(value)) if value else self._folder
-        if kind == "text":
-            return expand(value) if value.startswith("~/") else raw(value)
-        return None
+        if kind == "folder":
+            return expand(value, self._workdir)
+        return raw(value) if kind == "text" else None
 
     def _makes_pipes(self) -> bool:
         """torch would end a process that cannot make its pipe."""

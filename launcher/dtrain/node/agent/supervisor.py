@@ -165,7 +165,7 @@ class Supervisor:
         base = {name: value for name, value in os.environb.items() if name != b"DTRAIN_SETUP"}
         for source in (request["environment"], request.get("secrets") or {}):
             base.update({raw(name): raw(value) for name, value in source.items()})
-        self._variables = NodeVariables(self._folder)
+        self._variables = NodeVariables(self._folder, self._workdir)
         environment = self._environment(base, request)
         self._flights = FlightRecorders(environment, self._workdir, request["world_size"])
 

@@ -5,6 +5,8 @@
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
 : "${TOKEN:?is a secret: export it first}"
+cd -- ~/'my runs/$HOME' || exit
+workdir=$PWD
 eval 'export A='"'"'b c'"'"'' || exit
 eval 'if true; then
   B=1
@@ -13,6 +15,6 @@ set -o allexport
 . "$here"/worker-0.env || exit
 set +o allexport
 export TOKEN
-cd -- ~/'my runs/$HOME' || exit
+cd -- "$workdir" || exit
 exec python3 'my train.py; echo $(id)' 'it'"'"'s' 'a "b"' '$(touch /tmp/x)' 'line
 break' '' -n '~' 'back'\\'slash' 'ü'

@@ -4,6 +4,8 @@
 # Written by `dtrain launch --dry-run --output`.
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
+cd -- .. || exit
+workdir=$PWD
 set -o allexport
 . "$here"/worker-3.env || exit
 set +o allexport
@@ -11,5 +13,6 @@ if [ -z "${GLOO_SOCKET_IFNAME+set}" ] && route=$(ip -o route get "$(getent ahost
   route=${route#* dev }
   export GLOO_SOCKET_IFNAME=${route%% *}
 fi
-cd -- .. || exit
+[ -z "${GLOO_SOCKET_IFNAME+set}" ] || export TP_SOCKET_IFNAME=${TP_SOCKET_IFNAME-$GLOO_SOCKET_IFNAME}
+cd -- "$workdir" || exit
 exec python3 scripts/train.py

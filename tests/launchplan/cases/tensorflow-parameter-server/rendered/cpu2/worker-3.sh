@@ -4,8 +4,10 @@
 # Written by `dtrain launch --dry-run --output`.
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
+cd -- ~ || exit
+workdir=$PWD
 set -o allexport
 . "$here"/worker-3.env || exit
 set +o allexport
-cd -- ~ || exit
+cd -- "$workdir" || exit
 exec python3 -m wide.train

@@ -5,10 +5,12 @@
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
 : "${WANDB_API_KEY:?is a secret: export it first}"
+cd -- ~/runs/gpt || exit
+workdir=$PWD
 eval 'source ~/env.sh' || exit
 set -o allexport
 . "$here"/worker-15.env || exit
 set +o allexport
 export WANDB_API_KEY
-cd -- ~/runs/gpt || exit
+cd -- "$workdir" || exit
 exec /opt/venv/bin/python train.py --config gpt.yaml

@@ -4,6 +4,8 @@
 # Written by `dtrain launch --dry-run --output`.
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
+cd -- ~ || exit
+workdir=$PWD
 set -o allexport
 . "$here"/torchrun-1.env || exit
 set +o allexport
@@ -11,5 +13,6 @@ if [ -z "${GLOO_SOCKET_IFNAME+set}" ] && route=$(ip -o route get "$(getent ahost
   route=${route#* dev }
   export GLOO_SOCKET_IFNAME=${route%% *}
 fi
-cd -- ~ || exit
+[ -z "${GLOO_SOCKET_IFNAME+set}" ] || export TP_SOCKET_IFNAME=${TP_SOCKET_IFNAME-$GLOO_SOCKET_IFNAME}
+cd -- "$workdir" || exit
 exec python3 -m torch.distributed.run --nnodes=2 --nproc-per-node=2 --max-restarts=0 --rdzv-id="${DTRAIN_RUN_ID:-static}" --rdzv-backend=static --local-addr=b --node-rank=1 --master-addr=a --master-port=12345 train.py

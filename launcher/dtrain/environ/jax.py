@@ -1,0 +1,37 @@
+"""JAX: the environment in which a bare ``jax.distributed.initialize()`` finds the others.
+
+JAX takes the coordinator's address from its own variable. The number of processes and the
+process's own it detects from the cluster that it runs in; of those that it knows, Open MPI's
+variables are the ones that any launcher can set (JAX 0.10, ``jax/_src/clusters/ompi_cluster.py``).
+"""
+
+from __future__ import annotations
+
+from dtrain.environ.ranks import World
+from dtrain.environ.template import Template
+from dtrain.environ.torchrun import address_and_port
+
+
+def node_environment(world: World) -> dict[str, str]:
+    """What all processes share."""
+    coordinator = address_and_port(world.master_address, world.master_port)
+    scheme = "tcp6" if ":" in world.master_address else "tcp"
+    return {
+        "JAX_COORDINATOR_ADDRESS": coordinator,
+        "OMPI_MCA_orte_hnp_uri": Template(f"0.0;{scheme}://", coordinator),
+        "OMPI_COMM_WORLD_SIZE": str(world.size),
+    }
+
+
+def rank_environment(
+    world: World, node_rank: int, local_rank: int, devices: int | None
+) -> dict[str, str]:
+    """What tells one process from the others. JAX gives each the device of its local number,
+    unless it has all ``devices`` of its host."""
+    environment = {
+        "OMPI_COMM_WORLD_RANK": str(world.first_rank(node_rank) + local_rank),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank),
+    }
+    if devices:
+        environment["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(devices)))
+    return environment

@@ -1,0 +1,105 @@
+"""Placeholders such as ``{rank}`` in a command, its arguments and environment values.
+
+A placeholder is one of `NAMES` in braces, not after ``$``. Every other brace is literal, so that
+JSON and ``${VAR}`` pass unchanged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+
+from dtrain.environ.template import Template
+from dtrain.spec import source
+from dtrain.spec.problems import Problems, shown
+from dtrain.spec.schema import Section
+
+OF_A_PROCESS = ("rank", "local_rank")
+"""Those that differ between the processes of one host."""
+NAMES = (
+    *OF_A_PROCESS,
+    "node_rank",
+    "world_size",
+    "nodes",
+    "gpus",
+    "total_gpus",
+    "master_addr",
+    "master_port",
+    "host",
+    "run",
+    "attempt",
+)
+_PLACEHOLDER = re.compile(rf"(?<!\$)\{{({'|'.join(NAMES)})\}}")
+_ALIKE = re.compile(r"(?<!\$)\{\s*([A-Za-z][A-Za-z _-]{0,20}?)\s*\}")
+_PLAIN = {name.replace("_", ""): name for name in NAMES}
+
+
+def names_in(text: str) -> set[str]:
+    """The placeholders in ``text``."""
+    return set(_PLACEHOLDER.findall(text))
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """``text`` with its placeholders replaced. Raises KeyError for one without a value."""
+    parts = _PLACEHOLDER.split(text)
+    if len(parts) == 1:
+        return text
+    parts[1::2] = [values[name] for name in parts[1::2]]
+    return Template(*filter(None, parts))
+
+
+def fill_all(texts: Iterable[str], values: Mapping[str, str]) -> tuple[str, ...]:
+    """Every text, filled."""
+    return tuple(fill(text, values) for text in texts)
+
+
+def check_placeholders(cluster: Section, job: Section, problems: Problems) -> None:
+    """Report placeholders that have no value: torchrun numbers the ranks that it starts."""
+    backend = job.section("rendezvous").get("backend", "direct")
+    if backend == "direct" or job.get("framework") != "torch":
+        return
+    for scalar in _texts(cluster, job):
+        for found in _PLACEHOLDER.finditer(scalar.text):
+            if found[1] in OF_A_PROCESS:
+                problems.add(
+                    f"{{{found[1]}}} has no value with 'backend: {backend}': torchrun starts "
+                    "the ranks and numbers them",
+                    scalar.part(found.start(), len(found[0])),
+                    f"read {found[1].upper()} in the script, or use 'backend: direct'",
+                )
+
+
+def advise_on_placeholders(cluster: Section, job: Section, warnings: Problems) -> None:
+    """Warn of braces that look like a placeholder and are none."""
+    for scalar in _texts(cluster, job):
+        for found in _ALIKE.finditer(scalar.text):
+            if _PLACEHOLDER.fullmatch(found[0]):
+                continue
+            plain = re.sub("[ _-]", "", found[1]).lower()
+            close = get_close_matches(plain, _PLAIN, n=1, cutoff=0.85)
+            if close:
+                warnings.add(
+                    f"{shown(found[0])} is no placeholder, so it is passed as written",
+                    scalar.part(found.start(), len(found[0])),
+                    f"did you mean {{{_PLAIN[close[0]]}}}?",
+                )
+
+
+def _texts(cluster: Section, job: Section) -> Iterator[source.Scalar]:
+    """Every text of the file in which placeholders count."""
+    sections = [job, *(settings for _, settings in cluster.get("overrides", ()))]
+    seen: set[int] = set()
+    for section in sections:
+        for key in ("command", "args", "env"):
+            node = section.entries[key].value if key in section else None
+            if node is None or id(node) in seen:
+                continue
+            seen.add(id(node))
+            if isinstance(node, source.Sequence):
+                children: Iterable[source.Node] = node.items
+            elif isinstance(node, source.Mapping):
+                children = (entry.value for entry in node.entries)
+            else:
+                children = ()
+            yield from (child for child in children if isinstance(child, source.Scalar))

@@ -1,0 +1,119 @@
+"""What `job` runs: a script, a module or a command, and for what there is one process each."""
+
+from __future__ import annotations
+
+from dtrain.spec.machines import machines
+from dtrain.spec.problems import Place, Problems
+from dtrain.spec.schema import Section
+from dtrain.spec.source import Sequence
+from dtrain.spec.strategies import STRATEGIES
+
+PROGRAMS = ("script", "module", "command")
+
+_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_ACCELERATE_MODULES = ("accelerate.commands.launch", "accelerate.commands.accelerate_cli")
+_WORDS = 8
+"""Of a command, in which a launcher is looked for: it may stand behind `uv run` or `env A=b`."""
+
+
+def check_program(job: Section, problems: Problems) -> None:
+    """Exactly one program is given."""
+    given = [key for key in PROGRAMS if key in job]
+    if len(given) > 1:
+        last = max(map(job.key_place, given), key=lambda place: (place.line, place.column))
+        problems.add(
+            f"job gives both a {given[0]} and a {given[1]}", last, "keep the one that is to run"
+        )
+    if not given:
+        problems.add(
+            "job does not say what to run",
+            job.head,
+            "add 'script: train.py', 'module: my.train' for `python -m my.train`, or 'command: "
+            "[…]' for any other program",
+        )
+
+
+def check_per(cluster: Section, job: Section, problems: Problems) -> None:
+    """`job.per` fits the framework, the strategy and a program that starts processes itself."""
+    per, framework = job.get("per"), job.get("framework")
+    if not job.sound("per", "framework", "strategy") or framework is None:
+        return
+    if framework == "tensorflow" and per == "gpu":
+        problems.add(
+            "TensorFlow has one task on each host, or those in job.roles",
+            job.place("per"),
+            "remove per; 'roles: {worker: 8}', say, shares the hosts' GPUs out among 8 workers",
+        )
+        return
+    name = job.get("strategy")
+    strategy = STRATEGIES[framework].get(name or "")
+    if strategy and name not in ("none", "auto") and framework != "tensorflow":
+        wanted = "host" if strategy.processes == "host" else "gpu"
+        if per not in (None, wanted):
+            problems.add(
+                f"the strategy {name} runs one process for each {wanted.upper()}"
+                if wanted == "gpu"
+                else f"the strategy {name} runs one process on the host",
+                job.place("per"),
+                "remove per, or use 'strategy: none'",
+            )
+            return
+        per = wanted
+    if framework != "tensorflow":
+        _check_launcher(cluster, job, per, problems)
+
+
+def _check_launcher(cluster: Section, job: Section, per: str | None, problems: Problems) -> None:
+    """torchrun and accelerate start a process for each GPU, so there is one of them on a host."""
+    found = _launcher(job)
+    if found is None:
+        return
+    launcher, place = found
+    backend = job.section("rendezvous").get("backend", "direct")
+    if backend != "direct" and job.get("framework") == "torch":
+        problems.add(
+            f"'backend: {backend}' starts torchrun, which would start {launcher}",
+            place,
+            "remove backend, and add 'per: host' to job",
+        )
+        return
+    hosts = machines(cluster, cluster.get("hosts", ())) if "hosts" in cluster.values else ()
+    workers = max((host.workers for host in hosts), default=1)
+    if per == "host" or workers == 1:
+        return
+    options = {
+        "torchrun": "--nnodes={nodes} --nproc-per-node={gpus} --node-rank={node_rank} "
+        "--master-addr={master_addr} --master-port={master_port}",
+        "accelerate launch": "--num_machines={nodes} --num_processes={total_gpus} "
+        "--machine_rank={node_rank} --main_process_ip={master_addr} "
+        "--main_process_port={master_port}",
+    }[launcher]
+    problems.add(
+        f"{launcher} starts a process for each GPU itself, and each host would start it "
+        f"{workers} times",
+        place,
+        f"add 'per: host' to job, and give it these arguments: {options}; or let dtrain start "
+        f"the ranks: name the script in job.script, without {launcher}",
+    )
+
+
+def _launcher(job: Section) -> tuple[str, Place] | None:
+    """The launcher that the job's program is, and where it stands."""
+    module = job.get("module")
+    if module in _TORCHRUN_MODULES:
+        return "torchrun", job.place("module")
+    if module in _ACCELERATE_MODULES:
+        return "accelerate launch", job.place("module")
+    words = [word.rpartition("/")[2] for word in job.get("command", ())[:_WORDS]]
+    node = job.entries["command"].value if "command" in job else None
+    for at, word in enumerate(words):
+        after = words[at + 1] if at + 1 < len(words) else ""
+        if not isinstance(node, Sequence) or word.endswith(".py"):
+            break
+        if word == "torchrun" or (word == "-m" and after in _TORCHRUN_MODULES):
+            return "torchrun", node.items[at].place
+        if (word, after) == ("accelerate", "launch") or (
+            word == "-m" and after in _ACCELERATE_MODULES
+        ):
+            return "accelerate launch", node.items[at].place
+    return None

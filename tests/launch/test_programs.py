@@ -1,0 +1,52 @@
+"""Any program: a command, a shell script, one process for each host."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from support.launching import Scene
+
+SHOW = 'echo "$0" "$@" "$SHARD" "$NODE_RANK/$NNODES" "$(command -v beside)"'
+
+
+def test_a_command_with_placeholders(scene: Scene) -> None:
+    """It finds the programs that lie beside the interpreter of the file."""
+    python = scene.folder / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    beside = python.with_name("beside")
+    beside.write_text("#!/bin/sh\n")
+    beside.chmod(0o755)
+    file = scene.cluster_file(
+        "",
+        python=str(python),
+        framework="none",
+        command=["bash", "-c", SHOW, "{rank}", '{"of": {world_size}}', "${rank}"],
+        args=["{host}:{local_rank}"],
+        env={"SHARD": "{rank}/{world_size}"},
+    )
+    done = scene.run(file)
+    assert done.code == 0, str(done)
+    for rank in range(4):
+        node = rank // 2
+        words = f'{rank} {{"of": 4}} ${{rank}} node{node}:{rank % 2} {rank}/4 {node}/2 {beside}'
+        assert done.lines(f"node{node}", rank) == [words], str(done)
+
+
+def test_one_process_for_each_host(scene: Scene) -> None:
+    command = ["sh", "-c", 'echo "$RANK of $WORLD_SIZE: $0"', "{gpus} of {total_gpus}"]
+    file = scene.cluster_file("", framework="none", command=command, per="host")
+    done = scene.run(file)
+    assert done.code == 0, str(done)
+    assert done.lines("node0", 0) == ["0 of 2: 2 of 4"], str(done)
+    assert done.lines("node1", 1) == ["1 of 2: 2 of 4"]
+
+
+def test_a_shell_script(scene: Scene) -> None:
+    """bash runs it; an attempt and a run have names of their own."""
+    script: Path = scene.script('declare -a words=("$@"); echo "${words[1]} $RANK"', "run.sh")
+    file = scene.cluster_file(script, hosts=1, framework="none", args=["a", "{attempt} b"])
+    done = scene.run(file)
+    assert done.code == 0, str(done)
+    assert done.lines("node0", 1) == ["1 b 1"], str(done)
