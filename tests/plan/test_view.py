@@ -92,6 +92,7 @@ def test_a_pipe_gets_plain_ascii_that_fits(dtrain: Any, job: tuple[str, ...], co
     long = [line for line in done.stdout.splitlines() if len(line) > max(columns, 80)]
     assert long == []
     assert not [line for line in done.stdout.splitlines() if line != line.rstrip()]
+    assert "\n\n\n" not in done.stdout
 
 
 def on_terminal(cwd: Path, columns: int, *argv: str, **environment: str) -> str:

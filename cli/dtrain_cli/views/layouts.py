@@ -53,7 +53,8 @@ def _result(answer: Answer, paper: Paper) -> Iterator[RenderableType]:
     if answer.fits:
         yield paper.paragraph(explain.headline(best), "bold")
         yield paper.paragraph(explain.figures(best))
-        yield paper.paragraph(training_time(answer))
+        if taken := training_time(answer):
+            yield paper.paragraph(taken)
         return
     gpus = f"{question.cluster.gpus:,} × {question.cluster.gpu.name}"
     if question.pinned:
