@@ -327,3 +327,21 @@ def test_importing_the_views_is_cheap():
         [sys.executable, "-c", code], capture_output=True, check=True, env=dict(os.environ)
     )
     assert run.stdout == b"[]\n"
+
+
+def test_output_into_a_pipe_does_not_import_rich():
+    code = """
+import sys
+from dtrain.diagnostics import ExitCode
+from dtrain.failures.cause import Report
+from dtrain_cli.views import Filters, make_view
+view = make_view(False, sys.stdout, sys.stderr, Filters(), False, lambda: None)
+view.notice("going on")
+view.finished(Report(ExitCode.OK, "done", seconds=1, logs=""))
+assert view.wait(60)
+sys.exit("rich" in sys.modules)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    assert b"dtrain: going on" in run.stderr
