@@ -34,7 +34,7 @@ from dtrain.node.protocol import FrameDecoder, ProtocolError
 from dtrain.spec.load import parse
 from dtrain.spec.report import SpecError
 from dtrain_cli.views import names
-from dtrain_cli.views.folding import Folder
+from dtrain_cli.views.folding import LineFolder
 from dtrain_cli.views.header import Header
 from dtrain_cli.views.report import render
 
@@ -150,7 +150,7 @@ def loaded(text: str) -> None:
 
 
 def folded(text: str) -> None:
-    folder: Folder[int] = Folder()
+    folder: LineFolder[int] = LineFolder()
     for rank, line in enumerate(text.splitlines()):
         folder.add(0.0, rank % 8, "stdout", line)
     for each in folder.flush():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.failures.collectives import Group, compare, read
+from dtrain.failures.collectives import RankHistory, compare, read
 from dtrain.messages.agent import Collectives, Happened, read_message
 from dtrain.messages.decode import ProtocolError
 
@@ -26,7 +26,7 @@ def call(
     return {"seq": seq, "op": op, "done": done, **base, **what}
 
 
-def group(*calls: dict[str, Any], **what: Any) -> list[Group]:
+def group(*calls: dict[str, Any], **what: Any) -> list[RankHistory]:
     base = {"id": "0", "name": "default_pg", "ranks": [0, 1, 2, 3], "calls": calls}
     said = {"event": "collectives", "time": 0, "rank": 0, "groups": [{**base, **what}]}
     message = read_message({"type": "event", "offset": 1, "event": json.loads(json.dumps(said))})

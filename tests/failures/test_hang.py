@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.failures.stacks import Frame, Place, compare, place, stack
+from dtrain.failures.stacks import Frame, WaitingPlace, compare, place, stack
 from support.limits import HANG
 
 SPY = """\
@@ -94,6 +94,9 @@ def test_text_without_a_stack(said: str) -> None:
 
 
 def test_the_one_that_differs_comes_last() -> None:
-    waiting, loading = Place("all_reduce", "step (t.py:40)"), Place("", "load (t.py:12)")
+    waiting, loading = (
+        WaitingPlace("all_reduce", "step (t.py:40)"),
+        WaitingPlace("", "load (t.py:12)"),
+    )
     places = {"0": waiting, "1": waiting, "2": loading, "3": waiting}
     assert compare(places) == [(waiting, ["0", "1", "3"]), (loading, ["2"])]

@@ -6,10 +6,12 @@ import pytest
 
 from dtrain.spec.clusterfile import CLUSTER_FILE
 from dtrain.spec.reference import keys, reference
-from dtrain.spec.schema import Record
+from dtrain.spec.schema import SectionType
 from dtrain.spec.source import compose
 
-FIELDS = {path: field for path, field in keys(CLUSTER_FILE) if not isinstance(field.type, Record)}
+FIELDS = {
+    path: field for path, field in keys(CLUSTER_FILE) if not isinstance(field.type, SectionType)
+}
 
 
 @pytest.mark.parametrize("path", FIELDS)

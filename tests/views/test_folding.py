@@ -5,11 +5,11 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtrain_cli.views.folding import WINDOW, Folder
+from dtrain_cli.views.folding import WINDOW, LineFolder
 
 
 def test_equal_lines_wait_for_each_other():
-    folder = Folder()
+    folder = LineFolder()
     for rank in range(4):
         folder.add(rank / 100, rank, "stdout", "loading")
     assert list(folder.take(0.1)) == []
@@ -20,7 +20,7 @@ def test_equal_lines_wait_for_each_other():
 
 
 def test_a_late_rank_gets_a_line_of_its_own():
-    folder = Folder()
+    folder = LineFolder()
     folder.add(0, 0, "stdout", "x")
     first = list(folder.take(1))
     folder.add(1, 1, "stdout", "x")
@@ -28,7 +28,7 @@ def test_a_late_rank_gets_a_line_of_its_own():
 
 
 def test_order_of_a_rank_decides_against_folding():
-    folder = Folder()
+    folder = LineFolder()
     for rank, text in [(0, "a"), (0, "b"), (1, "b"), (1, "a")]:
         folder.add(0, rank, "stdout", text)
     lines = [(line.text, line.sources) for line in folder.flush()]
@@ -36,14 +36,14 @@ def test_order_of_a_rank_decides_against_folding():
 
 
 def test_stdout_and_stderr_are_not_folded_together():
-    folder = Folder()
+    folder = LineFolder()
     folder.add(0, 0, "stdout", "x")
     folder.add(0, 1, "stderr", "x")
     assert len(list(folder.flush())) == 2
 
 
 def test_waiting_lines_are_bounded():
-    folder = Folder()
+    folder = LineFolder()
     for number in range(50_000):
         folder.add(0, 0, "stdout", str(number))
     assert len(list(folder.take(0))) == 30_000
@@ -62,7 +62,7 @@ events = st.lists(
 
 @given(events)
 def test_each_rank_gets_its_lines_in_its_order(steps):
-    folder: Folder[int] = Folder()
+    folder: LineFolder[int] = LineFolder()
     sent, got = defaultdict(list), defaultdict(list)
     shown = []
     now = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dtrain.checks.bandwidth import Collective, Fabric
+from dtrain.checks.bandwidth import Collective, MeasuredFabric
 from dtrain.framing import clean
 from dtrain_cli.views import names
 
@@ -19,7 +19,7 @@ _WIDEST = 16
 _CELL = 8
 
 
-def as_text(found: Fabric, hosts: Sequence[str], paper: Paper) -> Iterator[Text]:
+def as_text(found: MeasuredFabric, hosts: Sequence[str], paper: Paper) -> Iterator[Text]:
     """Lines; links that fall behind are marked."""
     for title, across in (("across all hosts", True), ("inside a host", False)):
         rows = [one for one in found.collectives if (one.hosts > 1) == across]
@@ -37,7 +37,7 @@ def _collective(one: Collective) -> str:
     return f"{size:>9} {one.seconds * 1e3:>10.3f} ms {one.bus / 1e9:>9.3f} GB/s on the wire"
 
 
-def _links(found: Fabric, hosts: Sequence[str], paper: Paper) -> Iterator[Text]:
+def _links(found: MeasuredFabric, hosts: Sequence[str], paper: Paper) -> Iterator[Text]:
     usual = _rate(found.usual)
     title = f"GB/s from the host at the left to the one above; {usual} is usual"
     yield paper.line((title, "bold"))
@@ -66,7 +66,7 @@ def _rate(rate: float) -> str:
     return f"{rate / 1e9:.3g}"
 
 
-def as_document(found: Fabric) -> dict[str, Any]:
+def as_document(found: MeasuredFabric) -> dict[str, Any]:
     """The same for a program."""
     return {
         "backend": found.backend,

@@ -26,7 +26,7 @@ class Folded(Generic[Source]):
     """When it has to come out."""
 
 
-class Folder(Generic[Source]):
+class LineFolder(Generic[Source]):
     """Holds each line for a short while and joins equal ones.
 
     Every line comes out exactly once for each rank that wrote it, and each rank's lines of one

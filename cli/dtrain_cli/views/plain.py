@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dtrain.framing import LIMIT, clean, clean_all
 from dtrain.session.feed import StreamKey
 from dtrain_cli.views import names
-from dtrain_cli.views.folding import Folder
+from dtrain_cli.views.folding import LineFolder
 from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.progress import BETWEEN_LINES, ProgressLine
 from dtrain_cli.views.report import render
@@ -38,7 +38,7 @@ class Plain:
         self._out = out
         self._err = err
         self._color = dict(zip(("stdout", "stderr"), color, strict=True))
-        self._folder: Folder[tuple[str, str]] | None = Folder() if fold else None
+        self._folder: LineFolder[tuple[str, str]] | None = LineFolder() if fold else None
         self._buffer: list[tuple[Outlet, str]] = []
         self._widths = (0, 0)
         self._workers = 0

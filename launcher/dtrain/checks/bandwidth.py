@@ -35,7 +35,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
-class Fabric:
+class MeasuredFabric:
     """Everything that was measured."""
 
     backend: str
@@ -58,7 +58,7 @@ class Fabric:
         return {pair: rate for pair, rate in self.links.items() if rate < SLOW * self.usual}
 
 
-def fabric(evidence: Evidence) -> Fabric | None:
+def fabric(evidence: Evidence) -> MeasuredFabric | None:
     """What was measured; None if nothing was, or not by all ranks."""
     reports = [report for said in evidence.bandwidth.values() for report in said]
     if not reports or any(report["failed"] for report in reports):
@@ -81,7 +81,7 @@ def fabric(evidence: Evidence) -> Fabric | None:
             pair = host_of.get(one, ""), host_of.get(other, "")
             if all(pair):
                 links[pair] = size / seconds
-    return Fabric(reports[0]["backend"], tuple(collectives), links)
+    return MeasuredFabric(reports[0]["backend"], tuple(collectives), links)
 
 
 def _inside(said: Mapping[str, tuple[Facts, ...]]) -> Iterator[Collective]:
@@ -96,7 +96,7 @@ def _inside(said: Mapping[str, tuple[Facts, ...]]) -> Iterator[Collective]:
         yield Collective(1, ranks, size, seconds)
 
 
-def calibration(found: Fabric) -> dict[str, Any]:
+def calibration(found: MeasuredFabric) -> dict[str, Any]:
     """What `dtrain plan --calibrate` reads."""
     return {
         "schema": CALIBRATION,

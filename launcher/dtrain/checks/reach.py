@@ -104,7 +104,7 @@ def _blocked(evidence: Evidence, blocked: Mapping[Pair, str]) -> Iterator[Findin
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class HostGroup:
     """Hosts of which each fails with each of some others."""
 
     firsts: tuple[str, ...]
@@ -121,7 +121,7 @@ class Group:
         return f"{folded(self.firsts)} and {there}"
 
 
-def groups(names: Sequence[str], failed: Collection[Pair]) -> Iterator[Group]:
+def groups(names: Sequence[str], failed: Collection[Pair]) -> Iterator[HostGroup]:
     """The failing pairs, either way, as few groups: hosts that fail with all others first.
 
     Pairs of a host with itself, or with a host that is not in ``names``, do not count.
@@ -140,10 +140,10 @@ def groups(names: Sequence[str], failed: Collection[Pair]) -> Iterator[Group]:
         if len(names) > 2 and all({name, other} in pairs for other in names if other != name)
     ]
     if len(alone) == len(names):
-        yield Group(tuple(alone), (), example(alone[0], alone[1:]))
+        yield HostGroup(tuple(alone), (), example(alone[0], alone[1:]))
         return
     for name in alone:
-        yield Group((name,), (), example(name, [other for other in names if other != name]))
+        yield HostGroup((name,), (), example(name, [other for other in names if other != name]))
     partners: dict[str, set[str]] = defaultdict(set)
     for pair in pairs:
         if not pair & set(alone):
@@ -154,7 +154,7 @@ def groups(names: Sequence[str], failed: Collection[Pair]) -> Iterator[Group]:
         by_partners[frozenset(partners[first])].append(first)
     for others, firsts in by_partners.items():
         seconds = tuple(sorted(others, key=names.index))
-        yield Group(tuple(firsts), seconds, example(firsts[0], seconds))
+        yield HostGroup(tuple(firsts), seconds, example(firsts[0], seconds))
 
 
 def _ports(

@@ -18,7 +18,7 @@ _SAME_SIZES = ("all_reduce", "broadcast", "reduce")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CollectiveCall:
     """One collective that a rank has called."""
 
     seq: int
@@ -36,26 +36,27 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RankHistory:
     """The last collectives of one rank in one process group, oldest first."""
 
     id: str
     name: str
     ranks: tuple[int, ...]
     """The group's members; empty if the recorder does not list them."""
-    calls: tuple[Call, ...]
+    calls: tuple[CollectiveCall, ...]
 
 
-def read(groups: Sequence[agent.ProcessGroup]) -> list[Group]:
+def read(groups: Sequence[agent.ProcessGroup]) -> list[RankHistory]:
     """One rank's process groups from an agent's ``collectives`` event."""
     return [
-        Group(group.id, group.name, group.ranks, tuple(map(_call, group.calls))) for group in groups
+        RankHistory(group.id, group.name, group.ranks, tuple(map(_call, group.calls)))
+        for group in groups
     ]
 
 
-def _call(call: agent.Call) -> Call:
+def _call(call: agent.Call) -> CollectiveCall:
     frames = [Frame(file, line, function) for function, file, line in call.frames]
-    return Call(
+    return CollectiveCall(
         seq=call.seq,
         op=call.op.partition(":")[2] or call.op,
         tensors=", ".join(f"{kind}{list(sizes)}" for kind, sizes in call.tensors),
@@ -64,9 +65,9 @@ def _call(call: agent.Call) -> Call:
     )
 
 
-def compare(records: Mapping[int, Sequence[Group]]) -> list[str]:
+def compare(records: Mapping[int, Sequence[RankHistory]]) -> list[str]:
     """One line for each process group that does not progress. ``records`` is by rank."""
-    groups: dict[str, dict[int, Group]] = {}
+    groups: dict[str, dict[int, RankHistory]] = {}
     for rank, own in sorted(records.items()):
         for group in own:
             groups.setdefault(group.id, {})[rank] = group
@@ -74,7 +75,7 @@ def compare(records: Mapping[int, Sequence[Group]]) -> list[str]:
     return [line for line in lines if line]
 
 
-def _compare(groups: Mapping[int, Group], recorded: Collection[int]) -> str:
+def _compare(groups: Mapping[int, RankHistory], recorded: Collection[int]) -> str:
     members = sorted({*groups, *(rank for group in groups.values() for rank in group.ranks)})
     name = _name(next(iter(groups.values())))
     calls = {rank: {call.seq: call for call in group.calls} for rank, group in groups.items()}
@@ -112,7 +113,7 @@ def _compare(groups: Mapping[int, Group], recorded: Collection[int]) -> str:
 
 
 def _mismatch(
-    calls: Mapping[int, Mapping[int, Call]],
+    calls: Mapping[int, Mapping[int, CollectiveCall]],
 ) -> tuple[int, dict[str, list[int]]] | None:
     """The first collective on which ranks differ, and the ranks of each kind of call."""
     for seq in sorted({seq for own in calls.values() for seq in own}):
@@ -126,13 +127,13 @@ def _mismatch(
     return None
 
 
-def _details(call: Call | None) -> str:
+def _details(call: CollectiveCall | None) -> str:
     if call is None:
         return ""
     return f" ({call}, called by {call.where})" if call.where else f" ({call})"
 
 
-def _name(group: Group) -> str:
+def _name(group: RankHistory) -> str:
     if group.name in ("default_pg", "undefined", ""):
         return "the default process group" if group.id == "0" else f"process group {group.id}"
     return f"process group {group.name}"

@@ -29,7 +29,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WaitingPlace:
     """Where one process waits."""
 
     call: str
@@ -72,18 +72,18 @@ def _frames(lines: Iterable[str], pattern: re.Pattern[str]) -> list[Frame]:
     return frames
 
 
-def place(frames: Sequence[Frame]) -> Place:
+def place(frames: Sequence[Frame]) -> WaitingPlace:
     """Where these frames wait, as the script's author would say it."""
     own = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
     if own is None:
-        return Place(frames[0].function if frames else "", "")
+        return WaitingPlace(frames[0].function if frames else "", "")
     above = frames[: frames.index(own)]
-    return Place(above[-1].function if above else "", str(own))
+    return WaitingPlace(above[-1].function if above else "", str(own))
 
 
-def compare(places: Mapping[str, Place]) -> list[tuple[Place, list[str]]]:
+def compare(places: Mapping[str, WaitingPlace]) -> list[tuple[WaitingPlace, list[str]]]:
     """Each place and who waits there, most processes first. ``places`` is by process label."""
-    groups: dict[Place, list[str]] = {}
+    groups: dict[WaitingPlace, list[str]] = {}
     for who, where in places.items():
         groups.setdefault(where, []).append(who)
     return sorted(groups.items(), key=lambda group: -len(group[1]))

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from dtrain.failures import collectives
 from dtrain.failures.cause import Failure
-from dtrain.failures.collectives import Group
+from dtrain.failures.collectives import RankHistory
 from dtrain.failures.kernel import KernelMessage, understand
 from dtrain.messages import agent as messages
 
@@ -22,7 +22,7 @@ class HostEvidence:
         """``gpus``: numbers of the GPUs that the job uses on the host; none means all."""
         self.stacks: dict[str, str] = {}
         """Stacks of workers from py-spy, by rank, or by role and index."""
-        self.collectives: dict[int, list[Group]] = {}
+        self.collectives: dict[int, list[RankHistory]] = {}
         """The last collectives of each rank, from torch's flight recorder."""
         self.stacks_complete = False
         """Whether the host has answered the last request for stacks in full."""

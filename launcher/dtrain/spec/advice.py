@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from dtrain.runtime.layout import Layout
 from dtrain.spec.model import Cluster, Host
-from dtrain.spec.problems import Place, Problems, either, shown
+from dtrain.spec.problems import Problems, TextSpan, either, shown
 from dtrain.spec.resolve import Resolved
 from dtrain.spec.schema import Section
 
@@ -121,7 +121,7 @@ def _advise_on_script(layout: Layout, job: Section, warnings: Problems) -> None:
         )
 
 
-def _place(key: str, job: Section) -> Place:
+def _place(key: str, job: Section) -> TextSpan:
     """Where a key of the layout stands, or what it follows from."""
     layout = job.section("layout")
     if key in layout:

@@ -13,7 +13,7 @@ from dtrain.hostlist import fold
 from dtrain.spec.hosts import Named
 from dtrain.spec.machines import devices_sound
 from dtrain.spec.placeholders import check_placeholders
-from dtrain.spec.problems import Place, Problems, either, nearest, shown
+from dtrain.spec.problems import Problems, TextSpan, either, nearest, shown
 from dtrain.spec.program import check_per, check_program
 from dtrain.spec.schema import Section
 from dtrain.spec.source import Mapping
@@ -306,7 +306,7 @@ def _workers(settings: list[Section]) -> int:
     return int(count or _last(settings, "slots") or 1)
 
 
-def _variables(cluster: Section, job: Section) -> Iterator[tuple[str, Place]]:
+def _variables(cluster: Section, job: Section) -> Iterator[tuple[str, TextSpan]]:
     """Every environment variable that the file sets, with the place of its name."""
     environments = [job]
     seen: set[int] = set()
@@ -333,7 +333,7 @@ def _last(settings: Iterable[Section], key: str) -> Any:
     return next((own.get(key) for own in reversed([*settings]) if key in own), None)
 
 
-def _order(place: Place) -> tuple[int, int]:
+def _order(place: TextSpan) -> tuple[int, int]:
     return place.line, place.column
 
 

@@ -13,7 +13,7 @@ from dtrain.spec.model import Host
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class StrategyChoice:
     strategy: str
     reason: str
     """Why, as a clause."""
@@ -21,13 +21,13 @@ class Choice:
     """TensorFlow tasks, where they are part of the choice."""
 
 
-def choose_torch(layout: Given | None, hosts: Sequence[Host]) -> Choice:
+def choose_torch(layout: Given | None, hosts: Sequence[Host]) -> StrategyChoice:
     """``layout`` is what the file gives of ``job.layout``, None where there is none."""
     if layout is not None:
-        return Choice(strategy_of(Layout(**layout)), "it is what job.layout describes")
+        return StrategyChoice(strategy_of(Layout(**layout)), "it is what job.layout describes")
     if sum(host.workers for host in hosts) == 1:
-        return Choice("ddp", "there is one worker, and nothing to split over")
-    return Choice(
+        return StrategyChoice("ddp", "there is one worker, and nothing to split over")
+    return StrategyChoice(
         "ddp",
         "nothing says that the model does not fit on one GPU; `dtrain plan --output` writes a "
         "layout for one that does not",
@@ -36,25 +36,27 @@ def choose_torch(layout: Given | None, hosts: Sequence[Host]) -> Choice:
 
 def choose_tensorflow(
     roles: Mapping[str, int], hosts: Sequence[Host], tpu: str | None = None
-) -> Choice:
+) -> StrategyChoice:
     """``tpu`` is the topology in ``cluster.tpu``. Raises MisfitError where only a person can
     choose."""
     gpus = [len(host.gpus) for host in hosts]
     if roles.get("ps"):
-        return Choice("parameter_server", "job.roles has parameter servers")
+        return StrategyChoice("parameter_server", "job.roles has parameter servers")
     if roles:
-        return Choice("multi_worker_mirrored", "job.roles has workers and no parameter servers")
+        return StrategyChoice(
+            "multi_worker_mirrored", "job.roles has workers and no parameter servers"
+        )
     if tpu is not None:
-        return Choice("tpu", f"the hosts make up a TPU slice of {tpu} (cluster.tpu)")
+        return StrategyChoice("tpu", f"the hosts make up a TPU slice of {tpu} (cluster.tpu)")
     if len(hosts) == 1:
         return _choose_for_one(hosts[0])
     if len(set(gpus)) == 1:
-        return Choice(
+        return StrategyChoice(
             "multi_worker_mirrored",
             f"there are {len(hosts)} hosts with {gpus[0] or 'no'} GPU{'s' * (gpus[0] != 1)} each",
         )
     if all(gpus):
-        return Choice(
+        return StrategyChoice(
             "multi_worker_mirrored",
             "hosts differ in their GPUs, so that each GPU has a worker of its own: workers need "
             "as many replicas as each other",
@@ -63,12 +65,16 @@ def choose_tensorflow(
     raise mixed(hosts, "strategy auto cannot choose")
 
 
-def _choose_for_one(host: Host) -> Choice:
+def _choose_for_one(host: Host) -> StrategyChoice:
     if len(host.gpus) > 1:
-        return Choice("mirrored", f"there is one host, with {len(host.gpus)} GPUs")
+        return StrategyChoice("mirrored", f"there is one host, with {len(host.gpus)} GPUs")
     if host.workers > 1:
-        return Choice("multi_worker_mirrored", f"there is one host, with {host.workers} workers")
-    return Choice("one_device", f"there is one host, with {'one' if host.gpus else 'no'} GPU")
+        return StrategyChoice(
+            "multi_worker_mirrored", f"there is one host, with {host.workers} workers"
+        )
+    return StrategyChoice(
+        "one_device", f"there is one host, with {'one' if host.gpus else 'no'} GPU"
+    )
 
 
 def mixed(hosts: Sequence[Host], consequence: str) -> MisfitError:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dtrain.spec import value_rules as rules
 from dtrain.spec.hosts import HostList, Overrides
-from dtrain.spec.schema import Choice, Duration, Field, Number, Record, Text
+from dtrain.spec.schema import Choice, Duration, Field, Number, SectionType, Text
 
-SSH = Record(
+SSH = SectionType(
     {
         "user": Field(
             Text(rules.user),
@@ -60,7 +60,7 @@ SSH = Record(
     }
 )
 
-OVERRIDE = Record(
+OVERRIDE = SectionType(
     {
         "address": Field(
             Text(rules.address),
@@ -113,7 +113,7 @@ OVERRIDE = Record(
     }
 )
 
-CLUSTER = Record(
+CLUSTER = SectionType(
     {
         "hosts": Field(
             HostList(needed=True),
@@ -148,7 +148,7 @@ CLUSTER = Record(
             only="tensorflow",
         ),
         "network": Field(
-            Record(
+            SectionType(
                 {
                     "interface": Field(
                         Text(rules.interface),

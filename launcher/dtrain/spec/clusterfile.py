@@ -7,9 +7,9 @@ from typing import Any
 from dtrain.spec import value_rules as rules
 from dtrain.spec.cluster_keys import CLUSTER
 from dtrain.spec.job_keys import JOB
-from dtrain.spec.schema import Field, Record, Text
+from dtrain.spec.schema import Field, SectionType, Text
 
-CLUSTER_FILE = Record(
+CLUSTER_FILE = SectionType(
     {
         "name": Field(
             Text(rules.name, f"^{rules.NAME}$"),

@@ -24,7 +24,7 @@ from dtrain.spec.job_keys import JOB, LAYOUT, TRAINING
 from dtrain.spec.load import parse
 from dtrain.spec.schema import Section
 from dtrain.spec.source import Node, Scalar
-from dtrain.spec.spans import Entry, Part
+from dtrain.spec.spans import EntrySpan, NodeSpan
 
 Values = Mapping[str, object]
 """Keys of one section of the file, each an int, a bool or a text; None counts as left out."""
@@ -154,7 +154,7 @@ class _Edit:
         for key in self._leaving(name):
             self._remove(("job", name), key)
 
-    def _refuse_shared(self, job: Part, name: str) -> None:
+    def _refuse_shared(self, job: NodeSpan, name: str) -> None:
         """Raise UsageError if what is to change also stands, or comes from, somewhere else."""
         given = self.before[1].section("job")
         entry = job.entry(name)
@@ -200,9 +200,9 @@ class _Edit:
             return name == "layout"
         return bool(self.wanted[name][key] != self.now[name][key])
 
-    def _replace(self, job: Part) -> None:
+    def _replace(self, job: NodeSpan) -> None:
         """Give keys that are there already their new values."""
-        places: list[tuple[Part, Any]] = []
+        places: list[tuple[NodeSpan, Any]] = []
         strategy = job.entry("strategy")
         if strategy and self.strategy not in (None, self.old_strategy):
             places.append((strategy.value, self.strategy))
@@ -241,7 +241,7 @@ class _Edit:
         else:
             self._insert_lines(after, key, value, self._step(mapping, head))
 
-    def _insert_lines(self, after: Entry, key: str, value: Any, step: str) -> None:
+    def _insert_lines(self, after: EntrySpan, key: str, value: Any, step: str) -> None:
         indent = self._indent(after.key)
         self._add_lines(self._below(after, len(indent)), _lines(key, value, indent, step))
 
@@ -253,7 +253,7 @@ class _Edit:
         starts_line = at == 0 or spans.BREAK.match(self.text[at - 1])
         self._splice(at, at, added + ending if starts_line else ending + added)
 
-    def _below(self, entry: Entry, column: int) -> int:
+    def _below(self, entry: EntrySpan, column: int) -> int:
         """Where the line after a block entry begins, and after the comments inside it."""
         end = entry.value.end
         if not spans.BREAK.match(self.text[end - 1]):
@@ -269,7 +269,7 @@ class _Edit:
                 end = at
         return end
 
-    def _insert_in_flow(self, mapping: Part, after: Entry, key: str, value: Any) -> None:
+    def _insert_in_flow(self, mapping: NodeSpan, after: EntrySpan, key: str, value: Any) -> None:
         item = _item(key, value, '"' if self.text[after.key.start] == '"' else "")
         end = after.value.end
         comma = self._comma(end, mapping.end)
@@ -282,7 +282,7 @@ class _Edit:
         if comma is None:
             self._splice(end, end, ",")
 
-    def _fill(self, entry: Entry, values: dict[str, Any]) -> None:
+    def _fill(self, entry: EntrySpan, values: dict[str, Any]) -> None:
         """Give a section that is there, but empty, its keys."""
         colon = re.compile(r"[ \t]*:").match(self.text, entry.key.end)
         name = entry.key.value
@@ -362,10 +362,10 @@ class _Edit:
             hint="\n".join(["write these keys of job by hand:", *changes]),
         )
 
-    def _job(self) -> Part:
+    def _job(self) -> NodeSpan:
         return self._find(("job",))[0]
 
-    def _find(self, path: tuple[str, ...]) -> tuple[Part, Part]:
+    def _find(self, path: tuple[str, ...]) -> tuple[NodeSpan, NodeSpan]:
         """The mapping at ``path`` and its key."""
         part = head = spans.parse(self.text)
         for key in path:
@@ -390,11 +390,11 @@ class _Edit:
         rest = self.text[end : spans.line_end(self.text, end)]
         return _REST.fullmatch(rest) is not None
 
-    def _indent(self, key: Part) -> str:
+    def _indent(self, key: NodeSpan) -> str:
         found = _BLANK.match(self.text, spans.line_start(self.text, key.start))
         return found[0] if found else ""
 
-    def _step(self, mapping: Part, head: Part) -> str:
+    def _step(self, mapping: NodeSpan, head: NodeSpan) -> str:
         """One more level of indentation, as between a block mapping and its key."""
         inner, outer = self._indent(mapping.entries[0].key), self._indent(head)
         return inner[len(outer) :] or "  "

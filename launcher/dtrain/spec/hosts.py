@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from dtrain.hostlist import MAX_HOSTS, HostListError, unfold
 from dtrain.spec import source
-from dtrain.spec.problems import Place, Problems, shown, visible
-from dtrain.spec.schema import JsonSchema, Record, Section, Type, short
+from dtrain.spec.problems import Problems, TextSpan, shown, visible
+from dtrain.spec.schema import JsonSchema, Section, SectionType, Type, short
 from dtrain.spec.source import Node, Scalar
 
 _WRONG_CHARACTER = re.compile(r"[^A-Za-z0-9._:-]")
@@ -20,7 +20,7 @@ class Named:
     """A host name, at the place of the text that stands for it: ``gpu[01-08]``, say."""
 
     name: str
-    place: Place
+    place: TextSpan
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class HostList(Type[tuple[Named, ...]]):
 class Overrides(Type[tuple[tuple[Named, Section], ...]]):
     """Settings of hosts; a key may be a host list, which gives its settings to each host."""
 
-    settings: Record
+    settings: SectionType
     expects: str = "hosts with their settings"
 
     def read(

@@ -18,7 +18,7 @@ from dtrain.spec.schema import (
     Integer,
     ListOf,
     OneOf,
-    Record,
+    SectionType,
     Text,
 )
 from dtrain.spec.strategies import STRATEGIES
@@ -35,7 +35,7 @@ class _Strategy(Text):
 
 _SIZE = Integer(1, 1_000_000)
 
-LAYOUT = Record(
+LAYOUT = SectionType(
     {
         "tensor": Field(
             _SIZE,
@@ -129,7 +129,7 @@ LAYOUT = Record(
     }
 )
 
-TRAINING = Record(
+TRAINING = SectionType(
     {
         "global_batch": Field(
             Integer(1, 10**9), "Sequences or samples in one optimizer step.", example="512"
@@ -143,7 +143,7 @@ TRAINING = Record(
     }
 )
 
-JOB = Record(
+JOB = SectionType(
     {
         "framework": Field(
             Choice(("torch", "tensorflow", "jax", "none")),
@@ -213,7 +213,7 @@ JOB = Record(
             example="[source ~/env.sh, ulimit -n 65536]",
         ),
         "sync": Field(
-            Record(
+            SectionType(
                 {
                     "source": Field(
                         Text(),
@@ -249,7 +249,7 @@ JOB = Record(
             example="[WANDB_API_KEY]",
         ),
         "roles": Field(
-            Record(
+            SectionType(
                 {
                     role: Field(
                         Integer(0, 1 if role in ("chief", "evaluator") else 16384),
@@ -265,7 +265,7 @@ JOB = Record(
             only="tensorflow",
         ),
         "rendezvous": Field(
-            Record(
+            SectionType(
                 {
                     "backend": Field(
                         Choice(("direct", "static", "c10d")),
@@ -304,7 +304,7 @@ JOB = Record(
             "them in DTRAIN_TRAINING.",
         ),
         "restart": Field(
-            Record(
+            SectionType(
                 {
                     "max": Field(
                         Integer(0, 1000),
@@ -323,7 +323,7 @@ JOB = Record(
             "What to do when a worker or a host fails.",
         ),
         "elastic": Field(
-            Record(
+            SectionType(
                 {
                     "min_hosts": Field(
                         Integer(1, MAX_HOSTS),
@@ -338,7 +338,7 @@ JOB = Record(
             otherwise="the job ends",
         ),
         "watchdog": Field(
-            Record(
+            SectionType(
                 {
                     "silence": Field(
                         Duration(1),

@@ -14,7 +14,7 @@ MAX_PROBLEMS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TextSpan:
     """Where something stands: line and column count from 1, width in characters."""
 
     line: int
@@ -33,14 +33,14 @@ class Problems:
     ) -> None:
         self._file = file
         self._lines = lines
-        self._found: dict[tuple[Place, str], Problem] = {}
+        self._found: dict[tuple[TextSpan, str], Problem] = {}
         self.homes = homes or {}
 
     @property
     def full(self) -> bool:
         return len(self._found) >= MAX_PROBLEMS
 
-    def add(self, message: str, place: Place, hint: str = "") -> None:
+    def add(self, message: str, place: TextSpan, hint: str = "") -> None:
         if not self.full:
             # Something shared by aliases is read, and found wrong, several times.
             self._found.setdefault(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtrain.spec.machines import machines
-from dtrain.spec.problems import Place, Problems
+from dtrain.spec.problems import Problems, TextSpan
 from dtrain.spec.schema import Section
 from dtrain.spec.source import Sequence
 from dtrain.spec.strategies import STRATEGIES
@@ -97,7 +97,7 @@ def _check_launcher(cluster: Section, job: Section, per: str | None, problems: P
     )
 
 
-def _launcher(job: Section) -> tuple[str, Place] | None:
+def _launcher(job: Section) -> tuple[str, TextSpan] | None:
     """The launcher that the job's program is, and where it stands."""
     module = job.get("module")
     if module in _TORCHRUN_MODULES:

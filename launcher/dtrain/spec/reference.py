@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dtrain.spec.clusterfile import CLUSTER_FILE
 from dtrain.spec.hosts import Overrides
-from dtrain.spec.schema import Duration, Field, Record, Type
+from dtrain.spec.schema import Duration, Field, SectionType, Type
 
 _HEAD = """\
 # Reference: every key of the cluster file
@@ -23,12 +23,12 @@ def reference() -> str:
     return "\n".join([_HEAD, *sections])
 
 
-def keys(record: Record, above: str = "") -> Iterator[tuple[str, Field]]:
+def keys(record: SectionType, above: str = "") -> Iterator[tuple[str, Field]]:
     """Every key by its full path; ``HOST`` stands for the host names below overrides."""
     for key, field in record.fields.items():
         path = f"{above}{key}"
         yield path, field
-        if isinstance(field.type, Record):
+        if isinstance(field.type, SectionType):
             yield from keys(field.type, f"{path}.")
         elif isinstance(field.type, Overrides):
             yield from keys(field.type.settings, f"{path}.HOST.")
@@ -36,7 +36,7 @@ def keys(record: Record, above: str = "") -> Iterator[tuple[str, Field]]:
 
 def _section(path: str, field: Field) -> str:
     # The keys below a section have types and defaults of their own.
-    section = isinstance(field.type, Record)
+    section = isinstance(field.type, SectionType)
     default = "required" if field.required else field.otherwise or _value(field)
     facts = {
         "Type": "" if section else field.type.expects,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from dtrain.spec import source
-from dtrain.spec.problems import Place, Problems, either, nearest, shown
+from dtrain.spec.problems import Problems, TextSpan, either, nearest, shown
 from dtrain.spec.source import Node, Scalar
 
 T = TypeVar("T")
@@ -337,7 +337,7 @@ class Section:
     values: Mapping[str, Any]
     entries: Mapping[str, source.Entry]
     """By key, also those whose value is broken."""
-    head: Place
+    head: TextSpan
 
     def __contains__(self, key: str) -> bool:
         """Whether the file gives the key, rightly or wrongly."""
@@ -354,11 +354,11 @@ class Section:
         """Whether each key is absent or was read without a problem."""
         return all(key in self.values for key in keys if key in self)
 
-    def place(self, key: str) -> Place:
+    def place(self, key: str) -> TextSpan:
         """Where the key's value stands; without one, the section's head."""
         return self.entries[key].value.place if key in self.entries else self.head
 
-    def key_place(self, key: str) -> Place:
+    def key_place(self, key: str) -> TextSpan:
         return self.entries[key].key.place if key in self.entries else self.head
 
     def section(self, key: str) -> Section:
@@ -368,7 +368,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Record(Type[Section]):
+class SectionType(Type[Section]):
     """Known keys, each with its own type."""
 
     fields: Mapping[str, Field]
@@ -434,7 +434,7 @@ class Record(Type[Section]):
         found: dict[str, list[str]] = {}
         for key, known in self.fields.items():
             found.setdefault(key, []).append(name or self.title)
-            if isinstance(known.type, Record):
+            if isinstance(known.type, SectionType):
                 for inner, places in known.type.homes(f"{name}.{key}" if name else key).items():
                     found.setdefault(inner, []).extend(places)
         return found

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from dtrain.spec.problems import Place, Problems, shown, visible
+from dtrain.spec.problems import Problems, TextSpan, shown, visible
 from dtrain.spec.syntax import explain
 
 MAX_SIZE = 1 << 20
@@ -37,7 +37,7 @@ class Scalar:
     text: str
     plain: bool
     """Written without quotes, and not as a block."""
-    place: Place
+    place: TextSpan
     inner: int | None = None
     """Column where ``text`` stands word for word; None if the file spells it otherwise."""
 
@@ -46,17 +46,17 @@ class Scalar:
         """Nothing was written where a value was expected."""
         return self.plain and not self.text
 
-    def part(self, offset: int, width: int = 1) -> Place:
+    def part(self, offset: int, width: int = 1) -> TextSpan:
         """The place of some characters of ``text``."""
         if self.inner is None:
             return self.place
-        return Place(self.place.line, self.inner + offset, width)
+        return TextSpan(self.place.line, self.inner + offset, width)
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
     items: tuple[Node, ...]
-    place: Place
+    place: TextSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class Entry:
 class Mapping:
     entries: tuple[Entry, ...]
     """In file order, keys unique, ``<<`` merged in."""
-    place: Place
-    head: Place
+    place: TextSpan
+    head: TextSpan
     """The key that the mapping belongs to, where it has one."""
 
 
@@ -78,7 +78,7 @@ class Mapping:
 class Broken:
     """Stands for a value about which a problem is already reported; types pass over it."""
 
-    place: Place
+    place: TextSpan
 
 
 Node = Scalar | Sequence | Mapping | Broken
@@ -93,7 +93,7 @@ class _Open:
     """A collection that is still being read."""
 
     event: Any
-    head: Place
+    head: TextSpan
     key: Scalar | None = None
     awaits_value: bool = False
     items: list[Node] = field(default_factory=list)
@@ -123,13 +123,13 @@ def _decoded(source: str | bytes, file: str) -> str:
     if len(source) > MAX_SIZE:
         problems.add(
             f"the file is larger than {MAX_SIZE >> 10} KiB",
-            Place(1, 1),
+            TextSpan(1, 1),
             "a cluster file is a few kilobytes; is this the right file?",
         )
         problems.raise_if_any()
     if isinstance(source, bytes):
         if source[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            problems.add("the file is UTF-16 text", Place(1, 1), "save it as UTF-8")
+            problems.add("the file is UTF-16 text", TextSpan(1, 1), "save it as UTF-8")
             problems.raise_if_any()
         source = source.decode("utf-8", "surrogateescape")
     text = source.removeprefix("\ufeff")
@@ -138,7 +138,7 @@ def _decoded(source: str | bytes, file: str) -> str:
         problems = Problems(file, lines)
         for number, line in enumerate(lines, 1):
             for match in _UNPRINTABLE.finditer(line):
-                place = Place(number, match.start() + 1)
+                place = TextSpan(number, match.start() + 1)
                 code = ord(match[0])
                 if 0xDC80 <= code <= 0xDCFF:
                     problems.add(
@@ -185,7 +185,7 @@ class _Builder:
                     self._leave(event)
         if self._root is None:
             self._stop(
-                "the file is empty", Place(1, 1), "dtrain's own configs/ has files to start from"
+                "the file is empty", TextSpan(1, 1), "dtrain's own configs/ has files to start from"
             )
         return self._root
 
@@ -334,20 +334,20 @@ class _Builder:
         verbatim = line[start : start + len(event.value)] == event.value
         return Scalar(event.value, plain, place, start + 1 if verbatim else None)
 
-    def _place(self, event: Any, end: Any = None) -> Place:
+    def _place(self, event: Any, end: Any = None) -> TextSpan:
         start, stop = event.start_mark, (end or event).end_mark
         place = self._within(start.line, start.column)
         line = self._lines[place.line - 1] if place.line <= len(self._lines) else ""
         last = stop.column if stop.line == start.line else len(line.rstrip())
-        return Place(place.line, place.column, max(last - start.column, 1))
+        return TextSpan(place.line, place.column, max(last - start.column, 1))
 
-    def _within(self, line: int, column: int) -> Place:
+    def _within(self, line: int, column: int) -> TextSpan:
         """The place at a mark (counted from 0), at the latest just behind the last text."""
         if line >= len(self._lines) or (line == len(self._lines) - 1 and not self._lines[line]):
             line = max((n for n, text in enumerate(self._lines) if text.strip()), default=0)
             column = len(self._lines[line].rstrip())
-        return Place(line + 1, column + 1)
+        return TextSpan(line + 1, column + 1)
 
-    def _stop(self, message: str, place: Place, hint: str = "") -> NoReturn:
+    def _stop(self, message: str, place: TextSpan, hint: str = "") -> NoReturn:
         self._problems.add(message, place, hint)
         raise _UnreadableError

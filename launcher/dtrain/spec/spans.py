@@ -13,13 +13,13 @@ BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 """What YAML 1.1, and so PyYAML, takes for the end of a line."""
 
 
-class Entry(NamedTuple):
-    key: Part
-    value: Part
+class EntrySpan(NamedTuple):
+    key: NodeSpan
+    value: NodeSpan
 
 
 @dataclass(slots=True)
-class Part:
+class NodeSpan:
     """A scalar, an alias or a collection. ``text[start:end]`` holds it, with anchor and tag.
 
     A block collection ends where the last scalar in it does, a block scalar after the blank
@@ -38,7 +38,7 @@ class Part:
     mapping: bool = False
     flow: bool = False
     """Whether a collection is written in braces or brackets."""
-    children: list[Part] = field(default_factory=list)
+    children: list[NodeSpan] = field(default_factory=list)
     """Of a mapping: keys and values in turn."""
 
     @property
@@ -47,26 +47,26 @@ class Part:
         return self.start == self.end
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[EntrySpan]:
         return [
-            Entry(key, value)
+            EntrySpan(key, value)
             for key, value in zip(self.children[::2], self.children[1::2], strict=True)
         ]
 
-    def entry(self, key: str) -> Entry | None:
+    def entry(self, key: str) -> EntrySpan | None:
         """What the mapping itself, without merges, gives for a key."""
         return next((entry for entry in self.entries if entry.key.value == key), None)
 
-    def walk(self) -> Iterator[Part]:
+    def walk(self) -> Iterator[NodeSpan]:
         """This part and everything in it."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
-def parse(text: str) -> Part:
+def parse(text: str) -> NodeSpan:
     """The document in ``text``, which `dtrain.spec.source` can read. No byte-order mark."""
-    open_parts = [Part(0, len(text))]
+    open_parts = [NodeSpan(0, len(text))]
     for event in _events(text):
         end: int = event.end_mark.index
         if isinstance(event, yaml.CollectionEndEvent):
@@ -80,8 +80,8 @@ def parse(text: str) -> Part:
     return open_parts[0].children[0]
 
 
-def _part(event: Any) -> Part:
-    part = Part(event.start_mark.index, event.end_mark.index)
+def _part(event: Any) -> NodeSpan:
+    part = NodeSpan(event.start_mark.index, event.end_mark.index)
     if isinstance(event, yaml.AliasEvent):
         part.alias = event.anchor or ""
         return part

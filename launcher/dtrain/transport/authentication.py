@@ -17,7 +17,7 @@ from dtrain.diagnostics import AuthError
 from dtrain.framing import clean
 from dtrain.transport.endpoint import Endpoint
 from dtrain.transport.interactive import Interaction, InteractionError
-from dtrain.transport.keys import Candidate, Keyring, PublicKey, UnusableKeyError
+from dtrain.transport.keys import Keyring, OfferedKey, PublicKey, UnusableKeyError
 from dtrain.transport.questions import Ask
 from dtrain.transport.retry import DroppedError, Transient
 
@@ -104,7 +104,7 @@ class _Attempt:
     def may_use(self, method: str) -> bool:
         return method == "publickey" if self.methods is None else method in self.methods
 
-    def with_key(self, candidate: Candidate) -> bool:
+    def with_key(self, candidate: OfferedKey) -> bool:
         if candidate.needs_passphrase() and candidate.public and not self._wanted(candidate.public):
             self.tried.append(candidate.label)
             return False
@@ -261,7 +261,7 @@ class _Query(AuthHandler):
 
 
 def _refused(
-    endpoint: Endpoint, candidates: list[Candidate], left_out: list[str], attempt: _Attempt
+    endpoint: Endpoint, candidates: list[OfferedKey], left_out: list[str], attempt: _Attempt
 ) -> AuthError:
     paths = [candidate.path for candidate in candidates if candidate.path]
     hint = f"see whether `{endpoint.command}` gets in; if not, install a key with "

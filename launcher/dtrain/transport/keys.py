@@ -67,7 +67,7 @@ class PublicKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class OfferedKey:
     """A key to offer to a server."""
 
     label: str
@@ -93,7 +93,7 @@ class Keyring:
         self._agents: dict[str, _Agent | None] = {}
         self._prompting = threading.Lock()
 
-    def candidates(self, endpoint: Endpoint) -> tuple[list[Candidate], list[str]]:
+    def candidates(self, endpoint: Endpoint) -> tuple[list[OfferedKey], list[str]]:
         """Keys in the order in which to offer them, and why others are left out.
 
         A key that the cluster file names comes first: a server hangs up after a few refused
@@ -111,7 +111,7 @@ class Keyring:
         ]
         for path in endpoint.default_identities:
             files += self._from_file(path, endpoint, offered, left_out, named=False)
-        others: list[Candidate] = []
+        others: list[OfferedKey] = []
         if agent and not endpoint.identities_only:
             for key in agent.keys:
                 name = f"agent key {key.comment!r}"
@@ -130,7 +130,7 @@ class Keyring:
                 if candidate.public and candidate.public.blob in chosen
             ]
             found = [*certified, *held, *others, *files]
-        unique: dict[object, Candidate] = {}
+        unique: dict[object, OfferedKey] = {}
         for candidate in found:
             reason = _not_allowed(candidate.public, endpoint.algorithms)
             if reason:
@@ -154,7 +154,7 @@ class Keyring:
         left_out: list[str],
         *,
         named: bool,
-    ) -> Iterator[Candidate]:
+    ) -> Iterator[OfferedKey]:
         file = self._file(path)
         if isinstance(file, UnusableKeyError):
             public = _public_file(path)
@@ -184,7 +184,7 @@ class Keyring:
             return
         yield self._candidate(file, file.public)
 
-    def _candidate(self, file: _KeyFile, public: PublicKey | None) -> Candidate:
+    def _candidate(self, file: _KeyFile, public: PublicKey | None) -> OfferedKey:
         def load() -> paramiko.PKey:
             key = self._unlock(file)
             if public and public.kind.endswith(CERTIFICATE_SUFFIX):
@@ -192,7 +192,7 @@ class Keyring:
                 key.public_blob = PublicBlob(public.kind, public.blob)
             return key
 
-        return Candidate(
+        return OfferedKey(
             _label(str(file.path), public),
             public,
             load,
@@ -344,16 +344,16 @@ class _SigningKey(AgentKey):
             return b""
 
 
-def _agent_candidate(key: AgentKey, name: str, certificate: PublicKey | None = None) -> Candidate:
+def _agent_candidate(key: AgentKey, name: str, certificate: PublicKey | None = None) -> OfferedKey:
     public = certificate or PublicKey(key.name, key.blob, key.comment)
     if public.kind.endswith(CERTIFICATE_SUFFIX):
         key = _SigningKey(key.agent, key.blob, key.comment)
         key.public_blob = PublicBlob(public.kind, public.blob)  # type: ignore[assignment]
     suffix = "" if name.startswith("agent key") else " (from the agent)"
-    return Candidate(_label(name, public) + suffix, public, lambda: key, lambda: False)
+    return OfferedKey(_label(name, public) + suffix, public, lambda: key, lambda: False)
 
 
-def _certified(key: AgentKey, name: str, certificates: Iterable[Path]) -> Iterator[Candidate]:
+def _certified(key: AgentKey, name: str, certificates: Iterable[Path]) -> Iterator[OfferedKey]:
     """A key that the agent holds with each certificate for it that is in a file."""
     plain = PublicKey(key.name, key.blob)
     for path in certificates:

@@ -24,7 +24,7 @@ POLL = 1.0
 hundreds of idle hosts a good part of a core."""
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """What a connection runs over: a TCP socket, a paramiko channel, or a command's socket."""
 
     def send(self, data: bytes, /) -> int: ...
@@ -36,7 +36,7 @@ class Stream(Protocol):
 class LiveSocket:
     """Wraps ``stream`` for paramiko's Transport. ``watch`` starts the watching."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
         self._buffer = memoryview(b"")
         self._heard = time.monotonic()

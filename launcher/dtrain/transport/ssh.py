@@ -28,7 +28,7 @@ from dtrain.transport.control_master import ControlMaster
 from dtrain.transport.endpoint import Endpoint, Resolver
 from dtrain.transport.host_keys import KnownHosts
 from dtrain.transport.keys import Keyring
-from dtrain.transport.live_socket import Stream
+from dtrain.transport.live_socket import ByteStream
 from dtrain.transport.proxy_command import ProxyCommand
 from dtrain.transport.questions import Ask, one_at_a_time
 from dtrain.transport.retry import DroppedError, Transient
@@ -156,7 +156,7 @@ class SshTransport:
         self,
         endpoint: Endpoint,
         transport: ClientTransport,
-        stream: Stream,
+        stream: ByteStream,
         deadline: float,
     ) -> None:
         """Exchange keys with the server, up to the point where its host key is known."""
@@ -217,7 +217,7 @@ class SshTransport:
             "the server closed the connection before its SSH handshake was over",
         )
 
-    def _open_stream(self, endpoint: Endpoint, via: _Jump | None, deadline: float) -> Stream:
+    def _open_stream(self, endpoint: Endpoint, via: _Jump | None, deadline: float) -> ByteStream:
         if via:
             return _through_jump(endpoint, via)
         if endpoint.proxy_command:
@@ -362,7 +362,7 @@ def _dial_hint(failure: OSError, endpoint: Endpoint) -> str:
     return f"see whether `{endpoint.command}` gets in"
 
 
-def _through_jump(endpoint: Endpoint, via: _Jump) -> Stream:
+def _through_jump(endpoint: Endpoint, via: _Jump) -> ByteStream:
     try:
         return via.open_stream(endpoint.address, endpoint.port, endpoint.timeout)
     except paramiko.ChannelException as error:

@@ -18,7 +18,7 @@ from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
 from dtrain.diagnostics import ConnectError
 from dtrain.framing import clean
 from dtrain.transport.endpoint import Endpoint
-from dtrain.transport.live_socket import LiveSocket, Stream
+from dtrain.transport.live_socket import ByteStream, LiveSocket
 from dtrain.transport.local import STDERR_GRACE
 from dtrain.transport.server_key import CERTIFICATE_SUFFIX
 from dtrain.transport.tail import Tail
@@ -58,7 +58,7 @@ class ClientTransport(paramiko.Transport):
         MSG_CHANNEL_REQUEST: _channel_request,
     }
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: ByteStream) -> None:
         self.live = LiveSocket(stream)
         self.exit_signals: dict[int, int] = {}
         self.farewell = ""
