@@ -16,7 +16,7 @@ from random import Random
 from dtrain.diagnostics import DtrainError
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record
-from dtrain.session.controller import _began, _past, _received, _was_stopped
+from dtrain.session import history
 from dtrain.session.follow import Follower, ending
 from dtrain.session.observer import Nobody
 from dtrain.session.status import status
@@ -114,10 +114,10 @@ _READERS: list[Callable[[RunFolder], object]] = [
     lambda folder: Follower(folder, Record.load(folder.path), Nobody()).skip(),
     lambda folder: Follower(folder, Record.load(folder.path), Nobody()).look(),
     ending,
-    lambda folder: _past(folder, Record.load(folder.path).attempt),
-    _began,
-    _was_stopped,
-    lambda folder: _received(folder, Record.load(folder.path).plan()),
+    lambda folder: history.past_attempts(folder, Record.load(folder.path).attempt),
+    history.began,
+    history.stop_reason,
+    lambda folder: history.received(folder, Record.load(folder.path).plan()),
 ]
 
 
