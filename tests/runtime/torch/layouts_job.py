@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from oracle import BATCH, SEED, STEPS, Rows, expected, meta_model, optimizer_of
+from oracle import BATCH, CONFIG, SEED, STEPS, Rows, expected, meta_model, optimizer_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from train_gpt import cross_entropy, first_weights
@@ -47,7 +47,18 @@ def train(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     kind = case.get("kind", "plain")
     # Another seed, where the weights are to come from the checkpoint.
     seed = SEED + 1 if "resume" in case else SEED
-    model = run.parallelize(meta_model(kind), loss=cross_entropy, init=first_weights, seed=seed)
+    widths = []
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        widths.append(
+            logits.to_local().shape[-1] if isinstance(logits, DTensor) else CONFIG.vocabulary
+        )
+        if case.get("loss") == "own":
+            chances = logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1))
+            return -chances.mean()
+        return cross_entropy(logits, targets)
+
+    model = run.parallelize(meta_model(kind), loss=loss, init=first_weights, seed=seed)
     optimizer = optimizer_of(model.parameters())
     batches = run.batches(Rows(), seed=SEED)
     start = checkpoint.restore(folder, model, optimizer, batches) if "resume" in case else 0
@@ -64,7 +75,13 @@ def train(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         if step == STEPS:
             break
     assert abs(held_out / losses[-1] - 1) < 1e-5, "loss() is not what gradients() found"
-    return {"start": start, "losses": losses, "norms": norms, "weights": whole_weights(model)}
+    return {
+        "start": start,
+        "losses": losses,
+        "norms": norms,
+        "weights": whole_weights(model),
+        "logits": widths[-1] if widths else None,
+    }
 
 
 def compare(found: dict[str, Any], wanted: Any) -> dict[str, Any]:
@@ -74,6 +91,7 @@ def compare(found: dict[str, Any], wanted: Any) -> dict[str, Any]:
     return {
         "start": start,
         "losses": found["losses"],
+        "logits": found["logits"],
         "loss": distance(found["losses"], losses[start:]),
         "norm": distance(found["norms"], norms[start:]),
         "weights": max((found["weights"][n] - w).abs().max().item() for n, w in weights.items()),

@@ -29,7 +29,7 @@ TWO = {
     "offload": {"layout": {"data": 2, "sharding": "full", "offload": True}},
     "full recompute": {"layout": {"data": 2, "sharding": "full", "recompute": "full"}},
     "selective recompute": {"layout": {"data": 2, "recompute": "selective"}},
-    "tensor": {"strategy": "tensor"},
+    "tensor": {"strategy": "tensor", "logits": 32},
     "tensor alone": {"layout": {"tensor": 2}},
     "tensor, recomputed": {
         "layout": {"tensor": 2, "sequence_parallel": True, "recompute": "selective"}
@@ -46,7 +46,9 @@ TWO = {
     "tied, tensor": {"strategy": "tensor", "kind": "tied"},
     "normed, tensor": {"strategy": "tensor", "kind": "normed"},
     "normed, tensor alone": {"layout": {"tensor": 2}, "kind": "normed"},
-    "positioned, tensor": {"strategy": "tensor", "kind": "positioned"},
+    "positioned, tensor": {"strategy": "tensor", "kind": "positioned", "logits": 64},
+    "tensor, own loss": {"strategy": "tensor", "loss": "own", "logits": 64},
+    "bf16, tensor": {"strategy": "tensor", "precision": "bf16"},
     "bf16, ddp": {"strategy": "ddp", "precision": "bf16"},
     "bf16, fsdp": {"strategy": "fsdp", "precision": "bf16"},
     "fp16, ddp": {"strategy": "ddp", "precision": "fp16"},
@@ -59,7 +61,7 @@ FOUR = {
     "hsdp": {"layout": {"data": 4, "sharding": "hybrid", "shard": 2}},
     "tensor, copied": {"layout": {"tensor": 2, "data": 2, "sequence_parallel": True}},
     "tensor, zero-1": {"layout": {"tensor": 2, "data": 2, "sharding": "optimizer"}},
-    "tensor x pipeline": {"layout": {**SPLIT, "sequence_parallel": True}},
+    "tensor x pipeline": {"layout": {**SPLIT, "sequence_parallel": True}, "logits": 32},
     "tensor x zb-1p": {"layout": {**SPLIT, "schedule": "zb-1p", "sequence_parallel": True}},
     "pipeline, copied": {"layout": {"pipeline": 2, "data": 2, "schedule": "gpipe"}},
     "pipeline, sharded": {"layout": {"pipeline": 2, "data": 2, "sharding": "full"}},
@@ -101,6 +103,7 @@ def assert_equal(report: Report, cases: dict[str, Any]) -> None:
     for name, case in cases.items():
         found = report[name]
         assert found["start"] == (1 if "resume" in case else 0), name
+        assert found["logits"] == case.get("logits", found["logits"]), name
         if case.get("precision"):
             assert found["losses"] == sorted(found["losses"], reverse=True), (name, found)
             assert found["loss"] < 2e-3, (name, found)

@@ -13,6 +13,7 @@ from dtrain.runtime.layout import Layout
 from dtrain.runtime.torch import pipeline
 from dtrain.runtime.torch.agreement import agreed
 from dtrain.runtime.torch.anatomy import Anatomy, dissect
+from dtrain.runtime.torch.logits import SplitLogits, of_split_logits, output_layer, same_when_split
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.passes import Loss, MicroBatches, Passes, Pipelined, in_float32
 from dtrain.runtime.torch.precision import LossScale, autocast
@@ -38,6 +39,11 @@ class Place:
     mesh: DeviceMesh
     device: torch.device
 
+    @property
+    def by_fsdp(self) -> bool:
+        """See `by_fsdp`."""
+        return by_fsdp(self.layout, self.precision)
+
 
 def parallelize(
     model: nn.Module,
@@ -53,21 +59,48 @@ def parallelize(
     """See `Run.parallelize`."""
     layout = place.layout
     refuse_different_weights(model)
+    split = _tensor_split(model, place, loss, blocks, frozenset(column), frozenset(row))
     with agreed():
-        parts = _placed(model, place, init, seed, blocks, frozenset(column), frozenset(row))
+        parts = _placed(model, place, init, seed, blocks, split)
     scale = LossScale(place.precision == "fp16")
-    loss = in_float32(loss)
+    loss = in_float32(of_split_logits(loss, split.mesh) if split.output else loss)
     if layout.pipeline == 1:
-        module = model if by_fsdp(layout) else _copied(model, place)
+        module = model if place.by_fsdp else _copied(model, place)
         passes: Passes = MicroBatches(module, layout, loss, scale)
     else:
         called = {
-            number: stage if by_fsdp(layout) else autocast(stage, place.device, place.precision)
+            number: stage if place.by_fsdp else autocast(stage, place.device, place.precision)
             for number, stage in parts.items()
         }
         group = place.mesh["pipeline"].get_group()
         passes = Pipelined(called, layout, group, place.device, loss, scale)
+    if split.output:
+        passes = SplitLogits(passes)
     return ParallelModel(list(parts.values()), passes, layout, place.mesh, scale)
+
+
+def _tensor_split(
+    model: nn.Module,
+    place: Place,
+    loss: Loss,
+    blocks: str | None,
+    column: frozenset[str],
+    row: frozenset[str],
+) -> TensorSplit:
+    mesh, output = place.mesh["tensor"], ""
+    if place.layout.tensor > 1:
+        with agreed():
+            output = output_layer(model, dissect(model, blocks), mesh.size())
+        if output:
+            vocabulary = model.get_parameter(f"{output}.weight").shape[0]
+            output = output if same_when_split(loss, vocabulary, mesh, place.device) else ""
+    return TensorSplit(
+        mesh,
+        place.layout.sequence_parallel,
+        (COLUMN - row) | column,
+        (ROW - column) | row,
+        output,
+    )
 
 
 def _placed(
@@ -76,22 +109,15 @@ def _placed(
     init: Initializer | None,
     seed: int,
     blocks: str | None,
-    column: frozenset[str],
-    row: frozenset[str],
+    split: TensorSplit,
 ) -> dict[int, nn.Module]:
     """The stages that this rank holds, by their numbers; the whole model, without a pipeline."""
     layout = place.layout
-    if layout.pipeline > 1 or layout.tensor > 1 or layout.recompute != "none" or by_fsdp(layout):
+    if layout.pipeline > 1 or layout.tensor > 1 or layout.recompute != "none" or place.by_fsdp:
         anatomy = dissect(model, blocks)
     else:
         # Copied whole, so that any model will do.
         anatomy = Anatomy((), (), tuple(name for name, _ in model.named_children()))
-    split = TensorSplit(
-        place.mesh["tensor"],
-        layout.sequence_parallel,
-        (COLUMN - row) | column,
-        (ROW - column) | row,
-    )
     if layout.tensor > 1:
         # For all blocks, whichever this rank holds; its tries share no tensor with the model.
         whole = {name: model.get_submodule(name) for name in anatomy.blocks}
@@ -132,7 +158,7 @@ class _Placer:
     def __call__(self, part: nn.Module) -> None:
         layout = self.place.layout
         sharder = (
-            Sharder(layout, self.place.mesh, self.place.precision) if by_fsdp(layout) else None
+            Sharder(layout, self.place.mesh, self.place.precision) if self.place.by_fsdp else None
         )
         for name, block in self._present(part, self.anatomy.blocks).items():
             self.materialize(name, block)

@@ -86,13 +86,9 @@ def refuse_what_cannot_be_staged(model: nn.Module, anatomy: Anatomy, ties: dict[
             f"{one} is tied to {other}, and a pipeline puts them on different stages; untie them,"
             " or use a layout with pipeline 1"
         )
-    received = torch.zeros(1, 8, 8, device="meta" if _on_meta(model) else "cpu")
-    try:
-        given_on = take_stage(model, (), anatomy)(received)
-    except Exception as error:  # noqa: BLE001 - it is the user's code, and may raise anything
-        given_on = error
-    # A stage with nothing in it must hand on what it receives; what changes it on the way is in
-    # no module, and would be done again in every stage.
+    received, given_on = _through_no_module(model, anatomy)
+    # A stage with nothing in it must return its input; what changes it is in no module, and every
+    # stage would compute it again.
     if isinstance(given_on, Exception):
         raise ValueError(
             f"{type(model).__name__}.forward() computes between its modules, or needs the tokens:"
@@ -106,6 +102,21 @@ def refuse_what_cannot_be_staged(model: nn.Module, anatomy: Anatomy, ties: dict[
             " stage would do again: move positions, scales and residual additions into the blocks"
             " or into the module of the embedding"
         )
+
+
+def returns_its_output_layer(model: nn.Module, anatomy: Anatomy) -> bool:
+    """Whether ``model`` computes nothing outside of its modules, not even on its last output."""
+    received, given_on = _through_no_module(model, anatomy)
+    return given_on is received
+
+
+def _through_no_module(model: nn.Module, anatomy: Anatomy) -> tuple[Tensor, Any]:
+    """A stream, and what ``model`` without its parts returns for it, or the error it raises."""
+    received = torch.zeros(1, 8, 8, device="meta" if _on_meta(model) else "cpu")
+    try:
+        return received, take_stage(model, (), anatomy)(received)
+    except Exception as error:  # noqa: BLE001 - it is the user's code, and may raise anything
+        return received, error
 
 
 def _on_meta(model: nn.Module) -> bool:

@@ -94,7 +94,9 @@ class Run:
         and ``row`` name Linear modules that open and close a layer, for tensor parallelism.
 
         Under tensor parallelism each kind of block is tried with random weights first, in float32
-        and on the residual stream alone: the shares of it have to add up to the whole.
+        and on the residual stream alone: the shares of it have to add up to the whole. ``loss`` is
+        tried too: where it is right for split logits (DTensor), as `F.cross_entropy` is, no rank
+        holds logits of the whole vocabulary; else they are gathered.
 
         Raises ValueError, on every rank, for a model that the layout cannot split.
         """

@@ -23,14 +23,17 @@ from dtrain.runtime.layout import Layout
 from dtrain.runtime.torch.precision import COMPUTE
 
 
-def by_fsdp(layout: Layout) -> bool:
+def by_fsdp(layout: Layout, precision: str) -> bool:
     """Whether FSDP2 keeps the parameters.
 
     It also copies them (over a mesh whose shards are of size 1) where DDP cannot: DDP's reducer
-    neither mixes with split tensors nor with a pipeline's order of backward passes.
+    neither mixes with split tensors nor with a pipeline's order of backward passes. And it casts
+    split models to 16 bits, on one data rank too: under autocast the residual stream stays in 32.
+    Zero-bubble schedules need autocast, because they split the backward pass that FSDP hooks into.
     """
     split = layout.tensor > 1 or layout.pipeline > 1
-    return layout.offload or layout.sharding != "none" or (split and layout.data > 1)
+    casts = precision != "fp32" and not layout.schedule.startswith("zb-")
+    return layout.offload or layout.sharding != "none" or (split and (layout.data > 1 or casts))
 
 
 def mesh_sizes(layout: Layout) -> tuple[int, int]:

@@ -55,6 +55,8 @@ class TensorSplit:
     sequence: bool
     column: frozenset[str] = COLUMN
     row: frozenset[str] = ROW
+    output: str = ""
+    """The output layer whose logits stay split over the vocabulary; ``""`` gathers them."""
 
     @property
     def _stream(self) -> Placement:
@@ -115,9 +117,9 @@ class TensorSplit:
                 module.register_forward_hook(lambda _module, _inputs, output: output.clone())
             elif isinstance(module, nn.Linear):
                 self._divides(full, "out_features", module.out_features)
+                logits = Shard(-1) if full == self.output else Replicate()
                 self._apply(
-                    module,
-                    ColwiseParallel(input_layouts=self._stream, output_layouts=Replicate()),
+                    module, ColwiseParallel(input_layouts=self._stream, output_layouts=logits)
                 )
             elif _is_norm(module):
                 _distribute_norm(module, self.mesh, self._stream)
