@@ -65,23 +65,23 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # -1 heads, not config.heads: a tensor-parallel rank has only its share of them.
         q, k, v = (
-            project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            project(x).unflatten(-1, (-1, self.head_dim))
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        mixed = F.scaled_dot_product_attention(
-            rotate(q), rotate(k), v, is_causal=True, enable_gqa=True
-        )
+        heads = (part.transpose(1, 2) for part in (rotate(q), rotate(k), v))
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
 def rotate(heads: Tensor) -> Tensor:
     """Turn pairs of features by an angle that grows with the position.
 
-    ``heads`` is (batch, heads, sequence, head_dim), the whole sequence of them.
+    ``heads`` is (batch, sequence, heads, head_dim), the whole sequence of them. In this order in
+    memory, attention's output needs no copy.
     """
-    length, size = heads.shape[-2:]
+    length, size = heads.shape[1], heads.shape[-1]
     rates = 10000.0 ** -(torch.arange(0, size, 2, device=heads.device) / size)
-    angles = torch.arange(length, device=heads.device)[:, None] * rates
+    angles = torch.arange(length, device=heads.device)[:, None, None] * rates
     cos, sin = angles.cos(), angles.sin()
     one, two = heads.float().chunk(2, dim=-1)
     return torch.cat((one * cos - two * sin, two * cos + one * sin), dim=-1).to(heads.dtype)

@@ -51,10 +51,10 @@ class NormedAttention(Attention):
             project(x).unflatten(-1, (-1, self.head_dim))
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        heads = rotate(self.q_norm(q).transpose(1, 2)), rotate(self.k_norm(k).transpose(1, 2))
-        mixed = F.scaled_dot_product_attention(
-            *heads, v.transpose(1, 2), is_causal=True, enable_gqa=True
+        heads = (
+            part.transpose(1, 2) for part in (rotate(self.q_norm(q)), rotate(self.k_norm(k)), v)
         )
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
