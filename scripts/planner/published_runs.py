@@ -43,7 +43,7 @@ from dtrain.parallelism.cluster.hardware import Cluster, Gpu, Precision, hardwar
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.speed import Speed, speed
 from dtrain.parallelism.model.shape import Shape
-from dtrain.runtime.layout import Layout, Recompute, Schedule, Sharding
+from dtrain.runtime.layout import BackendName, Layout, Recompute, Schedule, Sharding
 from planner.published_shapes import Row, UnusableError, count, number, shape_of
 
 Counter = Literal["allocated", "reserved", "total"]
@@ -65,6 +65,8 @@ class Practice:
     fp32_gradients: bool = True
     """Whether 16-bit gradients are accumulated and reduced in 32 bits."""
     fused_loss: bool = False
+    backend: BackendName = "megatron"
+    """Whose memory rules, overlap and kernels it has: the planner's row that is nearest."""
 
 
 _DEEPSPEED = Practice("none", "fp16", False, False, True)
@@ -81,9 +83,9 @@ PRACTICES = (
     (r"InternEvo", Practice(sequence_parallel=False, hardware_flops=True)),
     # Its configurations set grad_sync_dtype to bf16.
     (r"NVIDIA/NeMo|dgxc", Practice(fp32_gradients=False)),
-    (r"torchtitan", Practice("full", counter="reserved")),
+    (r"torchtitan", Practice("full", counter="reserved", backend="torchtitan")),
     # Its models' loss_fn is fused_crossentropy, flash-attn's kernel, unless a file says otherwise.
-    (r"llm-foundry|MosaicML", Practice("full", fused_loss=True)),
+    (r"llm-foundry|MosaicML", Practice("full", fused_loss=True, backend="torchtitan")),
     # Its configurations' sequence, which the memory of the rows agrees with.
     (r"SimuMax", Practice(counter="allocated", seq_len=4096)),
 )
@@ -340,6 +342,7 @@ def _layout(row: Row, practice: Practice) -> tuple[Layout, bool]:
         recompute=recompute,
         sequence_parallel=sequence and tensor > 1,
         offload=offload is not None,
+        backend=practice.backend,
     )
     return layout, batch is not None or steps is not None
 

@@ -46,6 +46,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining._utils import extract_tensor_metas
 from torch.distributed.pipelining.stage import InferenceMode, PipelineStage
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
@@ -53,10 +54,11 @@ from torch.utils._pytree import tree_leaves
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "recipes"))
 
-from dtrain.runtime import torch as parallel
-from dtrain.runtime.torch import logits, parallelize, tensor
-from dtrain.runtime.torch import run as runs
 from train_gpt import GPT, Config, cross_entropy
+
+from dtrain.runtime import torch as parallel
+from dtrain.runtime.torch import parallelize, tensor
+from dtrain.runtime.torch import run as runs
 
 RECORD = ROOT / "tests" / "parallelism" / "memory_cases.json"
 ROUNDING = 512
@@ -73,14 +75,16 @@ class Tracker(TorchDispatchMode):
         self.sizes: dict[int, int] = {}
         self.born: dict[int, tuple[str, ...]] = {}
         self.now = self.peak = 0
-        self.at_peak: dict[int, int] = {}
-        self.listing = False
+        self.at_peak: list[tuple[int, tuple[str, ...]]] = []
+        self.listing = self.paused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             # A DTensor's own operators come back here, on the shards.
             return NotImplemented
         result = func(*args, **(kwargs or {}))
+        if self.paused:
+            return result
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self.add(leaf.untyped_storage(), str(func), leaf)
@@ -103,7 +107,7 @@ class Tracker(TorchDispatchMode):
             if self.now > self.peak:
                 self.peak = self.now
                 if self.listing:
-                    self.at_peak = dict(self.sizes)
+                    self.at_peak = [(size, self.born[key]) for key, size in self.sizes.items()]
 
     def _drop(self, key: int) -> None:
         self.now -= self.sizes.pop(key)
@@ -221,7 +225,18 @@ def _track(
 
         return call
 
+    infer = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def infer_uncounted(*args: Any, **options: Any) -> Any:
+        """DTensor asks for an output's shape by whole tensors that are fake on a GPU too."""
+        tracker.paused = True
+        try:
+            return infer(*args, **options)
+        finally:
+            tracker.paused = False
+
     for target, name, new in (
+        (ShardingPropagator, "_propagate_tensor_meta_non_cached", infer_uncounted),
         (DeviceMesh, "__init__", real(DeviceMesh.__init__)),
         (_MeshLayout, "remap_to_tensor", real(_MeshLayout.remap_to_tensor)),
         (torch.UntypedStorage, "resize_", resize_),
@@ -262,8 +277,7 @@ def _track(
             del loss
     answer: dict[str, Any] = {"peak": tracker.peak, "between_steps": tracker.now}
     if listing:
-        largest = sorted(tracker.at_peak.items(), key=lambda item: -item[1])
-        answer["live"] = [[size, *tracker.born[key]] for key, size in largest if size]
+        answer["live"] = [[size, *born] for size, born in sorted(tracker.at_peak)[::-1] if size]
     return answer
 
 

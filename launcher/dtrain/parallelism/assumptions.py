@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.cluster.hardware import Precision
 from dtrain.runtime.layout import Layout
 
@@ -23,5 +24,5 @@ class Assumptions:
         return cls(precision, fp32_gradients=precision != "fp16")
 
     def by_torch(self, layout: Layout) -> bool:
-        """Whether PyTorch's own modules run, under FSDP, without Megatron-LM's fused kernels."""
-        return layout.shards_parameters
+        """Whether PyTorch's own modules run, without Megatron-LM's fused kernels."""
+        return layout.shards_parameters or backend_of(layout).torch_kernels

@@ -14,7 +14,7 @@ from dtrain.parallelism.cluster.hardware import Cluster, Precision
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.search import Plan, search
-from dtrain.runtime.layout import SIZES, Layout
+from dtrain.runtime.layout import SIZES, BackendName, Layout
 
 USUAL_BATCH = 4e6
 """Tokens in one step where nobody says: what models of tens of billions of parameters use."""
@@ -32,6 +32,7 @@ class Question:
     global_batch: int
     """Sequences in one optimizer step."""
     precision: Precision = "bf16"
+    backend: BackendName = "runtime"
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Layout` that may have only this value."""
     tokens: int | None = None
@@ -73,6 +74,7 @@ class Question:
             global_batch=self.global_batch,
             precision=self.precision,
             fixed=both,
+            backend=self.backend,
         )
 
     def candidate(self, layout: Layout) -> Candidate:

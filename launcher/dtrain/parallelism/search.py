@@ -8,12 +8,13 @@ from functools import lru_cache
 from typing import Any
 
 from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.backends import refusals
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import Cluster, Precision
 from dtrain.parallelism.constraints import sound
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
-from dtrain.runtime.layout import Layout
+from dtrain.runtime.layout import BackendName, Layout
 
 LARGEST_MICRO_BATCH = 16
 LARGEST_CONTEXT = 32
@@ -54,6 +55,7 @@ def search(
     global_batch: int,
     precision: Precision = "bf16",
     fixed: Mapping[str, Any] | None = None,
+    backend: BackendName = "runtime",
 ) -> Plan:
     """All layouts for ``global_batch`` sequences a step that ``fixed`` allows.
 
@@ -71,7 +73,7 @@ def search(
     for offload in choices.of("offload", (False, True)):
         every = [
             Candidate(shape, layout, cluster, made, assumed)
-            for layout in choices.layouts(Layout(offload=offload))
+            for layout in choices.layouts(Layout(offload=offload, backend=backend))
         ]
         fitting = [candidate for candidate in every if candidate.fits]
         rest += [candidate for candidate in every if not candidate.fits]
@@ -105,7 +107,9 @@ class _Choices:
                     split = replace(sizes, expert=expert, sharding=sharding, shard=shard)
                     for layout in self._schedules(split, share):
                         # Only what was fixed one by one can contradict itself.
-                        if not self.fixed or sound(layout, self.shape):
+                        if (not self.fixed or sound(layout, self.shape)) and not any(
+                            refusals(self.shape, layout, self.assumed.precision)
+                        ):
                             yield layout
 
     def _sizes(self, start: Layout) -> Iterator[Layout]:
@@ -121,6 +125,8 @@ class _Choices:
                 ranks = gpus // (tensor * pipeline)
                 for context in self.of("context", _divisors(ranks, LARGEST_CONTEXT)):
                     if ranks % context or not self._splits_sequence(context):
+                        continue
+                    if any(refusals(shape, replace(start, tensor=tensor, context=context), "bf16")):
                         continue
                     data = ranks // context
                     if self.global_batch % data or self.fixed.get("data", data) != data:

@@ -14,6 +14,7 @@ from typing import Literal
 Sharding = Literal["none", "optimizer", "gradients", "full", "hybrid"]
 Schedule = Literal["gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v"]
 Recompute = Literal["none", "selective", "full"]
+BackendName = Literal["runtime", "megatron", "torchtitan"]
 
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "zb-1p", "zb-v")
 """PyTorch's, which a cluster file can name. ``zb-2p`` occurs in published runs only."""
@@ -49,6 +50,8 @@ class Layout:
     sequence_parallel: bool = False
     offload: bool = False
     """Whether optimizer states live in the hosts' memory."""
+    backend: BackendName = "runtime"
+    """Software that trains it. `dtrain.runtime` refuses a layout for another."""
 
     @property
     def world_size(self) -> int:

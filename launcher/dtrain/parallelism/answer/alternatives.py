@@ -47,6 +47,7 @@ def textbook(answer: Answer) -> str:
         return ""
     inside = cluster.gpus_per_host
     leanest = Layout(
+        backend=question.backend,
         data=cluster.hosts,
         recompute="full",
         grad_accumulation=max(1, question.global_batch // cluster.hosts),

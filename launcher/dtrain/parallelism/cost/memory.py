@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.cost.activations import layer_activations
 from dtrain.parallelism.cost.layer import BYTES
-from dtrain.parallelism.cost.sharded_memory import highest_phase
+from dtrain.parallelism.cost.runtime_memory import Stage, highest_phase
+from dtrain.parallelism.cost.sharded_memory import highest_phase as highest_sharded_phase
 from dtrain.parallelism.cost.stages import parameters_of_stage, stage_layers
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
@@ -56,7 +58,7 @@ class Memory:
 
 def memory(shape: Shape, layout: Layout, assumed: Assumptions) -> Memory:
     """Of the GPU with the most in use, over all stages of the pipeline."""
-    counts = stage_layers(shape, layout.pipeline)
+    counts = stage_layers(shape, layout)
     # Between the ends stages differ in what they hold in flight alone: the second has the most.
     stages = sorted({0, min(1, layout.pipeline - 1), layout.pipeline - 1})
     return max(
@@ -70,6 +72,8 @@ def _stage(
 ) -> Memory:
     p, t = layout.pipeline, layout.tensor
     layers = counts[stage]
+    if backend_of(layout).runtime_memory:
+        return _by_runtime(shape, layout, assumed, layers, stage)
     dense, experts = parameters_of_stage(shape, layout, layers, stage)
     states = _States.of(layout, assumed)
     ranks = layout.copies
@@ -88,7 +92,7 @@ def _stage(
     temporary = 6.0 * widest
     gathered = 0.0
     if assumed.by_torch(layout):
-        phase = highest_phase(
+        phase = highest_sharded_phase(
             shape, layout, assumed,
             layers=layers, first=stage == 0, last=last, held=held,
         )  # fmt: skip
@@ -113,6 +117,26 @@ def _stage(
         communication=COMMUNICATION if several else 0.0,
         context=CONTEXT,
         fragmentation=fragmentation * used / _GIB,
+    )
+
+
+def _by_runtime(
+    shape: Shape, layout: Layout, assumed: Assumptions, layers: int, stage: int
+) -> Memory:
+    found = Stage(shape, layout, assumed, stage, layers, in_flight(layout, stage))
+    phase = highest_phase(found)
+    used = phase.total + found.weights + found.moments
+    return Memory(
+        parameters=found.weights / _GIB,
+        gradients=phase.gradients / _GIB,
+        optimizer=found.moments / _GIB,
+        activations=phase.activations / _GIB,
+        logits=phase.logits / _GIB,
+        gathered=phase.gathered / _GIB,
+        temporary=phase.temporary / _GIB,
+        communication=COMMUNICATION if layout.world_size > 1 else 0.0,
+        context=CONTEXT,
+        fragmentation=FRAGMENTATION_BY_TORCH * used / _GIB,
     )
 
 

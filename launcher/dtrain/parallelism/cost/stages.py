@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
 
-def stage_layers(shape: Shape, stages: int) -> tuple[int, ...]:
-    """Layers on each of ``stages``, first stage first; they sum to all, and none has none.
+def stage_layers(shape: Shape, layout: Layout) -> tuple[int, ...]:
+    """Layers on each pipeline stage, first stage first; they sum to all, and none has none.
 
-    Even where ``stages`` divides the layers, as frameworks do it. Else the last stage, which also
+    Even where the stages divide the layers, as frameworks do it. Else the last stage, which also
     has the output layer, gets fewer, and so does the first with the embedding: the slowest stage
-    sets the pace of all.
+    sets the pace of all. `dtrain.runtime` gives at most one layer more to a stage.
     """
+    stages = layout.pipeline
+    if backend_of(layout).runtime_memory:
+        each, left = divmod(shape.layers, stages)
+        middle_first = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage))
+        favoured = set(middle_first[:left])
+        return tuple(each + (stage in favoured) for stage in range(stages))
     ends = shape.embedding_parameters + (0 if shape.tied else shape.head_parameters)
     layer = (shape.active_parameters - ends) / shape.layers
     return _spread(shape.layers, stages, shape.head_parameters / layer)

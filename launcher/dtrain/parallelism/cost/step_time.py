@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import Cluster
 from dtrain.parallelism.cost.collectives import Group
@@ -77,7 +78,7 @@ def step_time(
     head = kernels.head_forward() + kernels.head_backward()
     m, p = layout.grad_accumulation, layout.pipeline
 
-    counts = stage_layers(shape, p)
+    counts = stage_layers(shape, layout)
     stages = [count * layer.total for count in counts]
     stages[-1] += head
     slowest = max(range(p), key=lambda stage: stages[stage])
@@ -141,7 +142,8 @@ def _tensor(kernels: Kernels) -> float:
     passes = 4 + (2 if layout.recompute == "full" else 0)
     size = _activation(kernels)
     each = 2 * group.all_gather(size) if layout.sequence_parallel else group.all_reduce(size)
-    return kernels.efficiency.exposed_tensor * passes * each
+    exposed = backend_of(layout).exposed_tensor
+    return (kernels.efficiency.exposed_tensor if exposed is None else exposed) * passes * each
 
 
 def _context(kernels: Kernels) -> float:
@@ -176,8 +178,9 @@ def _sends(kernels: Kernels) -> float:
         return 0.0
     stride = layout.tensor * layout.context * layout.data
     group = Group(kernels.cluster, kernels.efficiency, p, stride)
-    # Each tensor rank sends its part of the sequence (scatter-gather, SC21 section 4.1).
-    once = group.send(_activation(kernels) / layout.tensor)
+    # Each tensor rank sends its part of the sequence.
+    shared = layout.sequence_parallel or backend_of(layout).sends_shares
+    once = group.send(_activation(kernels) / (layout.tensor if shared else 1))
     return 2 * once * (p - 1 + 0.5 * layout.grad_accumulation * v)
 
 
@@ -228,7 +231,7 @@ def _traffic(
     shards = min(layout.shards, ranks)
     near = Group(kernels.cluster, made, shards, apart)
     parameter = BYTES[kernels.assumed.precision]
-    if kernels.assumed.by_torch(layout):
+    if layout.shards_parameters:
         one = count / (layers + 1)
         gathers = (layers + 1) * 2 * near.all_gather(parameter * one)
         scatters = (layers + 1) * near.all_gather(gradient * one)
