@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism.backends import BACKENDS
 from dtrain.parallelism.cluster.hardware import (
     PRECISIONS,
     Cluster,
@@ -21,7 +22,7 @@ from dtrain.parallelism.constraints import check_sizes, option
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import parse_count, shape_for_size, shape_from_sizes
 from dtrain.parallelism.question import Answer, Question, usual_batch
-from dtrain.runtime.layout import Layout
+from dtrain.runtime.layout import BackendName, Layout
 
 if TYPE_CHECKING:
     from dtrain.parallelism.cluster.efficiency import Efficiency
@@ -68,6 +69,7 @@ class PlanRequest:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of a layout that may have only one value."""
     framework: str | None = None
+    backend: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ def pose(request: PlanRequest) -> Posed:
         _efficiency(request, cluster),
         batch,
         precision=precision,
+        backend=_backend(request),
         fixed=request.fixed,
         tokens=None if request.tokens is None else parse_count(request.tokens, "--tokens"),
         cluster_source=where.source,
@@ -162,6 +165,19 @@ def _framework(request: PlanRequest, spec: ClusterFile | None) -> str:
             hint="torch or tensorflow",
         )
     return framework
+
+
+def _backend(request: PlanRequest) -> BackendName:
+    """The option's, or the file's, or the training runtime's own."""
+    name = request.backend
+    if name is None and request.file is not None:
+        from dtrain.spec.load import planned_backend
+
+        name = planned_backend(request.file)
+    for known in BACKENDS:
+        if name in (None, known):
+            return known
+    raise UsageError(f"--backend {name} is not known", hint=f"one of {', '.join(BACKENDS)}")
 
 
 # The model.
@@ -425,7 +441,7 @@ def _keys(
         "precision": _kept(answer.question.precision, spec),
         "seq_len": answer.question.shape.seq_len,
     }
-    return values, training, strategy_of(layout)
+    return values, training, strategy_of(layout) if layout.backend == "runtime" else "none"
 
 
 def _kept(precision: str, spec: ClusterFile | None) -> str:

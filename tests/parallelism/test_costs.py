@@ -35,6 +35,7 @@ def candidate(shape: Shape, layout: Layout, assumed: Assumptions = ASSUMED) -> C
 def splits(draw: st.DrawFn) -> Split:
     shape = model(draw(st.sampled_from(MODELS)))
     layout = Layout(
+        backend="megatron",
         tensor=draw(POWERS),
         pipeline=draw(POWERS),
         context=draw(st.sampled_from([1, 2])),
@@ -125,7 +126,7 @@ def test_each_kind_of_sharding_needs_no_more_than_the_one_before(
 def test_every_layer_is_on_one_stage(name: str) -> None:
     shape = model(name)
     for stages in range(1, shape.layers + 1):
-        counts = stage_layers(shape, stages)
+        counts = stage_layers(shape, Layout(backend="megatron", pipeline=stages))
         assert len(counts) == stages and sum(counts) == shape.layers and min(counts) >= 1
         if shape.layers % stages == 0:
             assert len(set(counts)) == 1
@@ -135,10 +136,10 @@ def test_every_layer_is_on_one_stage(name: str) -> None:
 @pytest.mark.parametrize("pipeline", [1, 2, 4])
 def test_stages_hold_all_parameters_together(name: str, pipeline: int) -> None:
     shape = model(name)
-    layout = Layout(pipeline=pipeline)
+    layout = Layout(backend="megatron", pipeline=pipeline)
     held = sum(
         sum(parameters_of_stage(shape, layout, layers, stage))
-        for stage, layers in enumerate(stage_layers(shape, pipeline))
+        for stage, layers in enumerate(stage_layers(shape, layout))
     )
     # A tied matrix is on both ends of a pipeline; the last norm is too small to count.
     copies = shape.head_parameters if shape.tied and pipeline > 1 else 0
@@ -151,17 +152,21 @@ def test_activations_of_the_paper() -> None:
     h, s, a = shape.hidden, shape.seq_len, shape.heads
     square = 5 * a * s / h
     old = Assumptions(flash_attention=False)
-    assert layer_activations(shape, Layout(), old) == pytest.approx(h * (34 + square))
-    assert layer_activations(shape, Layout(tensor=8), old) == pytest.approx(
+    assert layer_activations(shape, Layout(backend="megatron"), old) == pytest.approx(
+        h * (34 + square)
+    )
+    assert layer_activations(shape, Layout(backend="megatron", tensor=8), old) == pytest.approx(
         h * (10 + 24 / 8 + square / 8)
     )
-    split = Layout(tensor=8, sequence_parallel=True)
+    split = Layout(backend="megatron", tensor=8, sequence_parallel=True)
     assert layer_activations(shape, split, old) == pytest.approx(h / 8 * (34 + square))
     assert layer_activations(shape, replace(split, recompute="selective"), old) == pytest.approx(
         34 * h / 8
     )
-    assert layer_activations(shape, Layout(), ASSUMED) == pytest.approx(34 * h)
-    assert layer_activations(shape, Layout(recompute="full"), ASSUMED) == pytest.approx(2 * h)
+    assert layer_activations(shape, Layout(backend="megatron"), ASSUMED) == pytest.approx(34 * h)
+    assert layer_activations(
+        shape, Layout(backend="megatron", recompute="full"), ASSUMED
+    ) == pytest.approx(2 * h)
 
 
 def test_states_of_the_papers() -> None:
@@ -171,7 +176,7 @@ def test_states_of_the_papers() -> None:
     def states(
         sharding: Sharding, precision: Precision = "bf16", fp32_gradients: bool = True
     ) -> float:
-        layout = Layout(data=64, sharding=sharding, grad_accumulation=2)
+        layout = Layout(backend="megatron", data=64, sharding=sharding, grad_accumulation=2)
         used = memory(shape, layout, Assumptions(precision, fp32_gradients=fp32_gradients))
         total = used.parameters + used.gradients + used.optimizer
         return total * 2**30 / shape.parameters
@@ -190,7 +195,7 @@ def test_the_bubble_of_the_paper() -> None:
     """(p − 1)/m of the work, over v when interleaved (arXiv 2104.04473, section 2.2)."""
     shape = replace(model("gpt-3-175b"), vocab=1)
     for pieces in (1, 2, 3):
-        layout = Layout(
+        layout = Layout(backend="megatron",
             tensor=8, pipeline=8, virtual_pipeline=pieces, grad_accumulation=64,
             sequence_parallel=True,
         )  # fmt: skip

@@ -43,6 +43,7 @@ def allocated(case: dict[str, Any]) -> float:
         learned_positions=not gated,
     )
     layout = Layout(
+        backend="torchtitan",
         data=case["data"],
         sharding="full",
         micro_batch=case.get("micro_batch", 1),

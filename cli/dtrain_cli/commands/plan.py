@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism.answer.backends import gain
 from dtrain.parallelism.constraints import option
 from dtrain.planning import PlanRequest, Posed, pose, written
 from dtrain_cli.output import write
@@ -102,6 +103,13 @@ def plan(
         str | None,
         typer.Option(help="torch or tensorflow; else FILE's, or torch.", metavar="NAME"),
     ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="What trains it: runtime, megatron or torchtitan; else FILE's, or runtime.",
+            metavar="NAME",
+        ),
+    ] = None,
     top: Annotated[int, typer.Option(help="Layouts to compare.")] = 8,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     output: Annotated[
@@ -162,6 +170,7 @@ def plan(
             calibrate=calibrate,
             fixed={name: value for name, value in fixed.items() if value is not None},
             framework=framework,
+            backend=backend,
         )
     )
     if posed.framework == "tensorflow":
@@ -181,7 +190,9 @@ def _torch(
 ) -> str:
     """Search, write the files that are asked for, and return the text for stdout."""
     # Each way out imports what it needs: most plans read and write no file.
-    answer, table, notes = posed.question.answer(), posed.hardware, posed.notes
+    answer, table = posed.question.answer(), posed.hardware
+    other = gain(answer)
+    notes = (*posed.notes, other) if other else posed.notes
     done: list[str] = []
     if output is not None:
         from dtrain_cli.files import read_text, write_text

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from dtrain.diagnostics import UsageError
 from dtrain.parallelism import constraints
 from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.backends import BACKENDS, refusals
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import Cluster, Precision
 from dtrain.parallelism.cost.candidate import Candidate
@@ -50,8 +52,27 @@ class Question:
         constraints.check(self.shape, self.cluster, self.global_batch, self.fixed)
         plan = self.search()
         if not plan.considered:
+            self._refuse_what_the_backend_cannot()
             raise constraints.none_left(self.shape, self.cluster, self.global_batch, self.fixed)
         return Answer(self, plan)
+
+    def _refuse_what_the_backend_cannot(self) -> None:
+        """Raise UsageError if the backend is why there is no layout."""
+        able = [
+            name
+            for name in BACKENDS
+            if name != self.backend and replace(self, backend=name).search().considered
+        ]
+        if not able:
+            return
+        known, _ = constraints.completed(self.cluster, self.fixed)
+        sizes = {name: value for name, value in known.items() if name != "shard"}
+        asked = Layout(**{**sizes, "backend": self.backend})
+        reasons = [*refusals(self.shape, asked, self.precision)] or ["any layout of this model"]
+        raise UsageError(
+            f"the backend {self.backend} does not do {reasons[0]}",
+            hint=f"use --backend {' or '.join(able)}, or leave it out",
+        )
 
     @property
     def pinned(self) -> bool:

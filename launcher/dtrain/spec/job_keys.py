@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from dtrain.hostlist import MAX_HOSTS
-from dtrain.runtime.layout import SCHEDULES, Recompute, Sharding
+from dtrain.runtime.layout import SCHEDULES, BackendName, Recompute, Sharding
 from dtrain.spec import value_rules as rules
 from dtrain.spec.model import LAUNCH_ROLES
 from dtrain.spec.placeholders import NAMES
@@ -125,6 +125,13 @@ LAYOUT = SectionType(
             "Keep the optimizer states in host memory.",
             default=False,
             example="true",
+        ),
+        "backend": Field(
+            Choice(get_args(BackendName)),
+            "The software that trains the layout: dtrain.runtime, or a script's own. `dtrain plan` "
+            "plans for it. A backend other than runtime needs `strategy: none`.",
+            default="runtime",
+            example="megatron",
         ),
     }
 )

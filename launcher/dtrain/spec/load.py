@@ -42,6 +42,15 @@ def read(path: Path, *, without: Collection[str] = ()) -> ClusterFile:
     return parse(contents(path), str(path), without=without)
 
 
+def planned_backend(path: Path) -> str | None:
+    """``job.layout.backend`` of a cluster file that `read` accepts, if it has the key."""
+    root, problems = compose(contents(path), str(path))
+    document = CLUSTER_FILE.read(root, problems, "")
+    job = document.section("job") if document is not None else None
+    found = job.section("layout").get("backend") if job is not None else None
+    return found if isinstance(found, str) else None
+
+
 def contents(path: Path) -> bytes:
     """What is in a cluster file; of one that is too large, enough to say so.
 

@@ -101,6 +101,12 @@ def _torch(job: Section, hosts: Sequence[Host], problems: Problems) -> Resolved:
         return Resolved()
     # A script of strategy none may have schedules of its own.
     by_torch = name != "none"
+    if by_torch and (other := (given or {}).get("backend", "runtime")) != "runtime":
+        raise MisfitError(
+            "backend",
+            f"the strategy {name} is trained by dtrain.runtime, but the layout is for {other}",
+            f"use 'strategy: none' for a script that drives {other}, or plan again",
+        )
     layout = sized(name, given or {}, [host.workers for host in hosts])
     _report(contradictions(layout), job, problems)
     _report(torch_limits(layout) if by_torch else (), job, problems)

@@ -104,6 +104,12 @@ class Stage:
     def embedding(self) -> float:
         return self.shape.embedding_parameters / self.layout.tensor if self.first else 0.0
 
+    @property
+    def embedding_gradient(self) -> float:
+        """Elements: DTensor finds the gradient of the whole vocabulary on each tensor rank, and
+        adds up and splits it only when it is reduced."""
+        return self.embedding * self.layout.tensor
+
     def kept(self, recompute: str) -> float:
         """Bytes that one layer saves for its backward pass, of one micro-batch."""
         shape, t, c = self.shape, self.layout.tensor, self.compute
@@ -173,11 +179,12 @@ def _phases(s: Stage) -> Iterator[Phase]:
     scattered = s.weights
     # Gradients that are reduced once a step wait whole, in 32 bits; others wait as shards.
     whole = several and (layout.sharding in ("none", "optimizer") or layout.pipeline > 1)
-    waiting = (4 * s.parameters if whole else scattered) if several else 0.0
+    unreduced = 4 * (s.parameters - s.embedding + s.embedding_gradient)
+    waiting = (unreduced if whole else scattered) if several else 0.0
     if several and not whole:
         # What was scattered last stays until the next micro-batch scatters something.
         waiting += 4 * s.embedding
-    resident = c * s.parameters if not layout.shards_parameters or layout.pipeline > 1 else 0.0
+    resident = 0.0 if layout.shards_parameters else c * s.parameters
     if s.autocast:
         # Gradients belong to the weights, of which autocast keeps 16-bit copies.
         waiting = 4 * s.parameters if several else 0.0
@@ -202,7 +209,8 @@ def _phases(s: Stage) -> Iterator[Phase]:
         below = (s.layers - 1 - done) * kept + others
         around = 2 if done < s.layers - 1 else 1
         if layout.pipeline > 1 or whole:
-            gathered = resident + c * s.layer
+            # Stages keep what a backward pass has gathered until the next forward pass.
+            gathered = (resident or c * s.layer * min(done + 2, s.layers)) + c * s.layer
             if layout.pipeline == 1:
                 gathered += 4 * s.layer - done * c * s.layer
             scattering = waiting
@@ -216,11 +224,12 @@ def _phases(s: Stage) -> Iterator[Phase]:
         yield Phase(scattering, below, 0.0, gathered, inside)
     if layout.pipeline > 1:
         # Every gradient is scattered at the end.
-        yield Phase(waiting, s.buffers, 0.0, resident, 8 * max(s.embedding, s.head, s.layer))
+        largest = max(s.embedding, s.head, s.layer)
+        yield Phase(waiting, s.buffers, 0.0, c * s.parameters, 8 * largest)
     else:
         rest = max(waiting, 4 * (s.parameters - s.embedding) / shards)
         tied = 2 if s.shape.tied else 1
-        left = (c * s.embedding if not whole else 0.0) + c * s.embedding * tied
+        left = (c * s.embedding if not whole else 0.0) + c * s.embedding_gradient * tied
         yield Phase(rest, 0.0, 0.0, left + 4 * s.embedding + 4 * s.layer, c * s.stream * s.tokens)
     # Adam works on one parameter after the other, on all at once where FSDP does not shard them.
     largest = max(s.embedding, s.head, s.layer / 3)

@@ -130,6 +130,11 @@ def _check_names(layout: Layout) -> None:
     _one_of("sharding", layout.sharding, get_args(Sharding))
     _one_of("schedule", layout.schedule, SCHEDULES)
     _one_of("recompute", layout.recompute, get_args(Recompute))
+    if layout.backend != "runtime":
+        raise ValueError(
+            f"the layout is for the backend {layout.backend}; plan one for this runtime with"
+            " `dtrain plan --backend runtime`"
+        )
 
 
 def _check_sizes(strategy: str, layout: Layout, world: World) -> None:

@@ -1,0 +1,33 @@
+"""What another backend would gain over the best layout of the one that was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dtrain.parallelism.answer.explain import brief, percent, seconds
+from dtrain.parallelism.backends import BACKENDS
+from dtrain.parallelism.constraints import option
+from dtrain.parallelism.question import Answer
+
+WORTH = 0.02
+"""Share of a step below which another backend is not worth a line: estimates err by more."""
+
+
+def gain(answer: Answer) -> str:
+    """One line on the backend whose best layout is fastest; '' where none is faster."""
+    question = answer.question
+    found = []
+    for name in BACKENDS:
+        if name != question.backend:
+            plan = replace(question, backend=name).search()
+            found += [(one.time.total, name, one) for one in plan.layouts[:1]]
+    if not found:
+        return ""
+    total, name, best = min(found, key=lambda one: one[0])
+    what = f"{option('backend')} {name} ({BACKENDS[name].title})"
+    if not answer.fits:
+        return f"{what} fits: {brief(best)}, {seconds(total)} a step"
+    faster = answer.best.time.total / total - 1
+    if faster < WORTH:
+        return ""
+    return f"{what} would be {percent(faster)} faster: {brief(best)}, {seconds(total)} a step"

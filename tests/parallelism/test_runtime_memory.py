@@ -1,0 +1,67 @@
+"""Memory of the training runtime, held against what the tracker counts for the runtime itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.cost.memory import in_flight
+from dtrain.parallelism.cost.runtime_memory import Stage, highest_phase
+from dtrain.parallelism.cost.stages import stage_layers
+from dtrain.parallelism.model.shape import Shape
+from dtrain.runtime.layout import Layout
+from support.limits import HANG
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = json.loads(Path(__file__).with_name("memory_cases.json").read_text())
+SMALL = {
+    "model": {
+        "layers": 2, "hidden": 512, "heads": 8, "kv_heads": 4, "ffn_hidden": 1536,
+        "vocab": 40960, "seq_len": 256,
+    },
+    "layout": {"data": 4, "sharding": "full", "micro_batch": 2, "recompute": "selective"},
+}  # fmt: skip
+
+
+def allocated(case: dict[str, Any]) -> float:
+    """Bytes that the planner counts for the allocator, on the case's stage."""
+    model, layout = case["model"], Layout(**case["layout"])
+    shape = Shape(head_size=model["hidden"] // model["heads"], **model)
+    place = case.get("stage", 0)
+    layers, held = stage_layers(shape, layout)[place], in_flight(layout, place)
+    stage = Stage(shape, layout, Assumptions(), place, layers, held)
+    return highest_phase(stage).total + stage.weights + stage.moments
+
+
+@pytest.mark.parametrize("case", RECORD["cases"], ids=lambda case: case["name"])
+def test_recorded_cases(case: dict[str, Any]) -> None:
+    assert allocated(case) == pytest.approx(case["peak"], rel=0.04)
+
+
+def test_some_cases_were_kept_from_the_formulas() -> None:
+    assert sum(case.get("held_out", False) for case in RECORD["cases"]) >= 6
+
+
+@pytest.mark.torch
+def test_a_case_that_is_in_no_record() -> None:
+    tracker = ROOT / "scripts" / "planner" / "track_memory.py"
+    done = subprocess.run(
+        [sys.executable, str(tracker), json.dumps(SMALL)],
+        capture_output=True, text=True, timeout=HANG, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert allocated(SMALL) == pytest.approx(json.loads(done.stdout)["peak"], rel=0.04)
+
+
+@pytest.mark.torch
+def test_the_record_was_made_with_this_torch() -> None:
+    assert RECORD["torch"] == version("torch").split("+")[0], (
+        "record again: scripts/planner/track_memory.py --record"
+    )
