@@ -223,9 +223,10 @@ def _phases(s: Stage) -> Iterator[Phase]:
             scattering = max(waiting, 4 * (s.head + done * s.layer) / shards)
         yield Phase(scattering, below, 0.0, gathered, inside)
     if layout.pipeline > 1:
-        # Every gradient is scattered at the end.
-        largest = max(s.embedding, s.head, s.layer)
-        yield Phase(waiting, s.buffers, 0.0, c * s.parameters, 8 * largest)
+        # All gradients are scattered at the end: the embedding's first, then two layers at once.
+        once = s.embedding or 2 * s.layer
+        left = c * max(0.0, s.parameters - once)
+        yield Phase(waiting, s.buffers, 0.0, left, 4 * once * (1 + 1 / shards))
     else:
         rest = max(waiting, 4 * (s.parameters - s.embedding) / shards)
         tied = 2 if s.shape.tied else 1
