@@ -164,6 +164,8 @@ class Ended(Event):
     kind = "ended"
     survivors: tuple[Survivor, ...]
     error: str | None = None
+    connected: bool | None = None
+    """Whether a worker of this host was ever connected to another worker, if that is known."""
 
 
 # Messages -----------------------------------------------------------------------------------------

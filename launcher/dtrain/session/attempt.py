@@ -126,6 +126,8 @@ class Attempt:
             close_all(self._links.values())
         if self._state.phase is AttemptPhase.DETACHED:
             return Report(ExitCode.INTERRUPTED, "left")
+        if apart := self._ending.apart(self._state):
+            self._context.notice(apart)
         return self._ending.report(self._state)
 
     def _show_sync(self) -> None:

@@ -78,6 +78,26 @@ class Ending:
             hint="\n".join(dict.fromkeys(hints)),
         )
 
+    def apart(self, state: AttemptState) -> str:
+        """A warning about workers that have finished and were never connected to each other: each
+        trained by itself. Empty where that is not known for sure, or may be meant."""
+        job, processes = self.context.plan.job, self.context.plan.hosts
+        workers = [one for part in processes for one in part.processes if one.role != "evaluator"]
+        if state.outcome is not Outcome.DONE or job.framework == "none" or len(workers) < 2:
+            return ""
+        if any(link.evidence.connected is not False for link in self.links.values()):
+            return ""
+        looked_for = {
+            "torch": "MASTER_ADDR, RANK and WORLD_SIZE (torch.distributed.init_process_group)",
+            "tensorflow": "TF_CONFIG (a tf.distribute strategy for several workers)",
+            "jax": "JAX_COORDINATOR_ADDRESS (jax.distributed.initialize)",
+        }[job.framework]
+        return (
+            f"warning: no worker ever connected to another: {len(workers)} separate trainings ran,"
+            f" not one\nhint: the program has to use {looked_for}; if its workers are meant to run "
+            "apart, say 'framework: none'"
+        )
+
     def reason(self, state: AttemptState, failures: tuple[Failure, ...]) -> str:
         """One line; ``failures`` with the first cause first."""
         match state.outcome:

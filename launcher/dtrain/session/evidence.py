@@ -30,6 +30,8 @@ class HostEvidence:
         """Trouble that the host's kernel has logged since the start."""
         self.last_activity = 0.0
         """When a worker last wrote output or progress (`time.monotonic`)."""
+        self.connected: bool | None = None
+        """Whether a worker was ever connected to another worker; None if that is not known."""
         self._host = host
         self._gpus = gpus
         self._clock_offset = math.inf
@@ -54,6 +56,8 @@ class HostEvidence:
                 self.stacks_complete = True
             case messages.Collectives(rank=rank, groups=groups):
                 self.collectives[rank] = collectives.read(groups)
+            case messages.Ended(connected=connected):
+                self.connected = connected
             case messages.Kernel(lines=lines, gpus=gpus):
                 ours = [(then + self._clock_offset, line) for then, line in lines]
                 found = understand(ours, gpus, self._gpus)

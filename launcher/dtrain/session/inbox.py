@@ -137,6 +137,7 @@ class Inbox:
                 exited = machine.WorkerExited(worker, failed)
                 self._context.post(Post(exited, failures=self._evidence.failures(event)))
             case messages.Ended() | messages.Stopping():
+                self._evidence.add(event)
                 self._step(event)
             case _:
                 self._evidence.add(event)

@@ -50,6 +50,7 @@ def launch_request(
             for process in part.processes
         ],
         "ports": list(part.ports),
+        "job_ports": sorted({port for each in plan.hosts for port in each.ports}),
         "grace": job.grace,
         "on_disconnect": job.on_disconnect,
         "lease": job.lease,

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 
+from dtrain.node.agent.connections import Connections
 from dtrain.node.agent.control import CONTROL_FD, control_name, machine_id, peer_of
 from dtrain.node.agent.environment import NodeVariables
 from dtrain.node.agent.events import Events
@@ -101,6 +102,7 @@ class Supervisor:
         self._signal = 0  # that asked us to stop
         self._prctl = load_prctl()
         self._subreaper = adopt_orphans(self._prctl)
+        self._connections = Connections(request.get("job_ports") or ())
         self._lease = float(request["lease"])
         self._grace = float(request["grace"])
         self._heard = time.monotonic()
@@ -315,6 +317,10 @@ class Supervisor:
                 self._stop("no launcher for %g seconds" % self._lease, self._grace)
                 return 0.0
             due.append(self._heard + self._lease)
+        if self._workers:
+            pause = self._connections.watch(self._workers)
+            if pause is not None:
+                due.append(time.monotonic() + pause)
         torchruns = [worker for worker in self._workers.values() if worker.ranks is not None]
         if torchruns:
             if now >= self._next_scan:
@@ -412,12 +418,14 @@ class Supervisor:
             with contextlib.suppress(RuntimeError):  # too many threads
                 last.start()
                 last.join(max(0.0, until - time.monotonic()))
-        self._events.append("ended", survivors=name_list(survivors))
+        connected = self._connections.found
+        self._events.append("ended", survivors=name_list(survivors), connected=connected)
         self._over = True
 
     def _child_ended(self, pid: int, status: int) -> None:
         worker = self._workers.pop(pid, None)
         if worker is not None:
+            self._connections.look(self._workers)
             self._exited(worker, status)
         self._next_step = 0.0
 

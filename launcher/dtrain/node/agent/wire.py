@@ -16,11 +16,12 @@ Commands, by ``op``; the first one says what this relay is for:
 
     launch   protocol, run, host, run_dir, trust_group, workdir, script, python, setup, environment,
              node_variables, secrets, runtime, processes [{role, index, rank, argv, environment,
-             node_variables, service}], ports, grace, on_disconnect, lease: check everything, start
-             nothing. ``runtime`` is a zip archive in base64, saved as ``runtime.zip`` in the run's
-             folder. Members of ``trust_group``, a Unix group (or null), may own the job's folders
-             and write to them. ``node_variables`` {name: {value, kind, place, instead}} are
-             variables whose values the node completes, see `dtrain.launchplan.environment`
+             node_variables, service}], ports, job_ports (those of all hosts), grace, on_disconnect,
+             lease: check everything, start nothing. ``runtime`` is a zip archive in base64, saved
+             as ``runtime.zip`` in the run's folder. Members of ``trust_group``, a Unix group (or
+             null), may own the job's folders and write to them. ``node_variables``
+             {name: {value, kind, place, instead}} are variables whose values the node completes,
+             see `dtrain.launchplan.environment`
     attach   protocol, run, host, run_dir, trust_group, offsets, outputs, previous: follow a run
              that was launched before, each stream (``events`` and progress files too) from the
              offset given, or from its beginning; where ``outputs`` is false, events alone.
@@ -81,7 +82,8 @@ An event is an object with ``event`` and ``time``:
               line]], innermost first (of the last one alone)
     told      everything that answers ``stacks`` has been told
     stopping  reason
-    ended     survivors [{pid, name}], and error if the supervisor itself failed
+    ended     survivors [{pid, name}], connected (whether a worker was ever seen connected to
+              another worker), and error if the supervisor itself failed
 
 Shipped to nodes, and the launcher imports it too: Python 3.8, standard library only.
 """

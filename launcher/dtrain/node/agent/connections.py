@@ -1,0 +1,122 @@
+"""Whether the workers of this host have ever been connected to other workers of the job.
+
+Found by looking at the kernel's tables of TCP connections, often at first and then seldom, until
+there is one. What counts is chosen so that a job whose workers do meet is never taken for one
+whose workers do not:
+
+*   a connection, open or just closed, at a port on which the job's processes listen;
+*   an open connection of a worker to a process on this host that is not its own child;
+*   an open connection of a worker to another machine, whatever it is for, unless it is to a web
+    server of the internet.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import time
+
+from dtrain.node.agent.folder import listed
+from dtrain.node.agent.processes import processes, read_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Collection, Iterator
+
+FIRST, LONGEST = 0.1, 30.0
+"""Seconds between two looks: at first, and at last."""
+MAX_TABLE = 1 << 24
+WEB = (80, 443)
+OPEN = 0x01
+CONNECTED = (OPEN, 0x04, 0x05, 0x06, 0x08, 0x09, 0x0B)
+"""States of a connection that there is or was: all but those of one that is being tried, or
+listened for."""
+
+
+class Connections:
+    def __init__(self, ports: Collection[int]) -> None:
+        """``ports``: those on which processes of the job listen, here or on another host."""
+        self._ports = frozenset(ports)
+        self._pause = FIRST
+        self._next = 0.0
+        self.found = False
+
+    def watch(self, workers: Collection[int]) -> float | None:
+        """Look, if it is time to. ``workers`` are process ids. Seconds until the next look; None
+        where none is needed."""
+        if self.found:
+            return None
+        now = time.monotonic()
+        if now >= self._next:
+            self.look(workers)
+            self._next = now + self._pause
+            self._pause = min(self._pause * 1.5, LONGEST)
+        return None if self.found else self._next - now
+
+    def look(self, workers: Collection[int]) -> None:
+        if self.found:
+            return
+        table = list(connections())
+        if any({local[1], remote[1]} & self._ports for local, remote, _, _ in table):
+            self.found = True
+            return
+        here = {local for local, _, state, _ in table if state == OPEN}
+        # Far fewer connections than processes have descriptors, so those are read last.
+        inodes = {
+            inode: (local, remote)
+            for local, remote, state, inode in table
+            if state == OPEN and (remote in here or elsewhere(*remote))
+        }
+        owners: dict[tuple[bytes, int], set[int]] = {}
+        for worker, inode in sockets_of(workers) if inodes else ():
+            if inode in inodes:
+                owners.setdefault(inodes[inode][0], set()).add(worker)
+        for local, remote in inodes.values():
+            mine, theirs = owners.get(local, set()), owners.get(remote, set())
+            if mine and mine != theirs:
+                self.found = True
+
+
+def connections() -> Iterator[tuple[tuple[bytes, int], tuple[bytes, int], int, bytes]]:
+    """Local end, remote end, state and inode of every TCP connection of this host."""
+    for name in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in (read_file(name, MAX_TABLE) or b"").splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and int(fields[3], 16) in CONNECTED:
+                yield end_of(fields[1]), end_of(fields[2]), int(fields[3], 16), fields[9]
+
+
+def end_of(text: bytes) -> tuple[bytes, int]:
+    """Address and port of one end. An IPv4 address in an IPv6 socket is an IPv4 address."""
+    address, _, port = text.partition(b":")
+    packed = b"".join(
+        bytes.fromhex(address[at : at + 8].decode())[::-1] for at in range(0, len(address), 8)
+    )
+    mapped = packed[:12] == b"\0" * 10 + b"\xff\xff"
+    return packed[12:] if mapped else packed, int(port, 16)
+
+
+def elsewhere(address: bytes, port: int) -> bool:
+    """Whether another machine of the cluster may be there."""
+    parsed = ipaddress.ip_address(address)
+    return not parsed.is_loopback and not (parsed.is_global and port in WEB)
+
+
+def sockets_of(workers: Collection[int]) -> Iterator[tuple[int, bytes]]:
+    """The workers, each with the inodes of the sockets of its processes."""
+    children: dict[int, list[int]] = {}
+    for proc in processes().values():
+        children.setdefault(proc.ppid, []).append(proc.pid)
+    for worker in workers:
+        pending = [worker]
+        while pending:
+            pid = pending.pop()
+            pending += children.get(pid, ())
+            folder = b"/proc/%d/fd" % pid
+            for fd in listed(folder):
+                try:
+                    target = os.readlink(os.path.join(folder, fd))
+                except OSError:
+                    continue
+                if target.startswith(b"socket:["):
+                    yield worker, target[8:-1]

@@ -1,0 +1,80 @@
+"""A job whose workers never connect to each other ends with a warning; no other job does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.launching import Scene
+
+WARNING = "no worker ever connected to another"
+
+ALONE = "print('trained', flush=True)"
+
+# A store at another port than MASTER_PORT, as Lightning and others have; each exits at once.
+OWN_PORT = """
+import os, pathlib, socket, sys, time
+rank, place = int(os.environ["RANK"]), pathlib.Path(sys.argv[1])
+if rank == 0:
+    server = socket.create_server(("127.0.0.1", 0))
+    (place / "draft").write_text(str(server.getsockname()[1]))
+    (place / "draft").rename(place / "port")
+    peer, _ = server.accept()
+else:
+    while not (place / "port").exists():
+        time.sleep(0.02)
+    peer = socket.create_connection(("127.0.0.1", int((place / "port").read_text())))
+time.sleep(2)
+"""
+
+# The shortest meeting at MASTER_PORT.
+MEET = """
+import os, socket, time
+port = int(os.environ["MASTER_PORT"])
+if os.environ["RANK"] == "0":
+    server = socket.create_server(("127.0.0.1", port))
+    server.accept()[0].recv(1)
+else:
+    for _ in range(3000):
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_workers_that_never_meet_are_warned_of(scene: Scene, hosts: int) -> None:
+    file = scene.cluster_file(scene.script(ALONE), hosts=hosts, slots=2 // hosts)
+    done = scene.run(file, "--no-check")
+    assert done.code == 0, str(done)
+    assert f"{WARNING}: 2 separate trainings ran" in done.stderr
+    assert "init_process_group" in done.stderr
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("script", [OWN_PORT, MEET], ids=["own port", "shortest"])
+def test_workers_that_meet_are_not(scene: Scene, script: str, hosts: int) -> None:
+    file = scene.cluster_file(
+        scene.script(script), hosts=hosts, slots=2 // hosts, args=[str(scene.folder)]
+    )
+    done = scene.run(file, "--no-check")
+    assert done.code == 0, str(done)
+    assert WARNING not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"framework": "none"},
+        {"slots": 1, "hosts": 1},
+        {"framework": "tensorflow", "roles": {"chief": 1, "evaluator": 1}},
+    ],
+    ids=["framework none", "one worker", "an evaluator"],
+)
+def test_workers_that_may_be_apart_are_not(scene: Scene, job: dict[str, Any]) -> None:
+    done = scene.run(scene.cluster_file(scene.script(ALONE), **job), "--no-check")
+    assert done.code == 0, str(done)
+    assert WARNING not in done.stderr
