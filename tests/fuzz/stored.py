@@ -23,7 +23,10 @@ from dtrain.session.status import status
 from dtrain.spec.load import parse
 from dtrain.spec.report import render_problems
 from dtrain_cli.views import runs as view
+from dtrain_cli.views.paper import Paper
 from support.stored import FILE, make_journal, make_record
+
+PIPE = Paper(100, color=False, unicode=False)
 
 Target = tuple[str, Callable[[Random], bytes], Callable[[bytes], None]]
 
@@ -103,7 +106,7 @@ def _read(record: bytes, journal: bytes) -> None:
 
 def _show(folder: RunFolder) -> None:
     one = status(folder)
-    text = view.details(one) + view.table([one], of=1)
+    text = view.details(one, PIPE) + view.table([one], PIPE, of=1)
     assert text.replace("\n", "").isprintable()
     text.encode()
     view.as_json([one])

@@ -70,7 +70,7 @@ def launched(scene: Scene, **said: bytes) -> Done:
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        (b"", "it ended, with status 0"),
+        (b"", "ended with status 0"),
         (b"Welcome to node0!\nMaintenance on Friday.\n", "Maintenance on Friday"),
         (wire.PREAMBLE + b"\xff" * 64, "unreadable frame"),
         (HELLO + message(type="refused", what="x"), "refused.what: expected one of"),
