@@ -162,7 +162,18 @@ def test_where_nothing_fits_the_object_says_what_would(plan: Plan) -> None:
 
 
 def test_a_mixture_spreads_its_experts_evenly(plan: Plan) -> None:
-    found = plan("--model", "mixtral-8x7b", "--gpus", "32", "--gpu", "h100", "--expert", "8")
+    found = plan(
+        "--model",
+        "mixtral-8x7b",
+        "--gpus",
+        "32",
+        "--gpu",
+        "h100",
+        "--expert",
+        "8",
+        "--backend",
+        "megatron",
+    )
     assert found["model"]["active_parameters"] < found["model"]["parameters"]
     for layout in found["layouts"]:
         assert layout["expert"] == 8

@@ -1,0 +1,75 @@
+"""A plan is for one backend, and is launched as it is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.answer.backends import gain
+from dtrain.parallelism.backends import refusals
+from dtrain.parallelism.cluster.efficiency import of_family
+from dtrain.parallelism.cluster.hardware import Cluster, hardware
+from dtrain.parallelism.model.models import model, models
+from dtrain.parallelism.question import Question, usual_batch
+from dtrain.planning import written
+from dtrain.runtime.layout import BackendName
+from dtrain.spec.load import parse
+
+CLUSTERS = (
+    ("rtx-4090", 4), ("a100-80gb", 64), ("a100-40gb", 16), ("h100-80gb", 8), ("h100-80gb", 256),
+    ("h200", 32), ("b200", 64), ("v100-32gb", 32), ("l40s", 16), ("mi300x", 64),
+)  # fmt: skip
+
+
+def ask(name: str, gpu: str, gpus: int, backend: BackendName = "runtime") -> Question:
+    kind = hardware().gpu(gpu)
+    machine = hardware().machine(kind.machine)
+    cluster = Cluster(kind, gpus, min(machine.gpus_per_host, gpus), machine.network_gbps / 8)
+    shape = model(name)
+    batch = usual_batch(shape.seq_len, gpus)
+    precision = "bf16" if "bf16" in kind.flops else "fp16"
+    made = of_family(kind.family)
+    return Question(shape, cluster, made, batch, precision=precision, backend=backend)
+
+
+@pytest.mark.parametrize(
+    "place", range(len(CLUSTERS)), ids=lambda place: "-".join(map(str, CLUSTERS[place]))
+)
+def test_what_is_planned_is_launched_without_a_warning(place: int) -> None:
+    """Each cluster with two models; over all clusters, twenty kinds of them."""
+    fitted = 0
+    for known in models()[place * 6 : place * 6 + 120 : 60]:
+        question = ask(known.name, *CLUSTERS[place])
+        answer = question.answer()
+        if not answer.fits:
+            continue
+        fitted += 1
+        layout = answer.best.layout
+        assert not [*refusals(question.shape, layout, question.precision)]
+        spec = parse(written(answer, None, None, file="new.yaml"), "new.yaml")
+        assert not spec.warnings, known.name
+        assert spec.job.layout == layout
+    assert fitted
+
+
+def test_what_the_runtime_cannot_do_is_refused_with_what_can() -> None:
+    question = ask("mixtral-8x7b", "h100-80gb", 32)
+    fixed = Question(
+        question.shape, question.cluster, question.efficiency, 512, fixed={"expert": 8}
+    )
+    with pytest.raises(UsageError, match="runtime does not do expert") as refused:
+        fixed.answer()
+    assert "--backend megatron" in (refused.value.hint or "")
+
+
+def test_one_line_says_what_another_backend_gains() -> None:
+    line = gain(ask("mixtral-8x7b", "h100-80gb", 32).answer())
+    assert line.startswith("--backend megatron")
+    assert "faster" in line or "fits" in line
+
+
+def test_a_layout_for_another_backend_is_the_scripts_own() -> None:
+    answer = ask("llama-3-8b", "a100-80gb", 8, "megatron").answer()
+    text = written(answer, None, None, file="new.yaml")
+    assert "backend: megatron" in text
+    assert parse(text, "new.yaml").job.strategy == "none"
