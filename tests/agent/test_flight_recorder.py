@@ -60,17 +60,17 @@ def recorders(folder: Path) -> FlightRecorders:
 
 def test_each_dump_is_told_once(tmp_path: Path) -> None:
     flights = recorders(tmp_path)
-    assert flights.fresh() == []
+    assert flights.new_dumps() == []
     path = tmp_path / "nccl-trace-1"
     path.write_bytes(pickle.dumps(dump())[:-9])
-    assert flights.fresh() == []  # it is being written
+    assert flights.new_dumps() == []  # it is being written
     path.write_bytes(pickle.dumps(dump()))
-    ((rank, (group,)),) = flights.fresh()
+    ((rank, (group,)),) = flights.new_dumps()
     assert (rank, group["ranks"], group["calls"][0]["seq"]) == (1, [0, 1], 7)
     assert not group["calls"][0]["done"]
-    assert flights.fresh() == []
+    assert flights.new_dumps() == []
     path.write_bytes(pickle.dumps(dump(state="completed", collective_seq_id=10**6)))
-    ((_, (group,)),) = flights.fresh()
+    ((_, (group,)),) = flights.new_dumps()
     assert group["calls"][0]["done"]
 
 
@@ -80,7 +80,7 @@ def test_dumps_and_members_that_cannot_be_are_ignored(tmp_path: Path) -> None:
     forged["pg_config"]["0"]["ranks"] = "[-1, 0, 7, 1e300, 12345678901]"
     (tmp_path / "nccl-trace-8").write_bytes(pickle.dumps(dump()))
     (tmp_path / "nccl-trace-7").write_bytes(pickle.dumps(forged))
-    ((rank, (group,)),) = flights.fresh()
+    ((rank, (group,)),) = flights.new_dumps()
     assert (rank, group["ranks"]) == (7, [0, 7])
 
 
@@ -91,11 +91,11 @@ def test_what_is_left_out(tmp_path: Path) -> None:
     flights = recorders(tmp_path)
     path = tmp_path / "nccl-trace-0"
     path.write_bytes(pickle.dumps({**dump(), "entries": entries}))
-    ((_, (group,)),) = flights.fresh()
+    ((_, (group,)),) = flights.new_dumps()
     assert [call["seq"] for call in group["calls"]] == [*range(12, 20)]
     assert [len(call["frames"]) for call in group["calls"]] == [0] * 7 + [1]
     path.write_bytes(pickle.dumps({**dump(), "entries": entries[:2]}))
-    ((_, (group,)),) = flights.fresh()
+    ((_, (group,)),) = flights.new_dumps()
     assert [len(call["tensors"]) for call in group["calls"]] == [8]
 
 
@@ -109,7 +109,7 @@ def test_much_is_cut_to_what_a_message_holds(tmp_path: Path) -> None:
         flights = recorders(tmp_path)
         dumped = {"entries": entries, "pg_config": config}
         (tmp_path / "nccl-trace-0").write_bytes(pickle.dumps(dumped))
-        ((_, groups),) = flights.fresh()
+        ((_, groups),) = flights.new_dumps()
         assert len(encode({"groups": groups})) <= MAX_TOLD + 20
         return groups
 
@@ -126,9 +126,9 @@ def test_what_was_there_before_is_not_told(tmp_path: Path) -> None:
     path = tmp_path / "nccl-trace-1"
     path.write_bytes(pickle.dumps(dump()))
     flights = recorders(tmp_path)
-    assert flights.fresh() == []
+    assert flights.new_dumps() == []
     path.write_bytes(pickle.dumps(dump(collective_seq_id=10**6)))
-    ((rank, (group,)),) = flights.fresh()
+    ((rank, (group,)),) = flights.new_dumps()
     assert (rank, group["calls"][0]["seq"]) == (1, 10**6)
 
 
@@ -143,7 +143,7 @@ def test_nothing_that_a_dump_says_is_done(tmp_path: Path) -> None:
     (tmp_path / "nccl-trace-2").write_bytes(b"no pickle")
     (tmp_path / "nccl-trace-3").write_bytes(pickle.dumps(dump(input_sizes=[[b"x"]])))
     (tmp_path / "nccl-trace-4").write_bytes(pickle.dumps(dump(frames=3)))
-    assert flights.fresh() == []
+    assert flights.new_dumps() == []
     assert not (tmp_path / "done").exists()
 
 
@@ -164,20 +164,20 @@ def test_a_bomb_harms_nobody(tmp_path: Path, bomb: str) -> None:
     (tmp_path / "nccl-trace-0").write_bytes(BOMBS[bomb])
     os.mkfifo(tmp_path / "nccl-trace-2")
     (tmp_path / "nccl-trace-3").symlink_to("/dev/zero")
-    assert flights.fresh() == []
+    assert flights.new_dumps() == []
     (tmp_path / "nccl-trace-1").write_bytes(pickle.dumps(dump()))
-    assert [rank for rank, _ in flights.fresh()] == [1]
+    assert [rank for rank, _ in flights.new_dumps()] == [1]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20  # in KiB
 
 
 def test_a_rank_is_asked_through_its_pipe(tmp_path: Path) -> None:
     flights = recorders(tmp_path)
-    assert not flights.ask(3)
+    assert not flights.request_dump(3)
     os.mkfifo(tmp_path / "nccl-ask-3.pipe")
-    assert not flights.ask(3)  # nobody reads it
+    assert not flights.request_dump(3)  # nobody reads it
     heard: list[bytes] = []
     reading = os.open(tmp_path / "nccl-ask-3.pipe", os.O_RDONLY | os.O_NONBLOCK)
-    assert flights.ask(3)
+    assert flights.request_dump(3)
     reader = threading.Thread(target=lambda: heard.append(os.read(reading, 9)))
     reader.start()
     reader.join(HANG)
@@ -197,6 +197,6 @@ def test_what_the_setup_lines_have_chosen_stays(tmp_path: Path) -> None:
         b"TORCH_NCCL_DUMP_ON_TIMEOUT": b"1",
     }
     flights = FlightRecorders(environment, os.fsencode(tmp_path), 8)
-    assert not flights.ask(0)
+    assert not flights.request_dump(0)
     (tmp_path / "own-5").write_bytes(pickle.dumps(dump()))
-    assert [rank for rank, _ in flights.fresh()] == [5]
+    assert [rank for rank, _ in flights.new_dumps()] == [5]

@@ -284,7 +284,7 @@ cat go; exit 1
     agent.event("rank", rank=2, local_rank=0)
     agent.event("rank", rank=3, local_rank=1)  # a neighbor's number tells it
     agent.command("stacks", abort=False)
-    agent.event("told")
+    agent.event("stacks_done")
     (host.workdir / "go").write_text("x")
     exited = agent.event("exited")
     agent.expect("bye")

@@ -107,7 +107,7 @@ def test_each_rank_tells_where_it_is(host: Node, told_by: str, tmp_path: Path) -
     agent.until(lambda: agent.text("rank-0.out") and agent.text("rank-1.out"))
     agent.command("stacks", abort=told_by != "py-spy")
     if told_by == "py-spy":
-        agent.until(lambda: any(event["event"] == "told" for event in agent.events))
+        agent.until(lambda: any(event["event"] == "stacks_done" for event in agent.events))
         told = [event for event in agent.events if event["event"] == "stack"]
         assert {(event["role"], event["index"]) for event in told} == {("worker", 0), ("worker", 1)}
         stacks = {event["rank"]: event["text"] for event in told}

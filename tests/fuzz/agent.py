@@ -66,7 +66,7 @@ def _events() -> list[dict[str, Any]]:
         *({"event": "started", **at, **_worker(index), "pid": 7 + index} for index in (0, 1)),
         {"event": "stack", **at, **_worker(0), "text": 'Thread 0x1: "main"'},
         {"event": "collectives", **at, "rank": 0, "groups": GROUPS},
-        {"event": "told", **at},
+        {"event": "stacks_done", **at},
         {"event": "exited", **at, **_worker(0), "pid": 7, **failed, "ranks": None},
         {"event": "kernel", **at, "lines": lines, "gpus": ["0000:3b:00.0"]},
         {"event": "stopping", **at, "reason": "asked"},

@@ -86,7 +86,7 @@ def _lines(data: bytes) -> None:
         incoming.until(b"\n", 1 << 16)
 
 
-SMALL = HEADER.pack(MESSAGE, 0, 0, 15) + b'{"type":"told"}'
+SMALL = HEADER.pack(MESSAGE, 0, 0, 15) + b'{"type":"past"}'
 
 
 @pytest.mark.parametrize(

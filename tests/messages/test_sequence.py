@@ -40,7 +40,7 @@ def test_a_whole_life_and_its_repetition() -> None:
         happened(4, "stack"),
         happened(5, "exited"),
         happened(6, "ended"),
-        happened(7, "told"),
+        happened(7, "stacks_done"),
     ]
     assert all(told.is_new(one) for one in life)
     assert told.ended

@@ -149,8 +149,8 @@ class Collectives(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Told(Event):
-    kind = "told"
+class StacksDone(Event):
+    kind = "stacks_done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +295,7 @@ _EVENTS: dict[str, type[Event]] = {
         Kernel,
         Stack,
         Collectives,
-        Told,
+        StacksDone,
         Stopping,
         Ended,
     )

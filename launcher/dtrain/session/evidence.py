@@ -52,7 +52,7 @@ class HostEvidence:
         match event:
             case messages.Stack(role=role, index=index, rank=rank, text=text):
                 self.stacks[str(rank) if rank is not None else f"{role}{index}"] = text
-            case messages.Told():
+            case messages.StacksDone():
                 self.stacks_complete = True
             case messages.Collectives(rank=rank, groups=groups):
                 self.collectives[rank] = collectives.read(groups)

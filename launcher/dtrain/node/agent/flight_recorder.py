@@ -65,7 +65,7 @@ class FlightRecorders:
         # Where the user has chosen the place, there may be those of an earlier run.
         self._seen = {rank: mark_of(path) for rank, path in self._dumps()}
 
-    def ask(self, rank: int | None) -> bool:
+    def request_dump(self, rank: int | None) -> bool:
         """Have a rank write its dump. False where nobody is there to do so."""
         if rank is None or not self._pipes:
             return False
@@ -78,7 +78,7 @@ class FlightRecorders:
         os.close(fd)
         return True
 
-    def fresh(self) -> list[tuple[int, list[Json]]]:
+    def new_dumps(self) -> list[tuple[int, list[Json]]]:
         """The ranks that have written a dump since the last call, and what is in it."""
         found = []
         with self._lock:

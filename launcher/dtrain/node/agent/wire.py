@@ -80,7 +80,7 @@ An event is an object with ``event`` and ``time``:
               for a rank: the last collectives in each process group, but no messages from rank to
               rank. A call has seq, op, tensors [[type, sizes]], done, and frames [[function, file,
               line]], innermost first (of the last one alone)
-    told      everything that answers ``stacks`` has been told
+    stacks_done  everything that ``stacks`` asked for is reported
     stopping  reason
     ended     survivors [{pid, name}], connected (whether a worker was ever seen connected to
               another worker), and error if the supervisor itself failed

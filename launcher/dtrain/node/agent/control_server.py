@@ -1,0 +1,117 @@
+"""The supervisor's sockets: it accepts relays, reads their commands and answers them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+
+from dtrain.node.agent.control import peer_of
+from dtrain.node.agent.wire import encode
+from dtrain.node.agent.worker_files import decode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+    from dtrain.node.agent.wire import Json
+
+MAX_COMMAND = 1 << 20
+"""Bytes of one command."""
+
+
+class ControlServer:
+    """Waits for relays, their commands and signals.
+
+    The first relay is the one that launches the run.
+    """
+
+    def __init__(
+        self,
+        launcher: socket.socket,
+        on_command: Callable[[Json, socket.socket], None],
+        on_launcher_closed: Callable[[], None],
+        on_signal: Callable[[], object],
+    ) -> None:
+        self._launcher = launcher
+        self._on_command, self._on_launcher_closed = on_command, on_launcher_closed
+        self._on_signal = on_signal
+        self._clients: dict[int, tuple[socket.socket, bytearray]] = {}
+        self._listener: socket.socket | None = None
+        self._poll = select.poll()
+        # Python writes a byte to the waker for each signal.
+        self._wake, self._waker = socket.socketpair()
+        for sock in (self._wake, self._waker):
+            sock.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        self._poll.register(self._wake, select.POLLIN)
+        self._add(launcher)
+
+    def listen(self, name: bytes) -> None:
+        """Accept relays on the abstract socket ``name``. Raises OSError."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(name)
+        listener.listen(16)
+        listener.setblocking(False)
+        self._listener = listener
+        self._poll.register(listener, select.POLLIN)
+
+    def wait(self, timeout: float | None) -> None:
+        """Handle everything that arrives; block for at most ``timeout`` seconds, if given."""
+        for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000):
+            if fd == self._wake.fileno():
+                with contextlib.suppress(BlockingIOError):
+                    self._wake.recv(4096)
+                self._on_signal()
+            elif self._listener is not None and fd == self._listener.fileno():
+                self._accept(self._listener)
+            elif fd in self._clients:
+                self._read(fd)
+
+    def broadcast(self, message: Json) -> None:
+        for client, _ in self._clients.values():
+            self.send(client, message)
+
+    def send(self, client: socket.socket, message: Json) -> None:
+        with contextlib.suppress(OSError):
+            client.send(encode(message) + b"\n")
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            client, _ = listener.accept()
+        except OSError:
+            return
+        if peer_of(client)[1] == os.geteuid():
+            self._add(client)
+        else:
+            client.close()
+
+    def _add(self, client: socket.socket) -> None:
+        client.setblocking(False)
+        self._clients[client.fileno()] = client, bytearray()
+        self._poll.register(client, select.POLLIN)
+
+    def _read(self, fd: int) -> None:
+        client, pending = self._clients[fd]
+        try:
+            data = client.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._poll.unregister(fd)
+            del self._clients[fd]
+            client.close()
+            if client is self._launcher:
+                self._on_launcher_closed()
+            return
+        pending += data
+        *lines, rest = pending.split(b"\n")
+        pending[:] = rest[:MAX_COMMAND]
+        for line in lines:
+            command = decode(bytes(line))
+            if command is not None:
+                self._on_command(command, client)

@@ -1,0 +1,103 @@
+"""Collects stacks, collectives and kernel log lines of a run, and appends them as events."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+
+from dtrain.node.agent.flight_recorder import DUMP_LIMIT, FlightRecorders
+from dtrain.node.agent.folder import listed
+from dtrain.node.agent.kernel_log import KernelLog
+from dtrain.node.agent.processes import Proc, send
+from dtrain.node.agent.stacks import spy
+from dtrain.node.agent.sweep import ABORT_LIMIT, await_ends
+from dtrain.node.agent.wire import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dtrain.node.agent.events import Events
+    from dtrain.node.agent.wire import Json
+
+EVIDENCE_LIMIT = 5.0
+"""Seconds that the end of a run waits for evidence of its cause."""
+
+
+class Diagnosis:
+    """Works in threads of its own, so that the supervisor never waits for evidence before the end
+    of the run."""
+
+    def __init__(self, events: Events, flights: FlightRecorders) -> None:
+        self._events, self._flights = events, flights
+        self._kernel_log = KernelLog()
+        self._thread: threading.Thread | None = None
+        self._evidence_wanted = False
+
+    def collect_stacks(self, processes: list[tuple[Json, Proc]], abort: bool) -> None:
+        """Report the stacks of ``processes``, each with its identity, in the background."""
+        arguments = (processes, abort)
+        threading.Thread(target=self._report_stacks, args=arguments, daemon=True).start()
+
+    def want_evidence(self) -> None:
+        """Have the next `poll` collect evidence: a process has failed, or the run stops."""
+        self._evidence_wanted = True
+
+    def poll(self) -> None:
+        """Start collecting evidence in the background if it is wanted."""
+        if self._evidence_wanted and not self._is_collecting():
+            thread = threading.Thread(target=self._report_evidence, daemon=True)
+            with contextlib.suppress(RuntimeError):  # too many threads: try again later
+                thread.start()
+                self._thread, self._evidence_wanted = thread, False
+
+    def finish(self) -> None:
+        """Wait up to `EVIDENCE_LIMIT` seconds until all evidence is reported."""
+        deadline = time.monotonic() + EVIDENCE_LIMIT
+        while True:
+            if self._thread is not None:
+                self._thread.join(max(0.0, deadline - time.monotonic()))
+            if not self._evidence_wanted or self._is_collecting():
+                return
+            self.poll()
+            if self._evidence_wanted:  # too many threads
+                return
+
+    def _is_collecting(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _report_stacks(self, processes: list[tuple[Json, Proc]], abort: bool) -> None:
+        """Report what py-spy and torch's flight recorder show. With ``abort``, processes that
+        py-spy cannot read get SIGABRT: Python's fault handler writes their stacks to stderr."""
+        ranks = {identity["rank"] for identity, _ in processes}
+        pending = {rank for rank in ranks if self._flights.request_dump(rank)}
+        stacks = spy([proc.pid for _, proc in processes])
+        for identity, proc in processes:
+            if proc.pid in stacks:
+                self._events.append("stack", **identity, text=stacks[proc.pid])
+        deadline = time.monotonic() + DUMP_LIMIT
+        while pending and time.monotonic() < deadline:
+            pending -= self._report_collectives()
+            time.sleep(0.05)
+        if abort:
+            aborted = [proc for _, proc in processes if proc.pid not in stacks]
+            for proc in aborted:
+                send(proc, signal.SIGABRT)
+            await_ends(aborted, ABORT_LIMIT)
+        self._events.append("stacks_done")
+
+    def _report_collectives(self) -> set[int]:
+        """Report the flight recorder dumps that are new. Returns their ranks."""
+        fresh = self._flights.new_dumps()
+        for rank, groups in fresh:
+            self._events.append("collectives", rank=rank, groups=groups)
+        return {rank for rank, _ in fresh}
+
+    def _report_evidence(self) -> None:
+        """Report new kernel log lines and flight recorder dumps. May take seconds."""
+        lines = self._kernel_log.read()
+        if lines:
+            # In the order in which nvidia-smi numbers them.
+            gpus = sorted(map(shown, listed(b"/proc/driver/nvidia/gpus")))
+            self._events.append("kernel", lines=lines, gpus=gpus)
+        self._report_collectives()

@@ -1,0 +1,62 @@
+"""One process of a run: a worker, a service or a torchrun."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from dtrain.node.agent.spawn import missing, spawn, why_not_executed
+from dtrain.node.agent.wire import raw
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+    from dtrain.node.agent.ranks import Ranks
+    from dtrain.node.agent.wire import Json
+
+
+class Worker:
+    __slots__ = (
+        "argv",
+        "environment",
+        "error",
+        "index",
+        "outputs",
+        "pid",
+        "rank",
+        "ranks",
+        "role",
+    )
+
+    def __init__(self, body: Json) -> None:
+        self.role: str = body["role"]
+        self.index: int = body["index"]
+        self.rank: int | None = body.get("rank")
+        self.argv: list[bytes] = []
+        self.environment: dict[bytes, bytes] = {}
+        self.outputs = -1, -1  # descriptors of its stdout and stderr files
+        self.pid = 0
+        self.error: Json | None = None  # why it could not be executed
+        self.ranks: Ranks | None = None
+
+    @property
+    def name(self) -> bytes:
+        return b"%s-%d" % (raw(self.role), self.index)
+
+    def identity(self) -> Json:
+        """The fields that identify it in events."""
+        return {"role": self.role, "index": self.index, "rank": self.rank}
+
+    def start(self, workdir: bytes, prctl: Callable[..., int]) -> None:
+        """Start the process and close its outputs here. ``error`` is set if that fails."""
+        self.pid, failure = spawn(self.argv, self.environment, workdir, self.outputs, prctl=prctl)
+        if failure is not None:
+            self.error = {
+                "message": why_not_executed(failure, self.argv[0], self.environment),
+                "traceback": "",
+                "time": time.time(),
+                "code": 127 if missing(failure) else 126,
+            }
+        for fd in self.outputs:
+            os.close(fd)
