@@ -115,7 +115,7 @@ def run() -> int:
         sys.stdout = None
         return ExitCode.INTERRUPTED
     except Exception:  # noqa: BLE001  the last boundary: no traceback of ours reaches a user
-        _say(f"error: a fault in dtrain itself; please report the file {_crash_report()}")
+        _say(f"error: a bug in dtrain; please report the file {_crash_report()}")
         return ExitCode.INTERNAL
     return ExitCode.OK
 

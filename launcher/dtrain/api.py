@@ -232,9 +232,9 @@ def attach(
     from dtrain.runs.log_store import RunFolder
     from dtrain.session import existing
     from dtrain.session.control import Control
-    from dtrain.session.observer import Nobody
+    from dtrain.session.observer import NullObserver
 
-    watching, told = control or Control(), observer or Nobody()
+    watching, told = control or Control(), observer or NullObserver()
     return existing.attach(
         RunFolder.find(run),
         sessions=lambda record: _session(record.request, told, watching, ask),
@@ -259,9 +259,9 @@ def stop(
     from dtrain.runs.log_store import RunFolder
     from dtrain.session import existing
     from dtrain.session.control import Control
-    from dtrain.session.observer import Nobody
+    from dtrain.session.observer import NullObserver
 
-    waiting, told = control or Control(), observer or Nobody()
+    waiting, told = control or Control(), observer or NullObserver()
     return existing.stop(
         RunFolder.find(run),
         force=force,

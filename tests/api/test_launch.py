@@ -146,8 +146,8 @@ def test_the_first_cause_has_one_name_where_its_echo_is_heard_first(scene: Scene
     cluster = scene.cluster_file(script, slots=1, workdir=str(scene.folder))
     report = dtrain.launch(cluster, on_state=on_state, on_notice=notices.append)
     assert report.reason == "rank 1 on node1 exited with status 1"
-    (shown,) = [notice for notice in notices if "stopping the others" in notice]
-    assert shown == f"{report.reason}; stopping the others"
+    (shown,) = [notice for notice in notices if "stopping the other workers" in notice]
+    assert shown == f"{report.reason}; stopping the other workers"
 
 
 def test_stop_from_another_thread(scene: Scene) -> None:

@@ -29,7 +29,7 @@ def not_started(done: Done, cluster: Cluster, launcher: Launcher, *, left: bool 
     """``left`` says that an earlier run has been there."""
     assert done.code == 3, str(done)
     assert done.stdout == ""
-    assert "error: not started: a check of the hosts found" in done.stderr
+    assert "error: not started: the host check found" in done.stderr
     assert "--no-check" in done.stderr
     assert launcher.left(cluster) == {}
     for host in cluster.hosts:
@@ -61,7 +61,7 @@ def test_a_fault_ends_the_launch(hosts: Hosts, launcher: Launcher) -> None:
     not_started(done, cluster, launcher)
     assert "error    node[2,4] (2): network" in done.stderr
     assert "remedy   " in done.stderr
-    assert "error: not started: a check of the hosts found 1 error\n" in done.stderr
+    assert "error: not started: the host check found 1 error\n" in done.stderr
     # A user who knows better can launch without the check.
     assert launcher.run(file, "--no-check").code == 0
 
@@ -138,7 +138,7 @@ def test_hosts_are_looked_at_by_whoever_starts_the_job_at_last(
     launch.kill()
     cluster.heal()
     shown = launcher.command("attach", run.name)
-    shown.until("nothing of it had been started on any host; starting it now")
+    shown.until("no host had started it yet; starting it now")
     not_started(shown.wait(), cluster, launcher)
 
 
@@ -206,7 +206,7 @@ def test_ctrl_c_while_hosts_are_looked_at(hosts: Hosts, launcher: Launcher) -> N
     launch.send(signal.SIGINT)
     done = launch.wait()
     assert done.code == 130, str(done)
-    assert "stopping before anything was started" in done.stderr
+    assert "stopping; nothing was started" in done.stderr
     assert "error" not in done.stderr
     assert launcher.left(cluster) == {}
 

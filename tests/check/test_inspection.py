@@ -25,26 +25,26 @@ def plan(script: Path) -> LaunchPlan:
     return build(parse(text, "cluster.yaml"), local_python="python3")
 
 
-def arrive(script: Path, *, close: bool = False) -> tuple[Inspection, list[bool], list[Finding]]:
-    """Two of three hosts arrive, and the third one never; or everybody is let go before."""
+def inspect(script: Path, *, close: bool = False) -> tuple[Inspection, list[bool], list[Finding]]:
+    """Two of three hosts connect, and the third never does, or ``close`` comes first."""
     found: list[Finding] = []
 
-    def tell(findings: Sequence[Finding]) -> None:
+    def report(findings: Sequence[Finding]) -> None:
         found.extend(findings)
 
     plan_ = plan(script)
-    inspection = Inspection(plan_, ["here", "there"], base=script.parent, tell=tell)
+    inspection = Inspection(plan_, ["here", "there"], base=script.parent, report=report)
     assert inspection.late == {"here", "there", "gone"}
     connections = [LocalTransport().connect(part.host) for part in plan_.hosts[:2]]
     with ThreadPoolExecutor() as pool:
         waiting = [
-            pool.submit(inspection.arrive, part.host.name, connection)
+            pool.submit(inspection.check_host, part.host.name, connection)
             for part, connection in zip(plan_.hosts, connections, strict=False)
         ]
         if close:
             inspection.close()
         else:
-            inspection.leave_out("gone")
+            inspection.drop("gone")
         answers = [one.result(HANG) for one in waiting]
     for connection in connections:
         connection.close()
@@ -54,22 +54,22 @@ def arrive(script: Path, *, close: bool = False) -> tuple[Inspection, list[bool]
 def test_nobody_waits_for_a_host_that_cannot_come(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()
-    inspection, answers, found = arrive(script)
+    inspection, answers, found = inspect(script)
     assert answers == [False, False]
     assert found == []
     assert inspection.late == frozenset()
 
 
 def test_one_error_stops_all(tmp_path: Path) -> None:
-    inspection, answers, found = arrive(tmp_path / "gone.py")
+    inspection, answers, found = inspect(tmp_path / "gone.py")
     assert answers == [False, False]
     assert [one.subject for one in found] == ["script"]
     assert inspection.errors == tuple(found)
-    assert inspection.blamed == {"here", "there"}
+    assert inspection.failing_newcomers == {"here", "there"}
 
 
 def test_who_waits_can_be_let_go(tmp_path: Path) -> None:
-    inspection, answers, found = arrive(tmp_path / "train.py", close=True)
+    inspection, answers, found = inspect(tmp_path / "train.py", close=True)
     assert answers == [False, False]
     assert found == []
     assert inspection.errors == ()

@@ -26,7 +26,7 @@ from dtrain.session.attempt import Attempt
 from dtrain.session.context import AttemptContext
 from dtrain.session.host_state import Post
 from dtrain.session.inquiry import ask
-from dtrain.session.observer import Nobody
+from dtrain.session.observer import NullObserver
 from dtrain.spec.load import parse
 from fuzz.mutation import Target, damaged, mutated
 from support.scripted import ScriptedHosts
@@ -208,7 +208,7 @@ def attempt(data: bytes) -> Report:
             tree=None,
             folder=place,
             journal=Journal(place.journal),
-            observer=Nobody(),  # type: ignore[arg-type]
+            observer=NullObserver(),  # type: ignore[arg-type]
             inspection=None,
             tensorboard=True,
             post=posts.put,

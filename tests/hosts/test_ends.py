@@ -24,7 +24,7 @@ def test_a_failure_on_one_of_eight_hosts(hosts: Hosts, launcher: Launcher, how: 
         cluster, {"framework": "torch", "script": job("fail.py"), "args": ["5", how]}
     )
     launch = launcher.start(file)
-    launch.until("stopping the others", timeout=HANG)
+    launch.until("stopping the other workers", timeout=HANG)
     assert launcher.left(cluster) == {}
     done = launch.wait()
     assert done.code == 1

@@ -184,7 +184,7 @@ def test_an_elastic_job_ends_where_too_few_hosts_are_left(hosts: Hosts, launcher
     launch.until("without node1: 2 of 3 hosts")
     launch.until("attempt 2 on node3")
     cluster.power_off("node3")
-    launch.until("not started again: 1 host is left, and job.elastic.min_hosts is 2")
+    launch.until("not restarted: 1 host is left, and job.elastic.min_hosts is 2")
     done = launch.wait()
     assert done.code == 3, str(done)
     assert launcher.left(cluster) == {}
@@ -246,7 +246,7 @@ def test_ctrl_c_with_one_host_out_of_reach_ends_twice(hosts: Hosts, launcher: La
     training.until_step(1, 5)
     cluster.cut("node2")
     launch.until("cannot be reached")
-    for said in ("stopping; workers get TERM", "killing what is left", "giving up on hosts"):
+    for said in ("stopping; workers get TERM", "killing the workers", "giving up on hosts"):
         launch.send(signal.SIGINT)
         launch.until(said)
     done = launch.wait()

@@ -86,7 +86,7 @@ def test_bad_relay(scene: Scene, said: bytes, told: str) -> None:
         (EXITED, "worker 0 has not started"),
         (STARTED + EXITED.replace(b'"pid": 7', b'"pid": 8'), "process 8 exited"),
         (STARTED + event(9, "ended", survivors=[]), "worker 0 has not exited"),
-        (STARTED + message(type="bye"), "the job has not ended there"),
+        (STARTED + message(type="bye"), "the job has not ended on this host"),
         (STARTED + message(type="event", offset=float("inf"), event={}), "event.offset"),
     ],
 )

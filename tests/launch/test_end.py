@@ -226,7 +226,7 @@ def test_no_job_outlives_a_launcher_that_never_started_it(scene: Scene) -> None:
     until(flag.exists, "setup to begin")
     launch.send(signal.SIGINT)
     assert launch.wait().code == 130
-    assert "Ctrl-C: stopping before anything was started" in launch.stderr
+    assert "Ctrl-C: stopping; nothing was started" in launch.stderr
     assert scene.leftovers() == []
     assert list(scene.nodes.rglob("*")) == []
 
@@ -293,7 +293,7 @@ def test_a_full_disk_on_this_machine_stops_the_job(scene: Scene) -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 3
-    assert "error: this machine cannot keep the run's files" in done.stderr
+    assert "error: this machine cannot store the run's files" in done.stderr
     assert "No space left" in done.stderr
     assert "DTRAIN_HOME" in done.stderr
     assert scene.leftovers() == []

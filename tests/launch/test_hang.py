@@ -205,7 +205,7 @@ def test_a_report_ends_nothing(scene: Scene) -> None:
     )
     file = scene.cluster_file(script, args=[str(go)], watchdog={"silence": "1s", "then": "report"})
     launch = scene.launch(file)
-    launch.until("asking each where it is", count=2)  # it has reported once, and waits again
+    launch.until("collecting stacks", count=2)  # it has reported once, and waits again
     go.touch()
     done = launch.wait()
     assert done.code == 0, str(done)

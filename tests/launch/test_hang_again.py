@@ -34,7 +34,7 @@ while not go.exists():
     time.sleep(0.02)
 """
 STUCK = "rank 2 has not joined collective 14"
-ASKED = "asking each where it is"
+ASKED = "collecting stacks"
 
 
 def test_what_was_told_the_last_time_counts_no_more(scene: Scene) -> None:

@@ -18,7 +18,7 @@ from dtrain.runs.journal import Journal, NextAttempt
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record
 from dtrain.session.follow import Follower
-from dtrain.session.observer import Nobody
+from dtrain.session.observer import NullObserver
 from support.launching import Launch, Scene, marked, until
 from support.limits import HANG
 
@@ -347,7 +347,7 @@ def test_who_looks_on_hears_of_an_end_that_came_before_it_looked(runs: Runs) -> 
     runs.stop_file.touch()
     until(lambda: "done" in runs.dtrain("ps", run).wait().stdout, "the end of the job")
     folder = RunFolder(runs.scene.home / "runs" / run)
-    follower = Follower(folder, Record.load(folder.path), Nobody())
+    follower = Follower(folder, Record.load(folder.path), NullObserver())
     follower.skip()
     assert follower.report is not None
     assert follower.report.exit_code == 0

@@ -51,6 +51,15 @@ def test_a_spare_first_and_then_fewer(tmp_path: Path) -> None:
     assert hosts(replace(loaded, attempt=3)) == ["a", "c", "d"]
 
 
+def test_a_record_of_an_earlier_version_keeps_its_leftovers(tmp_path: Path) -> None:
+    request = Request("cluster.yaml", "/", FILE)
+    record = Record("run", request, 29500, "python3", 0.0, leftovers=(("a", 1),))
+    record.save(tmp_path)
+    path = tmp_path / "run.json"
+    path.write_text(path.read_text().replace('"leftovers"', '"stray"'))
+    assert Record.load(tmp_path) == record
+
+
 def test_a_host_that_is_only_at_fault_is_kept_where_the_layout_needs_it() -> None:
     layout = "layout: {tensor: 2, pipeline: 2, data: 2}"
     file = FILE.replace("fsdp", "3d").replace("job:", f"job:\n  {layout}")

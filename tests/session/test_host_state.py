@@ -226,7 +226,7 @@ def test_a_bye_before_the_end_is_malformed() -> None:
     assert commands(actions) == ["kill"]
     (post,) = posts(actions)
     assert isinstance(post.event, machine.HostLost)
-    assert "the job has not ended there" in str(post.problem)
+    assert "the job has not ended on this host" in str(post.problem)
 
 
 def test_a_silent_supervisor_is_killed_and_its_host_lost() -> None:

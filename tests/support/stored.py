@@ -84,7 +84,7 @@ def make_journal() -> bytes:
 def make_run(name: str = "run-1") -> RunFolder:
     """A run in ``DTRAIN_HOME`` that has had two attempts, with some output of each."""
     folder = RunFolder.create(name)
-    replace(RECORD, run=name, stray=()).save(folder.path)
+    replace(RECORD, run=name, leftovers=()).save(folder.path)
     folder.journal.write_bytes(make_journal())
     for logs in ("logs", "logs-2"):
         host = folder.path / logs / "n1"

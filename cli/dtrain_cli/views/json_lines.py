@@ -39,7 +39,7 @@ class JsonLines:
     def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
         self._begin("attached", run, plan, folder)
 
-    def again(self, attempt: int, plan: LaunchPlan) -> None:
+    def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
         self._put("attempt", attempt=attempt, hosts=_hosts(plan))
 
     def known(self, plan: LaunchPlan) -> None:

@@ -53,8 +53,8 @@ class Live(Plain):
         super().attached(run, plan, folder)
         self._head(run, plan)
 
-    def again(self, attempt: int, plan: LaunchPlan) -> None:
-        super().again(attempt, plan)
+    def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
+        super().next_attempt(attempt, plan)
         self._expect(plan)
 
     def _head(self, run: str, plan: LaunchPlan) -> None:

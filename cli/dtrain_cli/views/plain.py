@@ -58,7 +58,7 @@ class Plain:
         self.known(plan)
         self.notice(f"run {run}: {self._count(plan)}, logs in {names.path(folder)}")
 
-    def again(self, attempt: int, plan: LaunchPlan) -> None:
+    def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
         self._starting = {host.host.name for host in plan.hosts}
         self._unreachable.clear()
         self._progress_line = ProgressLine()

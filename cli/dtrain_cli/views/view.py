@@ -43,13 +43,13 @@ class View(Feed):
         """Why stdout or stderr can no longer be written, where its reader is not gone."""
         super().__init__(display(self._output_failed), filters.show)
 
-    def left(self, run: str, *, goes_on: bool = True) -> None:
-        if goes_on:
+    def left(self, run: str, *, still_running: bool = True) -> None:
+        if still_running:
             how = f"the job goes on: `dtrain attach {run}` takes it up"
         else:
             how = f"nothing of it runs now: `dtrain attach {run}` starts it again"
         self.notice(f"left; {how}, `dtrain stop {run}` ends it")
-        super().left(run, goes_on=goes_on)
+        super().left(run, still_running=still_running)
 
     def _output_failed(self, error: OSError) -> None:
         if not reader_gone(error):

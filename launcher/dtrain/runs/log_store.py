@@ -356,4 +356,4 @@ def storage_error(path: Path, error: OSError) -> StorageError:
         hint = "the run's folder was removed during the run"
     else:
         hint = "name a folder that you can write to in DTRAIN_HOME"
-    return StorageError(f"this machine: {path}: cannot keep the run's files: {reason}", hint=hint)
+    return StorageError(f"this machine: {path}: cannot store the run's files: {reason}", hint=hint)

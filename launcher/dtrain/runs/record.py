@@ -83,7 +83,7 @@ class Record:
     """Hosts of the file that are no longer used, each with the spare that took its rank."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Hosts that the job continues without, each with the first attempt without it."""
-    stray: tuple[tuple[str, int], ...] = ()
+    leftovers: tuple[tuple[str, int], ...] = ()
     """Hosts that may still run processes of an attempt, each with the attempt's number."""
 
     @property
@@ -147,7 +147,7 @@ class Record:
         )
 
     def save(self, folder: Path) -> None:
-        """Write, or replace, the folder's record; nobody sees half of it. Raises OSError."""
+        """Write, or replace, the folder's record; readers never see half of it. Raises OSError."""
         draft = folder / f".{FILE}"
         draft.unlink(missing_ok=True)
         fd = open_stored(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -159,7 +159,7 @@ class Record:
 
     @classmethod
     def load(cls, folder: Path) -> Record:
-        """Raises UsageError where the folder has no record that this version reads."""
+        """Raises UsageError if the folder has no record that this version can read."""
         path = folder / FILE
         try:
             with os.fdopen(open_stored(path, os.O_RDONLY), "rb") as file:
@@ -169,6 +169,8 @@ class Record:
             body = parse_object(data)
             if body.get("schema") != SCHEMA:
                 raise UsageError(f"{path}: written by another version of dtrain")
+            if "stray" in body:  # from an earlier version
+                body["leftovers"] = body.pop("stray")
             record = decode(cls, body, "run")
             record._check()
         except FileNotFoundError:
@@ -180,7 +182,7 @@ class Record:
         return record
 
     def _check(self) -> None:
-        """Raises ProtocolError where fields do not fit together."""
+        """Raises ProtocolError if fields contradict each other."""
         try:
             self.request.text.encode(errors="surrogateescape")
         except UnicodeEncodeError:
@@ -201,6 +203,6 @@ class Record:
         except (DtrainError, MisfitError) as error:
             raise ProtocolError(f"its cluster file does not fit: {error}") from None
         known = {host.name for host in (*cluster.hosts, *cluster.spares)}
-        for host, _ in self.stray:
+        for host, _ in self.leftovers:
             if host not in known:
-                raise ProtocolError(f"run.stray: no host {excerpt(host)} in its cluster file")
+                raise ProtocolError(f"run.leftovers: no host {excerpt(host)} in its cluster file")

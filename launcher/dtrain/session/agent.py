@@ -1,4 +1,4 @@
-"""Starting the node agent on a host that has been reached."""
+"""Starts the node agent over a connection to a host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dtrain.transport.contract import Connection, RemoteProcess
 
 
 def start(connection: Connection, python: str, run: str, command: dict[str, Any]) -> RemoteProcess:
-    """An agent with its first command. Raises ConnectError."""
+    """Start an agent and send its first command. Raises ConnectError."""
     name = "agent" if command["op"] == "launch" else "relay"
     process = node_program.start(connection, name, python, label=run)
     process.write(protocol.encode_command(command))

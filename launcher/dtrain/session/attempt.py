@@ -1,7 +1,7 @@
-"""One try at a job: from its plan, through its hosts, to its report.
+"""One attempt at a job: prepares the hosts, follows the workers, writes the report.
 
-`dtrain.session.machine` decides, and a `Link` for each host acts. The attempt passes events from
-the links to the machine and actions from the machine to the links, and composes the report.
+`dtrain.session.machine` decides, and one `Link` per host acts. The attempt passes events from the
+links to the machine and actions from the machine to the links, and composes the report.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from dtrain.session.machine import AttemptPhase, HostCondition, Outcome
 from dtrain.session.relay import close_all
 
 SIGNAL_POLL = 0.2
-BETWEEN_NOTES = 10.0
-"""Seconds between two notes in the journal of how much output has arrived."""
+JOURNAL_SIZES_SECONDS = 10.0
+"""Seconds between two journal entries about the size of the output received so far."""
 DRAIN_POLL = 0.2
-SETTLING = 0.5
+FIRST_CAUSE_SECONDS = 0.5
 """Seconds after the first failure in which other hosts may report an earlier one."""
-PATIENCE = 30.0
-"""Seconds until a person sees which hosts keep the launch waiting."""
+WAITING_NOTICE_SECONDS = 30.0
+"""Seconds after which a notice names the hosts that are not ready yet."""
 
 
 class Attempt:
-    """Starts a plan and follows it, or attaches to one that was started before."""
+    """Launches a plan and follows it, or attaches to a plan that runs already."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Attempt:
         posts: queue.SimpleQueue[Post],
         on_running: Callable[[], None],
     ) -> None:
-        """``posts`` is where ``context.post`` leads."""
+        """``posts`` receives everything that ``context.post`` sends."""
         self._on_running = on_running
         self._context = context
         self._posts = posts
@@ -56,12 +56,12 @@ class Attempt:
         grace = context.plan.job.grace
         self._state = machine.begin(list(self._links), awaited, services, grace=grace)
         self._alarm: float | None = None
-        self._note_at = 0.0
-        self._noted: dict[str, int] = {}
-        self._patient_until = time.monotonic() + PATIENCE
+        self._sizes_due = 0.0
+        self._last_sizes: dict[str, int] = {}
+        self._late_notice_at = time.monotonic() + WAITING_NOTICE_SECONDS
         self._running_from = math.inf
-        self._unnamed_since: float | None = None
-        """Since when a worker has failed, until a notice names the first cause."""
+        self._failed_since: float | None = None
+        """When a worker failed; None before, and again once a notice has named the first cause."""
 
     def interrupt(self, why: str) -> None:
         self._ending.interrupted_by = why
@@ -71,8 +71,8 @@ class Attempt:
         self._posts.put(Post(machine.Detached()))
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the launcher has left while the job ran."""
+    def still_running(self) -> bool:
+        """Whether the launcher has detached and the job still runs."""
         state = self._state
         detached = state.phase is AttemptPhase.DETACHED
         return detached and state.started and bool(state.running)
@@ -83,7 +83,7 @@ class Attempt:
 
     @property
     def only_ports_are_busy(self) -> bool:
-        """Whether the launch would have begun, had another process not taken its port."""
+        """Whether the launch failed only because other processes use its ports."""
         return bool(self.problems) and all(
             isinstance(problem, PortBusyError) for problem in self.problems
         )
@@ -91,11 +91,11 @@ class Attempt:
     def run(self) -> Report:
         for link in self._links.values():
             link.launch()
-        return self._until_the_end()
+        return self._follow()
 
     def attach(self, offsets: Mapping[str, Mapping[str, int]], age: float) -> Report:
-        """Follow a run that was started before, ``age`` seconds ago. ``offsets`` says, for each
-        host, how much of each stream has arrived."""
+        """Follow a run that was started ``age`` seconds ago. ``offsets`` has, for each host, the
+        bytes of each stream that have arrived."""
         awaited, services = _workers(self._context.plan)
         grace = self._context.plan.job.grace
         self._state = machine.attached(list(self._links), awaited, services, grace=grace)
@@ -103,9 +103,9 @@ class Attempt:
         self._running_from = time.monotonic() - age
         for host, link in self._links.items():
             link.attach(offsets[host])
-        return self._until_the_end()
+        return self._follow()
 
-    def _until_the_end(self) -> Report:
+    def _follow(self) -> Report:
         try:
             while self._state.phase not in (AttemptPhase.ENDED, AttemptPhase.DETACHED):
                 self._handle(self._next())
@@ -114,8 +114,8 @@ class Attempt:
                 for host, now in self._state.hosts.items():
                     self._links[host].settle(lost=now is HostCondition.LOST)
                 self._show_failure(last=True)
-            self._note_at = 0.0
-            self._note_sizes()
+            self._sizes_due = 0.0
+            self._journal_sizes()
         except BaseException:
             for link in self._links.values():
                 link.kill()
@@ -138,7 +138,7 @@ class Attempt:
             same = max(result.unchanged_files for result in results)
             self._context.notice(
                 f"sent {files} files ({size}) to each host"
-                + (f"; {same} were there already" if same else "")
+                + (f"; {same} were up to date" if same else "")
             )
 
     def _next(self) -> Post:
@@ -147,31 +147,31 @@ class Attempt:
             if left <= 0:
                 self._alarm = None
                 return Post(machine.Alarm())
-            # Bounded, because a signal that comes just before the wait does not end it: its
-            # handler, which is what posts the interrupt, would run only afterwards.
+            # Limited, because a signal that arrives just before the wait does not end it: Python
+            # would run the handler, which posts the interrupt, only after the wait.
             with contextlib.suppress(queue.Empty):
                 return self._posts.get(timeout=min(left, SIGNAL_POLL))
             self._show_waiting()
             self._show_failure()
-            self._note_sizes()
+            self._journal_sizes()
             running = self._state.phase is AttemptPhase.RUNNING
             if running and self._hang.has_hung():
                 return Post(machine.Hung())
 
-    def _note_sizes(self) -> None:
-        """Journal how far all streams are, now and then: output itself bears no time."""
-        if time.monotonic() < self._note_at:
+    def _journal_sizes(self) -> None:
+        """Journal the sizes of all streams from time to time: output has no timestamps."""
+        if time.monotonic() < self._sizes_due:
             return
-        self._note_at = time.monotonic() + BETWEEN_NOTES
+        self._sizes_due = time.monotonic() + JOURNAL_SIZES_SECONDS
         logs = self._context.folder.logs.name
         sizes = {
             f"{logs}/{host}/{name}": size
             for host, link in self._links.items()
             for name, size in link.received().items()
         }
-        new = {name: size for name, size in sizes.items() if size != self._noted.get(name)}
+        new = {name: size for name, size in sizes.items() if size != self._last_sizes.get(name)}
         if new:
-            self._noted = sizes
+            self._last_sizes = sizes
             self._context.journal.write(time.time(), journal.Sizes(new))
 
     def _handle(self, post: Post) -> None:
@@ -179,7 +179,7 @@ class Attempt:
         if post.problem is not None:
             self.problems.append(post.problem)
         if not self._hang.why:
-            # A worker that was asked where it hangs may die of that, which is no cause.
+            # Collecting stacks can kill a worker. Its death is not a cause.
             self._ending.failures += post.failures
         if post.event is None:
             return
@@ -190,7 +190,7 @@ class Attempt:
             self._explain(post)
         failed = before.outcome is None and self._state.outcome is Outcome.WORKER_FAILED
         if failed and not self._hang.why:
-            self._unnamed_since = time.monotonic()
+            self._failed_since = time.monotonic()
         started = self._state.started and not before.started
         if started:
             self._hang.start()
@@ -202,11 +202,11 @@ class Attempt:
             self._on_running()
 
     def _explain(self, post: Post) -> None:
-        """Say which host ended the job, where its link has not said so."""
+        """Name the host that ended the job, unless its link has reported a problem."""
         if isinstance(post.event, machine.HostEnded | machine.HostLost) and post.problem is None:
             host = post.event.host
             if not any(isinstance(one, NodeError) and one.host == host for one in self.problems):
-                reason = "the host ended its part of the job before its workers had finished"
+                reason = "the host stopped its workers before they finished"
                 self.problems.append(PrepareError(host, "running the job", reason))
 
     def _act(self, action: machine.Action) -> None:
@@ -228,37 +228,37 @@ class Attempt:
         grace = self._state.grace
         match self._state.phase:
             case AttemptPhase.PREPARING | AttemptPhase.GIVING_UP:
-                notice(f"{why}: stopping before anything was started")
+                notice(f"{why}: stopping; nothing was started")
             case AttemptPhase.RUNNING:
                 self._context.journal.write(time.time(), journal.Stopping(why))
                 notice(
                     f"{why}: stopping; workers get TERM, and KILL after {grace:g} s"
-                    " (Ctrl-C again: now)"
+                    " (Ctrl-C again kills them now)"
                 )
             case AttemptPhase.STOPPING:
-                notice("killing what is left; Ctrl-C again gives up on hosts that do not answer")
+                notice("killing the workers; Ctrl-C again gives up on hosts that do not answer")
             case AttemptPhase.KILLING:
                 notice("giving up on hosts that do not answer")
 
     def _show_failure(self, *, last: bool = False) -> None:
-        """Name the first cause, once, as the report will.
+        """Name the first cause once, as the report does.
 
-        The first failure that is heard of may be the echo of another, which is then reported
-        within moments, or while the workers are stopped.
+        The first reported failure may be a consequence of another one. That other failure is
+        reported soon after, or while the workers stop.
         """
-        if self._unnamed_since is None:
+        if self._failed_since is None:
             return
         causes = self._ending.causes()
-        patience = machine.FAILURE_GRACE if not causes or causes[0].is_echo else SETTLING
-        if last or time.monotonic() >= self._unnamed_since + patience:
-            self._unnamed_since = None
-            what = f"{causes[0].who} {causes[0].how}" if causes else "a worker was ended"
-            self._context.notice(f"{what}; stopping the others")
+        patience = machine.FAILURE_GRACE if not causes or causes[0].is_echo else FIRST_CAUSE_SECONDS
+        if last or time.monotonic() >= self._failed_since + patience:
+            self._failed_since = None
+            what = f"{causes[0].who} {causes[0].how}" if causes else "a worker was stopped"
+            self._context.notice(f"{what}; stopping the other workers")
 
     def _show_waiting(self) -> None:
-        """Name the hosts that keep everybody waiting, once."""
-        if self._state.phase is AttemptPhase.PREPARING and time.monotonic() > self._patient_until:
-            self._patient_until = math.inf
+        """Name the hosts that delay the launch, once."""
+        if self._state.phase is AttemptPhase.PREPARING and time.monotonic() > self._late_notice_at:
+            self._late_notice_at = math.inf
             late = [
                 host for host, now in self._state.hosts.items() if now is HostCondition.PREPARING
             ]
@@ -268,48 +268,47 @@ class Attempt:
             self._context.notice(f"still waiting for {hostlist.fold(late)} to be ready")
 
     def _drain(self) -> None:
-        """Wait for what hosts have written and we have not read; a person may cut it short."""
+        """Wait for output that hosts have not sent yet. A second stop request ends the wait."""
         for link in self._links.values():
             if self._state.hosts[link.host] is HostCondition.LOST:
                 continue
             while not link.drained(DRAIN_POLL):
-                if self._hear_the_rest():
+                if self._handle_late_posts():
                     self._context.notice("the rest of the logs stays on the hosts")
                     return
-        self._hear_the_rest()
+        self._handle_late_posts()
 
-    def _hear_the_rest(self) -> bool:
-        """Take in problems that come after the end; whether a person will wait no longer."""
-        impatient = False
+    def _handle_late_posts(self) -> bool:
+        """Handle problems that arrive after the end. Returns whether the user asks to leave."""
+        asked_to_leave = False
         with contextlib.suppress(queue.Empty):
             while True:
                 post = self._posts.get_nowait()
-                impatient |= isinstance(post.event, machine.Interrupted | machine.Detached)
+                asked_to_leave |= isinstance(post.event, machine.Interrupted | machine.Detached)
                 if isinstance(post.event, machine.Detached):
                     self._state, _ = machine.step(self._state, post.event)
                 if post.problem is not None:
                     self.problems.append(post.problem)
-        return impatient
+        return asked_to_leave
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended in a way that another attempt could mend."""
+        """Whether it failed in a way that another attempt could fix."""
         failed = self._state.outcome in (Outcome.WORKER_FAILED, Outcome.HOST_FAILED)
         return failed and not self._ending.storage_failed
 
     @property
     def is_unknown(self) -> bool:
-        """Whether no host knows the run that was attached to: nothing was started, or all of them
-        were emptied."""
+        """Whether no host knows the run: nothing was started, or all run folders were deleted."""
         return all(link.leftovers is Leftovers.NO_RUN for link in self._links.values())
 
     def ending(self) -> restart.AttemptResult:
-        """How it ended, for the decision on another attempt."""
+        """How the attempt ended, for the decision about a restart."""
         seconds = time.monotonic() - self._running_from if self._state.started else 0.0
         return self._ending.for_restart(self._state, max(0.0, seconds))
 
     def uncleaned(self) -> list[str]:
-        """Hosts that may still run some of it."""
+        """Hosts that may still run processes of this attempt."""
         return [
             host
             for host, now in self._state.hosts.items()
@@ -318,7 +317,7 @@ class Attempt:
 
 
 def _workers(plan: LaunchPlan) -> tuple[list[machine.WorkerId], list[machine.WorkerId]]:
-    """The processes whose end a run waits for, and its services."""
+    """The processes that a run waits for, and its services."""
     awaited: list[machine.WorkerId] = []
     services: list[machine.WorkerId] = []
     for part in plan.hosts:

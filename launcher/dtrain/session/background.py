@@ -1,4 +1,4 @@
-"""Launches in a process of its own, which goes on after the one that started it."""
+"""Launches in a separate background process, which outlives the process that starts it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dtrain.messages.decode import decode
 from dtrain.runs.record import Request
 from dtrain.session.control import Control
 from dtrain.session.controller import Session
-from dtrain.session.observer import Nobody
+from dtrain.session.observer import NullObserver
 from dtrain.session.signals import on_signals, stop_by_signal
 from dtrain.transport.select import Transports
 
@@ -32,15 +32,16 @@ main()
 
 
 class BackgroundError(DtrainError):
-    """The background process ended before the run had a folder."""
+    """The background process ended before it created the run's folder."""
 
     exit_code = ExitCode.NODE_FAILED
 
 
 def start(request: Request, secrets: Mapping[str, str]) -> str:
-    """Launch in the background; the run's name, once its workers have started or have failed to.
+    """Launch in the background. Returns the run's name once its workers have started or failed.
 
-    No question can be asked. Raises BackgroundError if this machine cannot keep the run's files.
+    The background process cannot prompt. Raises BackgroundError if this machine cannot store the
+    run's files.
     """
     root = Path(__file__).parents[2]
     process = subprocess.Popen(
@@ -51,27 +52,27 @@ def start(request: Request, secrets: Mapping[str, str]) -> str:
         start_new_session=True,
     )
     # On stdin, because other users can see the arguments of a process.
-    order = json.dumps({"request": asdict(request), "secrets": dict(secrets)})
-    answer, errors = process.communicate(order.encode())
+    message = json.dumps({"request": asdict(request), "secrets": dict(secrets)})
+    answer, errors = process.communicate(message.encode())
     said = json.loads(answer) if answer else {}
     if "run" in said:
         return str(said["run"])
     last = errors.decode(errors="replace").strip().rpartition("\n")[2]
     raise BackgroundError(
-        said.get("error") or f"the launch in the background ended at once: {last}",
+        said.get("error") or f"the background launch ended at once: {last}",
         hint=said.get("hint", ""),
     )
 
 
 def main() -> None:
-    """The program of the background process. Its order comes on stdin; what it answers on stdout
-    ends once all workers have started."""
-    # The parent waits for its child only: the child's child is nobody's zombie.
+    """Entry point of the background process. Reads a request from stdin and writes the answer to
+    stdout. Closes stdout once all workers have started."""
+    # The parent waits only for its direct child, so the grandchild never becomes its zombie.
     if os.fork():
         os._exit(0)
-    order = json.loads(sys.stdin.buffer.read())
-    request = decode(Request, order["request"], "request")
-    observer, control = _Answering(), Control()
+    message = json.loads(sys.stdin.buffer.read())
+    request = decode(Request, message["request"], "request")
+    observer, control = _ParentNotifier(), Control()
     transport = Transports(request.base)
     session = Session(
         request,
@@ -82,15 +83,15 @@ def main() -> None:
     )
     with on_signals(lambda number: stop_by_signal(control, number)):
         try:
-            session.run(order["secrets"])
+            session.run(message["secrets"])
         except DtrainError as error:
             observer.answer({"error": error.message, "hint": error.hint})
         finally:
             transport.close()
 
 
-class _Answering(Nobody):
-    """Tells the parent the run's name, and moves this process's output to the run's folder."""
+class _ParentNotifier(NullObserver):
+    """Sends the run's name to the parent, and redirects this process's output to a log file."""
 
     def __init__(self) -> None:
         self._stdout = os.dup(1)

@@ -1,4 +1,4 @@
-"""Passes what happens in a launch to the functions of whoever called it."""
+"""Passes the events of a launch to the caller's functions."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Line:
     role: str
     """``worker``, ``torchrun``, or a TensorFlow task type such as ``ps``."""
     index: int
-    """Which process of that role on the host."""
+    """Number of the process among those of its role on the host."""
     rank: int | None
     stream: Literal["stdout", "stderr"]
     text: str
-    """As the worker wrote it, without the newline; it may hold escape sequences."""
+    """As the worker wrote it, without the newline; may contain escape sequences."""
 
     def __str__(self) -> str:
         label = f"{self.role}{self.index}" if self.rank is None else self.rank
@@ -42,7 +42,7 @@ OnState: TypeAlias = Callable[[str, str, str], object]
 
 
 class Callbacks:
-    """Calls the functions in the thread of a `Feed`, its `feed`."""
+    """Calls the functions in the thread of its `feed`."""
 
     limit = 1 << 20
 
@@ -63,23 +63,23 @@ class Callbacks:
         self.feed = Feed(self, lambda stream: on_line is not None)
 
     def close(self) -> None:
-        """Wait until everything has been passed on. Raises what a function has raised."""
+        """Wait until every event has been passed on. Raises the first exception of a callback."""
         self.feed.close()
         self.feed.wait()
         if self._error is not None:
             raise self._error
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        """The report has the run's name."""
+        """Nothing to call: the report has the run's name."""
 
     def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        """A launch is not attached to."""
+        """Never called: callbacks serve new launches only."""
 
-    def again(self, attempt: int, plan: LaunchPlan) -> None:
-        """A notice says so, too."""
+    def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
+        """Nothing to call: a notice reports it too."""
 
     def known(self, plan: LaunchPlan) -> None:
-        """Every line says whose it is."""
+        """Nothing to call: every `Line` names its process."""
 
     def host_state(self, host: str, state: str, detail: str) -> None:
         self._call(self._on_state, host, state, detail)
@@ -102,16 +102,16 @@ class Callbacks:
         self._call(self._on_progress, report)
 
     def flush(self, now: float) -> None:
-        """Nothing is kept back."""
+        """Nothing is buffered."""
 
     def next_flush(self, now: float) -> float | None:
         return None
 
     def suspend(self) -> None:
-        """Nothing is kept back."""
+        """Nothing is buffered."""
 
     def finished(self, report: Report, paths: Mapping[StreamKey, str]) -> None:
-        """The caller gets the report."""
+        """Nothing to call: the caller gets the report."""
 
     def _call(self, act: Callable[_P, object] | None, *args: _P.args, **kwargs: _P.kwargs) -> None:
         if act is None or self._error is not None:

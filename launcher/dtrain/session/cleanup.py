@@ -1,7 +1,7 @@
-"""Ends what a host may still run of an attempt that is over.
+"""Ends processes that an earlier attempt may have left on a host.
 
-Such a host could not be reached when the attempt ended. It may have a part in the next attempt,
-so its cleanup tells nobody: no observer, no journal, no output.
+The host was unreachable when that attempt ended. It may take part in the next attempt, so its
+cleanup reports nothing: no observer, no journal, no output.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from dtrain.transport.contract import Connection, Transport
 
 
 class Cleanup(Enum):
-    """How far the cleanup of a host is."""
+    """Progress of the cleanup of a host."""
 
     PENDING = auto()
     CLEAN = auto()
-    """Nothing is left there."""
+    """No process of the attempt is left there."""
     FAILED = auto()
-    """The host has answered, but it still runs something or cannot be trusted."""
+    """The host answered, but it still runs processes or broke the protocol."""
 
 
 class CleanupLink:
-    """Tries to reach a host until `close`, only to kill what it has of one attempt."""
+    """Tries to reach a host until `close`, only to kill its processes of one attempt."""
 
     def __init__(
         self, transport: Transport, plan: LaunchPlan, part: HostPlan, *, run: str, attempt: int
     ) -> None:
-        """``run`` is what hosts call that attempt."""
+        """``run`` is the attempt's name on hosts."""
         self.host = part.host.name
         self.attempt = attempt
         self.state = Cleanup.PENDING
@@ -85,14 +85,14 @@ class CleanupLink:
                     return
                 self._follow(relay)
             except NodeError:
-                pass  # the host is tried again until it answers
+                pass  # retry until the host answers
             except ProtocolError:
                 self._commands.send({"op": "kill"})
                 self.state = Cleanup.FAILED
             self._closed.wait(outage.next_delay() * random.uniform(0.5, 1.0))  # noqa: S311
 
     def _attach(self, previous: int | None) -> RelayChannel | None:
-        """A relay on a new connection; None once the link is closed."""
+        """A relay on a new connection. None if the link is closed."""
         connection = self._transport.connect(self._part.host)
         with self._lock:
             last, self._connection = self._connection, connection
@@ -114,7 +114,7 @@ class CleanupLink:
         self._sequence.begin_relay()
         for frame in relay.frames():
             if isinstance(frame, protocol.Data):
-                raise ProtocolError("output of a worker, which was not requested")
+                raise ProtocolError("unrequested output of a worker")
             self._take(relay, messages.read_message(frame.body))
             if self.state is not Cleanup.PENDING:
                 return
@@ -147,7 +147,7 @@ class Cleanups:
         self._links: list[CleanupLink] = []
 
     def start(self, record: Record, uncleaned: Iterable[tuple[str, int]]) -> None:
-        """Try to end what hosts may still run, each given with the attempt's number."""
+        """End leftover processes. ``uncleaned`` has pairs of a host and an attempt's number."""
         cluster = record.request.spec().cluster
         hosts = {host.name: host for host in cluster.hosts + cluster.spares}
         for name, number in uncleaned:
@@ -166,7 +166,7 @@ class Cleanups:
 
     @property
     def clean(self) -> set[tuple[str, int]]:
-        """Hosts on which nothing is left, each with the attempt's number."""
+        """Hosts without leftover processes, each with the attempt's number."""
         return {(one.host, one.attempt) for one in self._links if one.state is Cleanup.CLEAN}
 
     def close(self) -> None:

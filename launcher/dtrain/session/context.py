@@ -20,17 +20,17 @@ from dtrain.transport.contract import Transport
 
 @dataclass(frozen=True, slots=True)
 class AttemptContext:
-    """What all links of one attempt share."""
+    """What the links of one attempt share."""
 
     name: str
-    """What hosts call this attempt."""
+    """The attempt's name on hosts."""
     plan: LaunchPlan
     attempt: int
     """Counted from 1."""
     movable_port: bool
-    """Whether a busy port only means that another one is tried."""
+    """Whether the launch tries another port if this one is busy."""
     base: Path
-    """Folder of the cluster file: relative working folders on this machine start here."""
+    """Folder of the cluster file. Relative working folders on this machine start here."""
     secrets: Mapping[str, str] = field(repr=False)
     transport: Transport
     tree: Tree | None
@@ -38,12 +38,12 @@ class AttemptContext:
     journal: Journal
     observer: Observer
     inspection: Inspection | None
-    """The check of all hosts before anything is prepared; None if it has been made."""
+    """The checks of all hosts before the launch; None if they are off or done."""
     tensorboard: bool
     """Whether to forward the job's TensorBoard to this machine."""
     post: Callable[[Post], None]
 
     def notice(self, text: str) -> None:
-        """Show a person ``text``, now or when they read the journal."""
+        """Show ``text`` to the user, now or when they read the journal."""
         self.observer.notice(text)
         self.journal.write(time.time(), journal.Notice(text))

@@ -1,4 +1,4 @@
-"""Requests to end a launch or to stop watching it, from a signal handler or another thread."""
+"""Requests to stop or leave a launch, from a signal handler or another thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Controlled(Protocol):
-    """What passes requests on to the hosts: the attempt that runs."""
+    """Passes requests on to the hosts: the current attempt."""
 
     def interrupt(self, why: str) -> None: ...
 
@@ -16,11 +16,11 @@ class Controlled(Protocol):
 
 
 class Control:
-    """Ends a launch, or leaves it running. All methods are safe in any thread, in callbacks of
+    """Stops a launch, or leaves it running. All methods are safe in any thread, in callbacks of
     the launch and in signal handlers.
 
-    One control may serve several launches, one after the other: once it has asked for the end,
-    those that follow end before they start anything.
+    One control may serve several launches in sequence. After a stop request, later launches end
+    before they start anything.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Control:
 
     @property
     def interrupted(self) -> bool:
-        """Whether anyone has asked for the end, or left."""
+        """Whether anyone has requested a stop, or left."""
         return self._hung_up or self._left or self._asked > 0
 
     @property
@@ -46,14 +46,14 @@ class Control:
 
     @property
     def why(self) -> str:
-        """The first reason for the end that was given."""
+        """The reason in the first stop request."""
         return self._why
 
     def stop(self, why: str = "stopped", *, once: bool = False) -> None:
-        """Ask the launch to end: workers get TERM, and KILL after ``job.grace``. Asked a second
-        time, it kills at once; a third time, it gives up on hosts that do not answer.
+        """Stop the launch: workers get TERM, and KILL after ``job.grace``. A second call kills them
+        at once. A third call gives up on hosts that do not answer.
 
-        ``why`` becomes the report's reason. ``once``: do nothing if the end was asked for before.
+        ``why`` becomes the report's reason. ``once``: do nothing if a stop was requested before.
         """
         with self._lock:
             if not (once and self.interrupted):
@@ -61,23 +61,23 @@ class Control:
                 self._pass_on(why)
 
     def kill(self, why: str = "stopped") -> None:
-        """Ask the launch to end at once; again, to give up on hosts that do not answer."""
+        """Kill the workers at once. A second call gives up on hosts that do not answer."""
         with self._lock:
             self._asked += 1 if self.interrupted else 2
             self._pass_on(why)
 
     def hang_up(self, why: str) -> None:
-        """The reader has gone: ask the launch to end, unless that has been asked already.
+        """The reader of the output is gone: stop the launch, unless a stop was requested before.
 
-        Ctrl-C often closes a pipe too, and a closed terminal comes as a signal and as an error:
-        neither is a person who asks twice.
+        Ctrl-C often closes a pipe too, and a closed terminal causes both a signal and an error.
+        Neither is a second request of the user.
         """
         with self._lock:
             self._hung_up = True
             self._pass_on(why)
 
     def leave(self) -> None:
-        """Stop watching, and let the job go on."""
+        """Stop watching. The job continues."""
         with self._lock:
             self._left = True
             self._roused.put(None)
@@ -85,7 +85,7 @@ class Control:
                 self._attempt.detach()
 
     def hand_to(self, attempt: Controlled) -> None:
-        """From now on ``attempt`` runs; it gets all that was asked so far."""
+        """Send requests to ``attempt`` from now on, including earlier ones."""
         with self._lock:
             self._attempt, self._passed_on = attempt, 0
             if self._left:
@@ -94,7 +94,7 @@ class Control:
                 self._pass_on(self._why)
 
     def wait(self, seconds: float) -> bool:
-        """Whether anyone asks for the end within so many seconds."""
+        """Whether anyone requests a stop within ``seconds``."""
         try:
             self._roused.get(timeout=seconds)
         except queue.Empty:

@@ -1,7 +1,7 @@
-"""A launch, from a person's request to its report: ports, attempts, restarts.
+"""Runs a launch from the user's request to the report: ports, attempts, restarts.
 
-Each `Attempt` is one try at the job. The session keeps what all of them share: the run's folder
-and journal, and where the next attempt goes. A `Control` says when to end or to leave.
+Each `Attempt` runs the job once. The session owns what all attempts share: the run's folder and
+journal, and the choice of hosts for the next attempt. A `Control` requests a stop.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class _Life:
     journal: Journal
     tree: Tree | None
     secrets: Mapping[str, str] | None
-    """``None`` where they are not known, and the job cannot be started again."""
+    """``None`` if they are unknown: the job cannot be restarted then."""
     begun: float
     """Seconds since the epoch."""
 
 
 class Session:
-    """One launch, or an earlier one that is taken over. `run` and `attach` block until nothing of
-    it is left, or until the `Control` asks to leave."""
+    """A launch, or an earlier run that this process takes over. `run` and `attach` block until the
+    run is over and cleaned up, or until the `Control` leaves."""
 
     def __init__(
         self,
@@ -82,14 +82,14 @@ class Session:
         self._attempt: Attempt | None = None
         self._cleanups = Cleanups(transport)
         self._known: set[str] = set()
-        """Hosts that were looked at, or have run some of the job."""
+        """Hosts that were checked, or that an earlier attempt used."""
         self._has_run = False
 
     def run(self, secret_values: Mapping[str, str]) -> Report:
-        """Launch, follow, clean up. The observer has seen the report when this returns.
+        """Launch, follow, clean up. The observer has received the report when this returns.
 
-        Raises StorageError when this machine cannot keep the run's files, and DtrainError when
-        the folder to send cannot be read; nothing has been started then.
+        Raises StorageError if this machine cannot store the run's files, and DtrainError if the
+        folder to sync cannot be read. In both cases nothing has been started.
         """
         begun = time.time()
         tree = _tree(self._request, self._spec)
@@ -104,10 +104,10 @@ class Session:
         hosts = [part.host.name for part in plan.hosts]
         life.journal.write(begun, journal.Started(name, tuple(hosts)))
         for notice in tree.notices if tree is not None else ():
-            self._tell(life, notice)
+            self._notify(life, notice)
         try:
             with listening(folder, self._control):
-                return self._see_through(life, lambda: self._start(life))
+                return self._run_attempts(life, lambda: self._start(life))
         finally:
             if claim is not None:
                 claim.release()
@@ -115,9 +115,9 @@ class Session:
     def attach(
         self, record: Record, folder: RunFolder, secrets: Mapping[str, str] | None
     ) -> Report:
-        """Take up a run that no other process is in charge of, until it ends or is left.
+        """Take over a run that no other process is in charge of, until it ends or is left.
 
-        ``secrets`` are for starting it again, should it fail.
+        ``secrets`` are needed only for restarts.
         """
         folder = replace(folder, attempt=record.attempt)
         life = _Life(record, folder, Journal(folder.journal), None, secrets, record.started)
@@ -129,41 +129,43 @@ class Session:
         if not self._control.interrupted and (why := history.stop_reason(folder)):
             self._control.stop(why)
         self._known = {part.host.name for part in plan.hosts}
-        self._cleanups.start(life.record, life.record.stray)
+        self._cleanups.start(life.record, life.record.leftovers)
         with listening(folder, self._control):
-            return self._see_through(life, lambda: self._reattach(life, plan))
+            return self._run_attempts(life, lambda: self._reattach(life, plan))
 
     # Attempts ----------------------------------------------------------------------------------
 
-    def _see_through(self, life: _Life, first: Callable[[], tuple[Report, Attempt]]) -> Report:
-        """Start the job again where it has failed and that was asked for; how it ends at last."""
-        # This attempt's own end may have been journaled by whoever was in charge before.
+    def _run_attempts(self, life: _Life, first: Callable[[], tuple[Report, Attempt]]) -> Report:
+        """Run attempts until the job ends and no restart follows. Returns the last report."""
+        # A previous launcher may already have journaled the end of this attempt.
         results = history.past_attempts(life.folder, life.record.attempt)
-        report = Report(ExitCode.NODE_FAILED, "this machine cannot keep the run's files")
+        report = Report(ExitCode.NODE_FAILED, "this machine cannot store the run's files")
         try:
             report, attempt = first()
             while not self._control.left:
                 uncleaned = [(host, life.record.attempt) for host in attempt.uncleaned()]
-                life.record = replace(life.record, stray=(*life.record.stray, *uncleaned))
+                life.record = replace(life.record, leftovers=(*life.record.leftovers, *uncleaned))
                 if self._control.interrupted or not attempt.has_failed:
                     break
                 results.append(attempt.ending())
                 decision = self._decide(life, results)
                 if isinstance(decision, restart.GiveUp):
                     if decision.why:
-                        self._tell(life, f"not started again: {decision.why}")
+                        self._notify(life, f"not restarted: {decision.why}")
                     break
                 self._cleanups.start(life.record, uncleaned)
                 failed = journal.Failed(life.record.attempt, results[-1], report)
                 life.journal.write(time.time(), failed)
                 for problem in report.problems:
-                    self._tell(life, problem)
-                self._tell(life, f"{report.reason}; {_next_attempt(life.record, decision)}")
+                    self._notify(life, problem)
+                self._notify(
+                    life, f"{report.reason}; {_describe_next_attempt(life.record, decision)}"
+                )
                 if self._control.wait(decision.delay):
                     why = self._control.why
                     report = replace(report, exit_code=ExitCode.INTERRUPTED, reason=why)
                     break
-                self._move_on(life, decision)
+                self._begin_next_attempt(life, decision)
                 report, attempt = self._start(life)
         except StorageError as error:
             report = replace(report, problems=(*report.problems, error.message), hint=error.hint)
@@ -182,20 +184,20 @@ class Session:
             [host.name for host in life.record.spec().cluster.spares],
             hosts=len(cluster.hosts) - len(life.record.dropped),
             elastic=job.elastic,
-            # A layout is for as many workers as the hosts of the file have.
+            # A layout needs the number of workers that the cluster file's hosts have.
             fits=lambda host, spare: job.layout is None or workers[host] == workers[spare],
         )
         if isinstance(decision, restart.GiveUp):
             return decision
-        if why := self._why_not(life):
+        if why := self._missing_for_start(life):
             return restart.GiveUp(why)
         try:
             return life.record.fitting(decision, results[-1].lost)
         except MisfitError as misfit:
             return restart.GiveUp(misfit.message)
 
-    def _why_not(self, life: _Life) -> str:
-        """What this process lacks to start the job; nothing where it has all."""
+    def _missing_for_start(self, life: _Life) -> str:
+        """Why this process cannot start the job; empty if it can."""
         if life.secrets is None:
             return "this environment does not have all of job.secrets"
         if life.tree is None and self._spec.job.sync is not None:
@@ -206,42 +208,42 @@ class Session:
         return ""
 
     def clean(self, record: Record, folder: RunFolder) -> bool:
-        """End what a run that is over may have left on hosts that could not be reached then.
+        """End processes that a finished run may have left on hosts that were unreachable then.
 
-        Whether nothing is left now; hosts have ``job.restart.node_timeout`` to be reached.
+        Hosts must be reachable within ``job.restart.node_timeout``. Returns whether all are clean.
         """
         life = _Life(record, folder, Journal(folder.journal), None, {}, record.started)
-        self._cleanups.start(life.record, life.record.stray)
+        self._cleanups.start(life.record, life.record.leftovers)
         until = time.monotonic() + self._spec.job.restart.node_timeout
-        told = False
+        notified = False
         while self._cleanups.pending and time.monotonic() < until:
             if self._control.wait(CLEAN_POLL):
                 break
-            if not told and time.monotonic() > until - self._spec.job.restart.node_timeout + 3:
-                told = True
+            if not notified and time.monotonic() > until - self._spec.job.restart.node_timeout + 3:
+                notified = True
                 waiting = hostlist.fold(self._cleanups.pending)
-                self._tell(life, f"{waiting} cannot be reached yet; trying on")
+                self._notify(life, f"{waiting} cannot be reached yet; retrying")
         self._cleanups.close()
         self._save_uncleaned(life)
-        left = tuple(host for host, _ in life.record.stray)
+        left = tuple(host for host, _ in life.record.leftovers)
         life.journal.write(time.time(), journal.Cleaned(left))
-        return not life.record.stray
+        return not life.record.leftovers
 
     def _save_uncleaned(self, life: _Life) -> None:
-        """Keep on record which hosts may still run some of an attempt."""
+        """Save which hosts may still run processes of an attempt."""
         clean = self._cleanups.clean
-        stray = tuple(each for each in life.record.stray if each not in clean)
-        life.record = replace(life.record, stray=stray)
+        leftovers = tuple(each for each in life.record.leftovers if each not in clean)
+        life.record = replace(life.record, leftovers=leftovers)
         with contextlib.suppress(OSError):
             life.record.save(life.folder.path)
 
-    def _begins(self, run: str) -> None:
+    def _report_running(self, run: str) -> None:
         if not self._has_run:
             self._has_run = True
             self._on_running(run)
 
-    def _move_on(self, life: _Life, decision: restart.Retry) -> None:
-        """To the next attempt."""
+    def _begin_next_attempt(self, life: _Life, decision: restart.Retry) -> None:
+        """Prepare the next attempt."""
         self._save_uncleaned(life)
         life.record = life.record.after(decision)
         number = life.record.attempt
@@ -249,10 +251,10 @@ class Session:
         plan = _save(life)
         hosts = tuple(part.host.name for part in plan.hosts)
         life.journal.write(time.time(), journal.NextAttempt(number, hosts, decision.dropped))
-        self._observer.again(number, plan)
+        self._observer.next_attempt(number, plan)
 
     def _start(self, life: _Life) -> tuple[Report, Attempt]:
-        """One attempt; where its port is taken, with another one."""
+        """Run one attempt. If its port is busy, try other ports."""
         last = life.record.port if life.record.attempt > 1 else None
         ports = iter(draw_ports(life.record.spec(), last))
         life.record = replace(life.record, port=next(ports))
@@ -263,21 +265,21 @@ class Session:
             if port is None or self._control.interrupted or not attempt.only_ports_are_busy:
                 return report, attempt
             life.record = replace(life.record, port=port)
-            self._tell(life, f"{attempt.problems[0].message}; trying port {port}")
+            self._notify(life, f"{attempt.problems[0].message}; trying port {port}")
 
     def _reattach(self, life: _Life, plan: LaunchPlan) -> tuple[Report, Attempt]:
-        """The attempt that was left; where whoever left it had started nothing yet, from its
-        beginning."""
+        """Continue the current attempt. If the previous launcher had started nothing, start it from
+        the beginning."""
         attempt = self._prepare(life, plan, movable_port=False)
         received = history.received(life.folder, plan)
         report = attempt.attach(received, time.time() - history.began(life.folder))
         if not attempt.is_unknown or any(received.values()) or self._control.interrupted:
             return report, attempt
-        if why := self._why_not(life):
-            self._tell(life, f"not started: {why}")
+        if why := self._missing_for_start(life):
+            self._notify(life, f"not started: {why}")
             return report, attempt
-        self._tell(life, "nothing of it had been started on any host; starting it now")
-        self._known = set()  # whoever looked at them never got to tell
+        self._notify(life, "no host had started it yet; starting it now")
+        self._known = set()  # the previous launcher may not have reported its findings
         return self._start(life)
 
     def _prepare(self, life: _Life, plan: LaunchPlan, *, movable_port: bool) -> Attempt:
@@ -285,8 +287,8 @@ class Session:
         self._known |= newcomers
         inspection = None
         if self._request.check and newcomers:
-            tell = partial(self._tell_findings, life)
-            inspection = Inspection(plan, newcomers, base=self._request.base, tell=tell)
+            report = partial(self._report_findings, life)
+            inspection = Inspection(plan, newcomers, base=self._request.base, report=report)
         posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
         run = replace(
             self._context(life, plan),
@@ -294,7 +296,7 @@ class Session:
             inspection=inspection,
             post=posts.put,
         )
-        attempt = Attempt(run, posts, lambda: self._begins(life.record.run))
+        attempt = Attempt(run, posts, lambda: self._report_running(life.record.run))
         self._attempt = attempt
         self._control.hand_to(attempt)
         return attempt
@@ -324,37 +326,37 @@ class Session:
             report = _with_uncleaned(report, life.record)
         report = replace(report, seconds=max(0.0, seconds), logs=str(life.folder.path))
         if self._control.left:
-            goes_on = self._attempt is not None and self._attempt.goes_on
-            self._observer.left(life.record.run, goes_on=goes_on)
+            still_running = self._attempt is not None and self._attempt.still_running
+            self._observer.left(life.record.run, still_running=still_running)
         else:
             life.journal.write(time.time(), journal.Finished(report))
             self._observer.finished(report)
         return report
 
-    def _tell_findings(self, life: _Life, findings: Sequence[Finding]) -> None:
+    def _report_findings(self, life: _Life, findings: Sequence[Finding]) -> None:
         self._observer.checked(findings)
         life.journal.write(time.time(), journal.Findings(tuple(findings)))
 
-    def _tell(self, life: _Life, notice: str) -> None:
+    def _notify(self, life: _Life, notice: str) -> None:
         self._observer.notice(notice)
         life.journal.write(time.time(), journal.Notice(notice))
 
 
-def _next_attempt(record: Record, decision: restart.Retry) -> str:
-    """Who takes part in it, in words."""
+def _describe_next_attempt(record: Record, decision: restart.Retry) -> str:
+    """Describes the next attempt and its hosts."""
     then = record.after(decision)
     listed = len(record.request.spec().cluster.hosts)
     return restart.next_attempt(decision, then.attempt, record.spec(), then.spec(), listed)
 
 
 def _with_uncleaned(report: Report, record: Record) -> Report:
-    """Names the hosts that may still run some of the run."""
-    if not record.stray:
+    """Names the hosts that may still run processes of the run."""
+    if not record.leftovers:
         return report
-    # The report names those of the last attempt already.
-    earlier = [host for host, number in record.stray if number < record.attempt]
+    # The report already names the hosts of the last attempt.
+    earlier = [host for host, number in record.leftovers if number < record.attempt]
     text = f"{hostlist.fold(dict.fromkeys(earlier))}: an earlier attempt may still run"
-    hint = f"`dtrain stop {record.run}` ends what is left, once it can be reached"
+    hint = f"`dtrain stop {record.run}` ends leftover processes once the host is reachable"
     return replace(
         report,
         problems=(*report.problems, *([text] if earlier else [])),
@@ -363,7 +365,7 @@ def _with_uncleaned(report: Report, record: Record) -> Report:
 
 
 def _tree(request: Request, spec: ClusterFile) -> Tree | None:
-    """What is to be sent to every host. Raises DtrainError where it cannot be read."""
+    """The files to send to every host. Raises DtrainError if they cannot be read."""
     sync = spec.job.sync
     if sync is None:
         return None
@@ -371,7 +373,7 @@ def _tree(request: Request, spec: ClusterFile) -> Tree | None:
 
 
 def _save(life: _Life) -> LaunchPlan:
-    """Keep what is needed to find the run again, before any of it runs; its plan."""
+    """Save the record before anything starts, so that other processes find the run."""
     try:
         life.record.save(life.folder.path)
     except OSError as error:
@@ -380,6 +382,6 @@ def _save(life: _Life) -> LaunchPlan:
 
 
 def _run_name(job: str) -> str:
-    """A name for the run that sorts by time and is unique among all launching machines."""
+    """A run name that sorts by time and is unique across launching machines."""
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", job).strip("-.")[:60] or "run"
     return f"{slug}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"

@@ -1,4 +1,4 @@
-"""How an attempt ended: its report, and what the decision on another attempt needs."""
+"""How an attempt ended: its report, and the input to the restart decision."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EXIT_CODES = {
 
 @dataclass(slots=True)
 class Ending:
-    """What is known by now about why an attempt ends."""
+    """What is known so far about why an attempt ends."""
 
     context: AttemptContext
     links: Mapping[str, Link]
@@ -36,23 +36,23 @@ class Ending:
     problems: list[DtrainError] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     interrupted_by: str = ""
-    """What asked for the end: ``Ctrl-C``, say."""
+    """Source of the stop request, such as ``Ctrl-C``."""
 
     def report(self, state: AttemptState) -> Report:
         outcome = state.outcome or Outcome.DONE
         failures = self.causes()
         if outcome is Outcome.DONE:
-            # Services that were stopped at the end have not failed.
+            # Services that were stopped at the end did not fail.
             failures = ()
-        told = grouped(self.problems, [part.host for part in self.context.plan.hosts])
-        problems = [message for message, _ in told]
+        grouped_problems = grouped(self.problems, [part.host for part in self.context.plan.hosts])
+        problems = [message for message, _ in grouped_problems]
         explained = {error.host for error in self.problems if isinstance(error, NodeError)}
         unexplained = [host for host in _lost(state) if host not in explained]
         if unexplained:
             problems.append(
-                f"{hostlist.fold(unexplained)}: did not say that the job's processes are gone"
+                f"{hostlist.fold(unexplained)}: did not confirm that the job's processes ended"
             )
-        hints = [hint for _, hint in told if hint]
+        hints = [hint for _, hint in grouped_problems if hint]
         hints += [failure.hint for failure in failures[:1] if failure.hint]
         if outcome in (Outcome.WORKER_FAILED, Outcome.HOST_FAILED):
             for host, message in self._broken_hosts():
@@ -60,11 +60,11 @@ class Ending:
                     problems.append(f"{host}: {message.what}")
                     hints.append(message.remedy)
         if self._findings:
-            hints.append("correct what was found; `dtrain launch --no-check` skips this check")
+            hints.append("fix these findings; `dtrain launch --no-check` skips the check")
         if self.hang.why and outcome is Outcome.WORKER_FAILED:
-            problems += self.hang.where()
+            problems += self.hang.stuck_workers()
         elif failures and failures[0].is_echo:
-            problems += self.hang.out_of_step()
+            problems += self.hang.collective_mismatches()
         exit_code = _EXIT_CODES[outcome]
         if outcome is Outcome.DONE and problems:
             exit_code = ExitCode.NODE_FAILED
@@ -99,7 +99,7 @@ class Ending:
         )
 
     def reason(self, state: AttemptState, failures: tuple[Failure, ...]) -> str:
-        """One line; ``failures`` with the first cause first."""
+        """One line. ``failures`` starts with the first cause."""
         match state.outcome:
             case Outcome.DONE | None:
                 count = self.context.plan.world_size
@@ -111,13 +111,13 @@ class Ending:
             case Outcome.WORKER_FAILED if failures:
                 return f"{failures[0].who} {failures[0].how}"
             case Outcome.WORKER_FAILED:
-                return "a worker was ended from outside dtrain"
+                return "something outside dtrain stopped a worker"
             case _ if self._findings:
                 errors = len(self._findings)
-                return f"not started: a check of the hosts found {errors} error{'s' * (errors > 1)}"
+                return f"not started: the host check found {errors} error{'s' * (errors > 1)}"
             case _:
                 if self.storage_failed:
-                    return "this machine cannot keep the run's files"
+                    return "this machine cannot store the run's files"
                 hosts = self._failed_hosts(state)
                 if not hosts:
                     return "dtrain failed"
@@ -134,8 +134,8 @@ class Ending:
         faulty.update(host for host, _ in self._broken_hosts())
         inspection = self.context.inspection
         if self.context.attempt > 1 and inspection is not None:
-            # A spare that the check rejects; another one may do.
-            faulty |= inspection.blamed
+            # The check rejected this spare; another spare may pass.
+            faulty |= inspection.failing_newcomers
         steps = [link.reports.step for link in self.links.values() if link.reports.step is not None]
         return restart.AttemptResult(
             ran=state.started,
@@ -152,27 +152,27 @@ class Ending:
 
     @property
     def _is_final(self) -> bool:
-        """Whether another attempt is out of the question, whatever the policy."""
+        """Whether no policy allows another attempt."""
         if self.hang.why:
             return self.context.plan.job.watchdog.then == "stop"
-        # What a check of a whole new job finds is for a person to correct.
+        # The user must fix what the first check finds.
         return self.context.attempt == 1 and bool(self._findings)
 
     @property
     def _findings(self) -> tuple[Finding, ...]:
-        """Why the check of the hosts has refused the launch."""
+        """The errors of the host check that stopped the launch."""
         inspection = self.context.inspection
         return inspection.errors if inspection is not None else ()
 
     def _failed_hosts(self, state: AttemptState) -> list[str]:
-        """The hosts that have a problem, or were lost, in the plan's order."""
+        """The hosts with a problem, or else the lost ones, in the plan's order."""
         named = {problem.host for problem in self.problems if isinstance(problem, NodeError)}
         return [host for host in self.links if host in named] or [
             host for host in self.links if host in _lost(state)
         ]
 
     def causes(self) -> tuple[Failure, ...]:
-        """The failures with all that is known of them by now, the first cause first."""
+        """The failures with all that is known so far, the first cause first."""
         return in_order_of_blame(
             replace(
                 failure,
@@ -187,9 +187,9 @@ class Ending:
         )
 
     def _broken_hosts(self) -> list[tuple[str, KernelMessage]]:
-        """Hosts whose kernel reports broken hardware, each with the first such message.
+        """Hosts whose kernel reports broken hardware, each with its first such message.
 
-        If a process has failed by itself, what was long before that had no part in it.
+        If a process failed on its own, kernel messages from long before did not cause it.
         """
         own = [failure for failure in map(self._explained, self.failures) if not failure.is_echo]
         since = min((failure.time for failure in own), default=0.0) - RECENT
@@ -201,7 +201,7 @@ class Ending:
         return list(found.items())
 
     def _explained(self, failure: Failure) -> Failure:
-        """With the end of what the process wrote to stderr, if it left no error file."""
+        """The failure with the end of the process's stderr, if it left no error file."""
         if failure.traceback or failure.message:
             return failure
         logs = self.context.folder.logs / failure.host

@@ -1,6 +1,6 @@
-"""What one host has reported about the state of its workers. Pure: times are arguments.
+"""What one host has reported about its workers. Pure: times are arguments.
 
-The link's reader adds to it. Other threads read it at any time.
+The link's reader adds to it. Other threads may read it at any time.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ MAX_KERNEL_MESSAGES = 1000
 
 class HostEvidence:
     def __init__(self, host: str, gpus: Collection[int]) -> None:
-        """``gpus``: numbers of the GPUs that the job uses on the host; none means all."""
+        """``gpus``: indices of the GPUs that the job uses on the host; empty means all."""
         self.stacks: dict[str, str] = {}
         """Stacks of workers from py-spy, by rank, or by role and index."""
         self.collectives: dict[int, list[RankHistory]] = {}
         """The last collectives of each rank, from torch's flight recorder."""
         self.stacks_complete = False
-        """Whether the host has answered the last request for stacks in full."""
+        """Whether the host has answered the last stack request in full."""
         self.kernel: list[KernelMessage] = []
-        """Trouble that the host's kernel has logged since the start."""
+        """Problems that the host's kernel has logged since the start."""
         self.last_activity = 0.0
         """When a worker last wrote output or progress (`time.monotonic`)."""
         self.connected: bool | None = None
@@ -37,14 +37,15 @@ class HostEvidence:
         self._clock_offset = math.inf
 
     def expect_stacks(self) -> None:
-        """A new request for stacks is sent; earlier answers no longer count."""
+        """Discard earlier stacks: a new request is about to be sent."""
         self.stacks_complete = False
         self.stacks, self.collectives = {}, {}
 
     def compare_clocks(self, theirs: float, now: float) -> None:
         """Measure the clock offset from a time that the host has just sent.
 
-        Each difference is the offset plus the message's travel time, so the smallest is the best.
+        Each difference is the offset plus the message's travel time, so the smallest one is the
+        most accurate.
         """
         self._clock_offset = min(self._clock_offset, now - theirs)
 
@@ -64,8 +65,8 @@ class HostEvidence:
                 self.kernel = [*self.kernel, *found][-MAX_KERNEL_MESSAGES:]
 
     def failures(self, event: messages.Exited) -> tuple[Failure, ...]:
-        """The failure of the process, or of each rank that torchrun ran; none for a process that
-        ended well or was stopped."""
+        """The failure of the process, or of each rank that torchrun ran. Empty if the process
+        succeeded or was stopped."""
         if event.code == 0 or event.stopping:
             return ()
         if event.ranks:
@@ -92,7 +93,7 @@ class HostEvidence:
                 role=event.role,
                 index=event.index,
                 rank=event.rank,
-                # Not the error file's own time, which torch gives in whole seconds.
+                # The error file's own time is in whole seconds.
                 time=event.time + self._clock_offset,
                 code=event.code,
                 signal=event.signal,

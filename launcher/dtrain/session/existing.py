@@ -1,8 +1,8 @@
-"""Watches and stops runs that were launched before, by this process or another one.
+"""Watches and stops runs that this or another process launched before.
 
-One process at a time is in charge of a run. Others read the run's folder, and ask the one in
-charge to stop by a signal or a file in the folder. If no process is in charge, whoever watches or
-stops takes over.
+One process at a time is in charge of a run. Other processes read the run's folder, and stop the run
+with a signal or a file in the folder. If no process is in charge, the process that watches or stops
+the run takes over.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from dtrain.session.observer import Observer
 from dtrain.session.secrets import known_secrets
 from dtrain.session.signals import INSIST
 
-LETTING_GO = 5.0
-"""Seconds that a process has to go after the run is over: nobody may read what it shows."""
+EXIT_SECONDS = 5.0
+"""Seconds that the launcher may take to exit after the run is over: its terminal may block."""
 
 Sessions = Callable[[Record], AbstractContextManager[Session]]
-"""Makes the session that takes over a run, and closes it."""
+"""Creates the session that takes over a run, and closes it."""
 
 
 def attach(
     folder: RunFolder, *, sessions: Sessions, observer: Observer, control: Control
 ) -> Report:
-    """Follow a run until it ends or ``control`` leaves it, and take over if its launcher goes.
+    """Follow a run until it ends or ``control`` leaves it. Take over if its launcher exits.
 
     Raises UsageError if the run is over.
     """
@@ -45,7 +45,7 @@ def attach(
     while True:
         claim = folder.claim()
         if claim is None:
-            report = _look_on(folder, observer, control)
+            report = _watch(folder, observer, control)
             if report is not None:
                 return report
             continue
@@ -53,7 +53,7 @@ def attach(
             if (report := ending(folder)) is not None:
                 observer.finished(report)
                 return report
-            # Only now, because whoever was in charge before may have started the job again.
+            # Read it only now: the previous launcher may have restarted the job.
             record = Record.load(folder.path)
             secrets = known_secrets(record.request.spec(), os.environ)
             with sessions(record) as session:
@@ -62,11 +62,11 @@ def attach(
             claim.release()
 
 
-def _look_on(folder: RunFolder, observer: Observer, control: Control) -> Report | None:
-    """Follow what the process in charge writes. None if it goes before the run is over."""
+def _watch(folder: RunFolder, observer: Observer, control: Control) -> Report | None:
+    """Follow what the process in charge writes. None if it exits before the run is over."""
     follower = Follower(folder, Record.load(folder.path), observer)
     follower.skip()
-    report = follower.follow(lambda seconds: _is_asked(control, seconds))
+    report = follower.follow(lambda seconds: _wait(control, seconds))
     if report is not None:
         observer.finished(report)
     elif control.interrupted:
@@ -75,7 +75,7 @@ def _look_on(folder: RunFolder, observer: Observer, control: Control) -> Report 
     return report
 
 
-def _is_asked(control: Control, seconds: float) -> bool:
+def _wait(control: Control, seconds: float) -> bool:
     if not control.interrupted:
         control.wait(seconds)
     return control.interrupted
@@ -84,10 +84,11 @@ def _is_asked(control: Control, seconds: float) -> bool:
 def stop(
     folder: RunFolder, *, force: bool, sessions: Sessions, observer: Observer, control: Control
 ) -> ExitCode:
-    """End a run, and what it has left on its hosts; whoever is in charge of it does it.
+    """Stop a run and end its leftover processes; the process in charge does the work.
 
-    OK once it has ended; INTERRUPTED if ``control`` was asked not to wait; otherwise how the run
-    has failed meanwhile. Raises UsageError if it is over already, or if another user is in charge.
+    Returns OK once the run has ended, INTERRUPTED if ``control`` was asked not to wait, and else
+    the exit code of a run that failed first. Raises UsageError if the run is already over or if
+    another user is in charge.
     """
     asked: set[int] = set()
     waited = False
@@ -98,7 +99,7 @@ def stop(
                 return _end(folder, force, sessions, observer, control)
             finally:
                 claim.release()
-        report = _ask(folder, force, asked, observer, control)
+        report = _request_stop(folder, force, asked, observer, control)
         waited = True
         if control.interrupted:
             return ExitCode.INTERRUPTED
@@ -110,35 +111,35 @@ def stop(
 
 
 def _is_clean(folder: RunFolder) -> bool:
-    """Whether nothing is left to be ended."""
-    return ending(folder) is not None and not Record.load(folder.path).stray
+    """Whether the run is over and left no processes."""
+    return ending(folder) is not None and not Record.load(folder.path).leftovers
 
 
 def _end(
     folder: RunFolder, force: bool, sessions: Sessions, observer: Observer, control: Control
 ) -> ExitCode:
-    """Take over a run that no process is in charge of, and end it, or what it has left behind."""
+    """Take over a run without a launcher. Stop it, or end its leftover processes."""
     record = Record.load(folder.path)
     with sessions(record) as session:
         if ending(folder) is not None:
             if session.clean(record, folder):
-                observer.notice("nothing is left of it now")
+                observer.notice("no processes are left")
                 return ExitCode.OK
-            observer.notice("some hosts cannot be reached; stop it again when they can")
+            observer.notice("some hosts cannot be reached; run `dtrain stop` again when they can")
             return ExitCode.INTERRUPTED if control.interrupted else ExitCode.NODE_FAILED
         (control.kill if force else control.stop)("dtrain stop")
         code = session.attach(record, folder, None).exit_code
     return ExitCode.OK if code is ExitCode.INTERRUPTED else code
 
 
-def _ask(
+def _request_stop(
     folder: RunFolder, force: bool, asked: set[int], observer: Observer, control: Control
 ) -> Report | None:
-    """Have the process in charge end the run, and wait until it has gone; how the run ended.
-    ``asked`` are those that have been asked before."""
+    """Ask the process in charge to end the run, and wait until it exits. Returns how the run
+    ended. ``asked`` has the processes that were asked before."""
     follower = Follower(folder, Record.load(folder.path), observer)
     follower.skip()
-    # One that is in charge of a run that is over ends what is left of it, and is left to it.
+    # If the run is over, the process in charge is already ending its leftovers.
     over = follower.report is not None
     if not over:
         pid = folder.in_charge()
@@ -146,12 +147,12 @@ def _ask(
             asked.add(pid)
             if not stop_requests.send(folder, pid, force=force):
                 _signal(pid, INSIST if force else signal.SIGTERM, folder)
-        # Another process may take charge when it leaves, and is then asked in its turn.
-        follower.follow(lambda seconds: _is_asked(control, seconds) or folder.in_charge() != pid)
-        follower.look()
-    until = math.inf if over else time.monotonic() + LETTING_GO
+        # Another process may take charge when this one exits. The next call asks it.
+        follower.follow(lambda seconds: _wait(control, seconds) or folder.in_charge() != pid)
+        follower.read_new()
+    until = math.inf if over else time.monotonic() + EXIT_SECONDS
     while follower.report is not None and folder.in_charge() is not None:
-        if _is_asked(control, POLL) or time.monotonic() > until:
+        if _wait(control, POLL) or time.monotonic() > until:
             break
     return None if over else follower.report
 
@@ -164,6 +165,6 @@ def _signal(pid: int, number: int, folder: RunFolder) -> None:
         pass
     except PermissionError:
         raise UsageError(
-            f"process {pid}, which is in charge of run {folder.name}, is another user's",
+            f"process {pid}, which is in charge of run {folder.name}, belongs to another user",
             hint="stop the run as that user",
         ) from None

@@ -1,10 +1,10 @@
-"""Passes what happens in a run to one receiver, in one thread, so that nothing waits for it.
+"""Passes the events of a run to one receiver in a separate thread, so that the run never waits.
 
     session threads ── started, host_state, notice, output, progress, finished ──> Feed
-    Feed's thread   ── reads what is new in the stream files ──> Receiver
+    Feed's thread   ── reads new data from the stream files ──────────────────> Receiver
 
-Workers' output is never queued in memory: a call only says how long a file is, and the thread
-reads it back in pieces, each stream in turn, when the receiver is ready for more.
+Workers' output is never queued in memory. A call only gives the size of a file. When the receiver
+is ready, the thread reads the file in pieces, one stream after the other.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ StreamKey = tuple[str, str, int, str]
 """Host, role, index, and ``stdout`` or ``stderr``."""
 
 _PIECE = 128 << 10
-"""Bytes read from one stream before the next one has its turn."""
+"""Bytes read from one stream before the next stream gets its turn."""
 
 
 class Receiver(Protocol):
-    """Gets everything that a feed has. All calls come from one thread, and may block."""
+    """Receives all events of a feed. All calls come from one thread and may block."""
 
     limit: int
-    """Bytes of one line that are passed on."""
+    """Bytes of one line that are passed on. The rest of the line is cut."""
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None: ...
 
     def attached(self, run: str, plan: LaunchPlan, folder: str) -> None: ...
 
-    def again(self, attempt: int, plan: LaunchPlan) -> None: ...
+    def next_attempt(self, attempt: int, plan: LaunchPlan) -> None: ...
 
     def known(self, plan: LaunchPlan) -> None:
-        """Output of these workers will come; nothing else is to be said."""
+        """Output of these workers follows. There is nothing else to show."""
 
     def host_state(self, host: str, state: str, detail: str) -> None: ...
 
@@ -56,15 +56,15 @@ class Receiver(Protocol):
     def notice(self, text: str) -> None: ...
 
     def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
-        """Lines that ``stream`` completed, and what it shows of the next one."""
+        """Lines that ``stream`` completed, and the start of its next line."""
 
     def progress(self, host: str, report: Progress) -> None: ...
 
     def flush(self, now: float) -> None:
-        """Write what has come together, unless it is better to wait for more."""
+        """Write buffered output, unless it is better to wait for more."""
 
     def next_flush(self, now: float) -> float | None:
-        """Seconds after which `flush` has something to do although nothing new has come."""
+        """Seconds until `flush` is due even if no new data arrives."""
 
     def suspend(self) -> None:
         """Write everything and leave the cursor on an empty line."""
@@ -74,7 +74,7 @@ class Receiver(Protocol):
 
 
 class _Followed:
-    """How far one stream has been passed on."""
+    """Position in one stream."""
 
     def __init__(self, stream: Stream, limit: int) -> None:
         self.framer = LineFramer(limit=limit, whole_in=str(stream.path))
@@ -87,7 +87,7 @@ class Feed:
     def __init__(
         self, receiver: Receiver, wanted: Callable[[Stream], bool] = lambda stream: True
     ) -> None:
-        """``wanted``: whether a stream's output is passed on."""
+        """``wanted``: whether to pass on a stream's output."""
         self._receiver = receiver
         self._wanted = wanted
         self._wake = threading.Condition()
@@ -96,7 +96,7 @@ class Feed:
         self._paused = 0
         self._quiet = False
         self._hurry = False
-        # The rest belongs to the feed's thread.
+        # Only the feed's thread uses the fields below.
         self._followed: dict[Stream, _Followed] = {}
         self._unread: dict[Stream, int] = {}
         self._ending = False
@@ -111,8 +111,8 @@ class Feed:
     def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
         self._call(lambda: self._receiver.attached(run, plan, folder))
 
-    def again(self, attempt: int, plan: LaunchPlan) -> None:
-        self._call(lambda: self._receiver.again(attempt, plan))
+    def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
+        self._call(lambda: self._receiver.next_attempt(attempt, plan))
 
     def host_state(self, host: str, state: str, detail: str = "") -> None:
         self._call(lambda: self._receiver.host_state(host, state, detail))
@@ -125,7 +125,7 @@ class Feed:
 
     def skip(self, stream: Stream, size: int) -> None:
         def skip() -> None:
-            # A stream that is followed already goes on where it is.
+            # A stream that is already being followed keeps its position.
             if stream not in self._followed:
                 self._followed[stream] = followed = _Followed(stream, self._receiver.limit)
                 followed.offset = size
@@ -147,15 +147,15 @@ class Feed:
     def finished(self, report: Report) -> None:
         self._end(report)
 
-    def left(self, run: str, *, goes_on: bool = True) -> None:
+    def left(self, run: str, *, still_running: bool = True) -> None:
         self._end(None)
 
     def known(self, plan: LaunchPlan) -> None:
-        """Instead of `started`, where nothing is to be said but what workers say."""
+        """Call it instead of `started` to show only the workers' output."""
         self._call(lambda: self._receiver.known(plan))
 
     def close(self) -> None:
-        """Instead of `finished`, where nothing is to be said of the end."""
+        """Call it instead of `finished` to show nothing about the end."""
         self._end(None)
 
     def _end(self, report: Report | None) -> None:
@@ -165,25 +165,25 @@ class Feed:
         self._call(end)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Whether everything, the report included, has been received within ``timeout`` seconds
-        after `finished`. Raises what the receiver has raised."""
+        """Whether the receiver got everything, including the report, within ``timeout`` seconds.
+        Raises the receiver's exception."""
         done = self._done.wait(timeout)
         if self._error is not None:
             raise self._error
         return done
 
     def hurry(self) -> None:
-        """Skip the output that has not been passed on yet: it is in the files."""
+        """Skip output that has not been passed on yet. The files have it."""
         self.mute()
 
     def mute(self) -> None:
-        """From now on pass on no worker's output: it is in the files."""
+        """Pass on no more output of workers. The files have it."""
         self._hurry = True
         self._call(self._unread.clear)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """While the terminal is used for something else, a passphrase say, nothing is passed on."""
+        """Pass nothing on while the terminal has another use, such as a passphrase prompt."""
         with self._wake:
             self._paused += 1
             self._wake.notify_all()
@@ -204,7 +204,7 @@ class Feed:
         try:
             while not self._step():
                 pass
-        except BaseException as error:  # noqa: BLE001 - `wait` raises it where somebody sees it
+        except BaseException as error:  # noqa: BLE001 - `wait` raises it in the caller's thread
             self._error = error
         finally:
             with self._wake:
@@ -212,18 +212,18 @@ class Feed:
                 self._wake.notify_all()
 
     def _step(self) -> bool:
-        """Pass on what there is. Whether that was the end."""
+        """Pass on what has arrived. Returns whether the feed has ended."""
         timeout = self._receiver.next_flush(time.monotonic())
         with self._wake:
             if not self._unread:
-                self._wake.wait_for(self._something, timeout)
+                self._wake.wait_for(self._has_work, timeout)
             calls, self._calls = self._calls, deque()
             grown, self._grown = self._grown, {}
             paused = self._paused
         for call in calls:
             call()
         if paused:
-            self._rest()
+            self._suspend()
         if not self._hurry:
             self._unread.update(grown)
         read = 0
@@ -241,7 +241,7 @@ class Feed:
         self._receiver.flush(time.monotonic())
         return False
 
-    def _rest(self) -> None:
+    def _suspend(self) -> None:
         self._receiver.suspend()
         with self._wake:
             self._quiet = True
@@ -249,11 +249,11 @@ class Feed:
             self._wake.wait_for(lambda: not self._paused)
             self._quiet = False
 
-    def _something(self) -> bool:
+    def _has_work(self) -> bool:
         return bool(self._calls or self._grown or self._paused)
 
     def _read(self, stream: Stream) -> int:
-        """Pass on one piece of a stream; its bytes."""
+        """Pass on one piece of a stream. Returns its size in bytes."""
         followed = self._followed.get(stream)
         if followed is None:
             followed = self._followed[stream] = _Followed(stream, self._receiver.limit)
@@ -270,7 +270,7 @@ class Feed:
             piece = b""
         followed.offset += len(piece)
         if not piece or followed.offset >= size:
-            # No piece before the end: somebody has cut or removed the file.
+            # No data before the expected size: the file was truncated or removed.
             followed.offset = max(followed.offset, size)
             del self._unread[stream]
         if piece:

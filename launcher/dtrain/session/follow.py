@@ -13,11 +13,11 @@ from dtrain.runs.record import Record
 from dtrain.session.observer import Observer
 
 POLL = 0.1
-"""Seconds between two looks at files that may have grown."""
+"""Seconds between two reads of files that may have grown."""
 
 
 class Follower:
-    """Tells an observer what the run's journal and logs say."""
+    """Passes what the run's journal and logs contain to an observer."""
 
     def __init__(self, folder: RunFolder, record: Record, observer: Observer) -> None:
         self._folder = replace(folder, attempt=record.attempt)
@@ -27,20 +27,20 @@ class Follower:
         self._journal = JournalReader(folder.journal)
         self._sizes: dict[Stream, int] = {}
         self.report: Report | None = None
-        """How the run ended, once it has."""
+        """How the run ended; None until it has."""
         observer.attached(record.run, self._plan, str(folder.path))
 
     def follow(self, wait: Callable[[float], bool]) -> Report | None:
-        """Tell of all that happens until the run is over; None when the process in charge has
-        gone before that, or ``wait``, which waits for so many seconds, says that it is enough."""
+        """Follow the run until it is over. None if the process in charge exits first, or if
+        ``wait``, which waits for that many seconds, returns true."""
         while True:
             in_charge = self._folder.in_charge()
-            self.look()
+            self.read_new()
             if self.report is not None or in_charge is None or wait(POLL):
                 return self.report
 
     def skip(self) -> None:
-        """Show only what comes from now on, and how things stand."""
+        """Show the current state, and then only new events and output."""
         states: dict[str, journal.Event] = {}
         pages: dict[str, journal.Event] = {}
         findings: list[journal.Event] = []
@@ -59,25 +59,25 @@ class Follower:
                     pages.clear()
                     findings = []
                     if attempt > self._record.attempt:
-                        self._tell(event)  # it has come since the record was read
+                        self._forward(event)  # it began after the record was read
                 case journal.Finished(report):
                     self.report = report
         for event in (*findings, *states.values(), *pages.values()):
-            self._tell(event)
+            self._forward(event)
         for stream, size in self._folder.sizes(self._plan).items():
             self._sizes[stream] = size
             self._observer.skip(stream, size)
 
-    def look(self) -> None:
-        """Tell what is new since the last look."""
+    def read_new(self) -> None:
+        """Show what is new since the last call."""
         for _, event in self._journal.read():
-            self._tell(event)
+            self._forward(event)
         for stream, size in self._folder.sizes(self._plan).items():
             if size > self._sizes.get(stream, 0):
                 self._sizes[stream] = size
                 self._observer.output(stream, size)
 
-    def _tell(self, event: journal.Event) -> None:
+    def _forward(self, event: journal.Event) -> None:
         match event:
             case journal.HostState(host, state, detail):
                 self._observer.host_state(host, state, detail)
@@ -88,17 +88,17 @@ class Follower:
             case journal.Progressed(report):
                 self._observer.progress("", report)
             case journal.NextAttempt(attempt):
-                # It may be of a later attempt by now.
+                # The record may already describe a later attempt.
                 self._record = replace(Record.load(self._folder.path), attempt=attempt)
                 self._plan = self._record.plan()
                 self._folder = replace(self._folder, attempt=attempt)
-                self._observer.again(attempt, self._plan)
+                self._observer.next_attempt(attempt, self._plan)
             case journal.Finished(ended):
                 self.report = ended
 
 
 def ending(folder: RunFolder) -> Report | None:
-    """How a run ended; None while it goes on. Raises UsageError as `JournalReader.read` does."""
+    """How a run ended; None if it has not. Raises UsageError as `JournalReader.read` does."""
     report = None
     for _, event in JournalReader(folder.journal).read():
         if isinstance(event, journal.Finished):

@@ -1,4 +1,4 @@
-"""A port of a host, made reachable on this machine through the host's connection."""
+"""Forwards a port of a host to this machine, over the host's connection."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dtrain.diagnostics import ConnectError
 from dtrain.transport.contract import Connection, TcpStream
 
 OPEN_WITHIN = 10.0
-"""Seconds that the host has to connect to its own port."""
+"""Seconds that the host may take to connect to its own port."""
 _PIECE = 1 << 16
 
 
 class Forward:
-    """Listens on 127.0.0.1 and passes each connection on to ``port`` of a host.
+    """Listens on 127.0.0.1 and forwards each connection to ``port`` on a host.
 
-    ``connection`` gives the host's connection of the moment, which a reconnect replaces.
+    ``connection`` returns the host's current connection, which changes when the link reconnects.
     """
 
     def __init__(self, port: int, connection: Callable[[], Connection | None]) -> None:
-        """Raises OSError where this machine has no port left."""
+        """Raises OSError if this machine has no free port."""
         self._remote_port = port
         self._connection = connection
         self._lock = threading.Lock()
@@ -30,14 +30,14 @@ class Forward:
         self._open: set[TcpStream] = set()
         self._listener = _listen(port)
         self.port: int = self._listener.getsockname()[1]
-        """The same number as on the host, where it is free here."""
+        """The host's port number if it is free on this machine, else another one."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             streams = list(self._open)
-        # Closing alone would not wake the thread that waits in accept(2).
+        # Closing alone does not wake the thread that blocks in accept(2).
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -82,7 +82,7 @@ def _listen(port: int) -> socket.socket:
 
 
 def _pump(source: TcpStream, target: TcpStream) -> None:
-    """Pass on what comes, and then the end of it."""
+    """Copy data until ``source`` ends, then end ``target``."""
     with suppress(OSError, EOFError):
         while data := source.recv(_PIECE):
             target.sendall(data)

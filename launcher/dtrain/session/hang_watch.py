@@ -1,4 +1,4 @@
-"""Notices that a job has hung, and where: the watchdog of one attempt."""
+"""The watchdog of one attempt: detects a hang and finds which workers hang where."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from dtrain.session.context import AttemptContext
 from dtrain.session.link import Link
 
 STDERR_TAIL = 1 << 16
-"""Bytes at the end of a worker's stderr in which its stack is searched."""
+"""Bytes at the end of a worker's stderr that are searched for its stack."""
 STACKS_SECONDS = 40.0
-"""Seconds that hosts have to report where their workers are."""
+"""Seconds that hosts may take to report the stacks of their workers."""
 
 
 class Silence(Enum):
     """What the watchdog knows about the job."""
 
     NONE = auto()
-    """The job has reported something recently, or the network is the one that is silent."""
-    ASKED = auto()
-    """The hosts are asked where their workers are."""
+    """The job has reported something recently, or the connections are down."""
+    COLLECTING = auto()
+    """The hosts collect the stacks of their workers."""
     HUNG = auto()
-    """The job is to end."""
+    """The job must end."""
 
 
 class HangWatch:
@@ -40,56 +40,56 @@ class HangWatch:
         self._watchdog = context.plan.job.watchdog
         self._silence = Silence.NONE
         self._since = math.inf
-        self._asked_at = 0.0
+        self._requested_at = 0.0
 
     def start(self) -> None:
-        """The workers run."""
+        """Start the watchdog: the workers run."""
         self._since = time.monotonic()
 
     @property
     def why(self) -> str:
-        """What the watchdog has seen, once it has acted; empty before."""
+        """What the watchdog has detected, once it has acted; empty before."""
         if self._silence is Silence.NONE:
             return ""
         return f"no output and no progress from any worker for {self._watchdog.silence:g} s"
 
     def has_hung(self) -> bool:
-        """Whether the running job has been silent for so long that it is to end.
+        """Whether the running job has been silent for so long that it must end.
 
-        First every host is asked where its workers are, and has some seconds to find out.
+        First, every host gets some seconds to collect the stacks of its workers.
         """
         if self._watchdog.silence is None:
             return False
         now = time.monotonic()
         if not all(link.reachable for link in self._links.values()):
-            # It is the network that is silent.
+            # The connection is down, so the silence says nothing about the job.
             self._since, self._silence = now, Silence.NONE
         elif self._silence is Silence.NONE:
             last = (link.evidence.last_activity for link in self._links.values())
             if now >= max(self._since, *last) + self._watchdog.silence:
-                self._ask(now)
-        elif self._silence is Silence.ASKED and self._answered(now):
+                self._request_stacks(now)
+        elif self._silence is Silence.COLLECTING and self._answered(now):
             if self._watchdog.then == "report":
-                for line in self.where():
+                for line in self.stuck_workers():
                     self._context.notice(line)
                 self._since, self._silence = now, Silence.NONE
             else:
                 self._silence = Silence.HUNG
         return self._silence is Silence.HUNG
 
-    def _ask(self, now: float) -> None:
-        self._silence, self._asked_at = Silence.ASKED, now
-        self._context.notice(f"{self.why}; asking each where it is")
+    def _request_stacks(self, now: float) -> None:
+        self._silence, self._requested_at = Silence.COLLECTING, now
+        self._context.notice(f"{self.why}; collecting stacks")
         for link in self._links.values():
             link.request_stacks(abort=self._watchdog.then != "report")
 
     def _answered(self, now: float) -> bool:
-        return now >= self._asked_at + STACKS_SECONDS or all(
+        return now >= self._requested_at + STACKS_SECONDS or all(
             link.evidence.stacks_complete or link.reported_end for link in self._links.values()
         )
 
-    def where(self) -> list[str]:
-        """Which workers wait where, a line for each place."""
+    def stuck_workers(self) -> list[str]:
+        """Where workers wait: one line for each place."""
         sizes = self._context.folder.sizes(self._context.plan)
         streams = [stream for stream in sizes if stream.fd == "stderr"]
         with_ranks = {stream.host for stream in streams if stream.rank is not None}
@@ -97,18 +97,18 @@ class HangWatch:
         for stream in streams:
             reported = self._links[stream.host].evidence.stacks.get(stream.label)
             if not reported and stream.role == "torchrun" and stream.host in with_ranks:
-                continue  # It only looks after its ranks.
+                continue  # torchrun only waits for its ranks.
             text = reported or tail(stream.path, STDERR_TAIL).decode(errors="replace")
             places[stream.label, stream.host] = place(stack(text))
         if not any(where.script or where.call for where in places.values()):
-            unknown = "no worker told where it is; py-spy on the hosts can tell of any"
-            return self.out_of_step() or [unknown]
+            unknown = "no worker reported a stack; install py-spy on the hosts to see stacks"
+            return self.collective_mismatches() or [unknown]
         labels = {f"{label} {host}": where for (label, host), where in places.items()}
         stacks = [f"{_workers(those)}: in {where}" for where, those in compare(labels)]
-        return stacks + self.out_of_step()
+        return stacks + self.collective_mismatches()
 
-    def out_of_step(self) -> list[str]:
-        """The collectives that not all ranks have joined, from torch's flight recorders."""
+    def collective_mismatches(self) -> list[str]:
+        """The collectives that some ranks have not joined, from torch's flight recorders."""
         return collectives.compare(
             {
                 rank: groups

@@ -1,4 +1,4 @@
-"""What a run's folder says about its attempts so far, also those that another process saw."""
+"""Reads a run's attempts so far from its folder, including those of earlier launchers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stop_reason(folder: RunFolder) -> str:
 
 
 def received(folder: RunFolder, plan: LaunchPlan) -> dict[str, dict[str, int]]:
-    """How much of every host's streams and events has arrived."""
+    """Offsets of every host's streams and events up to which data has arrived."""
     offsets: dict[str, dict[str, int]] = {part.host.name: {} for part in plan.hosts}
     for stream, size in folder.sizes(plan).items():
         if stream.host in offsets:

@@ -1,24 +1,24 @@
-"""One host's part of an attempt, as a table: what a link does about everything that can happen.
+"""One host's part of an attempt, as a state machine in a table.
 
 Theory of operation
 -------------------
-The link connects, checks the host and sends the files (``CONNECTING``). Nothing that outlives the
-connection is there yet, so an abort or an error simply ends the host's part. Then it sends the
-launch request (``PREPARING``). From now on only the host can say that nothing is left there, so
-an abort is a command, and the host answers with ``bye`` (``ABORTING``).
+The link connects, checks the host and syncs files (``CONNECTING``). Nothing on the host outlives
+the connection yet, so an abort or an error simply ends the host's part. Then the link sends the
+launch request (``PREPARING``). From now on only the host can confirm that nothing is left there.
+An abort is therefore a command, and the host answers it with ``bye`` (``ABORTING``).
 
-A prepared host starts its workers when the controller says so (``RUNNING``), until the controller
-stops or kills them (``STOPPING``). In both phases a broken connection changes nothing: the link
-reconnects, and repeats the last command to the new relay. Only a link that cannot reconnect in
-time, or a host that breaks the protocol, gives the host up.
+A prepared host starts its workers on the controller's command (``RUNNING``). They run until the
+controller stops or kills them (``STOPPING``). In both phases a broken connection changes nothing:
+the link reconnects and sends the last command to the new relay. The link gives the host up only if
+it cannot reconnect in time, or if the host breaks the protocol.
 
-Once the host has said how its part ended, or is given up, only output is still to come
+Once the host has reported how its part ended, or is given up, only output can still arrive
 (``DRAINING``), and after that nothing (``OVER``). The controller can close the link at any time
 (``CLOSED``).
 
-`step` is pure: it takes a state and an event and returns the new state with the actions to carry
-out, in order. Events are the controller's requests, the relay's messages and what the link's
-reader observes. Only one event of those that end a host's part reaches the controller: the first.
+`step` is pure: it takes a state and an event, and returns the new state and the actions to carry
+out, in order. Events are the controller's requests, the relay's messages and the observations of
+the link's reader. Several events can end a host's part; only the first reaches the controller.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Leftovers(Enum):
     UNKNOWN = auto()
     NONE = auto()
     NO_RUN = auto()
-    """None: the host does not know the run at all."""
+    """Nothing is left: the host does not know the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +68,16 @@ class LinkState:
     host: str
     phase: HostPhase = HostPhase.CONNECTING
     movable_port: bool = False
-    """Whether a busy port only means that the launch tries another one."""
+    """Whether the launch tries another port if this one is busy."""
     command: dict[str, Any] | None = None
-    """The command that is in force; each new relay gets it again."""
+    """The current command. Each new relay gets it."""
     shown: str = ""
-    """The last state that observers have seen."""
+    """The last state that observers got."""
     leftovers: Leftovers = Leftovers.UNKNOWN
 
     @property
     def started(self) -> bool:
-        """Whether the workers have been started and the host may still send their output."""
+        """Whether the workers have started and the host may still send output."""
         return self.phase in (HostPhase.RUNNING, HostPhase.STOPPING, HostPhase.DRAINING)
 
     @property
@@ -91,7 +91,7 @@ class LinkState:
 
 
 def attached(host: str) -> LinkState:
-    """The state of a host whose workers were started before."""
+    """The state of a host whose workers run already."""
     return LinkState(host, HostPhase.RUNNING, shown="attaching")
 
 
@@ -105,7 +105,7 @@ class StartWorkers:
 
 @dataclass(frozen=True, slots=True)
 class StopWorkers:
-    """TERM, ``grace`` seconds, KILL. ``reason`` is for whoever attaches to the run later."""
+    """TERM, ``grace`` seconds, KILL. The host stores ``reason`` for later launchers."""
 
     grace: float
     reason: str
@@ -118,12 +118,12 @@ class KillWorkers:
 
 @dataclass(frozen=True, slots=True)
 class AbortLaunch:
-    """Undo what a host that has not started has prepared; it answers with `HostEnded`."""
+    """Undo the preparation of a host that has not started; it answers with `HostEnded`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The attempt is over: observers get a final state if they have none yet."""
+    """The attempt is over: show a final state if the last shown state is not final."""
 
     lost: bool
 
@@ -138,7 +138,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Connecting:
-    """The link is at one of its first steps: ``connecting``, ``checking`` or ``syncing``."""
+    """The link begins one of its first steps: ``connecting``, ``checking`` or ``syncing``."""
 
     step: str
 
@@ -164,7 +164,7 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """The host was out of reach for too long."""
+    """The host was unreachable for too long."""
 
     error: NodeError
 
@@ -176,14 +176,14 @@ class SupervisorTimedOut:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """The host sent what no relay sends: it is broken or hostile. A new connection is no help."""
+    """The host broke the protocol: it is faulty or hostile. A new connection does not help."""
 
     error: ProtocolError
 
 
 @dataclass(frozen=True, slots=True)
 class LinkFailed:
-    """A fault in dtrain itself."""
+    """A bug in dtrain."""
 
     error: InternalError
 
@@ -223,7 +223,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """Tell observers the host's state."""
+    """Show the host's state to observers."""
 
     state: str
     detail: str = ""
@@ -231,12 +231,12 @@ class Show:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Close the connection, whatever the reader is doing with it."""
+    """Close the connection, even if the reader is using it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Pass an event on to the attempt's machine, with what the report needs to know about it."""
+    """Pass an event to the attempt's state machine, with facts for the report."""
 
     event: machine.Event | None
     problem: DtrainError | None = None
@@ -248,7 +248,7 @@ Step = tuple[LinkState, list[Action]]
 
 
 def step(state: LinkState, event: Event) -> Step:
-    """The state after ``event``, and what to do now, in order."""
+    """Return the state after ``event`` and the actions to carry out, in order."""
     state, actions = TABLE[type(event)][_COLUMN[state.phase]](state, event)
     for action in actions:
         if isinstance(action, Show):
@@ -315,7 +315,7 @@ def _settle(state: LinkState, event: Settle) -> Step:
     if not event.lost and state.shown not in ("ended", "failed"):
         return state, [Show("ended")]
     if event.lost and state.shown not in ("lost", "unreachable", "failed"):
-        return state, [Show("lost", "did not say that the job's processes are gone")]
+        return state, [Show("lost", "did not confirm that the job's processes ended")]
     return state, []
 
 
@@ -324,24 +324,24 @@ def _prepared(state: LinkState, event: messages.Prepared) -> Step:
 
 
 def _follow(state: LinkState, event: messages.Attached) -> Step:
-    again: list[Action] = [Send(state.command)] if state.command is not None else []
-    return state, [Show("stopping" if state.stopping else "running"), *again]
+    resend: list[Action] = [Send(state.command)] if state.command is not None else []
+    return state, [Show("stopping" if state.stopping else "running"), *resend]
 
 
 def _refuse(state: LinkState, event: messages.Refused) -> Step:
     error = problems.refused(state.host, event)
-    return _cannot_prepare(_found_gone(state, event), error)
+    return _cannot_prepare(_record_missing_run(state, event), error)
 
 
 def _refuse_to_follow(state: LinkState, event: messages.Refused) -> Step:
     error = problems.refused(state.host, event)
-    state = _over(_found_gone(state, event))
+    state = _over(_record_missing_run(state, event))
     if event.what == "gone":
         return state, [Show("ended"), Post(machine.HostEnded(state.host), error)]
     return state, [Post(machine.HostLost(state.host), error)]
 
 
-def _found_gone(state: LinkState, event: messages.Refused) -> LinkState:
+def _record_missing_run(state: LinkState, event: messages.Refused) -> LinkState:
     return replace(state, leftovers=Leftovers.NO_RUN) if event.what == "gone" else state
 
 
@@ -357,7 +357,7 @@ def _bye(state: LinkState, event: messages.Bye) -> Step:
 
 
 def _bye_early(state: LinkState, event: messages.Bye) -> Step:
-    return _distrust(state, Malformed(ProtocolError("bye: the job has not ended there")))
+    return _reject(state, Malformed(ProtocolError("bye: the job has not ended on this host")))
 
 
 def _finish(state: LinkState, event: messages.Bye | messages.Refused) -> Step:
@@ -386,7 +386,7 @@ def _give_up(state: LinkState, event: TimedOut) -> Step:
 
 
 def _give_up_output(state: LinkState, event: TimedOut) -> Step:
-    # It has ended, but not all of its output has arrived.
+    # The job has ended there, but some of its output has not arrived.
     return _over(state), [Post(None, event.error)]
 
 
@@ -395,20 +395,20 @@ def _give_up_supervisor(state: LinkState, event: SupervisorTimedOut) -> Step:
     return _drain(state), [*actions, Post(machine.HostLost(state.host), event.error)]
 
 
-def _distrust_early(state: LinkState, event: Malformed) -> Step:
+def _reject_early(state: LinkState, event: Malformed) -> Step:
     state, actions = _cannot_prepare(
         state, AnswerError(state.host, "preparing the job", event.error)
     )
     return state, [Send({"op": "kill"}), *actions]
 
 
-def _distrust(state: LinkState, event: Malformed) -> Step:
+def _reject(state: LinkState, event: Malformed) -> Step:
     error = AnswerError(state.host, "following the job", event.error)
     lost = Post(machine.HostLost(state.host), error)
     return _over(state), [Send({"op": "kill"}), Show("failed", error.reason), lost]
 
 
-def _distrust_late(state: LinkState, event: Malformed) -> Step:
+def _reject_late(state: LinkState, event: Malformed) -> Step:
     error = AnswerError(state.host, "following the job", event.error)
     return _over(state), [Send({"op": "kill"}), Post(None, error)]
 
@@ -469,8 +469,8 @@ TABLE: dict[type[Event], _Row] = {
         _ignore, _ignore, _ignore, _give_up_supervisor, _give_up_supervisor, _ignore, _ignore,
         _ignore),
     Malformed: (
-        _distrust_early, _distrust_early, _distrust_early, _distrust, _distrust, _distrust_late,
-        _distrust_late, _ignore),
+        _reject_early, _reject_early, _reject_early, _reject, _reject, _reject_late,
+        _reject_late, _ignore),
     LinkFailed: (
         _fail, _fail, _fail, _fail, _fail, _fail_late, _fail_late, _fail_late),
     messages.Prepared: (

@@ -1,4 +1,4 @@
-"""What the relays of one host send: checked, stored, and passed on to what it concerns."""
+"""Validates, stores and dispatches what the relays of one host send."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from dtrain.session.relay import RelayChannel
 from dtrain.session.reports import WorkerReports
 
 MAX_NOTICE, MAX_NOTICES = 500, 20
-"""Characters of one notice of a relay, and how many are shown."""
+"""Maximum characters of a notice, and maximum notices shown for each host."""
 
 
 class Inbox:
-    """Only the link's reader calls it."""
+    """Only the link's reader uses it."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Inbox:
         outage: Outage,
         step: Callable[[host_state.Event], object],
     ) -> None:
-        """``step`` passes an event on to the host's table."""
+        """``step`` passes an event to the host's state machine."""
         self.output = HostOutput(part.host.name, context.folder)
         self._context = context
         self._host = part.host.name
@@ -51,13 +51,13 @@ class Inbox:
         timeout = context.plan.job.restart.node_timeout
         self._supervisor = SupervisorLiveness(self._host, timeout)
         self._journaled = 0
-        """Offset up to which the host's events are in the journal already."""
+        """Offset of the host's events up to which the journal has them."""
         self._notices = 0
 
     def resume(self, offsets: Mapping[str, int]) -> None:
-        """Continue a run of which so much has arrived already."""
+        """Continue a run from the given offsets."""
         self.output.offsets.update(offsets)
-        # All events are sent again, because they make the state; they are not journaled again.
+        # The host sends all events again to rebuild the state. They are journaled only once.
         self._journaled = self.output.offsets.pop("events", 0)
 
     def begin_relay(self) -> None:
@@ -67,7 +67,7 @@ class Inbox:
     def take(
         self, frame: protocol.Message | protocol.Data, relay: RelayChannel, state: LinkState
     ) -> None:
-        """Raises ProtocolError for what does not agree with the plan or with earlier messages."""
+        """Raises ProtocolError for data that contradicts the plan or earlier messages."""
         if isinstance(frame, protocol.Data):
             self._keep(frame)
             return
@@ -116,7 +116,7 @@ class Inbox:
             self._context.observer.output(stream, size)
 
     def _cannot_store(self, error: StorageError) -> None:
-        # The job is to be stopped, and for that the host's events are still needed.
+        # The job is about to be stopped, which still needs the host's events.
         self._context.post(Post(machine.LauncherFailed(), error))
 
     def _take_event(self, message: messages.Happened) -> None:
@@ -131,7 +131,7 @@ class Inbox:
         self._evidence.compare_clocks(event.time, time.time())
         match event:
             case messages.Exited():
-                # A process that was told to end has not done its work, even with status 0.
+                # A process that was stopped has not finished its work, even if its status is 0.
                 failed = event.code != 0 or event.stopping
                 worker = machine.WorkerId(self._host, event.role, event.index)
                 exited = machine.WorkerExited(worker, failed)
@@ -150,9 +150,9 @@ class Inbox:
             self._step(host_state.SupervisorTimedOut(error))
 
     def _pass_on(self, notice: str) -> None:
-        """Show what the host wants a person to know, within limits: a worker can cause notices."""
+        """Show a notice of the host to the user, within limits: workers can cause notices."""
         self._notices += 1
         if self._notices <= MAX_NOTICES:
             self._context.notice(f"{self._host}: {notice[:MAX_NOTICE]}")
         elif self._notices == MAX_NOTICES + 1:
-            self._context.notice(f"{self._host}: further notices of this host are not shown")
+            self._context.notice(f"{self._host}: more notices from this host are hidden")

@@ -1,4 +1,4 @@
-"""How a run that nobody is in charge of stands, asked of its hosts."""
+"""Asks the hosts for the state of a run without a launcher."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from dtrain.transport import node_program
 from dtrain.transport.contract import RemoteProcess, Transport
 
 LIMIT = 10.0
-"""Seconds that a host has for its answer."""
-ATTEMPTED = "asking how the run stands"
+"""Seconds that a host may take to answer."""
+ATTEMPTED = "asking for the run's state"
 
 
 def ask(
     record: Record, known: Mapping[str, HostStatus], transport: Transport
 ) -> dict[str, HostStatus]:
-    """How every host of the run's present attempt stands. ``known`` is what was known before."""
+    """The state of every host of the current attempt. ``known`` has the last known states."""
     plan = record.plan()
 
     def inquire(part: HostPlan) -> HostStatus:
@@ -50,7 +50,7 @@ def ask(
 
 
 def _silent(before: HostStatus | None, error: NodeError) -> HostStatus:
-    """A host that did not answer; since when, if somebody had noticed before."""
+    """Status of a host that did not answer. Keeps the time at which it became unreachable."""
     since = before.since if before is not None and before.state == "unreachable" else None
     return HostStatus("unreachable", since, error.reason)
 
@@ -63,7 +63,7 @@ def _answer(part: HostPlan, python: str, process: RemoteProcess) -> HostStatus:
         while data := process.read():
             for frame in decoder.feed(data):
                 if isinstance(frame, protocol.Data):
-                    raise ProtocolError("output of a worker, which was not asked for")
+                    raise ProtocolError("unrequested output of a worker")
                 match messages.read_message(frame.body):
                     case messages.Hello(time=theirs):
                         behind = time.time() - theirs
@@ -72,14 +72,14 @@ def _answer(part: HostPlan, python: str, process: RemoteProcess) -> HostStatus:
                     case messages.Refused(reason=reason):
                         raise PrepareError(host, ATTEMPTED, reason)
                     case other:
-                        raise ProtocolError(f"{messages.name_of(other)}: not what was asked for")
+                        raise ProtocolError(f"{messages.name_of(other)}: unexpected answer")
     except ProtocolError as error:
         raise AnswerError(host, ATTEMPTED, error) from None
     raise node_program.failure(host, ATTEMPTED, python, process, decoder.noise)
 
 
 def _status(seen: messages.RunSeen, part: HostPlan, behind: float) -> HostStatus:
-    """What a host says, by this machine's clock, which the host's is ``behind`` so many seconds."""
+    """The host's answer in this machine's time. The host's clock is ``behind`` seconds late."""
     sequence = Sequence(part, 0)
     for one in seen.processes:
         sequence.check_process(one)

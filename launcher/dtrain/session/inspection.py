@@ -1,7 +1,8 @@
-"""The quick part of `dtrain check`, on the connections of a launch.
+"""Runs the quick checks of `dtrain check` on the connections of a launch.
 
-Each link brings its connection here before it prepares anything, and waits. Once all hosts have
-come, or cannot, those that have are looked at together; then either all links go on or none does.
+Each link passes its connection to the inspection before it prepares the host, and waits. Once every
+host has connected or failed, the connected hosts are checked together. Then all links continue, or
+none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dtrain.transport.contract import Connection
 
 
 class Inspection:
-    """One look at the hosts of an attempt. Methods may be called from any thread."""
+    """One check of an attempt's hosts. Methods may be called from any thread."""
 
     def __init__(
         self,
@@ -26,34 +27,33 @@ class Inspection:
         newcomers: Collection[str],
         *,
         base: Path,
-        tell: Callable[[Sequence[Finding]], None],
+        report: Callable[[Sequence[Finding]], None],
     ) -> None:
-        """``newcomers`` are the hosts that no attempt before has used: of the others, only what
-        would make the job fail is told. ``tell`` gets findings, if there are any, once."""
+        """``newcomers`` are the hosts that no earlier attempt used. For other hosts, only errors
+        are reported. ``report`` gets the findings once, if there are any."""
         self._plan = plan
         self._newcomers = frozenset(newcomers)
         self._base = base
-        self._tell = tell
+        self._report = report
         self._lock = threading.Lock()
         self._awaited = {part.host.name for part in plan.hosts}
         self._connections: dict[str, Connection] = {}
         self._preflight: Preflight | None = None
         self._over = threading.Event()
-        self._may_go_on = False
+        self._passed = False
         self.errors: tuple[Finding, ...] = ()
-        """What would make the job fail."""
+        """Findings that would make the job fail."""
 
-    def arrive(self, host: str, connection: Connection) -> bool:
-        """Lend a host's connection until all hosts have been looked at; whether the launch may go
-        on there."""
+    def check_host(self, host: str, connection: Connection) -> bool:
+        """Lend a host's connection and wait for the check. True if the launch may continue."""
         with self._lock:
             self._connections[host] = connection
-        self.leave_out(host)
+        self.drop(host)
         self._over.wait()
-        return self._may_go_on
+        return self._passed
 
-    def leave_out(self, host: str) -> None:
-        """Wait no longer for a host."""
+    def drop(self, host: str) -> None:
+        """Stop waiting for a host."""
         with self._lock:
             if host not in self._awaited:
                 return
@@ -61,27 +61,27 @@ class Inspection:
             last = not self._awaited
         if last:
             try:
-                self._look()
+                self._run()
             finally:
                 self._over.set()
 
     def close(self) -> None:
-        """Let everybody go who still waits."""
+        """Release all waiting links."""
         self._over.set()
 
     @property
     def late(self) -> frozenset[str]:
-        """The hosts that keep the others waiting."""
+        """The hosts that delay the check."""
         with self._lock:
             preflight = self._preflight
             return frozenset(self._awaited if preflight is None else preflight.unanswered)
 
     @property
-    def blamed(self) -> frozenset[str]:
-        """Newcomers with which the job would fail."""
+    def failing_newcomers(self) -> frozenset[str]:
+        """Newcomers that would make the job fail."""
         return self._newcomers & {host for error in self.errors for host in error.hosts}
 
-    def _look(self) -> None:
+    def _run(self) -> None:
         here = [part for part in self._plan.hosts if part.host.name in self._connections]
         preflight = Preflight(replace(self._plan, hosts=tuple(here)), self._lend, base=self._base)
         with self._lock:
@@ -89,16 +89,16 @@ class Inspection:
         try:
             found = before_launch(preflight.look(QUICK))
         finally:
-            # The ports that were tried are free again before anybody goes on.
+            # Releases the ports that the check opened, before any link continues.
             preflight.close()
         if self._over.is_set():
             return
         self.errors = tuple(one for one in found if one.severity is Severity.ERROR)
-        # A host that has not come is told of by its link, and the launch is given up.
-        self._may_go_on = not self.errors and len(here) == len(self._plan.hosts)
-        told = [one for one in found if self.errors or self._newcomers.intersection(one.hosts)]
-        if told:
-            self._tell(told)
+        # The link of a host that did not connect reports it, and the launch ends.
+        self._passed = not self.errors and len(here) == len(self._plan.hosts)
+        shown = [one for one in found if self.errors or self._newcomers.intersection(one.hosts)]
+        if shown:
+            self._report(shown)
 
     def _lend(self, part: HostPlan) -> Connection:
         return self._connections[part.host.name]

@@ -36,7 +36,7 @@ from dtrain.transport.contract import Connection
 
 
 class Link:
-    """The way to one host. Methods may be called from any thread and never block for long."""
+    """The connection to one host. Methods may be called from any thread and return quickly."""
 
     def __init__(self, context: AttemptContext, part: HostPlan) -> None:
         self.host = part.host.name
@@ -56,15 +56,15 @@ class Link:
         self._reader = self._thread("reader", self._read)
         self._writer = self._thread("writer", self._commands.run)
 
-    # What the attempt asks for ------------------------------------------------------------------
+    # Requests of the attempt --------------------------------------------------------------------
 
     def launch(self) -> None:
         """Prepare the host."""
         self._reader.start()
 
     def attach(self, offsets: Mapping[str, int]) -> None:
-        """Follow a host whose workers were started before. ``offsets`` says how much of each of
-        its streams has arrived."""
+        """Follow a host whose workers run already. ``offsets`` has the bytes of each stream that
+        have arrived."""
         self._state = host_state.attached(self.host)
         self._inbox.resume(offsets)
         self._show(host_state.Show(self._state.shown))
@@ -72,16 +72,16 @@ class Link:
         self._reader.start()
 
     def start(self) -> None:
-        """Let the prepared host start its workers."""
+        """Start the workers on the prepared host."""
         self._step(host_state.StartWorkers())
 
     def stop(self, grace: float, reason: str) -> None:
-        """Ask the host to stop its workers: TERM, ``grace`` seconds, KILL. ``reason`` is for
-        whoever attaches to the run later."""
+        """Stop the host's workers: TERM, ``grace`` seconds, KILL. The host stores ``reason`` for
+        later launchers."""
         self._step(host_state.StopWorkers(grace, reason))
 
     def kill(self) -> None:
-        """Have the host kill its workers at once."""
+        """Kill the host's workers at once."""
         self._step(host_state.KillWorkers())
 
     def abort(self) -> None:
@@ -89,24 +89,24 @@ class Link:
         self._step(host_state.AbortLaunch())
 
     def request_stacks(self, *, abort: bool) -> None:
-        """Ask where the host's workers are; ``abort`` allows the host to end them for it."""
+        """Request the workers' stacks. ``abort``: the host may kill workers to get them."""
         self.evidence.expect_stacks()
         self._commands.send({"op": "stacks", "abort": abort})
 
     def settle(self, *, lost: bool) -> None:
-        """Show the host's final state, if the last one that was shown is not final."""
+        """Show a final state, unless the last shown state is final."""
         self._step(host_state.Settle(lost))
 
     def close(self) -> None:
-        """Send no more commands than were given, and make no new connection."""
+        """Send no commands beyond those already queued, and open no new connection."""
         self._step(host_state.Close())
         self._closed.set()
         self.reports.close()
         self._commands.finish()
 
     def disconnect(self, timeout: float) -> None:
-        """End the connection of a closed link, once the commands given are sent or so many seconds
-        have passed."""
+        """Close the connection of a closed link once its commands are sent, or after ``timeout``
+        seconds."""
         if self._writer.is_alive():
             self._writer.join(timeout)
         with self._lock:
@@ -114,7 +114,7 @@ class Link:
         if connection is not None:
             connection.close()
 
-    # What the attempt wants to know -------------------------------------------------------------
+    # State for the attempt ----------------------------------------------------------------------
 
     @property
     def reported_end(self) -> bool:
@@ -127,7 +127,7 @@ class Link:
 
     @property
     def reachable(self) -> bool:
-        """Whether it is not known to be cut off."""
+        """Whether the connection works, as far as is known."""
         return self._outage.reachable
 
     def received(self) -> Mapping[str, int]:
@@ -135,16 +135,16 @@ class Link:
         return self._inbox.output.received()
 
     def drained(self, timeout: float) -> bool:
-        """Whether everything that the host had to send has arrived, after waiting so long."""
+        """Wait up to ``timeout`` seconds. Returns whether everything from the host has arrived."""
         if self._commands.relay is None:
             return True
         self._reader.join(timeout)
         return not self._reader.is_alive()
 
-    # Acting on the table ------------------------------------------------------------------------
+    # Running the state machine ------------------------------------------------------------------
 
     def _step(self, event: host_state.Event) -> HostPhase:
-        """Carry out what the table says about ``event``. Returns the phase after it."""
+        """Pass ``event`` to the state machine and run its actions. Returns the new phase."""
         with self._lock:
             self._state, actions = host_state.step(self._state, event)
             phase = self._state.phase
@@ -176,11 +176,11 @@ class Link:
         def guarded() -> None:
             try:
                 work()
-            except Exception:  # noqa: BLE001  a thread's fault must end the run, not vanish with it
+            except Exception:  # noqa: BLE001 - a bug in a thread must end the run
                 report = self._context.folder.path / "fault.txt"
                 with contextlib.suppress(OSError):
                     report.write_text(traceback.format_exc())
-                fault = InternalError(f"a fault in dtrain itself; please report the file {report}")
+                fault = InternalError(f"a bug in dtrain; please report the file {report}")
                 self._step(host_state.LinkFailed(fault))
 
         return threading.Thread(target=guarded, name=f"{self.host} {name}", daemon=True)
@@ -194,7 +194,7 @@ class Link:
             except NodeError as error:
                 self._step(host_state.Unreachable(error))
                 if self._context.inspection is not None:
-                    self._context.inspection.leave_out(self.host)
+                    self._context.inspection.drop(self.host)
                 return
         else:
             relay = self._reconnect(at_once=True)
@@ -203,7 +203,7 @@ class Link:
             relay = self._reconnect() if self._state.started else None
 
     def _launch(self) -> RelayChannel | None:
-        """The agent, with its request sent; None if the launch was aborted meanwhile.
+        """Start the agent and send its request. None if the launch was aborted.
 
         Raises NodeError.
         """
@@ -214,7 +214,7 @@ class Link:
             return None
         if context.inspection is not None:
             self._step(host_state.Connecting("checking"))
-            if not context.inspection.arrive(self.host, connection):
+            if not context.inspection.check_host(self.host, connection):
                 wrong = [one.seen for one in context.inspection.errors if self.host in one.hosts]
                 self._step(host_state.CheckFailed(wrong[0] if wrong else ""))
                 return None
@@ -238,7 +238,7 @@ class Link:
         return relay
 
     def _sync(self, connection: Connection, tree: Tree, workdir: str) -> str:
-        """Send the job's files; the folder where they are on the host."""
+        """Send the job's files. Returns their folder on the host."""
         context = self._context
         self.synced = send(
             connection,
@@ -253,7 +253,7 @@ class Link:
         return self.synced.tree_path
 
     def _connect(self) -> Connection | None:
-        """A new connection in place of the last one; None if none is wanted any more."""
+        """Replace the connection with a new one. None if the link needs no connection any more."""
         connection = self._context.transport.connect(self._part.host)
         with self._lock:
             wanted = self._state.phase not in (HostPhase.OVER, HostPhase.CLOSED)
@@ -267,7 +267,7 @@ class Link:
         return connection
 
     def _start_agent(self, connection: Connection, request: dict[str, object]) -> RelayChannel:
-        """An agent with its request. Only then may the writer use it: the request comes first."""
+        """Start an agent and send its request, which must precede all of the writer's commands."""
         process = agent.start(connection, self._python, self._context.name, request)
         relay = RelayChannel(self.host, connection, process)
         self._commands.relay = relay
@@ -278,12 +278,12 @@ class Link:
         return self._context.plan.agent_python(self._part)
 
     def _reconnect(self, *, at_once: bool = False) -> RelayChannel | None:
-        """A new relay on the running job; None if the host is given up, or the link closed."""
+        """Connect a new relay to the running job. None if the host is lost or the link closed."""
         self._outage.begin(time.monotonic())
         problem: NodeError | None = None
         while not self._closed.is_set() and self._outage.lasts(time.monotonic()) < self._timeout:
             if not at_once:
-                # Jitter, so that a switch that comes back is not met by every host at once.
+                # Jitter: after a network outage, not every host reconnects at the same moment.
                 delay = self._outage.next_delay() * random.uniform(0.5, 1.0)  # noqa: S311
                 self._closed.wait(delay)
             try:
@@ -315,7 +315,7 @@ class Link:
     # The reader: following ----------------------------------------------------------------------
 
     def _follow(self, relay: RelayChannel) -> None:
-        """Take in what the relay sends, until it ends or nothing more is to come."""
+        """Process the relay's messages until it ends, or until the host's part is over."""
         self._inbox.begin_relay()
         try:
             for frame in relay.frames():
@@ -325,7 +325,7 @@ class Link:
                     return
         except ConnectError as error:
             if isinstance(error, SilentRelayError) and not self._closed.is_set():
-                self._context.notice(f"{self.host}: {error.reason}; starting another one")
+                self._context.notice(f"{self.host}: {error.reason}; starting a new one")
             self._step(host_state.Unreachable(error))
         except ProtocolError as error:
             self._step(host_state.Malformed(error))

@@ -1,4 +1,4 @@
-"""When a relay or a supervisor that does not answer is given up. Pure."""
+"""Detects a relay or a supervisor that does not answer. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 from dtrain.diagnostics import ConnectError
 
 SUPERVISOR_SILENCE = 15.0
-"""Seconds without an answer after which a supervisor may be stopped (SIGSTOP)."""
+"""Seconds without an answer after which the supervisor may be stopped (SIGSTOP)."""
 
 
 class PingLimit(IntEnum):
@@ -17,19 +17,18 @@ class PingLimit(IntEnum):
     BEFORE_HELLO = 12
     """The relay has not sent its first message: a slow host may still be starting Python."""
     STOPPING = 3
-    """The job is to stop."""
+    """The job is about to stop."""
 
 
 class RelayLiveness:
-    """One relay, and the pings that it has not answered.
+    """One relay and its unanswered pings.
 
-    A ping counts only while the reader waits for the relay: a reader that is busy would not see
-    the answer.
+    A ping counts only while the reader waits for the relay: a busy reader would not see the answer.
     """
 
     def __init__(self) -> None:
         self.given_up = False
-        """Whether the relay is to be replaced. It stays so, whatever the relay sends later."""
+        """Whether the relay must be replaced. Stays true, even if the relay sends data later."""
         self._waiting = False
         self._unanswered = 0
 
@@ -38,12 +37,12 @@ class RelayLiveness:
         self._waiting, self._unanswered = True, 0
 
     def hear(self) -> None:
-        """The reader's wait is over: something came, or the connection ended."""
+        """The reader stops waiting: data arrived, or the connection ended."""
         self._waiting = False
 
     def ping(self, patience: int | None) -> bool:
-        """Count a ping. True if the relay has now left more than ``patience`` unanswered, and is
-        given up; ``None`` never gives up."""
+        """Count a ping. True if the relay has now left more than ``patience`` unanswered and is
+        given up. ``None`` never gives up."""
         if not self._waiting or self.given_up:
             return False
         self._unanswered += 1
@@ -52,7 +51,7 @@ class RelayLiveness:
 
 
 class SupervisorLiveness:
-    """Whether the supervisor answers its relay."""
+    """Tracks whether the supervisor answers its relay."""
 
     def __init__(self, host: str, timeout: float) -> None:
         """``timeout``: seconds without an answer after which the host is lost."""
@@ -61,8 +60,8 @@ class SupervisorLiveness:
         self._silent = False
 
     def hear(self, pid: int, silent: float) -> tuple[str, ConnectError | None]:
-        """``silent``: for how many seconds process ``pid`` has not answered. Returns a notice for
-        a person (or ``""``), and an error once the host is lost."""
+        """``silent``: seconds for which process ``pid`` has not answered. Returns a notice for the
+        user (or ``""``), and an error once the host is lost."""
         name = f"the supervisor (process {pid}) on {self._host}"
         hint = f"continue it there: kill -CONT {pid}"
         notice = ""

@@ -1,20 +1,20 @@
-"""The life of one launch, as a table: what a session does about everything that can happen.
+"""One attempt as a state machine in a table.
 
 Theory of operation
 -------------------
-All hosts are prepared before any starts (``PREPARING``). The moment the last one is ready, all
-start together (``RUNNING``). If one cannot start, the others get a moment to say what is wrong
-with them too (``GIVING_UP``), and then all are told to forget it.
+All hosts are prepared before any host starts (``PREPARING``). Once the last host is ready, all
+start together (``RUNNING``). If one cannot start, the other hosts get a few seconds to report
+their own problems (``GIVING_UP``). Then all hosts undo their preparation.
 
-A run ends for one ``Outcome``, and the first to come stays: every worker finished, a worker
-failed, a host failed, or a person asked. From then on the only aim is that nothing is left
-running (``STOPPING``): each host is asked to stop and says when it is clean. Asking twice, or a
-host that takes too long, turns the request into force (``KILLING``); hosts that do not answer
-even then are given up, and the report says so. When every host is clean, or given up, the launch
-has ``ENDED``. At any time the launcher can leave (``DETACHED``): then nothing more is decided here.
+An attempt ends with one ``Outcome``, and the first one stays: every worker finished, a worker
+failed, a host failed, or the user stopped it. From then on the goal is that nothing is left running
+(``STOPPING``): each host is asked to stop, and reports when it is clean. A second stop request, or
+a host that takes too long, turns the request into a kill (``KILLING``). Hosts that still do not
+answer are given up, and the report names them. When every host is clean or given up, the attempt
+has ``ENDED``. The launcher can leave at any time (``DETACHED``) and then decides nothing more.
 
-`step` is pure: it takes a state and an event and returns the new state with the actions to carry
-out. Times are seconds; it reads no clock, but asks for an alarm.
+`step` is pure: it takes a state and an event, and returns the new state and the actions to carry
+out. Times are in seconds. It reads no clock; it requests an alarm instead.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-HEAR_THE_OTHERS = 3.0
-"""Seconds that other hosts get to say what is wrong with them once one cannot start."""
+COLLECT_PROBLEMS = 3.0
+"""Seconds in which other hosts can report their problems once one cannot start."""
 FAILURE_GRACE = 3.0
-"""At most so many seconds between TERM and KILL after a failure: peers of a dead worker only
-hang, and the machines are wanted back."""
+"""Maximum seconds between TERM and KILL after a failure: peers of a dead worker only hang, and
+their GPUs are needed."""
 CLEANING = 10.0
-"""Seconds beyond the grace in which a host should have reported that it is clean."""
+"""Seconds after the grace period in which a host should report that it is clean."""
 
 
 class AttemptPhase(Enum):
@@ -43,7 +43,7 @@ class AttemptPhase(Enum):
 
 
 class Outcome(Enum):
-    """Why a run ended."""
+    """Why an attempt ended."""
 
     DONE = auto()
     WORKER_FAILED = auto()
@@ -56,14 +56,14 @@ class HostCondition(Enum):
     READY = auto()
     RUNNING = auto()
     CLEAN = auto()
-    """Nothing of the run is left there: it ended, was refused, or never began."""
+    """No process of the run is left: it ended, was refused, or never started."""
     LOST = auto()
-    """Nobody knows: it cannot be reached, or did not answer."""
+    """Unknown: the host cannot be reached or did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerId:
-    """A process of the plan, as the machine tells it from others."""
+    """Identifies a process of the plan."""
 
     host: str
     role: str
@@ -75,17 +75,17 @@ class AttemptState:
     phase: AttemptPhase
     hosts: dict[str, HostCondition]
     awaited: frozenset[WorkerId]
-    """Processes whose end the run waits for: all but services."""
+    """Processes that the run waits for: all except services."""
     services: frozenset[WorkerId]
     grace: float
-    """Seconds between TERM and KILL when a person stops the job."""
+    """Seconds between TERM and KILL when the user stops the job."""
     outcome: Outcome | None = None
     started: bool = False
-    """Whether the workers have been started."""
+    """Whether the workers have started."""
 
     @property
     def running(self) -> list[str]:
-        """The hosts that may still run some of the job."""
+        """The hosts that may still run processes of the job."""
         over = (HostCondition.CLEAN, HostCondition.LOST)
         return [host for host, now in self.hosts.items() if now not in over]
 
@@ -100,7 +100,7 @@ class HostReady:
 
 @dataclass(frozen=True, slots=True)
 class HostRefused:
-    """A host cannot be reached or prepared; nothing of the run is left there."""
+    """A host cannot be reached or prepared. No process of the run is left there."""
 
     host: str
 
@@ -113,41 +113,41 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True)
 class HostEnded:
-    """A host reports that nothing of the run is left running there."""
+    """A host reports that no process of the run is left there."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
 class HostLost:
-    """A host that was running can no longer be reached, or cannot say how it ended."""
+    """A running host can no longer be reached, or cannot report how it ended."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """A person, or the system, asks the launch to end."""
+    """The user or the system requests a stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """The launcher leaves, and lets the job go on."""
+    """The launcher leaves, and the job continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """The job has made no progress for longer than it may."""
+    """The job has made no progress for longer than the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class LauncherFailed:
-    """The launching machine itself cannot go on: its disk is full, say."""
+    """The launching machine cannot continue, for example because its disk is full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """The alarm that was set has come."""
+    """The alarm has expired."""
 
 
 Event = (
@@ -174,7 +174,7 @@ class StartHost:
 
 @dataclass(frozen=True, slots=True)
 class AbortHost:
-    """Forget a host that has not started; it answers with `HostEnded`."""
+    """Undo the preparation of a host; it answers with `HostEnded`."""
 
     host: str
 
@@ -192,7 +192,7 @@ class KillHost:
 
 @dataclass(frozen=True, slots=True)
 class SetAlarm:
-    """Send ``Alarm`` in so many seconds; a later alarm replaces an earlier one."""
+    """Send ``Alarm`` in ``seconds``. A later alarm replaces an earlier one."""
 
     seconds: float
 
@@ -204,7 +204,7 @@ Step = tuple[AttemptState, list[Action]]
 def begin(
     hosts: list[str], awaited: list[WorkerId], services: list[WorkerId], *, grace: float
 ) -> AttemptState:
-    """The state before anything has happened. ``hosts`` is in node-rank order."""
+    """The initial state. ``hosts`` is in node-rank order."""
     return AttemptState(
         phase=AttemptPhase.PREPARING,
         hosts=dict.fromkeys(hosts, HostCondition.PREPARING),
@@ -224,7 +224,7 @@ def attached(
 
 
 def step(state: AttemptState, event: Event) -> Step:
-    """The state after ``event``, and what to do now, in order."""
+    """Return the state after ``event`` and the actions to carry out, in order."""
     return TABLE[state.phase, type(event)](state, event)
 
 
@@ -246,12 +246,12 @@ def _host_ready(state: AttemptState, event: Event) -> Step:
     ]
 
 
-def _host_ready_in_vain(state: AttemptState, event: Event) -> Step:
+def _ready_after_failure(state: AttemptState, event: Event) -> Step:
     assert isinstance(event, HostReady)
-    return _all_heard(_mark(state, event.host, HostCondition.READY))
+    return _abort_if_all_answered(_mark(state, event.host, HostCondition.READY))
 
 
-def _too_late_to_be_ready(state: AttemptState, event: Event) -> Step:
+def _ready_too_late(state: AttemptState, event: Event) -> Step:
     assert isinstance(event, HostReady)
     return state, [AbortHost(event.host)]
 
@@ -259,14 +259,16 @@ def _too_late_to_be_ready(state: AttemptState, event: Event) -> Step:
 def _cannot_start(state: AttemptState, event: Event) -> Step:
     assert isinstance(event, HostRefused | HostEnded | HostLost)
     first = state.phase is AttemptPhase.PREPARING
-    state = replace(_gone(state, event), phase=AttemptPhase.GIVING_UP, outcome=Outcome.HOST_FAILED)
-    state, actions = _all_heard(state)
+    state = replace(
+        _mark_over(state, event), phase=AttemptPhase.GIVING_UP, outcome=Outcome.HOST_FAILED
+    )
+    state, actions = _abort_if_all_answered(state)
     if first and state.phase is AttemptPhase.GIVING_UP:
-        actions = [*actions, SetAlarm(HEAR_THE_OTHERS)]
+        actions = [*actions, SetAlarm(COLLECT_PROBLEMS)]
     return state, actions
 
 
-def _all_heard(state: AttemptState) -> Step:
+def _abort_if_all_answered(state: AttemptState) -> Step:
     if HostCondition.PREPARING in state.hosts.values():
         return state, []
     return _abort(state)
@@ -303,18 +305,18 @@ def _worker_exited(state: AttemptState, event: Event) -> Step:
     state = replace(state, outcome=Outcome.DONE)
     if services:
         return _stop(state, min(state.grace, FAILURE_GRACE))
-    # Each host ends by itself once its processes have; the alarm is for one that does not.
+    # Each host ends by itself once its processes have; the alarm catches a host that does not.
     return replace(state, phase=AttemptPhase.STOPPING), [SetAlarm(CLEANING)]
 
 
 def _host_ended(state: AttemptState, event: Event) -> Step:
     assert isinstance(event, HostEnded)
-    # A host may well have nothing left to do while others still run; but if it owes the end of a
-    # worker, somebody else stopped the job there.
+    # A host may finish while others still run. But if one of its workers has not ended, something
+    # outside this launcher stopped the job there.
     if any(worker.host == event.host for worker in state.awaited):
         state = replace(state, outcome=Outcome.HOST_FAILED)
-        return _stop(_gone(state, event), min(state.grace, FAILURE_GRACE))
-    return _gone(state, event), []
+        return _stop(_mark_over(state, event), min(state.grace, FAILURE_GRACE))
+    return _mark_over(state, event), []
 
 
 def _host_lost(state: AttemptState, event: Event) -> Step:
@@ -332,7 +334,7 @@ def _broken(state: AttemptState, event: Event) -> Step:
 
 
 def _hung(state: AttemptState, event: Event) -> Step:
-    # Waiting processes react to nothing: they have said where they wait, and TERM says no more.
+    # Hung processes ignore TERM, and their stacks are already collected.
     return _stop(replace(state, outcome=Outcome.WORKER_FAILED), 0.0)
 
 
@@ -348,9 +350,9 @@ def _stop(state: AttemptState, grace: float) -> Step:
     ]
 
 
-def _one_less(state: AttemptState, event: Event) -> Step:
+def _host_over(state: AttemptState, event: Event) -> Step:
     assert isinstance(event, HostRefused | HostEnded | HostLost)
-    return _end_if_clean(_gone(state, event)), []
+    return _end_if_clean(_mark_over(state, event)), []
 
 
 def _force(state: AttemptState, event: Event) -> Step:
@@ -358,7 +360,7 @@ def _force(state: AttemptState, event: Event) -> Step:
     return state, [*(KillHost(host) for host in state.running), SetAlarm(CLEANING)]
 
 
-def _leave(state: AttemptState, event: Event) -> Step:
+def _give_up_hosts(state: AttemptState, event: Event) -> Step:
     lost = {
         host: HostCondition.CLEAN if now is HostCondition.CLEAN else HostCondition.LOST
         for host, now in state.hosts.items()
@@ -374,7 +376,7 @@ def _mark(state: AttemptState, host: str, now: HostCondition) -> AttemptState:
     return replace(state, hosts={**state.hosts, host: now})
 
 
-def _gone(state: AttemptState, event: HostRefused | HostEnded | HostLost) -> AttemptState:
+def _mark_over(state: AttemptState, event: HostRefused | HostEnded | HostLost) -> AttemptState:
     lost = isinstance(event, HostLost)
     return _mark(state, event.host, HostCondition.LOST if lost else HostCondition.CLEAN)
 
@@ -398,7 +400,7 @@ TABLE: dict[tuple[AttemptPhase, type[Event]], Callable[[AttemptState, Event], St
     (AttemptPhase.PREPARING, Hung): _ignore,
     (AttemptPhase.PREPARING, LauncherFailed): _broken_early,
     (AttemptPhase.PREPARING, Alarm): _ignore,
-    (AttemptPhase.GIVING_UP, HostReady): _host_ready_in_vain,
+    (AttemptPhase.GIVING_UP, HostReady): _ready_after_failure,
     (AttemptPhase.GIVING_UP, HostRefused): _cannot_start,
     (AttemptPhase.GIVING_UP, WorkerExited): _ignore,
     (AttemptPhase.GIVING_UP, HostEnded): _cannot_start,
@@ -418,26 +420,26 @@ TABLE: dict[tuple[AttemptPhase, type[Event]], Callable[[AttemptState, Event], St
     (AttemptPhase.RUNNING, Hung): _hung,
     (AttemptPhase.RUNNING, LauncherFailed): _broken,
     (AttemptPhase.RUNNING, Alarm): _ignore,
-    (AttemptPhase.STOPPING, HostReady): _too_late_to_be_ready,
-    (AttemptPhase.STOPPING, HostRefused): _one_less,
+    (AttemptPhase.STOPPING, HostReady): _ready_too_late,
+    (AttemptPhase.STOPPING, HostRefused): _host_over,
     (AttemptPhase.STOPPING, WorkerExited): _ignore,
-    (AttemptPhase.STOPPING, HostEnded): _one_less,
-    (AttemptPhase.STOPPING, HostLost): _one_less,
+    (AttemptPhase.STOPPING, HostEnded): _host_over,
+    (AttemptPhase.STOPPING, HostLost): _host_over,
     (AttemptPhase.STOPPING, Interrupted): _force,
     (AttemptPhase.STOPPING, Detached): _detach,
     (AttemptPhase.STOPPING, Hung): _ignore,
     (AttemptPhase.STOPPING, LauncherFailed): _ignore,
     (AttemptPhase.STOPPING, Alarm): _force,
-    (AttemptPhase.KILLING, HostReady): _too_late_to_be_ready,
-    (AttemptPhase.KILLING, HostRefused): _one_less,
+    (AttemptPhase.KILLING, HostReady): _ready_too_late,
+    (AttemptPhase.KILLING, HostRefused): _host_over,
     (AttemptPhase.KILLING, WorkerExited): _ignore,
-    (AttemptPhase.KILLING, HostEnded): _one_less,
-    (AttemptPhase.KILLING, HostLost): _one_less,
-    (AttemptPhase.KILLING, Interrupted): _leave,
+    (AttemptPhase.KILLING, HostEnded): _host_over,
+    (AttemptPhase.KILLING, HostLost): _host_over,
+    (AttemptPhase.KILLING, Interrupted): _give_up_hosts,
     (AttemptPhase.KILLING, Detached): _detach,
     (AttemptPhase.KILLING, Hung): _ignore,
     (AttemptPhase.KILLING, LauncherFailed): _ignore,
-    (AttemptPhase.KILLING, Alarm): _leave,
+    (AttemptPhase.KILLING, Alarm): _give_up_hosts,
     (AttemptPhase.ENDED, HostReady): _ignore,
     (AttemptPhase.ENDED, HostRefused): _ignore,
     (AttemptPhase.ENDED, WorkerExited): _ignore,

@@ -1,4 +1,4 @@
-"""What a session tells whoever watches it. The CLI's views implement this."""
+"""The events that a session reports. The CLI's views implement this interface."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from dtrain.runs.progress import Progress
 
 
 class Observer(Protocol):
-    """All calls may come from any thread, and must return at once: a slow terminal never
-    slows a run, because what is shown is read back from the stream's file."""
+    """Calls may come from any thread and must return at once: a slow terminal never slows a run,
+    because views read output back from the stream files."""
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        """The run has a name and a folder; nothing has been started on any host."""
+        """The run has a name and a folder. No host has started anything yet."""
 
     def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        """Instead of `started`: the run was launched before."""
+        """Replaces `started` for a run that was launched before."""
 
-    def again(self, attempt: int, plan: LaunchPlan) -> None:
-        """The job has failed and is started once more, as ``attempt``."""
+    def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
+        """The job failed and restarts as ``attempt``."""
 
     def host_state(self, host: str, state: str, detail: str = "") -> None:
         """A host is now ``connecting``, ``attaching``, ``checking``, ``syncing``, ``preparing``,
-        ``ready``, ``running``, ``stopping``, or in its final state: ``ended`` (nothing of the run
-        is left there), ``failed`` (it could not start), ``unreachable`` or ``lost`` (connected, but
-        it did not say how the job ended). An ``unreachable`` host may come back."""
+        ``ready``, ``running`` or ``stopping``, or in a final state: ``ended`` (no process of the
+        run is left), ``failed`` (it could not start), ``unreachable``, or ``lost`` (connected, but
+        it did not report how the job ended). An ``unreachable`` host may come back."""
 
     def checked(self, findings: Sequence[Finding]) -> None:
-        """What a look at the hosts has found, before anything is prepared on them. With an error
-        among them the job is not started."""
+        """Findings of the host check before the launch. With an error among them, the job does not
+        start."""
 
     def notice(self, text: str) -> None:
-        """Something a person should know: a port that was moved, a stop that was asked for."""
+        """A message for the user, such as a changed port or a stop request."""
 
     def output(self, stream: Stream, size: int) -> None:
         """``stream.path`` now holds ``size`` bytes."""
 
     def skip(self, stream: Stream, size: int) -> None:
-        """The first ``size`` bytes of ``stream.path`` are old, and not to be shown."""
+        """Do not show the first ``size`` bytes of ``stream.path``: they are old."""
 
     def progress(self, host: str, report: Progress) -> None:
-        """A worker on ``host`` says how far it is."""
+        """A worker on ``host`` reports its progress."""
 
     def finished(self, report: Report) -> None:
-        """The run is over and nothing more will come."""
+        """The run is over. No more calls follow."""
 
-    def left(self, run: str, *, goes_on: bool = True) -> None:
-        """Instead of `finished`: the run goes on, but nothing more will be told of it."""
+    def left(self, run: str, *, still_running: bool = True) -> None:
+        """Replaces `finished` if the run continues. No more calls follow."""
 
 
-class Nobody:
-    """An observer that does not look."""
+class NullObserver:
+    """An observer that ignores everything."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args: None

@@ -1,15 +1,15 @@
-"""How long a host may be out of reach before it is lost. Pure: time is an argument."""
+"""Tracks how long a host is unreachable before it is lost. Pure: time is an argument."""
 
 from __future__ import annotations
 
 STABLE = 5.0
-"""Seconds that a relay has to follow the job and answer for the outage to end. Something new from
-the job ends it at once."""
+"""Seconds for which a relay must follow the job and answer until the outage is over. New data from
+the job ends the outage at once."""
 DELAY, DELAY_MOST = 0.25, 5.0
 
 
 class Outage:
-    """One host's connection, as its reader sees it.
+    """The state of one host's connection.
 
     A relay that connects and soon breaks or falls silent does not end an outage. Otherwise such a
     relay could keep the job waiting forever.
@@ -23,7 +23,7 @@ class Outage:
         self._delay = DELAY
 
     def begin(self, now: float) -> None:
-        """The connection broke, or does not exist yet."""
+        """The connection broke or does not exist yet."""
         if self._since is None:
             self._since = now
         self._attached_at = None

@@ -1,4 +1,4 @@
-"""The workers' output of one host: where it goes, and how much has arrived."""
+"""Stores the output of one host's workers and counts what has arrived."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from dtrain.node import protocol
 from dtrain.runs.log_store import LogWriter, RunFolder, StorageError, Stream
 
 MAX_OFFSETS = 10_000
-"""Files of a host whose offsets are remembered; a hostile host could name any number."""
+"""Maximum files of a host with a stored offset: a hostile host could send any number."""
 
 
 class HostOutput:
-    """The reader's: other threads only call `received`."""
+    """Used by the reader; other threads may only call `received`."""
 
     def __init__(self, host: str, folder: RunFolder) -> None:
         self.offsets: dict[str, int] = {}
-        """Bytes that have arrived, by file; also of ``events`` and progress files."""
+        """Bytes that have arrived, by file. Includes ``events`` and progress files."""
         self._host = host
         self._folder = folder
         self._streams: dict[int, tuple[LogWriter, Stream]] = {}
         self._full = False
 
     def begin_relay(self) -> None:
-        """A new relay starts, which numbers its streams from 1 on."""
+        """A new relay starts. It numbers its streams from 1."""
         self._streams.clear()
 
     def add(self, found: messages.StreamFound) -> None:
-        """Open a stream. Raises ProtocolError if it is open already, StorageError if this machine
-        cannot keep it."""
+        """Open a stream. Raises ProtocolError if it is already open, StorageError if this machine
+        cannot store it."""
         if found.id in self._streams:
             raise ProtocolError(f"stream: {found.id} was announced before")
         stream = self._folder.stream(
@@ -43,8 +43,8 @@ class HostOutput:
             raise
 
     def keep(self, frame: protocol.Data) -> Stream | None:
-        """Store a piece of output; the stream, if it was new. Raises ProtocolError, and
-        StorageError once: after that, output is dropped."""
+        """Store a piece of output. Returns the stream if the data is new. Raises ProtocolError, and
+        StorageError once; later output is dropped."""
         if self._full:
             return None
         if frame.stream not in self._streams:
@@ -60,7 +60,7 @@ class HostOutput:
         return stream if size > before else None
 
     def note(self, name: str, offset: int) -> None:
-        """Remember how much of another file has arrived."""
+        """Store how much of another file has arrived."""
         if len(self.offsets) < MAX_OFFSETS or name in self.offsets:
             self.offsets[name] = offset
 

@@ -1,9 +1,8 @@
-"""Asking all hosts at once what they are like, for `dtrain check` and before a launch.
+"""Collects facts from all hosts at once, for `dtrain check` and before a launch.
 
-Each host gets one SSH connection, on which `dtrain.node.facts` answers. There are two rounds:
-in the first all hosts gather facts and begin to listen, in the second each dials all others. Both
-take as long as the slowest host; what the launching machine does for each host is the same for
-8 hosts and for 64.
+Each host gets one SSH connection, on which `dtrain.node.facts` answers. There are two rounds: first
+all hosts gather facts and start to listen, then each host dials all other hosts. Each round takes
+as long as its slowest host. The launching machine's work per host does not grow with their number.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess, Transport
 from dtrain.transport.incoming import Incoming
 
-ATTEMPTED = "looking at the host"
+ATTEMPTED = "checking the host"
 CLOCK_READINGS = 5
 DIAL_SECONDS = 4.0
-"""How long a connection between two hosts may take; SYN is sent again after 1 and 3 seconds."""
+"""Limit for a connection between two hosts. TCP resends SYN after 1 and 3 seconds."""
 INTERPRETER_SECONDS = 180.0
-"""How long setup and the import of a framework may take, cold caches and file servers included."""
+"""Limit for setup and the import of a framework, with cold caches and slow file servers."""
 CONNECT_SECONDS = 75.0
-"""How long a connection may take with all attempts, see `dtrain.transport.retry`."""
+"""Limit for an SSH connection with all its attempts, see `dtrain.transport.retry`."""
 MARGIN = 15.0
 END_SECONDS = 2.0
 REHEARSAL_SECONDS = 240.0
@@ -56,7 +55,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How closely to look."""
+    """How much to check."""
 
     probes: tuple[str, ...]
     thorough: bool
@@ -64,19 +63,19 @@ class Depth:
     interpreter: float = INTERPRETER_SECONDS
     """Seconds that the job's interpreter may take."""
     gathering: float = CONNECT_SECONDS + INTERPRETER_SECONDS + MARGIN
-    """Seconds that all of a host's facts may take."""
+    """Seconds in which a host must report all its facts."""
     dialing: float = 120.0
-    """Seconds that a host may take to dial the others."""
+    """Seconds that a host may take to dial the other hosts."""
 
 
 THOROUGH = Depth(ALL, thorough=True)
 QUICK = Depth(CHEAP, thorough=False, interpreter=10.0, gathering=20.0, dialing=20.0)
-"""What takes less than a second, for a launch that is about to begin. A host that does not answer
-in time is not held against it: preparing it will tell."""
+"""Checks that take less than a second, for a launch. A host that does not answer in time causes no
+finding: a real problem shows when the host is prepared."""
 
 
 class Conversation:
-    """The facts program on one host. Used by one thread at a time."""
+    """A connection to the facts program on one host. Only one thread uses it at a time."""
 
     def __init__(self, part: HostPlan, connection: Connection) -> None:
         self.part = part
@@ -95,16 +94,16 @@ class Conversation:
                     raise
 
     def ask(self, order: Mapping[str, Any], read: Callable[[dict[str, Any]], _Answer]) -> _Answer:
-        """The answer to one order, as ``read`` makes it of a JSON object.
+        """Send one request and return the answer, decoded by ``read`` from a JSON object.
 
-        Raises NodeError, also where ``read`` raises ProtocolError.
+        Raises NodeError, also if ``read`` raises ProtocolError.
         """
         self._process.write(json.dumps(order).encode() + b"\n")
         with self._answers():
             return read(parse_object(self._incoming.until(b"\n", facts.MAX_ANSWER)))
 
     def clock(self) -> tuple[float, float]:
-        """Seconds by which the host's clock is ahead of ours, and of the round trip."""
+        """Seconds by which the host's clock is ahead of this machine's, and the round-trip time."""
         best = (0.0, float("inf"))
         for _ in range(CLOCK_READINGS):
             sent, begun = time.time(), time.monotonic()
@@ -115,12 +114,12 @@ class Conversation:
         return best
 
     def end(self) -> None:
-        """Tell the program to end; `close` waits until it has."""
+        """Request the end of the program; `close` waits for it."""
         self._process.close_stdin()
 
     def close(self, within: float = END_SECONDS) -> None:
-        """Safe to call twice."""
-        # The ports that it listened on are free once it is gone, and not before.
+        """Close the connection. Safe to call twice."""
+        # The program's listening ports stay busy until it exits.
         with suppress(NodeError, TimeoutError):
             self._process.close_stdin()
             self._process.wait(within)
@@ -141,7 +140,7 @@ class Conversation:
 
     @contextmanager
     def _answers(self) -> Iterator[None]:
-        """Turns what is wrong with an answer into a NodeError."""
+        """Turns errors in an answer into a NodeError."""
         try:
             yield
         except EOFError:
@@ -158,13 +157,13 @@ _REHEARSALS = {"torch": "rehearsal", "tensorflow": "rehearsal_tensorflow"}
 
 
 class Preflight:
-    """One look at all hosts of a plan. `close` ends what is under way, from any thread."""
+    """One check of all hosts of a plan. Any thread may call `close` to abort it."""
 
     def __init__(
         self, plan: LaunchPlan, reach: Callable[[HostPlan], Connection], *, base: Path
     ) -> None:
-        """``reach`` gives a host's connection, or raises NodeError; relative paths of this
-        machine start at ``base``."""
+        """``reach`` returns a host's connection or raises NodeError. Relative paths on this machine
+        start at ``base``."""
         self._plan = plan
         self._reach = reach
         self._base = base
@@ -172,12 +171,12 @@ class Preflight:
         self._lock = threading.Lock()
         self._closed = False
         self.conversations: dict[str, Conversation] = {}
-        """Of the hosts that answered, until `close`."""
+        """Connections to the hosts that answered, until `close`."""
         self.unanswered = {part.host.name for part in plan.hosts}
-        """Hosts that have yet to tell what they are like."""
+        """Hosts that have not reported their facts yet."""
 
     def look(self, depth: Depth) -> Evidence:
-        """Everything that is to be known, gathered."""
+        """Gather the facts of all hosts, at the given depth."""
         answers = everywhere(
             lambda part: self._gather(part, depth), self._plan.hosts, depth.gathering
         )
@@ -195,8 +194,8 @@ class Preflight:
         )
 
     def rehearse(self, evidence: Evidence) -> Evidence:
-        """Start a real process group (for TensorFlow, its servers) on all hosts, with the job's
-        own interpreter, and end it again. Only where all hosts have answered."""
+        """Start a real process group (for TensorFlow, its servers) on all hosts with the job's own
+        interpreter, and end it. Does nothing unless all hosts have answered."""
         program = _REHEARSALS.get(self._plan.job.framework)
         if program is None:
             return evidence
@@ -204,8 +203,8 @@ class Preflight:
         return replace(evidence, rehearsal=said, failures=(*evidence.failures, *failures))
 
     def measure(self, evidence: Evidence) -> Evidence:
-        """Measure the bandwidth inside and between all hosts with torch.distributed. Only where
-        all hosts have answered."""
+        """Measure the bandwidth inside and between all hosts with torch.distributed. Does nothing
+        unless all hosts have answered."""
         said, failures = self._on_all_ranks(
             evidence, "bandwidth", facts.MEASURED, BANDWIDTH_SECONDS
         )
@@ -214,7 +213,7 @@ class Preflight:
     def _on_all_ranks(
         self, evidence: Evidence, program: str, kind: Any, limit: float
     ) -> tuple[dict[str, tuple[Facts, ...]], tuple[NodeError, ...]]:
-        """What each rank of each host said, as a ``kind``, and hosts that were lost."""
+        """The results of all ranks of each host, of type ``kind``, and errors of lost hosts."""
         if len(evidence.hosts) < len(self._plan.hosts):
             return {}, ()
         ranks = [[process.index for process in part.processes] for part in self._plan.hosts]
@@ -242,7 +241,7 @@ class Preflight:
         """Run a program as every rank of a host. Raises NodeError."""
         part = host.part
         environment = dict(part.environment)
-        # As the agent does, see `HostPlan.route_to`.
+        # The agent does the same, see `HostPlan.route_to`.
         if part.route_to is not None and host.interface is not None:
             environment.setdefault("GLOO_SOCKET_IFNAME", host.interface)
         processes = part.processes
@@ -288,7 +287,7 @@ class Preflight:
         conversation = Conversation(part, self._reach(part))
         pythons = [self._plan.agent_python(part)]
         if depth.thorough:
-            # What ails the job's own interpreter is a fact like others; a launch tells it itself.
+            # A broken job interpreter becomes a finding. A launch reports it itself.
             pythons = list(dict.fromkeys([part.python, "python3"]))
         conversation.begin(pythons)
         with self._lock:
@@ -322,7 +321,7 @@ class Preflight:
         workdir = self._workdir(part)
         left_out = set() if part.host.gpus else {"gpus"}
         if job.setup and not thorough:
-            # They may choose the interpreter, and bring the script.
+            # The setup lines may choose the interpreter and provide the script.
             left_out |= {"interpreter", "script"}
         probes = [probe for probe in depth.probes if probe not in left_out]
         rendezvous = job.rendezvous
@@ -338,7 +337,7 @@ class Preflight:
             "folders": {
                 "cluster.run_dir": self._plan.run_dir,
                 "job.workdir": workdir,
-                "shm": "/dev/shm",  # noqa: S108 - not a file, but what is looked at
+                "shm": "/dev/shm",  # noqa: S108 - a file system to check, not a file
                 "/tmp": "/tmp",  # noqa: S108
             },
             "own_folders": {
@@ -367,8 +366,8 @@ class Preflight:
     def _dial(
         self, host: HostFacts, hosts: Sequence[HostFacts], ports: Mapping[str, int | None]
     ) -> HostFacts:
-        """``host`` with what came of dialing the others, beginning at its right-hand neighbor:
-        no host is dialed by all others at once."""
+        """``host`` with the results of dialing the other hosts. It starts with the next host in the
+        list, so that not all hosts dial the same host at once."""
         place = next(index for index, other in enumerate(hosts) if other is host)
         targets = [
             target
@@ -382,8 +381,8 @@ class Preflight:
         return replace(host, dialed=dialed)
 
     def _ports(self, part: HostPlan) -> list[int]:
-        """The host's ports, and both ends of the range that the next launch draws from: a
-        firewall may let only some of it pass."""
+        """The host's ports, and both ends of the range for random ports: a firewall may open only
+        part of it."""
         rendezvous = self._plan.job.rendezvous
         drawn = part.ports and rendezvous.port is None
         return sorted({*part.ports, *(rendezvous.ports if drawn else ())})
@@ -401,8 +400,8 @@ class Preflight:
 
 
 def _targets(host: HostFacts, peer: HostFacts, port: int | None) -> list[facts.Target]:
-    """Everything that ``host`` is to dial at ``peer``: its address, its chosen interface, and the
-    ports that the job will use."""
+    """The targets that ``host`` must dial at ``peer``: its address, its chosen interface, and the
+    job's ports."""
     address = peer.part.host.address
     targets: list[facts.Target] = []
     if port is not None:
@@ -421,17 +420,17 @@ def _targets(host: HostFacts, peer: HostFacts, port: int | None) -> list[facts.T
 def everywhere(
     work: Callable[[_Item], _Result], items: Sequence[_Item], limit: float
 ) -> list[_Result | NodeError]:
-    """``work`` done on all hosts at once, each in a thread of its own; the results in their order.
+    """Run ``work`` for all hosts at once, in one thread per host. Returns the results in order.
 
-    A NodeError is that host's result, also when it has none after ``limit`` seconds; anything
-    else that is raised ends it all.
+    A NodeError becomes that host's result, and so does a timeout after ``limit`` seconds. Any other
+    exception is raised here.
     """
     done: queue.SimpleQueue[tuple[int, _Result | BaseException]] = queue.SimpleQueue()
 
     def act(index: int, item: _Item) -> None:
         try:
             done.put((index, work(item)))
-        except BaseException as failure:  # noqa: BLE001 - raised again by whoever waits
+        except BaseException as failure:  # noqa: BLE001 - raised in the waiting thread
             done.put((index, failure))
 
     for index, item in enumerate(items):
@@ -440,7 +439,7 @@ def everywhere(
     deadline = time.monotonic() + limit
     while len(results) < len(items) and time.monotonic() < deadline:
         try:
-            # Bounded, so that Ctrl-C is noticed.
+            # A short timeout, so that Ctrl-C takes effect.
             index, result = done.get(timeout=0.2)
         except queue.Empty:
             continue
@@ -448,7 +447,7 @@ def everywhere(
             raise result
         results[index] = result
     late = f"no answer within {limit:.0f} s"
-    hint = "log in there: it may be out of memory, or a file system or a driver may hang"
+    hint = "log in to the host: it may be out of memory, or a file system or driver may hang"
     return [
         results[index]
         if index in results
@@ -458,10 +457,10 @@ def everywhere(
 
 
 def _identity(process: Process) -> dict[str, Any]:
-    """What a rank or task is called in what it says."""
+    """The rank or task that identifies a process in its results."""
     return {"rank": process.index, "task": (process.role, process.index)}
 
 
 def over(transport: Transport) -> Callable[[HostPlan], Connection]:
-    """Connections made anew."""
+    """Returns a function that opens a new connection to a host."""
     return lambda part: transport.connect(part.host)

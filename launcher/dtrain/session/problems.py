@@ -1,4 +1,4 @@
-"""What goes wrong on a host, as errors for the report. Pure."""
+"""Converts problems on a host into errors for the report. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def refused(host: str, message: messages.Refused) -> PrepareError:
 def supervisor_died(host: str, message: messages.Lost) -> PrepareError:
     if message.survivors:
         return _survived(host, message.survivors)
-    hint = "something on that host ended it; what it had started was ended too"
+    hint = "something on that host killed it; its workers were killed too"
     return PrepareError(host, "running the job", message.reason, hint=message.hint or hint)
 
 
 def ended_badly(host: str, event: messages.Ended) -> PrepareError | None:
-    """None for a job that ended without survivors or an error of the supervisor."""
+    """None if the job left no survivors and the supervisor reported no error."""
     if event.survivors:
         return _survived(host, event.survivors)
     if event.error:
@@ -37,17 +37,17 @@ def _survived(host: str, survivors: Iterable[messages.Survivor]) -> PrepareError
     return PrepareError(
         host,
         "ending the job's processes",
-        f"they do not die: {names}",
+        f"they survive KILL: {names}",
         hint="a process in uninterruptible sleep ends when its driver or disk answers",
     )
 
 
 def cut_off(host: str, seconds: float, job: Job) -> ConnectError:
-    """The host was out of reach for ``seconds``, and is given up."""
+    """The host was unreachable for ``seconds`` and is given up."""
     if job.on_disconnect == "keep":
         hint = (
             "its part of the job may still run; `dtrain attach` continues it, `dtrain stop` ends it"
         )
     else:
-        hint = f"its part of the job ends by itself after {job.lease:g} s without a launcher"
+        hint = f"its part of the job stops after {job.lease:g} s without a launcher"
     return ConnectError(host, "following the job", f"cut off for {seconds:g} s", hint=hint)

@@ -1,4 +1,4 @@
-"""The launcher's end of a relay, and the thread that writes to it."""
+"""The launcher's end of a relay connection, and the thread that writes to it."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class RelayChannel:
         self._lock = threading.Lock()
 
     def frames(self) -> Iterator[protocol.Message | protocol.Data]:
-        """What the relay sends, until its output ends.
+        """Yields what the relay sends, until its output ends.
 
-        Raises ConnectError when the connection breaks, SilentRelayError when the relay was given
-        up, and ProtocolError for output that no relay writes.
+        Raises ConnectError if the connection breaks, SilentRelayError if the relay was given up,
+        and ProtocolError for output that no relay writes.
         """
         while data := self._read():
             yield from self._decoder.feed(data)
@@ -55,8 +55,8 @@ class RelayChannel:
             data = self._process.read()
         except ConnectError as error:
             broken = error
-        # A relay is given up only while this thread waits for it, and stays given up: data that
-        # comes at the same moment does not count, because the connection is being closed.
+        # A relay is given up only while this thread waits for it, and then for good. Data that
+        # arrives at the same moment is ignored, because the connection is being closed.
         with self._lock:
             self._liveness.hear()
             given_up = self._liveness.given_up
@@ -68,13 +68,13 @@ class RelayChannel:
         return data
 
     def send(self, command: dict[str, Any]) -> None:
-        """Write a command. A broken connection is the reader's business: it reconnects."""
+        """Write a command. Ignores a broken connection: the reader reconnects."""
         with suppress(ConnectError):
             self._process.write(protocol.encode_command(command))
 
     def ping(self, patience: int | None) -> None:
-        """Ask for an answer. A relay that has left more than ``patience`` pings unanswered is
-        given up: its connection is closed. ``None`` never gives up."""
+        """Send a ping. A relay that has left more than ``patience`` pings unanswered is given up:
+        its connection is closed. ``None`` never gives up."""
         if patience is not None and self.pid is None:
             patience = PingLimit.BEFORE_HELLO
         with self._lock:
@@ -105,7 +105,7 @@ class CommandWriter:
         self._commands.put(command)
 
     def finish(self) -> None:
-        """End `run` once everything that was given to `send` is sent."""
+        """End `run` once all commands given to `send` are sent."""
         self._commands.put(None)
 
     def run(self) -> None:
@@ -127,11 +127,11 @@ class Closable(Protocol):
         """Send and observe nothing more."""
 
     def disconnect(self, timeout: float) -> None:
-        """End the connection, once all commands are sent or ``timeout`` seconds have passed."""
+        """Close the connection, once all commands are sent or ``timeout`` seconds have passed."""
 
 
 def close_all(links: Iterable[Closable]) -> None:
-    """Close links, whatever they are doing, once the commands given to them are sent."""
+    """Send the queued commands, then close the links, whatever their state."""
     open_ = list(links)
     for link in open_:
         link.close()

@@ -1,4 +1,4 @@
-"""What the workers of one host report through `dtrain.runtime`: progress, and a TensorBoard."""
+"""Handles reports of one host's workers through `dtrain.runtime`: progress and TensorBoard."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dtrain.session.forward import Forward
 from dtrain.transport.contract import Connection
 
 JOURNAL_SECONDS = 10.0
-"""Seconds between two reports of progress in the journal."""
+"""Seconds between two progress reports in the journal."""
 
 
 class WorkerReports:
     def __init__(
         self, context: AttemptContext, part: HostPlan, connection: Callable[[], Connection | None]
     ) -> None:
-        """``connection`` is the host's present connection, for a TensorBoard."""
+        """``connection`` returns the host's current connection, for TensorBoard."""
         self.step: int | None = None
         """The last step that a worker of this host reported."""
         self._context = context
@@ -37,7 +37,8 @@ class WorkerReports:
             self._tensorboard.close()
 
     def add(self, process: str, said: dict[str, Any]) -> None:
-        """``said`` is what the worker wrote, of any type: an error in it is not the relay's."""
+        """``said`` comes from the worker and may have any shape. Errors in it are ignored, because
+        the relay did not cause them."""
         with suppress(KeyError, TypeError, ValueError, OverflowError, AttributeError):
             match said.get("event"):
                 case "progress":

@@ -1,4 +1,4 @@
-"""The first command to an agent, which says what the agent is for.
+"""The first command to an agent, which sets its task.
 
 `dtrain.node.agent.wire` documents the fields.
 """
@@ -23,7 +23,7 @@ def launch_request(
     workdir: str,
     secrets: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Prepare the host's part of the job. ``run`` is what hosts call this attempt."""
+    """Prepare the host's part of the job. ``run`` is the attempt's name on hosts."""
     job = plan.job
     return {
         **_request("launch", plan, part, run),
@@ -66,8 +66,8 @@ def attach_request(
     outputs: bool,
     previous: int | None,
 ) -> dict[str, Any]:
-    """Follow a job that was launched before, from ``offsets`` on; without ``outputs``, only its
-    events. ``previous`` is the process id of the relay to replace."""
+    """Follow a running job from ``offsets``. Without ``outputs``, only its events.
+    ``previous`` is the process ID of the relay to replace."""
     request = _request("attach", plan, part, run)
     return {**request, "offsets": dict(offsets), "outputs": outputs, "previous": previous}
 

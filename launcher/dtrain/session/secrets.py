@@ -1,4 +1,4 @@
-"""``job.secrets``: the file names them; whoever launches gives their values."""
+"""``job.secrets``: the cluster file has the names, and the launching environment the values."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dtrain.spec.model import ClusterFile
 
 
 def secret_values(spec: ClusterFile, known: Mapping[str, str]) -> dict[str, str]:
-    """The value of each secret in ``known``, the environment say. Raises UsageError if one is
-    missing."""
+    """The value of each secret, from ``known`` (such as the environment). Raises UsageError if one
+    is missing."""
     if missing := [name for name in spec.job.secrets if name not in known]:
         raise UsageError(
-            f"job.secrets names {', '.join(missing)}, which this environment does not have",
+            f"job.secrets: not set in this environment: {', '.join(missing)}",
             hint=f"export {missing[0]} before launching",
         )
     return {name: known[name] for name in spec.job.secrets}
 
 
 def known_secrets(spec: ClusterFile, known: Mapping[str, str]) -> dict[str, str] | None:
-    """The same; None if one is missing."""
+    """Like `secret_values`, but None if a value is missing."""
     try:
         return secret_values(spec, known)
     except UsageError:

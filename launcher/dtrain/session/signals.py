@@ -1,4 +1,4 @@
-"""Signals that end a launch in good order."""
+"""Signals that stop a launch cleanly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dtrain.session.control import Control
 
 INSIST = signal.SIGUSR1
-"""Asks for the end at once: unlike Ctrl-C's, no shell has it ignored in the background."""
+"""Requests an immediate kill. Unlike SIGINT, shells do not make background jobs ignore it."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, INSIST)
 _handled = 0
 
@@ -20,7 +20,7 @@ def on_signals(act: Callable[[int], None]) -> Iterator[None]:
     global _handled
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number in _SIGNALS:
-        # nohup's choice to outlive the terminal is kept.
+        # Under nohup, SIGHUP stays ignored.
         if before[number] is not signal.SIG_IGN:
             signal.signal(number, lambda number, _frame: act(number))
     _handled += 1
@@ -33,16 +33,16 @@ def on_signals(act: Callable[[int], None]) -> Iterator[None]:
 
 
 def are_handled() -> bool:
-    """Whether a signal to this process ends its launches in good order."""
+    """Whether a signal to this process stops its launches cleanly."""
     return _handled > 0
 
 
 def stop_by_signal(control: Control, number: int) -> None:
-    """Ask for the end as the signal says."""
+    """Request the stop that a signal means."""
     if number == signal.SIGHUP:
         control.hang_up("its terminal was closed")
     elif number == signal.SIGTERM:
-        # Two programs that each ask for the end ask for no kill.
+        # Two programs that each send SIGTERM do not mean a kill.
         control.stop("SIGTERM", once=True)
     elif number == INSIST:
         control.kill("dtrain stop --force")

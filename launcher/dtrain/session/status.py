@@ -1,4 +1,4 @@
-"""How the runs of this machine stand, from their folders alone."""
+"""The status of this machine's runs, from their folders alone."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class ProcessStatus:
 @dataclass(frozen=True, slots=True)
 class HostStatus:
     state: str
-    """As in `session.observer.Observer.host_state`; a host that was asked may also say
-    ``missing`` (it knows of no such run) or ``gone`` (the run has not ended as it should). After
-    the end of a run, ``unknown`` where its journal has no final state."""
+    """As in `session.observer.Observer.host_state`. A host that was asked can also be ``missing``
+    (it does not know the run) or ``gone`` (the run ended without a record). After the end of a run,
+    ``unknown`` if its journal has no final state."""
     since: float | None
-    """Seconds since the epoch, where that is known."""
+    """Seconds since the epoch, if known."""
     detail: str = ""
     processes: tuple[ProcessStatus, ...] = ()
-    """Where the host itself was asked."""
+    """Set if the host itself was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +55,19 @@ class RunStatus:
     """Seconds since the epoch."""
     workers: int = 0
     in_charge: int | None = None
-    """The process on this machine that is in charge of it."""
+    """PID of the process on this machine that is in charge of the run."""
     hosts: Mapping[str, HostStatus] = field(default_factory=dict)
     progress: Progress | None = None
     report: Report | None = None
-    """How it ended, once it has."""
+    """How the run ended; None until it has."""
     unreadable_lines: int = 0
-    """Lines of the journal that are damaged, or that another version of dtrain wrote."""
+    """Journal lines that are damaged or that another version of dtrain wrote."""
     unreadable: str = ""
-    """Why nothing else is known of the run; empty for most."""
+    """Why the run cannot be read; empty for most runs."""
 
     @property
     def active(self) -> bool:
-        """Whether it is not over, as far as is known."""
+        """Whether the run is not over, as far as is known."""
         return self.in_charge is not None or self.state == "unattended"
 
     @property
@@ -82,7 +82,7 @@ class RunStatus:
 
 
 def status(folder: RunFolder) -> RunStatus:
-    """Raises DtrainError for a folder that this version cannot read a run in."""
+    """Raises DtrainError if this version cannot read the folder's run."""
     record = Record.load(folder.path)
     plan = record.plan()
     hosts = {part.host.name: HostStatus("", record.started) for part in plan.hosts}
@@ -100,7 +100,7 @@ def status(folder: RunFolder) -> RunStatus:
             case journal.Finished():
                 report = event.report
     if report is not None:
-        # The launcher may have been killed before it could say more.
+        # The launcher may have been killed before it reported the final states.
         hosts = {
             host: one if one.state in FINAL else HostStatus("unknown", one.since)
             for host, one in hosts.items()
@@ -124,16 +124,16 @@ def statuses() -> list[RunStatus]:
 
 
 def _readable_or_not(folder: RunFolder) -> RunStatus:
-    """A damaged run does not hide the others."""
+    """The status of a run, even if it is damaged, so that other runs stay listed."""
     try:
         return status(folder)
     except DtrainError as error:
         run = RunStatus(folder.name, str(folder.path), folder.started, unreadable=error.message)
-        with contextlib.suppress(DtrainError):  # that file may be the damaged one
+        with contextlib.suppress(DtrainError):  # the damaged file may be this one
             run = replace(run, in_charge=folder.in_charge())
         return run
 
 
 def age(since: float) -> float:
-    """Seconds from ``since`` until now."""
+    """Seconds since ``since``."""
     return max(0.0, time.time() - since)

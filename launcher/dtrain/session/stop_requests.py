@@ -1,6 +1,6 @@
-"""Stop requests to a launcher that handles no signals, a notebook say.
+"""Stop requests to a launcher that handles no signals, such as a notebook.
 
-A signal would end that whole process. Its run's folder has a file instead: the first line is the
+A signal would end the whole process. Instead, its run's folder has a file: the first line is the
 launcher's process ID, and each further line is one request, ``stop`` or ``kill``.
 """
 
@@ -18,14 +18,15 @@ from dtrain.session.signals import are_handled
 
 FILE = "stop-requests"
 POLL = 0.2
-"""Seconds between two looks at the file."""
+"""Seconds between two reads of the file."""
 MAX_BYTES = 4096
 WHY = "dtrain stop"
 
 
 @contextlib.contextmanager
 def listening(folder: RunFolder, control: Control) -> Iterator[None]:
-    """Pass on stop requests to ``control`` meanwhile, unless signals do. Raises StorageError."""
+    """Pass stop requests to ``control`` inside this context, unless signals do. Raises
+    StorageError."""
     if are_handled():
         yield
         return
@@ -57,7 +58,7 @@ def listening(folder: RunFolder, control: Control) -> Iterator[None]:
 
 
 def send(folder: RunFolder, pid: int, *, force: bool) -> bool:
-    """Ask process ``pid`` to stop the run. False if it does not read such requests."""
+    """Ask process ``pid`` to stop the run. False if it does not read this file."""
     if _lines(folder)[:1] != [str(pid)]:
         return False
     with contextlib.suppress(OSError):

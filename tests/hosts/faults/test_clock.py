@@ -69,7 +69,7 @@ def test_the_first_cause_is_the_first(field: Make, first: int, hours: int) -> No
     node = scene.cluster.hosts[first]
     until(lambda: not workers(scene, node.name), "the first failure")
     (scene.folder / f"fail-{1 - first}").touch()
-    launch.until("stopping the others")
+    launch.until("stopping the other workers")
     scene.cluster.heal()
     done = scene.over(launch, 1)
     assert f"\nerror: rank {first} on node{first + 1} exited with status {3 + first}" in done.stderr

@@ -107,7 +107,7 @@ def test_stop_of_what_is_left(field: Make) -> None:
     scene.over(launch, 3)
     assert scene.left()
     stopping = scene.command("stop", scene.run.name)
-    stopping.until("node2 cannot be reached yet; trying on")
+    stopping.until("node2 cannot be reached yet; retrying")
     stopping.send(signal.SIGINT)
     scene.over(stopping, 130)
     scene.cluster.heal()

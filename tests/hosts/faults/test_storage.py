@@ -67,7 +67,7 @@ def test_a_disk_here_that_is_full_from_the_start(field: Make) -> None:
     with disk(scene.launcher.home, "1M"):
         fill(scene.launcher.home)
         done = scene.over(scene.command("launch", str(scene.file())), 3)
-        assert "cannot keep the run's files: No space left on device" in done.stderr
+        assert "cannot store the run's files: No space left on device" in done.stderr
         scene.until_nothing_is_left()
 
 
@@ -78,11 +78,11 @@ def test_a_full_disk_here(field: Make) -> None:
         launch = scene.start(scene.file())
         ballast = fill(scene.launcher.home)
         done = scene.over(launch, 3)
-        assert "cannot keep the run's files: No space left on device" in done.stderr
+        assert "cannot store the run's files: No space left on device" in done.stderr
         scene.until_nothing_is_left()
         ballast.unlink()
         done = scene.over(scene.command("attach", scene.run.name), 1)
-        assert "running the job: this machine cannot keep the run's files" in done.stderr
+        assert "running the job: this machine cannot store the run's files" in done.stderr
         scene.check(whole=False)
 
 
@@ -93,7 +93,7 @@ def test_a_full_disk_here_while_attaching(field: Make) -> None:
         scene.kill_launcher()
         ballast = fill(scene.launcher.home)
         done = scene.over(scene.command("attach", run), 3)
-        assert "cannot keep the run's files: No space left on device" in done.stderr
+        assert "cannot store the run's files: No space left on device" in done.stderr
         scene.until_nothing_is_left()
         ballast.unlink()
         scene.over(scene.command("attach", scene.run.name), 1)
@@ -119,7 +119,7 @@ def test_a_run_folder_here_that_turns_read_only(field: Make) -> None:
     launch = scene.start(scene.file())
     with read_only(scene.run):
         done = scene.over(launch, 3)
-        assert "cannot keep the run's files: Read-only file system" in done.stderr
+        assert "cannot store the run's files: Read-only file system" in done.stderr
         scene.until_nothing_is_left()
     scene.over(scene.command("attach", scene.run.name), 1)
     scene.check(whole=False)
