@@ -22,7 +22,7 @@ from dtrain.failures.catalogue import End, explain, signatures
 from dtrain.failures.cause import Failure, Report, grouped
 from dtrain.failures.kernel import understand
 from dtrain.failures.stacks import stack
-from dtrain.failures.traceback import last_words
+from dtrain.failures.traceback import last_words, shorten
 from dtrain.framing import LineFramer, clean
 from dtrain.hostlist import HostListError, fold, unfold
 from dtrain.node.agent.events import EventReader
@@ -198,6 +198,9 @@ PATHS: dict[str, Callable[[str], object]] = {
         text.encode(errors="replace"), LineFramer().feed
     ),
     "last words": lambda text: last_words(text.encode(errors="replace")),
+    "last words, uncaught": lambda text: shorten(
+        last_words(text.encode(errors="replace"), uncaught=True)
+    ),
     "signatures": lambda text: explain(End(code=1, said=text)),
     "signatures' details": detailed,
     "kernel messages": lambda text: understand([(0.0, text)], ["0000:3b:00.0"], [0]),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 from dtrain.node.agent.events import EventReader, Events
+from dtrain.node.agent.evidence import error_report
 from dtrain.node.programs import program
 from support.node import Node, wait_until
 
@@ -53,3 +55,15 @@ def test_an_event_that_no_message_holds_loses_its_details(tmp_path: Path) -> Non
     events.append("ended", survivors=[])
     exited, ended = EventReader(path).all()
     assert (exited["code"], exited["error"], ended["event"]) == (1, None, "ended")
+
+
+def test_a_long_traceback_loses_its_middle(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    callstack = "Traceback (most recent call last):\nValueError: bad\n" + "1\n" * 50_000 + "end"
+    said = {"message": "bad", "extraInfo": {"py_callstack": callstack}}
+    path.write_text(json.dumps({"message": said}))
+    report = error_report(os.fsencode(path), 4096)
+    assert report is not None
+    assert len(report["traceback"]) <= 4096
+    assert "\nValueError: bad\n" in report["traceback"]
+    assert report["traceback"].endswith("\nend")

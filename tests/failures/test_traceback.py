@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dtrain.failures.traceback import last_words
+from dtrain.failures.traceback import headline, last_words, shorten
 
 
 def stderr_of(code: str) -> bytes:
@@ -140,3 +140,40 @@ def test_why_a_library_aborted_stands_before_where_python_was():
     assert text.startswith("[E1016 03:31:38")
     assert "Fatal Python error: Aborted" in text
     assert 'File "<string>"' in text
+
+
+def long_message(lines):
+    code = (
+        "def step(): raise ValueError('bad values:\\n' + '\\n'.join(f'row {n}' "
+        f"for n in range({lines})))\nstep()"
+    )
+    return stderr_of(code)
+
+
+@pytest.mark.parametrize("lines", [90, 1000, 100_000])
+def test_a_long_message_keeps_its_type_and_frames(lines):
+    said = b"loading\n" * 10 + long_message(lines)
+    text = last_words(said, uncaught=True)
+    assert text.startswith("Traceback (most recent call last):")
+    assert "in step" in text
+    assert headline(text) == "ValueError: bad values:"
+    assert text.endswith(f"row {lines - 1}")
+    shown = shorten(text).split("\n")
+    assert len(shown) < 30
+    assert "ValueError: bad values:" in shown
+    assert any("of the message left out" in line for line in shown)
+
+
+@pytest.mark.parametrize(
+    "line", ["step %d", "INFO:root:at %d", "2026-01-02 10:00:00 at %d", "x:  %d%%|##"]
+)
+def test_a_log_after_a_traceback_is_not_its_message(line):
+    said = stderr_of("raise ValueError('handled')") + b"".join(
+        line.encode() % number + b"\n" for number in range(500)
+    )
+    assert "handled" not in last_words(said, uncaught=True)
+
+
+def test_where_there_is_no_traceback_the_last_line_is_the_headline():
+    assert headline("a\nb") == "b"
+    assert shorten("a\n" * 100) == "a\n" * 100

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Failure, Report
+from dtrain.failures.traceback import shorten
 from dtrain.framing import clean
 from dtrain.session.feed import StreamKey
 from dtrain_cli.views import names
@@ -54,7 +55,7 @@ def _headline(failure: Failure) -> str:
 
 
 def _traceback(failure: Failure, paths: Mapping[StreamKey, str]) -> list[str]:
-    lines = [_cut(clean(line)) for line in failure.traceback.strip("\n").split("\n")]
+    lines = [_cut(clean(line)) for line in shorten(failure.traceback.strip("\n")).split("\n")]
     if not any(lines):
         return []
     left_out = len(lines) - _TRACEBACK_HEAD - _TRACEBACK_TAIL

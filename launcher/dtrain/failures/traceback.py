@@ -8,7 +8,11 @@ from dtrain.framing import LineFramer, clean
 
 PLAIN_LINES = 20
 """Lines shown if there is no traceback."""
-_MESSAGE_LINES = 20
+MESSAGE_LINES = 20
+"""Lines of an exception's message that a report shows."""
+_KEPT_LINES = 200
+_KEPT_BYTES = 32 << 10
+"""Bytes kept at each end of a longer stderr."""
 _STALE_AFTER = 60
 """A traceback with more other lines than this after it is not how the process ended."""
 
@@ -26,26 +30,77 @@ _CHAINED = (
 _NATIVE_FRAME = re.compile(r"frame #\d+: |<omitting python frames>|\s+@ +0x")
 """Lines of a native stack trace, which would hide the message."""
 _NATIVE_REPORT = re.compile(r"terminate called |\[?[EF]\d{3,4} \d\d:\d\d:|F\d{4} ")
-_LOG_LINE = re.compile(r"\[?[EWIF]\d{2,4}[ :]|\d{4}-\d\d-\d\d[ T]\d\d:|\[\w+ \d|\w+: WARNING")
+_LOG_LINE = re.compile(
+    r"\[?[EWIF]\d{2,4}[ :]|\d{4}-\d\d-\d\d[ T]\d\d:|\[\w+ \d|\w+: WARNING"
+    r"|\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\[?(?i:step|epoch|iter)\w* \d|.{0,80}?\d%\|"
+)
 
 
-def last_words(stderr: bytes) -> str:
+def last_words(stderr: bytes, *, uncaught: bool = False) -> str:
     """The last chain of Python tracebacks in ``stderr``, or else its last lines.
 
     Without the prefixes that torch writes before each line, and without anything that is not
-    text. Returns ``""`` for a process that wrote nothing.
+    text. ``uncaught``: the process ended as Python ends after an exception, so a long text after
+    the last traceback is that exception's message. The middle of a very long message is left out.
+    Returns ``""`` for a process that wrote nothing.
     """
     framer = LineFramer()
-    raw = [clean(line).rstrip() for line in framer.feed(stderr) + framer.flush()]
+    raw = [clean(line).rstrip() for line in framer.feed(_ends(stderr, uncaught)) + framer.flush()]
     lines = [_PREFIX.sub("", line, count=1) if _PREFIX.match(line) else line for line in raw]
     headers = [number for number, line in enumerate(lines) if _HEADER.match(line)]
     if headers:
-        end = _end(raw, lines, headers[-1])
+        end = _end(raw, lines, headers[-1], len(lines) if uncaught else MESSAGE_LINES)
         if sum(1 for line in raw[end:] if line) <= _STALE_AFTER:
             last = lines[_start(lines, headers) : end]
-            return "\n".join(line for line in last if not _NATIVE_FRAME.match(line))
+            text = "\n".join(line for line in last if not _NATIVE_FRAME.match(line))
+            return shorten(text, _KEPT_LINES)
     said = [line for line in lines if line and not _NATIVE_FRAME.match(line)]
     return "\n".join(said[-PLAIN_LINES:])
+
+
+def shorten(traceback: str, most: int = MESSAGE_LINES) -> str:
+    """``traceback`` with at most ``most`` lines of its last exception's message: the first and the
+    last ones."""
+    lines = traceback.split("\n")
+    begin = _message(lines)
+    left_out = len(lines) - begin - most
+    if left_out <= 1:
+        return traceback
+    head = begin + most // 2
+    middle = f"… {left_out:,} lines of the message left out"
+    return "\n".join([*lines[:head], middle, *lines[head + left_out :]])
+
+
+def headline(said: str) -> str:
+    """The line of `last_words` that names the exception, or else the last line."""
+    lines = said.split("\n")
+    begin = _message(lines)
+    return lines[begin if begin < len(lines) else -1]
+
+
+def _message(lines: list[str]) -> int:
+    """Where the last exception's message begins; the number of lines if there is none."""
+    header = len(lines) - 1
+    while header >= 0 and not lines[header].startswith("Traceback ("):
+        header -= 1
+    if header < 0:
+        return len(lines)
+    begin = header + 1
+    while begin < len(lines) and lines[begin].startswith((" ", "\t")):
+        begin += 1
+    return begin
+
+
+def _ends(stderr: bytes, uncaught: bool) -> bytes:
+    """The last bytes, and those from the last traceback on where these are further up."""
+    tail = stderr[-2 * _KEPT_BYTES :]
+    header = stderr.rfind(b"Traceback (most recent call last):")
+    if not uncaught or header < 0 or header >= len(stderr) - len(tail):
+        return tail
+    # With the beginning of its line, which may be torch's prefix.
+    begin = stderr.rfind(b"\n", max(0, header - 200), header) + 1 or header
+    head, tail = stderr[begin : begin + _KEPT_BYTES], stderr[-_KEPT_BYTES:]
+    return head + "\n…\n".encode() + tail
 
 
 def _start(lines: list[str], headers: list[int]) -> int:
@@ -63,8 +118,8 @@ def _start(lines: list[str], headers: list[int]) -> int:
     return start
 
 
-def _end(raw: list[str], lines: list[str], header: int) -> int:
-    """The line after a traceback's message, which may have several lines."""
+def _end(raw: list[str], lines: list[str], header: int, most: int) -> int:
+    """The line after a traceback's message, which may have several lines, up to about ``most``."""
     prefix = _PREFIX.match(raw[header])
     if prefix:
         # Every line of it has the prefix, except empty ones.
@@ -87,8 +142,9 @@ def _end(raw: list[str], lines: list[str], header: int) -> int:
         end += 1
     # TensorFlow writes "Graph execution error:", empty lines, and then the error itself.
     goes_on = end < len(lines) and lines[end].endswith("Graph execution error:")
+    goes_on |= most > MESSAGE_LINES
     end += 1
-    left = _MESSAGE_LINES
+    left = most
     while left and end < len(lines) and (lines[end] or goes_on):
         if _LOG_LINE.match(lines[end]):
             break

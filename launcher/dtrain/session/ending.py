@@ -10,11 +10,11 @@ from dtrain.checks import Finding
 from dtrain.diagnostics import ConnectError, DtrainError, ExitCode, InternalError, NodeError
 from dtrain.failures.cause import Failure, Report, grouped, in_order_of_blame
 from dtrain.failures.kernel import RECENT, KernelMessage, concerning
-from dtrain.failures.traceback import last_words
+from dtrain.failures.traceback import headline, last_words
 from dtrain.runs import restart
 from dtrain.runs.log_store import StorageError, tail
 from dtrain.session.context import AttemptContext
-from dtrain.session.hang_watch import STDERR_TAIL, HangWatch
+from dtrain.session.hang_watch import HangWatch
 from dtrain.session.link import Link
 from dtrain.session.machine import AttemptState, HostCondition, Outcome
 
@@ -24,6 +24,9 @@ _EXIT_CODES = {
     Outcome.HOST_FAILED: ExitCode.NODE_FAILED,
     Outcome.INTERRUPTED: ExitCode.INTERRUPTED,
 }
+
+_STDERR_TAIL = 1 << 20
+"""Bytes at the end of a process's stderr in which its last traceback is searched."""
 
 
 @dataclass(slots=True)
@@ -209,8 +212,8 @@ class Ending:
         if failure.rank is not None:
             names.append(f"rank-{failure.rank}.err")
         for name in names:
-            if said := last_words(tail(logs / name, STDERR_TAIL)):
-                return replace(failure, traceback=said, message=said.splitlines()[-1])
+            if said := last_words(tail(logs / name, _STDERR_TAIL), uncaught=failure.code == 1):
+                return replace(failure, traceback=said, message=headline(said))
         return failure
 
 

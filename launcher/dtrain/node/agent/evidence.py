@@ -42,8 +42,17 @@ def error_report(path: bytes, most: int = MAX_TRACEBACK) -> Json | None:
         if not report["message"]:
             report["message"] = shown(data)
     report["message"] = report["message"][: most // 4]
-    report["traceback"] = report["traceback"][-most:]
+    report["traceback"] = _without_middle(report["traceback"], most)
     return report
+
+
+def _without_middle(text: str, most: int) -> str:
+    """The first and last characters: deep frames push a traceback's end out of sight, a long
+    message its beginning."""
+    if len(text) <= most:
+        return text
+    mark = "\n  [...]\n"
+    return text[: most // 2 - len(mark)] + mark + text[-(most // 2) :]
 
 
 def tail_of(path: bytes, lines: int) -> str:
