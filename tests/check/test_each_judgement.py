@@ -341,3 +341,13 @@ def test_a_launch_leaves_out_what_it_deals_with_itself() -> None:
     broken = evidence({}, {"storage": {"cluster.run_dir": folder(free=0)}})
     both = Evidence(plan(), broken.hosts, (lost,))
     assert [one.subject for one in before_launch(both)] == ["ssh", "cluster.run_dir"]
+
+
+def test_collectives_of_jax_on_cpus_go_where_the_own_name_leads() -> None:
+    third = {"names": {"hosts": {}, "own": {"addresses": ["127.0.1.1"]}}}
+    jax = "framework: jax, script: train.py"
+    alike = {"names": {"hosts": {}, "own": {"addresses": ["10.0.0.1"]}}}
+    found = only(evidence(alike, third, plan(jax)), "warning", "names", "gpu3")
+    assert "127.0.1.1" in found.seen and "/etc/hosts" in found.remedy
+    assert said(evidence(alike, third)) == []
+    assert said(evidence(alike, third, plan(jax, gpus=1))) == []

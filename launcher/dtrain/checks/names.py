@@ -14,8 +14,9 @@ SLOW_REVERSE = 2.0
 def judge(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.hosts:
         for peer in evidence.hosts:
-            if peer is not host and (peer.machine is None or peer.machine != host.machine):
+            if not _same(host, peer):
                 yield from _peer(evidence, host, peer)
+        yield from _own(evidence, host)
         seconds = host.fact("names").get("reverse_seconds", 0.0)
         if seconds > SLOW_REVERSE:
             first = evidence.plan.hosts[0].host
@@ -27,6 +28,30 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
                 f"add {first.name} and its address to /etc/hosts there, or correct the name"
                 " servers in /etc/resolv.conf",
             )
+
+
+def _same(host: HostFacts, peer: HostFacts) -> bool:
+    """Whether both are known to be one machine."""
+    return peer is host or (peer.machine is not None and peer.machine == host.machine)
+
+
+def _own(evidence: Evidence, host: HostFacts) -> Iterator[Finding]:
+    """JAX's collectives on CPUs tell other hosts the address of the host's own name, and take no
+    other."""
+    alone = all(_same(host, peer) for peer in evidence.hosts)
+    if evidence.plan.job.framework != "jax" or host.part.host.gpus or alone:
+        return
+    own = host.fact("names").get("own", {}).get("addresses", ())
+    if own and all(map(is_loopback, own)):
+        yield warning(
+            "names",
+            [host.name],
+            f"the host's own name leads to {', '.join(own)}: JAX's collectives on CPUs use that"
+            " address, where no other host can reach them",
+            "the host's own name leads to an address that the other hosts reach",
+            f"in /etc/hosts there, give the name {host.interface_address or 'its IP address'}"
+            f" instead of {own[0]}",
+        )
 
 
 def _peer(evidence: Evidence, host: HostFacts, peer: HostFacts) -> Iterator[Finding]:
