@@ -226,7 +226,7 @@ def detached(desk: Desk, command: str) -> None:
     try:
         if command.startswith("dtrain attach"):
             # Ctrl-C ends watching, here as soon as it shows the run.
-            assert "left; the job goes on" in desk.interrupted(command)
+            assert "left the run; the job keeps running" in desk.interrupted(command)
         elif command == "dtrain ps":
             assert re.search(r"^cluster-\S+ +running ", desk.succeeds(command), re.MULTILINE)
         elif command == "dtrain ps cluster":

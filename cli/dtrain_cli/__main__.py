@@ -1,4 +1,4 @@
-"""`python -m dtrain_cli`, for where the `dtrain` script is not on PATH."""
+"""`python -m dtrain_cli`: for use when the `dtrain` script is not on PATH."""
 
 from dtrain_cli.app import main
 

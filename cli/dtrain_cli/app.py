@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 VERBS = {
     "launch": "Start a job on all its hosts, stream its output, and clean up.",
-    "attach": "Watch a run that was launched before; Ctrl-C leaves it running.",
+    "attach": "Watch a run; Ctrl-C leaves it running.",
     "ps": "List the runs of this machine.",
     "logs": "Show the output of a run's workers.",
     "stop": "Stop a run on all its hosts.",
@@ -21,13 +21,13 @@ VERBS = {
     "schema": "Print the JSON Schema of the cluster file, for editors.",
     "help": "Show a documentation page; without TOPIC, list the topics.",
 }
-"""Each verb is the function of that name in `dtrain_cli.commands.<verb>`; a test holds these
-summaries equal to the first lines of the functions' docstrings."""
+"""Each verb is the function of that name in `dtrain_cli.commands.<verb>`. A test checks that each
+summary equals the first line of the function's docstring."""
 
 PLAIN: dict[str, Any] = {
     "add_completion": False,
     "pretty_exceptions_enable": False,
-    # Plain help: rich doubles the time that it takes to print.
+    # No rich help: rich doubles the time of `--help`.
     "rich_markup_mode": None,
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
@@ -111,17 +111,17 @@ def run() -> int:
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has left; there is nobody to tell.
+        # The reader of our output is gone, so there is nowhere to report to.
         sys.stdout = None
         return ExitCode.INTERRUPTED
-    except Exception:  # noqa: BLE001  the last boundary: no traceback of ours reaches a user
+    except Exception:  # noqa: BLE001  the last boundary: users never see a traceback
         _say(f"error: a bug in dtrain; please report the file {_crash_report()}")
         return ExitCode.INTERNAL
     return ExitCode.OK
 
 
 def _say(text: str) -> None:
-    """Print to stderr what may quote files and hosts: nothing in it reaches the terminal raw."""
+    """Print to stderr, with control characters escaped: the text may quote files and hosts."""
     from dtrain.framing import clean
 
     if sys.stderr is not None:

@@ -1,8 +1,8 @@
-"""Leaving a launch to a process in the background.
+"""Continue a launch in a background process (``--detach``).
 
-The process is forked before there is any thread, and stays on the terminal until the job runs:
-it may have to ask for a passphrase, and what goes wrong until then is told here. Then it leaves
-the terminal for a session of its own, and whoever waits for it may go.
+The process is forked before any thread starts, and stays on the terminal until the job runs: it may
+have to ask for a passphrase, and errors until then belong on the terminal. Then it moves to a new
+session, and the foreground process exits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOG = "launcher.log"
 
 
 class Detachment:
-    """Both ends of it: ``in_background`` tells which one this process is."""
+    """Both processes of a detached launch; ``in_background`` is true in the background one."""
 
     def __init__(self) -> None:
         """Forks."""
@@ -29,14 +29,14 @@ class Detachment:
 
     @classmethod
     def none(cls) -> Detachment:
-        """For a launch that stays in the foreground."""
+        """Return the value for a launch that stays in the foreground."""
         detachment = cls.__new__(cls)
         detachment.in_background = False
         return detachment
 
     def leave_terminal(self, run: str, folder: Path) -> None:
-        """From now on nothing that happens to the terminal concerns this process; what it says
-        goes to a file in the run's folder. Whoever waits is told the run's name."""
+        """Detach from the terminal: redirect output to a file in the run's folder, and send the
+        run's name to the waiting foreground process."""
         os.setsid()
         log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         null = os.open(os.devnull, os.O_RDONLY)
@@ -44,14 +44,14 @@ class Detachment:
             os.dup2(source, target)
         os.close(log)
         os.close(null)
-        with contextlib.suppress(BrokenPipeError):  # nobody waits any more
+        with contextlib.suppress(BrokenPipeError):  # the foreground process is gone
             os.write(self._write, run.encode())
         os.close(self._write)
 
     def wait(self) -> str | ExitCode:
-        """Until the launch has left the terminal, or ended before that: the run's name, or how it
-        ended."""
-        # Ctrl-C goes to both processes, and the other one acts on it.
+        """Wait until the launch leaves the terminal, and return the run's name. If the launch ends
+        before that, return its exit code."""
+        # Both processes receive Ctrl-C; the background one handles it.
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda number, _: os.kill(self._child, number))

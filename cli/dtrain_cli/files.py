@@ -1,4 +1,4 @@
-"""The user's own text files, as `dtrain plan --output` reads and replaces them."""
+"""Read and replace the user's text files, for `dtrain plan --output`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from dtrain.spec.load import contents
 
 
 def read_text(path: Path) -> str | None:
-    """A cluster file's text with its line endings and byte-order mark; None if there is no file.
+    """Return a cluster file's text with its line endings and byte-order mark, or None if the file
+    does not exist.
 
-    Bytes that are not UTF-8 come back as they were when `write_text` writes them. Raises
-    UsageError if there is a file that cannot be read or replaced, or no place for one.
+    `write_text` restores bytes that are not UTF-8. Raises UsageError if the file cannot be read or
+    replaced, or if its folder does not exist.
     """
     target = _target(path)
     return contents(path).decode("utf-8", "surrogateescape") if target.exists() else None
 
 
 def write_text(path: Path, text: str) -> None:
-    """Make ``text`` the file's content, or leave the file as it was: nobody sees it half written.
+    """Replace the file's content with ``text`` atomically.
 
-    An existing file keeps its mode, and its owner and group where that is allowed; a link keeps
-    leading to it. Raises UsageError, naming the file, if it cannot be written or is no plain file.
+    An existing file keeps its mode, and its owner and group if permissions allow; links to it stay
+    valid. Raises UsageError, naming the file, if it is not a plain file or cannot be written.
     """
     target = _target(path)
     draft = target.with_name(f".dtrain-{token_hex(8)}")
@@ -44,7 +45,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _target(path: Path) -> Path:
-    """The plain file, or the place for one, that ``path`` leads to. Raises UsageError."""
+    """Resolve ``path`` to a plain file or to a path where one can be created.
+
+    Raises UsageError.
+    """
     try:
         target = path.resolve() if path.is_symlink() else path
         if path.is_symlink() and not target.exists():
@@ -54,22 +58,20 @@ def _target(path: Path) -> Path:
             )
         if not target.parent.is_dir():
             raise UsageError(
-                f"{str(path)!r} cannot be written: there is no folder {str(target.parent)!r}",
+                f"{str(path)!r} cannot be written: no such folder {str(target.parent)!r}",
                 hint=f"mkdir -p {str(target.parent)!r}",
             )
         if target.is_dir():
             raise UsageError(f"{str(path)!r} is a folder", hint="name a file in it")
         if target.exists() and not target.is_file():
             raise UsageError(
-                f"{str(path)!r} is no plain file, but a device or a pipe",
+                f"{str(path)!r} is a device or a pipe, not a plain file",
                 hint="name a file such as cluster.yaml",
             )
         if target.exists() and not os.access(target, os.W_OK, effective_ids=True):
-            raise UsageError(
-                f"{str(path)!r} is protected against writing", hint=f"chmod u+w {str(path)!r}"
-            )
+            raise UsageError(f"{str(path)!r} is read-only", hint=f"chmod u+w {str(path)!r}")
     except (OSError, ValueError, RuntimeError) as error:
-        # A NUL or 5,000 characters in the name, a loop of links, a folder that may not be entered.
+        # For example a NUL in the name, a name too long, a loop of links, a folder without access.
         raise UsageError(f"{str(path)!r} cannot be written: {_reason(error)}") from None
     return target
 
@@ -80,10 +82,10 @@ def _reason(error: Exception) -> str:
 
 
 def _create(draft: Path, target: Path, data: bytes) -> None:
-    """Write a new file that is to take the place of ``target``, down to the disk."""
+    """Write and sync a new file that will replace ``target``."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     now = target.stat() if target.exists() else None
-    # A file that others may not read is not for them to read while it is being written either.
+    # Create the draft private: others must not read a private file while dtrain writes it.
     with os.fdopen(os.open(draft, flags, 0o600 if now else 0o666), "wb") as file:
         file.write(data)
         file.flush()

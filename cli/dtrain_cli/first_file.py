@@ -1,4 +1,4 @@
-"""The text of a first cluster file: what a person said, and what the hosts are like. Pure."""
+"""The text of a first cluster file, from the user's answers and the facts of the hosts. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "~"}
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What only a person knows."""
+    """What only the user knows."""
 
     hosts: tuple[str, ...]
     framework: str
@@ -28,13 +28,13 @@ class Answers:
 
 
 def text(answers: Answers, evidence: Evidence | None) -> str:
-    """A cluster file; ``evidence`` is what a look at its hosts found, None without one."""
+    """Return a cluster file; ``evidence`` is the result of a probe of the hosts, if any."""
     hosts = list(evidence.hosts) if evidence is not None else []
     return "\n".join(
         [
-            "# Written by `dtrain init`. See what it would start with",
+            "# Written by `dtrain init`. Show what a launch would start:",
             "#   dtrain launch FILE --dry-run",
-            "# and whether the hosts are ready with",
+            "# Check whether the hosts are ready:",
             "#   dtrain check FILE",
             "cluster:",
             f"  hosts: {json.dumps(hostlist.fold(answers.hosts))}  # the order is the node rank",
@@ -55,8 +55,8 @@ def text(answers: Answers, evidence: Evidence | None) -> str:
 
 def _devices(hosts: Sequence[HostFacts], *, probed: bool) -> Iterator[str]:
     if not hosts:
-        why = "no host could be asked" if probed else "the hosts were not asked"
-        yield f"  gpus: 0  # CHANGE: how many each host has; {why}"
+        why = "no host could be reached" if probed else "the hosts were not inspected"
+        yield f"  gpus: 0  # CHANGE: number of GPUs per host; {why}"
         return
     count = _usual([_gpus(host) for host in hosts])
     yield f"  gpus: {count}  # on each host"
@@ -67,7 +67,7 @@ def _devices(hosts: Sequence[HostFacts], *, probed: bool) -> Iterator[str]:
 
 
 def _in_table(name: str) -> str | None:
-    """What the hardware table calls a GPU, for the planner."""
+    """The name of a GPU in the planner's hardware table, or None if the table lacks it."""
     for written in (name, name.removeprefix("NVIDIA ")):
         try:
             return hardware().gpu(written).name
@@ -88,7 +88,7 @@ def _network(hosts: Sequence[HostFacts]) -> Iterator[str]:
 
 
 def _gbps(host: HostFacts) -> float:
-    """Gigabits per second of the fastest network there is: all RDMA ports, or the interface."""
+    """Gigabits per second of the host's fastest network: all RDMA ports, or the interface."""
     rdma = sum(
         port["rate"] or 0 for port in host.fact("infiniband").values() if port["state"] == "ACTIVE"
     )
@@ -97,7 +97,8 @@ def _gbps(host: HostFacts) -> float:
 
 
 def _python(hosts: Sequence[HostFacts], answers: Answers) -> Iterator[str]:
-    """Where `python3` has no framework, somebody has to say where it is."""
+    """The Python key, if `python3` of some host lacks the framework: only the user knows where
+    it is."""
     without = [
         host.name
         for host in hosts
@@ -105,11 +106,11 @@ def _python(hosts: Sequence[HostFacts], answers: Answers) -> Iterator[str]:
     ]
     if without:
         where = hostlist.fold(without)
-        yield f"  python: python3  # CHANGE: on {where} it has no {answers.framework}"
+        yield f"  python: python3  # CHANGE: {answers.framework} is not installed in it on {where}"
 
 
 def _overrides(hosts: Sequence[HostFacts]) -> Iterator[str]:
-    """What differs from host to host, and addresses where names do not lead to each other."""
+    """Values that differ between hosts, and addresses for names that other hosts cannot resolve."""
     if not hosts:
         return
     gpus, interface = (
@@ -135,7 +136,7 @@ def _overrides(hosts: Sequence[HostFacts]) -> Iterator[str]:
 
 
 def _unknown(host: HostFacts, hosts: Sequence[HostFacts]) -> bool:
-    """Whether another host cannot find this one by its name."""
+    """Whether another host cannot resolve this host's name."""
     for peer in hosts:
         known = peer.fact("names").get("hosts", {}).get(host.name)
         if peer is not host and known is not None:
@@ -154,7 +155,7 @@ def _usual(values: Sequence[int | str | None]) -> int | str | None:
 
 
 def _scalar(value: object) -> str:
-    """``value`` as YAML, quoted where it could be read as something else."""
+    """``value`` as YAML, quoted if YAML could read it as another type."""
     written = str(value)
     bare = _BARE.fullmatch(written) and written.lower() not in _WORDS
     return written if bare else json.dumps(written, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What a verb prints on stdout when it is done."""
+"""Print a command's result on stdout."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import typer
 
 
 def write(text: str) -> None:
-    """Print ``text``: the same bytes whatever the locale."""
+    """Print ``text`` as the same bytes in every locale."""
     typer.echo(text.encode(errors="surrogateescape"), nl=False)

@@ -1,6 +1,6 @@
-"""Asking the person at the terminal, so that Ctrl-C still ends the launch.
+"""Prompt the user on the terminal, so that Ctrl-C still ends the launch.
 
-`getpass` would wait on for an answer in a thread that no signal reaches.
+`getpass` would block in a thread that receives no signals.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dtrain.transport.questions import Ask, never
 
 POLL = 0.1
-"""Seconds between two looks at whether the answer is still wanted."""
+"""Seconds between two checks whether the prompt was cancelled."""
 LONGEST = 4096
-"""A terminal hands over no longer line."""
+"""Bytes; a terminal returns no longer line."""
 
 
 def ask(prompt: str, cancelled: Callable[[], bool], *, echo: bool = False) -> str | None:
-    """One typed line, shown while it is typed only with ``echo``. None without a terminal, at the
-    end of input, or once ``cancelled`` says so."""
+    """Read one line from the terminal, and show it while typing only with ``echo``. Return None
+    without a terminal, at the end of input, or when ``cancelled`` returns true."""
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
@@ -30,7 +30,7 @@ def ask(prompt: str, cancelled: Callable[[], bool], *, echo: bool = False) -> st
     try:
         before = termios.tcgetattr(terminal)
         shown = before[3] | termios.ECHO if echo else before[3] & ~termios.ECHO
-        # Drop what was typed before the question.
+        # Drop input from before the prompt.
         termios.tcsetattr(terminal, termios.TCSAFLUSH, [*before[:3], shown, *before[4:]])
         answered = False
         try:
@@ -55,8 +55,8 @@ def asker(
     pause: Callable[[], AbstractContextManager[object]] = nullcontext,
     cancelled: Callable[[], bool] = never,
 ) -> Ask | None:
-    """How to ask the person at the terminal, with the view in ``pause``; None if stdin is no
-    terminal."""
+    """Return a function that prompts on the terminal while ``pause`` holds the view, or None if
+    stdin is not a terminal."""
     if sys.stdin is None or not sys.stdin.isatty():
         return None
 

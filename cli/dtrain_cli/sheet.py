@@ -1,4 +1,4 @@
-"""The paper that standard output is: found out once, where a command writes tables."""
+"""The `Paper` of standard output, for commands that print tables."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def stdout_paper() -> Paper:
-    """Its width, colors and characters; without a terminal COLUMNS decides, else 100 columns."""
-    # Only a report needs rich, which takes a while to import.
+    """Detect width, colors and characters. Without a terminal the width is COLUMNS, or 100."""
+    # rich is slow to import, and only reports need it.
     from dtrain_cli.views.paper import Paper
 
     outlet = Outlet(sys.stdout, lambda _error: None)

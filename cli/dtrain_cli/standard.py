@@ -10,20 +10,20 @@ from dtrain.diagnostics import DtrainError, ExitCode
 
 
 class OutputError(DtrainError):
-    """Standard output cannot be written: its disk is full, for example."""
+    """A write to standard output failed, for example because its disk is full."""
 
     exit_code = ExitCode.NODE_FAILED
 
     def __init__(self, error: OSError) -> None:
         super().__init__(
             f"cannot write to standard output: {error.strerror}",
-            hint="free space on its disk, or send the output elsewhere",
+            hint="free space on its disk, or redirect the output elsewhere",
         )
 
 
 def typed(stream: TextIO | None) -> TextIO | None:
-    """The same stream, but a failed write to stdout raises OutputError, and a failed write to
-    stderr is dropped, because nothing is left to report it to. A closed pipe still raises
+    """Wrap ``stream``: a failed write to stdout raises OutputError, and a failed write to stderr is
+    dropped, because no stream is left for the report. A closed pipe still raises
     BrokenPipeError."""
     if stream is None:
         return None
@@ -43,7 +43,7 @@ class _Raw(io.FileIO):
         except BrokenPipeError:
             raise
         except OSError as error:
-            # What is still buffered must not fail again when Python exits.
+            # Drop the buffer, or Python's exit would fail on it too.
             null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             os.dup2(null, self.fileno())
             os.close(null)

@@ -101,13 +101,13 @@ def test_a_folder(path: Path) -> None:
 
 
 def test_a_missing_folder(path: Path) -> None:
-    refused(path / "x.yaml", "there is no folder")
+    refused(path / "x.yaml", "no such folder")
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")])
 def test_pipes_and_devices(path: Path, make: object) -> None:
     make(path)  # type: ignore[operator]
-    refused(path, "is no plain file")
+    refused(path, "not a plain file")
 
 
 def test_names_that_cannot_be(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def protected_folder(path: Path) -> Iterator[Path]:
 
 
 def test_a_protected_file(protected_file: Path, as_nobody: None) -> None:
-    refused(protected_file, "is protected against writing")
+    refused(protected_file, "is read-only")
     assert protected_file.read_text() == "old"
 
 

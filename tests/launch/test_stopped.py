@@ -58,7 +58,7 @@ def test_a_stopped_relay_is_replaced(scene: Scene) -> None:
     (relay,) = agents(scene, "dtrain-agent")
     os.kill(relay, signal.SIGSTOP)
     run.until("node0: the relay does not answer; it may be stopped")
-    run.until("every host is reached again")
+    run.until("all hosts are reachable again")
     until(lambda: gone(relay), "the end of the stopped relay")
     (scene.folder / "go").touch()
     assert run.wait().code == 0

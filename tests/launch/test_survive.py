@@ -87,7 +87,7 @@ def test_a_detached_run_is_listed_shown_and_stopped(runs: Runs) -> None:
     attached.send(signal.SIGINT)
     done = attached.wait()
     assert done.code == 130
-    assert "left; the job goes on" in done.stderr
+    assert "left the run; the job keeps running" in done.stderr
     followed = runs.dtrain("logs", "-f", "--rank", "2", run)
     followed.until("[node1 2] line 1\n")
     stopped = runs.dtrain("stop", run).wait()

@@ -189,9 +189,9 @@ def test_a_lost_host_is_named_at_once_and_the_report_comes_last(workers):
     )
     _, err = shown.finish(report)
     assert err.splitlines()[2:] == [
-        "dtrain: node1 cannot be reached; the job goes on there, reconnecting",
-        "dtrain: every host is reached again",
-        "dtrain: node1 cannot be reached; the job goes on there, reconnecting",
+        "dtrain: node1 cannot be reached; its workers keep running, reconnecting",
+        "dtrain: all hosts are reachable again",
+        "dtrain: node1 cannot be reached; its workers keep running, reconnecting",
         "",
         "error: node1: connecting: no route to host",
         "hint: is it on?",
@@ -233,7 +233,7 @@ def test_what_ends_a_launch_is_told_in_full_and_warnings_in_a_line():
         "         remedy   copy it there",
         "",
         "dtrain: warning: node[0-1] (all 2): mtu: eth0 has MTU 1400",
-        "dtrain: `dtrain check` tells what to do about warnings",
+        "dtrain: `dtrain check` shows how to fix them",
         "dtrain: done in 41 s: all 4 workers finished; logs in /runs/demo-1",
     ]
 
@@ -245,4 +245,4 @@ def test_a_great_many_warnings_are_counted():
     shown.view.checked(found)
     _, err = shown.finish()
     assert err.count("MiB are free") == 6
-    assert "dtrain: 58 more warnings; `dtrain check` tells what to do about warnings\n" in err
+    assert "dtrain: 58 more warnings; `dtrain check` shows how to fix them\n" in err

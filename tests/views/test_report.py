@@ -57,7 +57,7 @@ def test_a_long_traceback_keeps_both_ends_and_names_the_file():
     paths = {("gpu01", "worker", 3, "stderr"): "/runs/x/logs/gpu01/worker-3.err"}
     report = Report(ExitCode.JOB_FAILED, "reason", (replace(FIRST, traceback=long),))
     text = render(report, paths, color=False)
-    assert "470 lines left out (all of it in /runs/x/logs/gpu01/worker-3.err)" in text
+    assert "470 lines left out (full text in /runs/x/logs/gpu01/worker-3.err)" in text
     assert "line 0 " in text
     assert "line 499 " in text
     assert len(text.splitlines()) < 40

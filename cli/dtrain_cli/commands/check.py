@@ -1,4 +1,4 @@
-"""`dtrain check`: what would make a job fail, hang or crawl, before it is launched."""
+"""`dtrain check`: find what would make a job fail, hang or slow down, before the launch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check(
     file: Annotated[Path, typer.Argument(help="The cluster file.", metavar="FILE")],
     rendezvous: Annotated[
         bool,
-        typer.Option("--rendezvous", help="Also start a real process group, and end it again."),
+        typer.Option("--rendezvous", help="Also start and stop a real process group."),
     ] = False,
     bandwidth: Annotated[
         bool,
@@ -38,20 +38,20 @@ def check(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="With --bandwidth: write what `dtrain plan --calibrate` reads.", metavar="FILE"
+            help="With --bandwidth: write a file for `dtrain plan --calibrate`.", metavar="FILE"
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Find what would make a job fail, hang or slow down.
 
-    Looks at all hosts at once. Starts no job, but runs the setup lines and imports the framework
-    as a launch would. Exit code 3 means that a launch would fail, 0 that nothing is worse than a
-    warning.
+    Checks all hosts in parallel. Starts no job, but runs the setup lines and imports the framework
+    as a launch does. Exit code 3 means that a launch would fail; 0 means that nothing is worse than
+    a warning.
     """
     request = api.load(file)
     if output is not None and not bandwidth:
-        raise UsageError("--output is for what --bandwidth measures", hint="add --bandwidth")
+        raise UsageError("--output requires --bandwidth", hint="add --bandwidth")
     begun = time.monotonic()
     hosts = names.count(len(request.spec().cluster.hosts), "host")
     with progress(f"checking {hosts} …"):
@@ -78,21 +78,21 @@ def check(
 def _write_calibration(evidence: Evidence, output: Path) -> None:
     measured = fabric.fabric(evidence)
     if measured is None or not measured.collectives:
-        notice(f"{output} is not written: there is no measurement of two ranks or more")
+        notice(f"{output} is not written: no measurement covers two or more ranks")
         return
     write_text(output, dumps(fabric.calibration(measured), indent=2) + "\n")
     notice(f"{output} written; use it with: dtrain plan --calibrate {output}")
 
 
 def notice(text: str) -> None:
-    """Tell on stderr what a person should know and did not ask for."""
+    """Print on stderr what users should know although they did not ask for it."""
     if sys.stderr is not None:
         sys.stderr.write(f"dtrain: {clean(text)}\n")
 
 
 @contextmanager
 def progress(text: str) -> Iterator[None]:
-    """``text`` on the terminal for as long as it takes."""
+    """Show ``text`` on the terminal until the block ends."""
     shown = sys.stderr is not None and sys.stderr.isatty()
     if shown:
         sys.stderr.write(text)

@@ -73,7 +73,7 @@ def _page(topic: str) -> str:
         return (_PAGES / f"{topic}.md").read_text("utf-8")
     _, *sections = re.split(r"^(?=## )", (_PAGES / "keys.md").read_text("utf-8"), flags=re.M)
     by_key = {section.split("\n", 1)[0].removeprefix("## "): section for section in sections}
-    # `restart` and `job.restart` both name the key job.restart, and all keys below it.
+    # `restart` and `job.restart` both name the key job.restart and all keys below it.
     found = [section for key, section in by_key.items() if f".{topic}." in f".{key}."]
     if found:
         return "".join(found).rstrip() + "\n"
@@ -83,7 +83,7 @@ def _page(topic: str) -> str:
         hint = f"did you mean {close!r}? 'dtrain help' lists the topics"
     else:
         hint = f"topics: {', '.join(topics())}"
-    raise UsageError(f"there is no help topic {topic!r}", hint=hint)
+    raise UsageError(f"no help topic {topic!r}", hint=hint)
 
 
 def _names(keys: dict[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`dtrain init`: a first cluster file, from a few answers and a look at the hosts."""
+"""`dtrain init`: write a first cluster file from a few answers and a probe of the hosts."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def init(
     ] = None,
     probe: Annotated[
         bool | None,
-        typer.Option("--probe/--no-probe", help="Look at the hosts over SSH; default: ask."),
+        typer.Option("--probe/--no-probe", help="Inspect the hosts over SSH; default: ask."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a first cluster file from your answers."""
     if file.exists() and not force:
@@ -55,20 +55,20 @@ def init(
         user,
     )
     if probe is None:
-        probe = _interactive() and typer.confirm("Look at the hosts over SSH now?", default=True)
+        probe = _interactive() and typer.confirm("Inspect the hosts over SSH now?", default=True)
     evidence = _look(answers, file) if probe else None
     text = first_file.text(answers, evidence)
-    parse(text, str(file))  # what is written here can be launched
+    parse(text, str(file))  # fail now rather than at the launch
     write_text(file, text)
     unreached = [failure.host for failure in evidence.failures] if evidence else []
-    said = f"{file} written\n"
+    message = f"{file} written\n"
     for failure in evidence.failures if evidence else ():
-        said += f"not reached: {clean(failure.message)}\n"
+        message += f"not reached: {clean(failure.message)}\n"
     if unreached:
-        said += f"correct that, then look again: dtrain check {file}\n"
+        message += f"fix that, then run: dtrain check {file}\n"
     elif "CHANGE" in text:
-        said += "change what is marked CHANGE in it\n"
-    output.write(said + f"next: dtrain check {file}, then dtrain launch {file}\n")
+        message += "edit the lines marked CHANGE\n"
+    output.write(message + f"next: dtrain check {file}, then dtrain launch {file}\n")
 
 
 def _hosts(text: str) -> tuple[str, ...]:
@@ -87,7 +87,8 @@ def _framework(name: str) -> str:
 def _ask(option: str, question: str, default: str | None = None) -> str:
     if not _interactive():
         raise UsageError(
-            f"{option} is missing", hint=f"give {option}: there is no terminal to ask on"
+            f"{option} is missing",
+            hint=f"set {option}: without a terminal, dtrain cannot ask for it",
         )
     answer: str = typer.prompt(question, default=default, err=True)
     return answer
@@ -98,7 +99,7 @@ def _interactive() -> bool:
 
 
 def _look(answers: first_file.Answers, file: Path) -> Evidence:
-    # One GPU makes the look ask about GPUs.
+    # The probe inspects GPUs only if the file has some.
     draft = first_file.text(answers, None).replace("gpus: 0", "gpus: 1", 1)
     plan = build(parse(draft, str(file)), local_python=sys.executable)
     base = file.absolute().parent
@@ -106,7 +107,7 @@ def _look(answers: first_file.Answers, file: Path) -> Evidence:
     preflight = Preflight(plan, over(transport), base=base)
     probes = ("machine", "names", "network", "infiniband", "gpus", "interpreter")
     try:
-        with progress(f"looking at {names.count(len(plan.hosts), 'host')} …"):
+        with progress(f"inspecting {names.count(len(plan.hosts), 'host')} …"):
             return preflight.look(Depth(probes, thorough=False))
     finally:
         preflight.close()

@@ -1,4 +1,4 @@
-"""`dtrain launch`: start, stream, clean up; or show what would be started."""
+"""`dtrain launch`: start a job, stream its output, clean up; or print the launch plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dtrain_cli.output import write
 from dtrain_cli.views import Filters
 
 _RENDERED = re.compile(r"(?!\.\.?/)[A-Za-z0-9._:-]+/[a-z]+-[0-9]+\.(?:sh|env)")
-"""What a dry run names its files."""
+"""Name patterns of the files that a dry run writes."""
 
 
 def launch(
@@ -31,7 +31,7 @@ def launch(
         typer.Argument(help="Arguments for the script, after --.", metavar="ARGS"),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be started; touch no host.")
+        bool, typer.Option("--dry-run", help="Print what a launch would start; contact no host.")
     ] = False,
     output: Annotated[
         Path | None,
@@ -51,13 +51,14 @@ def launch(
         typer.Option(help="Show only these hosts' output, e.g. gpu[01-03].", metavar="HOSTS"),
     ] = None,
     fold: Annotated[
-        bool, typer.Option("--fold", help="Show a line that several ranks write alike once.")
+        bool, typer.Option("--fold", help="Show a line that several ranks write only once.")
     ] = False,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Bring the job's TensorBoard to this machine.")
+        bool, typer.Option("--tensorboard", help="Forward the job's TensorBoard to this machine.")
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Go on in the background once it runs.")
+        bool,
+        typer.Option("--detach", "-d", help="Continue in the background once all workers run."),
     ] = False,
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Start without checking the hosts first.")
@@ -65,10 +66,10 @@ def launch(
 ) -> None:
     """Start a job on all its hosts, stream its output, and clean up."""
     if output is not None and not dry_run:
-        raise UsageError("--output is for --dry-run", hint="add --dry-run")
+        raise UsageError("--output requires --dry-run", hint="add --dry-run")
     if dry_run and (rank is not None or host is not None or fold):
         raise UsageError("--rank, --host and --fold have no effect with --dry-run")
-    # A script asks for a TensorBoard through `dtrain.runtime`, which starts one only if told to.
+    # `dtrain.runtime` starts the TensorBoard that a script asks for only with this option.
     env = {"DTRAIN_TENSORBOARD": "1"} if tensorboard else {}
     request = api.load(file, args=args or (), env=env)
     spec = request.spec()
@@ -82,7 +83,7 @@ def launch(
     detachment = Detachment() if detach else Detachment.none()
     if detach and not detachment.in_background:
         raise typer.Exit(_await_start(detachment, json=json))
-    # A session brings threads and transports, which a dry run does not need.
+    # A dry run needs none of a session's threads and transports, so import them only here.
     from dtrain_cli.commands.watch import Watch
 
     watch = Watch(stopping=True, json=json, filters=filters, fold=fold, detachment=detachment)
@@ -108,8 +109,8 @@ def _await_start(detachment: Detachment, *, json: bool) -> ExitCode:
     if isinstance(begun, ExitCode):
         return begun
     sys.stderr.write(
-        f"dtrain: it goes on in the background; `dtrain attach {begun}` shows it,"
-        f" `dtrain stop {begun}` ends it\n"
+        f"dtrain: continuing in the background; `dtrain attach {begun}` shows the run,"
+        f" `dtrain stop {begun}` stops it\n"
     )
     if not json:
         sys.stdout.write(f"{begun}\n")
@@ -117,9 +118,9 @@ def _await_start(detachment: Detachment, *, json: bool) -> ExitCode:
 
 
 def rendered(plan: LaunchPlan, *, json: bool = False, output: Path | None = None) -> str:
-    """A dry run, as text for stdout; written into the folder ``output`` if given.
+    """Return a dry run as text for stdout. With ``output``, write it into that folder instead.
 
-    Touches no network and no clock, and gives the same bytes on every machine.
+    Uses no network and no clock, and returns the same bytes on every machine.
     """
     from dtrain_cli.views import plan as view
 
@@ -131,10 +132,10 @@ def rendered(plan: LaunchPlan, *, json: bool = False, output: Path | None = None
 
 
 def _write(plan: LaunchPlan, manifest: str, output: Path) -> int:
-    """Write one folder for each host, and the plan itself; files of an earlier plan that are no
-    longer part of it are removed, so that a CI's diff shows them gone.
+    """Write one folder for each host, and the plan itself. Remove files of an earlier plan that
+    this plan does not have, so that a diff in CI shows the removal.
 
-    ``output`` may come with a checkout, so nothing in it leads the way out of it.
+    ``output`` may come from a checkout, so follow no link out of it.
     """
     from dtrain.launchplan import shell
 
@@ -149,7 +150,7 @@ def _write(plan: LaunchPlan, manifest: str, output: Path) -> int:
         for path in output.rglob("*"):
             if path.is_symlink():
                 raise UsageError(
-                    f"{path}: a link, which no dry run writes",
+                    f"{path}: a link; a dry run writes only plain files",
                     hint="remove it, or name a new folder",
                 )
         for path in list(output.glob("*/*")):

@@ -1,4 +1,4 @@
-"""`dtrain logs`: what a run's workers have written."""
+"""`dtrain logs`: show the output of a run's workers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from dtrain_cli.standard import OutputError
 from dtrain_cli.views import Filters, View, make_view
 
 POLL = 0.1
-"""Seconds between two looks at files that may have grown."""
+"""Seconds between two checks of the log files for new output."""
 
 
 def logs(
-    run: Annotated[str, typer.Argument(help="A run, or how its name begins.", metavar="RUN")],
+    run: Annotated[
+        str, typer.Argument(help="A run's name, or its first characters.", metavar="RUN")
+    ],
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on as output comes, until the run is over.")
+        bool,
+        typer.Option("--follow", "-f", help="Print new output as it arrives, until the run ends."),
     ] = False,
     rank: Annotated[
         str | None, typer.Option(help="Only these ranks' output, e.g. 0,4-7.", metavar="RANKS")
@@ -38,11 +41,11 @@ def logs(
         str | None, typer.Option(help="Only these hosts' output.", metavar="HOSTS")
     ] = None,
     since: Annotated[
-        str | None, typer.Option(help="Only what came in this time, e.g. 10m.", metavar="TIME")
+        str | None, typer.Option(help="Only output of the last TIME, e.g. 10m.", metavar="TIME")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     fold: Annotated[
-        bool, typer.Option("--fold", help="Show a line that several ranks write alike once.")
+        bool, typer.Option("--fold", help="Show a line that several ranks write only once.")
     ] = False,
 ) -> None:
     """Show the output of a run's workers."""
@@ -70,8 +73,8 @@ def _show(
     follow: bool,
     age: float | None,
 ) -> None:
-    """Show a run's output, and with ``follow`` new output until the run is over. Output older than
-    ``age`` seconds is left out."""
+    """Show a run's output, and with ``follow`` new output until the run ends. Leave out output
+    older than ``age`` seconds."""
     plan = record.plan()
     view.known(plan)
     journal = JournalReader(folder.journal)
@@ -95,7 +98,7 @@ def _show(
 
 
 def _streams(folder: RunFolder, plan: LaunchPlan, attempts: int) -> dict[Stream, int]:
-    """Those of all attempts, the first one's first."""
+    """The streams of all attempts, the first attempt first."""
     found: dict[Stream, int] = {}
     for one in folder.attempts():
         if one.attempt <= attempts:
@@ -104,8 +107,8 @@ def _streams(folder: RunFolder, plan: LaunchPlan, attempts: int) -> dict[Stream,
 
 
 def _skip(view: View, streams: Iterable[Stream], folder: RunFolder, before: float) -> None:
-    """Leave out what had come ``before`` (seconds since the epoch), to within the time between two
-    notes of it in the journal."""
+    """Skip the output from before ``before`` (seconds since the epoch). The precision is the time
+    between two offsets in the journal."""
     known: dict[str, int] = {}
     for then, event in JournalReader(folder.journal).read():
         if isinstance(event, Sizes) and then <= before:

@@ -1,4 +1,4 @@
-"""`dtrain ps`: the runs of this machine, or one of them with its hosts."""
+"""`dtrain ps`: list the runs of this machine, or show one run with its hosts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _one(run: str) -> RunStatus:
     try:
         one = status(folder)
     except UsageError as error:
-        hint = f"the output of its workers may still be in {folder.logs}"
+        hint = f"its workers' output may still be in {folder.logs}"
         raise UsageError(error.message, hint=hint) from None
     if one.state == "unattended":
         one = _asked(one, Record.load(folder.path))
@@ -48,8 +48,8 @@ def _one(run: str) -> RunStatus:
 
 
 def _asked(run: RunStatus, record: Record) -> RunStatus:
-    """With what its hosts say: nobody else hears of them."""
-    # A list of runs has no use for threads and transports.
+    """Complete the status of an unattended run with its hosts' own reports."""
+    # A list of runs needs no threads and transports, so import them only here.
     from dtrain.session.inquiry import ask
     from dtrain.transport.select import Transports
 

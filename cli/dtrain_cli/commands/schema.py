@@ -1,4 +1,4 @@
-"""`dtrain schema`: the cluster file's format, for editors."""
+"""`dtrain schema`: print the cluster file's JSON Schema, for editors."""
 
 from __future__ import annotations
 

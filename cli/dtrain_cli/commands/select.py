@@ -1,4 +1,4 @@
-"""``--rank`` and ``--host``: whose output is shown."""
+"""``--rank`` and ``--host``: choose the workers whose output is shown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ranks(text: str | None, spec: ClusterFile) -> frozenset[int] | None:
         return None
     if not spec.job.ranked:
         raise UsageError(
-            "--rank is for ranks: TensorFlow's tasks have none", hint="choose hosts with --host"
+            "--rank does not apply: TensorFlow tasks have no ranks", hint="choose hosts with --host"
         )
     last_rank = build(spec).world_size - 1
     chosen: set[int] = set()
@@ -28,7 +28,7 @@ def ranks(text: str | None, spec: ClusterFile) -> frozenset[int] | None:
         first, last = (int(written[1]), int(written[2] or written[1])) if written else (1, 0)
         if first > last:
             raise UsageError(
-                f"--rank {excerpt(text)}: {excerpt(part)!r} is no rank",
+                f"--rank {excerpt(text)}: {excerpt(part)!r} is not a rank",
                 hint="write e.g. --rank 0,4-7",
             )
         if last > last_rank:

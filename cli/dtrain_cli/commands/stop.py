@@ -1,4 +1,4 @@
-"""`dtrain stop`: end a run from anywhere on the launching machine."""
+"""`dtrain stop`: stop a run from any terminal of the launching machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from dtrain_cli.commands.watch import Watch
 
 
 def stop(
-    run: Annotated[str, typer.Argument(help="A run, or how its name begins.", metavar="RUN")],
-    force: Annotated[bool, typer.Option("--force", help="Kill at once, without TERM.")] = False,
+    run: Annotated[
+        str, typer.Argument(help="A run's name, or its first characters.", metavar="RUN")
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Send KILL at once, without TERM.")
+    ] = False,
 ) -> None:
     """Stop a run on all its hosts."""
     watch = Watch(stopping=True)

@@ -19,7 +19,7 @@ from dtrain_cli.views import Filters, make_view
 
 
 class Watch:
-    """What a library call needs to be shown: an observer, a control, and whom to ask."""
+    """Shows a library call on the terminal: its observer, its control, and its prompts."""
 
     def __init__(
         self,
@@ -30,7 +30,8 @@ class Watch:
         fold: bool = False,
         detachment: Detachment | None = None,
     ) -> None:
-        """Ctrl-C and the like end the job if ``stopping`` is set, and only the watching if not."""
+        """With ``stopping``, Ctrl-C and other signals stop the job; without, they only end the
+        view."""
         self._stopping = stopping
         self._detachment = detachment or Detachment.none()
         self._over = self._enough = self._view_hurries = False
@@ -42,13 +43,13 @@ class Watch:
             filters or Filters(),
             fold,
             on_broken_pipe=self._broken_pipe,
-            # A header that is redrawn would fill the file that it goes to later.
+            # In the background stderr becomes a file, which redrawn headers would fill.
             live=not self._detachment.in_background,
         )
         self.ask: Ask | None = prompt.asker(self.view.pause, lambda: self.control.interrupted)
 
     def until_over(self, work: Callable[[], Report]) -> ExitCode:
-        """Do ``work`` and show it to the end."""
+        """Run ``work`` and show the run until it ends."""
         with on_signals(self._on_signal):
             try:
                 report = work()
@@ -63,7 +64,7 @@ class Watch:
         return report.exit_code
 
     def until_stopped(self, work: Callable[[], ExitCode]) -> ExitCode:
-        """Do ``work``, which ends a run, and show what dtrain says of it, but no output."""
+        """Run ``work``, which stops a run, and show dtrain's notices but no worker output."""
         self.view.mute()
         with on_signals(self._on_signal):
             code = work()
@@ -72,7 +73,7 @@ class Watch:
         return code
 
     def running(self, run: str) -> None:
-        """All workers have started: one in the background leaves the terminal."""
+        """Leave the terminal if this launch is detached: all workers have started."""
         if self._detachment.in_background:
             with self.view.pause():
                 self.view.mute()
@@ -80,7 +81,7 @@ class Watch:
 
     def _on_signal(self, number: int) -> None:
         if self._over:
-            # The second time, what is left unwritten is: its reader may never read again.
+            # On the second signal, drop the unwritten output: its reader may be stuck.
             self._enough = self._view_hurries
             self._view_hurries = True
             self.view.hurry()
@@ -91,15 +92,15 @@ class Watch:
 
     def _broken_pipe(self) -> None:
         if self._stopping:
-            self.control.hang_up("nobody reads its output")
+            self.control.hang_up("its output was closed")
         else:
             self.control.leave()
 
 
 class Departure:
-    """That somebody who looks on wants to leave: Ctrl-C, or a pipe that nobody reads.
+    """The request of a watching user to leave: Ctrl-C, or a closed pipe.
 
-    Not an Event: two signals close together could wait for its lock for ever.
+    Not an Event: two signals close together could deadlock on its lock.
     """
 
     def __init__(self) -> None:
@@ -109,7 +110,7 @@ class Departure:
         self.asked = True
 
     def wait(self, seconds: float) -> bool:
-        """Whether it was asked for, after so many seconds at most."""
+        """Wait up to ``seconds``; return whether the request came."""
         if not self.asked:
             time.sleep(seconds)
         return self.asked

@@ -1,4 +1,4 @@
-"""What a person or a program sees of a running launch."""
+"""The views of a run, for users and programs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def make_view(
     on_broken_pipe: Callable[[], None],
     live: bool = True,
 ) -> View:
-    """The view that fits where the output goes; its thread runs from now on.
+    """Start and return the view that fits the output streams.
 
     - ``json``: JSON Lines on stdout, nothing on stderr.
-    - stderr is a terminal that can move its cursor, and stdout is no pipe: log lines above a live
-      header. (A pipe's reader, ``tee`` say, mostly writes to the same terminal, at the cursor.)
-    - otherwise plain lines.
+    - stderr is a terminal that can move its cursor, and stdout is not a pipe: log lines above a
+      live header. (A pipe's reader, such as ``tee``, often writes to the same terminal.)
+    - otherwise: plain lines.
 
-    ``live`` may rule the header out. ``on_broken_pipe`` is called once, from another thread, when
-    stdout or stderr has lost its reader.
+    Without ``live``, there is no header. ``on_broken_pipe`` is called once, from another thread,
+    when the reader of stdout or stderr is gone.
     """
 
     def display(broken: Callable[[OSError], None]) -> Receiver:

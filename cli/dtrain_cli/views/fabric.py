@@ -1,4 +1,4 @@
-"""What `dtrain check --bandwidth` measured: tables of all-reduces and of links. Pure."""
+"""Measurements of `dtrain check --bandwidth`: tables of all-reduces and of links. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from dtrain_cli.views.paper import Paper
 
 _WIDEST = 16
-"""Hosts up to which all links are shown; of more, only the slow ones."""
+"""Up to this many hosts, all links are shown; above it, only slow ones."""
 _CELL = 8
 
 
 def as_text(found: MeasuredFabric, hosts: Sequence[str], paper: Paper) -> Iterator[Text]:
-    """Lines; links that fall behind are marked."""
+    """Yield the lines, with slow links marked."""
     for title, across in (("across all hosts", True), ("inside a host", False)):
         rows = [one for one in found.collectives if (one.hosts > 1) == across]
         if rows:
@@ -39,13 +39,13 @@ def _collective(one: Collective) -> str:
 
 def _links(found: MeasuredFabric, hosts: Sequence[str], paper: Paper) -> Iterator[Text]:
     usual = _rate(found.usual)
-    title = f"GB/s from the host at the left to the one above; {usual} is usual"
+    title = f"GB/s from the host on the left to the host above; {usual} is typical"
     yield paper.line((title, "bold"))
     if len(hosts) > _WIDEST:
         for pair, rate in sorted(found.slow.items(), key=lambda item: item[1]):
             yield paper.line(f"{_rate(rate):>9}  {clean(' to '.join(pair))}")
         others = len(found.links) - len(found.slow)
-        yield paper.line(f"the other {others} links are within the usual")
+        yield paper.line(f"the other {others} links are as fast as usual")
         yield paper.line()
         return
     width = max(_CELL, *(len(clean(host)) + 2 for host in hosts))
@@ -67,7 +67,7 @@ def _rate(rate: float) -> str:
 
 
 def as_document(found: MeasuredFabric) -> dict[str, Any]:
-    """The same for a program."""
+    """Return the same as a JSON document."""
     return {
         "backend": found.backend,
         "all_reduce": [

@@ -1,4 +1,4 @@
-"""What `dtrain check` found, for a person to read and for a program. Pure."""
+"""The findings of `dtrain check`, as text and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 
 
 def as_text(evidence: Evidence, found: Sequence[Finding], seconds: float, paper: Paper) -> str:
-    """One table, worst first: who and what in the first line of each entry, then what was seen,
-    what was expected, and the remedy."""
+    """Return all findings, worst first. Each entry has hosts and subject in its first line, then
+    what was found, what was expected, and the remedy."""
     measured = bandwidth.fabric(evidence)
     hosts = [part.host.name for part in evidence.plan.hosts]
     lines = list(fabric.as_text(measured, hosts, paper)) if measured else []
@@ -33,7 +33,7 @@ def as_text(evidence: Evidence, found: Sequence[Finding], seconds: float, paper:
 
 
 def entry(finding: Finding, of: int, paper: Paper) -> Iterator[Text]:
-    """The lines of one finding; ``of`` is how many hosts there are."""
+    """Yield the lines of one finding; ``of`` is the number of all hosts."""
     yield paper.line(
         (f"{finding.severity.value:<9}", _STYLES[finding.severity]),
         (_who(finding, of), "bold"),
@@ -49,9 +49,9 @@ def entry(finding: Finding, of: int, paper: Paper) -> Iterator[Text]:
 
 
 def brief(finding: Finding, of: int) -> str:
-    """One line that leaves the remedy out."""
-    said = clean(f"{finding.subject}: {finding.seen}")
-    return f"{finding.severity.value}: {_who(finding, of)}: {said}"
+    """Return the finding in one line, without the remedy."""
+    what = clean(f"{finding.subject}: {finding.seen}")
+    return f"{finding.severity.value}: {_who(finding, of)}: {what}"
 
 
 def _who(finding: Finding, of: int) -> str:
@@ -65,12 +65,12 @@ def _summary(evidence: Evidence, found: Sequence[Finding], seconds: float) -> st
     took = f"{seconds:.1f} s" if seconds < 60 else names.duration(seconds)
     counts = Counter(finding.severity for finding in found)
     parts = [names.count(counts[one], one.value) for one in Severity if counts[one]]
-    said = ", ".join(parts) or "nothing that would make the job fail, hang or crawl"
-    return f"{hosts} checked in {took}: {said}"
+    result = ", ".join(parts) or "no problems found"
+    return f"{hosts} checked in {took}: {result}"
 
 
 def as_json(evidence: Evidence, found: Sequence[Finding]) -> str:
-    """One JSON object: every host with its facts, and the findings."""
+    """Return one JSON object: every host with its facts, and the findings."""
     failures = {failure.host: failure.message for failure in evidence.failures}
     answered = {host.name: host for host in evidence.hosts}
     hosts = [

@@ -17,38 +17,38 @@ _MAX_WAITING = 20_000
 
 @dataclass(slots=True)
 class Folded(Generic[Source]):
-    """One line, and who wrote it, in the order in which they did."""
+    """One line and the sources that wrote it, in order of writing."""
 
     text: str
     kind: str
     sources: list[Source]
     until: float
-    """When it has to come out."""
+    """Time by which the line must be printed."""
 
 
 class LineFolder(Generic[Source]):
-    """Holds each line for a short while and joins equal ones.
+    """Holds each line for a short time and joins equal lines.
 
-    Every line comes out exactly once for each rank that wrote it, and each rank's lines of one
-    ``kind`` and of all kinds come out in the order in which they were added.
+    Returns each line exactly once for each rank that wrote it, and keeps the order of each rank's
+    lines, of one ``kind`` and of all kinds.
     """
 
     def __init__(self, window: float = WINDOW) -> None:
         self._window = window
         self._waiting: deque[Folded[Source]] = deque()
-        # Lines are numbered in the order in which they come out.
+        # Line numbers follow the order of output.
         self._first = 0
         self._places: dict[tuple[str, str], list[int]] = {}
         self._last: dict[Source, int] = {}
 
     @property
     def due(self) -> float | None:
-        """When the next line has to come out; None when none waits."""
+        """Time by which the next line must be printed; None if no line waits."""
         return self._waiting[0].until if self._waiting else None
 
     def add(self, now: float, source: Source, kind: str, text: str) -> None:
         places = self._places.setdefault((kind, text), [])
-        # Only a line after this source's last one may take it, or its lines would change order.
+        # Join only with a line after this source's last one, to keep the order of its lines.
         at = bisect_right(places, self._last.get(source, -1))
         if at < len(places):
             number = places[at]
@@ -62,14 +62,14 @@ class LineFolder(Generic[Source]):
         self._last[source] = number
 
     def take(self, now: float) -> Iterator[Folded[Source]]:
-        """The lines that have waited long enough (and the oldest of far too many)."""
+        """Yield the lines that have waited long enough, and the oldest if too many wait."""
         while self._waiting and (
             self._waiting[0].until <= now or len(self._waiting) > _MAX_WAITING
         ):
             yield self._pop()
 
     def flush(self) -> Iterator[Folded[Source]]:
-        """All lines that still wait."""
+        """Yield all waiting lines."""
         while self._waiting:
             yield self._pop()
 

@@ -1,4 +1,4 @@
-"""The few lines at the bottom of the terminal that say how the run goes. Pure."""
+"""The status lines at the bottom of the terminal. Pure."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _MAX_NAMES = 3
 
 @dataclass(slots=True)
 class Header:
-    """What is shown. ``hosts`` has the state of each."""
+    """The content of the status lines. ``hosts`` maps each host to its state."""
 
     run: str = ""
     workers: int = 0
     hosts: dict[str, str] = field(default_factory=dict)
     progress: tuple[str, str] = ("", "")
-    """What the job says of its progress; where it says nothing, a prefix and the last line of the
-    worker with the lowest rank."""
+    """The job's reported progress. Without reports, a prefix and the last line of the worker with
+    the lowest rank."""
 
     def lines(self, columns: int, rows: int, seconds: float) -> list[str]:
-        """At most three lines, none wider than the terminal; with the empty line above them they
-        take no more than half its height."""
+        """Return at most three lines, none wider than the terminal. With the empty line above
+        them, they fill at most half of its height."""
         if not self.run:
             return []
         width = max(1, columns - 1)  # A full last column makes some terminals wrap.
@@ -49,7 +49,7 @@ class Header:
         lines.append(fit(f"   {summary(self.hosts, self.workers)}", width))
         head, text = self.progress
         if text:
-            # Spread here what a terminal would: the width of a tab depends on where it stands.
+            # Expand tabs here: in a terminal, their width depends on the column.
             lines.append(fit(f"   {clean(head + text).expandtabs(4)}", width))
         return lines[: max(0, rows // 2 - 1)]
 
@@ -78,14 +78,14 @@ def summary(hosts: Mapping[str, str], workers: int) -> str:
     parts += [f"{waiting} waiting"] if waiting else []
     count = names.count(len(hosts), "host")
     if len(groups) == 1 and (word := next(iter(groups))) not in BAD:
-        said = f"{count} {word or 'waiting'}"
+        text = f"{count} {word or 'waiting'}"
     else:
-        said = f"{count}: {', '.join(parts)}"
-    return f"{said} · {names.count(workers, 'worker')}"
+        text = f"{count}: {', '.join(parts)}"
+    return f"{text} · {names.count(workers, 'worker')}"
 
 
 def fit(text: str, width: int) -> str:
-    """``text`` cut to ``width`` columns, with an ellipsis where something is missing."""
+    """Cut ``text`` to ``width`` columns; an ellipsis marks the cut."""
     fitted = Text(text)
     fitted.truncate(width, overflow="ellipsis")
     return fitted.plain

@@ -27,7 +27,7 @@ SCHEMA = 1
 
 class JsonLines:
     limit = 1 << 20
-    """A line longer than this is cut, and says so."""
+    """Characters; longer lines are cut and marked as cut."""
 
     def __init__(self, out: Outlet) -> None:
         self._out = out
@@ -43,7 +43,7 @@ class JsonLines:
         self._put("attempt", attempt=attempt, hosts=_hosts(plan))
 
     def known(self, plan: LaunchPlan) -> None:
-        """Every line says whose it is."""
+        """Do nothing: every line names its worker."""
 
     def _begin(self, event: str, run: str, plan: LaunchPlan, folder: str) -> None:
         self._put(event, run=run, name=plan.name, logs=folder, hosts=_hosts(plan))
@@ -59,7 +59,7 @@ class JsonLines:
         self._put("notice", text=text)
 
     def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
-        """``text`` is as the worker wrote it, escape sequences included (JSON escapes them)."""
+        """Print each line as the worker wrote it, with escape sequences, which JSON escapes."""
         if not lines:
             return
         origin = {
@@ -72,15 +72,15 @@ class JsonLines:
             "stream": stream.fd,
             "text": "",
         }
-        # Everything but the text is the same for all of them.
+        # All these lines share every field but the text.
         head = json.dumps(origin)[: -len('""}')]
         self._buffer += [f"{head}{json.dumps(line)}}}\n" for line in lines]
 
     def progress(self, host: str, report: Progress) -> None:
-        """JSON has no number for a loss that is infinite or not a number: that is null."""
+        """Print progress. JSON has no infinity and no NaN, so such a loss becomes null."""
         metrics = {name: _finite(value) for name, value in report.metrics.items()}
-        told = asdict(report) | {"loss": _finite(report.loss), "metrics": metrics}
-        self._put("progress", host=host, **told)
+        fields = asdict(report) | {"loss": _finite(report.loss), "metrics": metrics}
+        self._put("progress", host=host, **fields)
 
     def flush(self, now: float) -> None:
         if self._buffer:
@@ -112,7 +112,7 @@ class JsonLines:
 
 
 def _explained(failure: Failure) -> dict[str, Any]:
-    """With what is known of such failures: ``explanation``, null where nothing is."""
+    """Return the failure with its ``explanation``: null if the kind of failure is unknown."""
     known = failure.explanation
     return asdict(failure) | {"explanation": asdict(known) if known is not None else None}
 

@@ -1,4 +1,4 @@
-"""The layouts that `dtrain plan` found, for a person: what to do, what it costs, why not else."""
+"""The result of `dtrain plan` as text: the best layout, its costs, and the alternatives."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def as_text(
     notes: Sequence[str] = (),
     written: Sequence[str] = (),
 ) -> str:
-    """The whole view, which ends with a newline.
+    """Return the whole text, with a final newline.
 
-    ``count`` layouts are compared; ``notes`` are about the question, ``written`` about files.
+    ``count`` layouts are compared. ``notes`` are about the question, ``written`` about files.
     """
     sections: list[Iterable[RenderableType]] = [
         question(answer.question, notes, paper),
@@ -43,7 +43,7 @@ def as_text(
 
 
 def question(asked: Question, notes: Sequence[str], paper: Paper) -> Iterator[RenderableType]:
-    """What was planned for, and where each part of it comes from."""
+    """Yield the model, the cluster and the batch, each with its source."""
     for title, text in described(asked, notes):
         yield paper.entry(title, text)
 
@@ -58,12 +58,12 @@ def _result(answer: Answer, paper: Paper) -> Iterator[RenderableType]:
         return
     gpus = f"{question.cluster.gpus:,} × {question.cluster.gpu.name}"
     if question.pinned:
-        said = f"This layout does not fit on {gpus}: {explain.brief(best)}."
+        text = f"This layout does not fit on {gpus}: {explain.brief(best)}."
     elif question.fixed:
-        said = f"No layout that was asked for fits on {gpus}. Nearest: {explain.brief(best)}."
+        text = f"No layout with these options fits on {gpus}. Nearest: {explain.brief(best)}."
     else:
-        said = f"Nothing fits on {gpus}. Nearest: {explain.brief(best)}."
-    yield paper.paragraph(said, "red")
+        text = f"No layout fits on {gpus}. Nearest: {explain.brief(best)}."
+    yield paper.paragraph(text, "red")
     yield paper.paragraph(explain.headline(best))
 
 
@@ -78,7 +78,7 @@ def _time(best: Candidate, paper: Paper) -> Iterator[RenderableType]:
     parts = {title: getattr(best.time, name) for name, title in explain.TIME_PARTS.items()}
     total = best.time.total
     yield paper.line(("Time of a step", "bold"))
-    aside = "" if best.fits else ", if it fitted"
+    aside = "" if best.fits else ", if it fit"
     yield paper.line(f"{explain.seconds(total)}{aside}")
     yield _stairs(parts, total, None, explain.seconds, paper)
 
@@ -87,10 +87,11 @@ def _stairs(
     parts: Mapping[str, float],
     whole: float,
     limit: float | None,
-    said: Callable[[float], str],
+    format_value: Callable[[float], str],
     paper: Paper,
 ) -> RenderableType:
-    """A bar for each part, which begins where the one before it ends; ``limit`` is a line."""
+    """Yield a bar for each part, which starts at the end of the previous bar, and a line at
+    ``limit``."""
     rows: list[list[RenderableType]] = []
     before = 0.0
     mark = None if limit is None else limit / whole
@@ -98,15 +99,14 @@ def _stairs(
         if value > _NEGLIGIBLE * whole:
             share = value / whole
             bar = _Bar(before, before + share, mark)
-            rows.append([title, said(value), Text(f"{share * 100:.0f} %", "dim"), bar])
+            rows.append([title, format_value(value), Text(f"{share * 100:.0f} %", "dim"), bar])
             before += share
     return paper.table("lrrb", rows, indent=2, width=paper.width)
 
 
 class _Bar:
-    """From one share of the whole to another, with a line at ``mark``, as wide as there is room.
-
-    `rich.bar.Bar` has no such line.
+    """A bar from one share of the whole to another, with a line at ``mark``, in all available
+    width. `rich.bar.Bar` cannot draw such a line.
     """
 
     def __init__(self, begin: float, end: float, mark: float | None) -> None:
@@ -128,18 +128,18 @@ class _Bar:
 
 _TITLES = {
     "tensor": "TP", "pipeline": "PP", "context": "CP", "expert": "EP", "data": "DP",
-    "recompute": "again",
+    "recompute": "recomp",
 }  # fmt: skip
-"""What columns are called where there is little room."""
+"""Short column titles, for narrow terminals."""
 _TEXTS = ("sharding", "recompute", "offload")
 _NEGLIGIBLE = 0.0005
-"""Share of the whole below which a part is left out."""
+"""Parts below this share of the whole are left out."""
 
 
 def _table(candidates: Sequence[Candidate], paper: Paper) -> Iterator[RenderableType]:
     if len(candidates) < 2:
         return
-    yield paper.line(("The best few that differ", "bold"))
+    yield paper.line(("Best distinct layouts", "bold"))
     columns = _columns(candidates)
     align = "".join("l" if title in _TEXTS else "r" for title in columns)
     rows = [*zip(*columns.values(), strict=True)]
@@ -153,7 +153,7 @@ def _table(candidates: Sequence[Candidate], paper: Paper) -> Iterator[Renderable
 
 
 def _columns(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
-    """The table by column; one that says nothing is left out."""
+    """Return the table by column, without columns that carry no information."""
     layouts = [candidate.layout for candidate in candidates]
     every: dict[str, list[str]] = {
         "tensor": [str(layout.tensor) for layout in layouts],
@@ -184,37 +184,34 @@ def _columns(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
 
 
 def _legend(titles: Mapping[str, str], columns: Mapping[str, list[str]]) -> str:
-    said = [f"{short} {title}" for title, short in titles.items() if short != title]
-    if "again" in titles.values():
-        said.remove("again recompute")
-        said.append("again: what is recomputed")
-    said.append("batch: sequences in a micro-batch × micro-batches a step")
+    notes = [f"{short} {title}" for title, short in titles.items() if short != title]
+    notes.append("batch: sequences in a micro-batch × micro-batches a step")
     if any("×" in value for value in columns["pipeline"]):
-        said.append("pipeline: stages × pieces of each")
-    said.append("MFU: with non-causal attention, then with causal")
-    return "; ".join(said) + "."
+        notes.append("pipeline: stages × virtual stages")
+    notes.append("MFU: with non-causal attention, then with causal")
+    return "; ".join(notes) + "."
 
 
 def _others(answer: Answer, table: Hardware, paper: Paper) -> Iterator[RenderableType]:
-    """Why not otherwise; and where nothing fits, what would."""
+    """Yield why other layouts are worse and, if no layout fits, what would fit."""
     remedies = alternatives.remedies(answer, table)
     if remedies:
         title = "Without offload" if answer.fits else "What would fit"
         yield paper.line((title, "bold"))
         for sentence in remedies:
             yield paper.paragraph(sentence, head="  - ")
-    said = [
+    costs = [
         text for text in (alternatives.textbook(answer),) if text and not answer.question.pinned
     ]
     if answer.fits and (cost := alternatives.cost_of_constraints(answer)):
-        said.append(cost)
+        costs.append(cost)
     rivals = alternatives.rivals(answer)
-    if not said and not rivals:
+    if not costs and not rivals:
         return
     if remedies:
         yield paper.line()
-    yield paper.line(("Why not otherwise", "bold"))
-    for text in said:
+    yield paper.line(("Why not another layout", "bold"))
+    for text in costs:
         yield paper.paragraph(text, head="  - ")
     for rival in rivals:
         yield paper.paragraph(rival.sentence, head="  - ")

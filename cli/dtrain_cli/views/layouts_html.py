@@ -1,8 +1,8 @@
-"""The layouts that `dtrain plan` found as one HTML page, which needs nothing but itself.
+"""The result of `dtrain plan` as one self-contained HTML page.
 
-No script, no font, no request: charts are inline SVG whose lengths are shares of the page's
-width, so that text keeps its size on every screen, and what color shows a table shows too. The
-template `templates/layouts.html` is the page; this module computes what it shows.
+The page has no script, no font and makes no request. Charts are inline SVG; their lengths are
+shares of the page's width, so that text keeps its size on every screen. A table repeats what a
+chart shows by color. The template is `templates/layouts.html`; this module computes its values.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from dtrain_cli.views.question import described, training_time
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _FAR = 4
-"""Times the limit: layouts that need more would squeeze all others in a chart."""
+"""Multiple of the limit; a chart leaves out larger layouts, which would squeeze all others."""
 _NEGLIGIBLE = 0.0005
-"""Share of the longest bar below which a part is left out of the legend."""
+"""The legend leaves out parts below this share of the longest bar."""
 
 
 def page(answer: Answer, table: Hardware, *, count: int, notes: Sequence[str] = ()) -> str:
-    """The whole document. ``count`` layouts are compared; ``table`` is for what would fit."""
+    """Return the document. ``count`` layouts are compared; ``table`` is for hardware remedies."""
     style = (_TEMPLATES / "layouts.css").read_text("utf-8")
     question, best = answer.question, answer.best
     model = question.shape.name or explain.large(question.shape.parameters)
@@ -66,7 +66,7 @@ def page(answer: Answer, table: Hardware, *, count: int, notes: Sequence[str] = 
 
 
 def _printable(value: object) -> object:
-    """Text without control characters, before it is escaped."""
+    """Remove control characters from text, before the template escapes it."""
     return value if isinstance(value, Markup) else clean(str(value))
 
 
@@ -75,11 +75,11 @@ def _printable(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """What the bars of a chart measure."""
+    """The quantity that a chart's bars show."""
 
     parts: Mapping[str, str]
-    """Field of the costs to what people call it; the order is that of the colors."""
-    said: Callable[[float], str]
+    """Cost field to its title, in the order of the colors."""
+    format_value: Callable[[float], str]
     unit: str
     per_unit: float = 1.0
 
@@ -88,9 +88,9 @@ class _Measure:
 class _Bar:
     label: str
     values: Mapping[str, float]
-    """By field."""
+    """Value by cost field."""
     aside: str = ""
-    """What stands behind the total, where that is too much."""
+    """Text after the total, if the total is over the limit."""
 
     @property
     def total(self) -> float:
@@ -99,7 +99,7 @@ class _Bar:
 
 def _memory_chart(shown: Sequence[Candidate], limit: float, name: str = "memory") -> dict[str, Any]:
     measure = _Measure(explain.MEMORY_PARTS, explain.gib, "GiB")
-    # That all of them are too much, the chart of those that do not fit says once.
+    # In the chart of rejected layouts none fits, and its title already says so.
     aside = ", does not fit" if name == "memory" else ""
     bars = [
         _Bar(_name(one), _values(one.memory, measure), "" if one.fits else aside) for one in shown
@@ -129,7 +129,7 @@ def _name(candidate: Candidate) -> str:
 def _chart(
     name: str, bars: Sequence[_Bar], measure: _Measure, limit: float | None = None
 ) -> dict[str, Any]:
-    """What the template draws: places and lengths are shares of the width, as text."""
+    """Return the template's values: positions and lengths are shares of the width, as text."""
     longest = max([bar.total for bar in bars] + ([limit] if limit else []))
     scale = longest * 1.02
     legend = {
@@ -151,7 +151,7 @@ def _chart(
         and {
             "x": _share(limit, scale),
             "anchor": "end" if limit > scale / 2 else "start",
-            "text": measure.said(limit),
+            "text": measure.format_value(limit),
         },
         "bars": [_bar(bar, measure, colors, scale, limit) for bar in bars],
         "ticks": [*_ticks(longest, scale, measure)],
@@ -164,8 +164,8 @@ def _chart(
 def _bar(
     bar: _Bar, measure: _Measure, colors: Mapping[str, str], scale: float, limit: float | None
 ) -> dict[str, Any]:
-    said = ", ".join(
-        f"{measure.parts[part]} {measure.said(value)}"
+    breakdown = ", ".join(
+        f"{measure.parts[part]} {measure.format_value(value)}"
         for part, value in bar.values.items()
         if value > _NEGLIGIBLE * scale
     )
@@ -180,16 +180,16 @@ def _bar(
                 "width": _share(value, scale),
                 "color": colors[part],
                 "value": f"{value:.9g}",
-                "title": f"{measure.parts[part]}: {measure.said(value)}, {share}",
+                "title": f"{measure.parts[part]}: {measure.format_value(value)}, {share}",
             }
         )
         before += value
     over = limit is not None and before > limit
     return {
         "label": bar.label,
-        "total": measure.said(bar.total),
+        "total": measure.format_value(bar.total),
         "aside": bar.aside,
-        "said": f"{bar.label}: {measure.said(bar.total)}, of which {said}",
+        "description": f"{bar.label}: {measure.format_value(bar.total)}: {breakdown}",
         "parts": parts,
         "excess": _share(before - limit, scale) if over and limit is not None else "",
     }
@@ -260,7 +260,7 @@ def _compared(candidates: Sequence[Candidate]) -> dict[str, Any] | None:
 
 
 def _others(answer: Answer) -> Iterator[str]:
-    """Why not otherwise."""
+    """Yield why other layouts are worse."""
     if not answer.question.fixed and (text := alternatives.textbook(answer)):
         yield text
     if answer.fits and (text := alternatives.cost_of_constraints(answer)):
@@ -269,7 +269,7 @@ def _others(answer: Answer) -> Iterator[str]:
 
 
 def _rejected(answer: Answer) -> dict[str, Any] | None:
-    """Layouts that do not fit: of each kind the one that comes nearest."""
+    """Layouts that do not fit: the smallest of each kind."""
     groups = answer.plan.rejected
     if not groups:
         return None

@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 _BETWEEN_WRITES = 0.05
 _BETWEEN_CLOCKS = 1.0
 _BUFFERED = 64 << 10
-"""Characters that are written without waiting for more."""
+"""Characters; with so many buffered, write without waiting for more."""
 
 
 class Live(Plain):
-    """The header is on stderr. Each write erases it, prints, and draws it again.
+    """Shows the header on stderr. Each write erases it, prints, and redraws it.
 
-    In between the cursor waits on an empty line above the header. So an echoed ^C is erased with
-    it, a line from elsewhere (an `ssh` of a ProxyCommand) stays whole, and a new size of the
-    terminal cannot change how far it is to the header's beginning. `rich.live` leaves the cursor
-    at the end: an echo that wraps, or a narrower window, then leaves lines of the header behind.
+    Between writes the cursor stays on an empty line above the header. So the next write erases an
+    echoed ^C, a line of another process (an `ssh` of a ProxyCommand) stays whole, and resizing the
+    terminal does not change the distance to the header's start. `rich.live` leaves the cursor at
+    the end: an echo that wraps, or a narrower window, then leaves parts of the header behind.
     """
 
     def __init__(self, out: Outlet, err: Outlet, *, fold: bool, color: tuple[bool, bool]) -> None:
-        # On one terminal, one file descriptor keeps everything in order and in one piece.
+        # If both are one terminal, use one file descriptor, which keeps the order of all output.
         super().__init__(err if out.same_terminal(err) else out, err, fold=fold, color=color)
         self._header = Header()
         self._began = time.monotonic()
@@ -81,10 +81,10 @@ class Live(Plain):
         super().lines(stream, lines, partial)
         order = (stream.rank is None, stream.rank or 0, stream.role, stream.index)
         if not self._reported and (self._lowest is None or order <= self._lowest):
-            said = partial if partial.strip() else next(filter(str.strip, reversed(lines)), "")
-            if said:
+            latest = partial if partial.strip() else next(filter(str.strip, reversed(lines)), "")
+            if latest:
                 self._lowest = order
-                self._header.progress = (names.prefix(stream.host, stream.label), said)
+                self._header.progress = (names.prefix(stream.host, stream.label), latest)
                 self._stale = True
 
     def flush(self, now: float) -> None:

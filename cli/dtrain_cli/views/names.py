@@ -1,4 +1,4 @@
-"""How hosts, ranks, paths and durations are written for people. Pure."""
+"""Format hosts, ranks, paths and durations for users. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from dtrain.framing import clean
 from dtrain.hostlist import fold
 
 _COLORS = ("cyan", "green", "yellow", "magenta", "blue")
-"""Of prefixes, each also bright; red is kept for errors."""
+"""Colors of prefixes, each also used bright; red is only for errors."""
 
 
 def prefix(host: str, label: str, host_width: int = 0, label_width: int = 0) -> str:
-    """``[gpu01  3] ``, padded so that the lines of all ranks begin in one column."""
+    """``[gpu01  3] ``, padded so that the lines of all ranks start in the same column."""
     return f"[{clean(host):<{host_width}} {clean(label):>{label_width}}] "
 
 
 def paint(text: str, style: str) -> str:
-    """``text`` in one of rich's styles, as a terminal takes it."""
-    # What is written into a pipe needs no rich.
+    """``text`` in one of rich's styles, as terminal escape sequences."""
+    # Output into a pipe needs no rich, which is slow to import.
     from rich.color import ColorSystem
     from rich.style import Style
 
@@ -41,7 +41,7 @@ def hosts(names: Iterable[str]) -> str:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Sorted as people count: ``gpu2`` before ``gpu10``."""
+    """Sort names in natural order: ``gpu2`` before ``gpu10``."""
     return sorted(
         names,
         key=lambda name: [

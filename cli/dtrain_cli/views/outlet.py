@@ -1,4 +1,4 @@
-"""Standard output and standard error as bytes that are written at once, and may break."""
+"""Unbuffered standard output and standard error, which handle a reader that goes away."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Callable
 from typing import TextIO
 
 _READER_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO)
-"""A closed pipe; a terminal that was closed gives EIO."""
+"""Errors of a closed pipe, and EIO of a closed terminal."""
 
 
 class Outlet:
-    """One of the two. Not buffered: what `write` took is out when it returns.
+    """Standard output or standard error, unbuffered: `write` returns after all bytes are written.
 
-    When the reader is gone ``on_broken`` is called once, with the error, and everything from then
-    on is discarded, also what Python itself still had to flush at its exit.
+    When the reader is gone, ``on_broken`` is called once, with the error. All later output is
+    discarded, also what Python flushes at exit.
     """
 
     def __init__(self, stream: TextIO | None, on_broken: Callable[[OSError], None]) -> None:
-        """``stream`` is None where the process was started with it closed."""
+        """``stream`` is None if it was closed when the process started."""
         self._on_broken = on_broken
         if stream is None:
             self.fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -40,7 +40,7 @@ class Outlet:
             try:
                 data = data[os.write(self.fd, data) :]
             except BlockingIOError:
-                # Whoever gave us this terminal or pipe made it non-blocking.
+                # The parent process made this terminal or pipe non-blocking.
                 select.select([], [self.fd], [])
             except OSError as error:
                 self._discard()
@@ -69,5 +69,5 @@ class Outlet:
 
 
 def reader_gone(error: OSError) -> bool:
-    """Whether nobody reads any more, rather than that there is no room to write to."""
+    """Whether the reader is gone, in contrast to a full disk."""
     return error.errno in _READER_GONE

@@ -1,4 +1,4 @@
-"""A documentation page, drawn for a terminal."""
+"""Draw a documentation page for a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WIDTH = 100
 
 
 def drawn(markdown: str) -> str:
-    """The page with styles and line breaks for the terminal on standard output."""
+    """Return the page with styles and line breaks for the terminal on standard output."""
     console = Console()
     console.width = min(console.width, _WIDTH)
     with console.capture() as capture:
@@ -21,6 +21,7 @@ def drawn(markdown: str) -> str:
 
 
 def _without_links(markdown: str) -> str:
-    """A terminal has no links: name the command that shows a page, and keep the text of others."""
+    """Replace links to pages with the command that shows the page, and other links with their
+    text."""
     text = re.sub(r"\[([^]]+)\]\(([a-z-]+)\.md[^)]*\)", r"\1 (`dtrain help \2`)", markdown)
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)

@@ -1,4 +1,4 @@
-"""Reports for a person, drawn by rich on a terminal or into a pipe of a known width."""
+"""Draw reports with rich, for a terminal or for a pipe with a known width."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rich.table import Column, Table
 from rich.text import Text
 
 _WIDEST = 110
-"""Columns of text that are still pleasant to read."""
+"""Columns; wider text is hard to read."""
 _UNLIMITED = 1 << 14
-"""Columns of a table in a pipe, where nothing is squeezed."""
+"""Columns of a table in a pipe, which need not fit a screen."""
 _ASCII = str.maketrans({"×": "x", "█": "#", "│": "|", "…": "..."})
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|s|ms|GB|GiB|x|×)(?:\W|$))")
 
 
 class Paper:
-    """What a report is drawn on. Texts from files and hosts must have gone through `clean`; rich
+    """Draws a report. Callers pass texts from files and hosts through `clean` first. rich
     interprets nothing in them: no markup, no emoji codes, no highlighting."""
 
     def __init__(self, columns: int, *, color: bool, unicode: bool, terminal: bool = False) -> None:
-        """``unicode`` says whether it can show more than ASCII."""
+        """``unicode``: whether the output can show more than ASCII."""
         self.columns = columns
         self.terminal = terminal
         self.width = max(40, min(columns - 1, _WIDEST))
@@ -46,10 +46,10 @@ class Paper:
         )
 
     def paragraph(self, text: str, style: str = "", head: str | Text = "") -> Text:
-        """``text`` wrapped to the right of ``head``. Numbers keep their units; words such as paths
-        and commands stay whole, to be copied."""
+        """Wrap ``text`` to the right of ``head``. Numbers keep their units. Long words such as
+        paths and commands stay whole, so that users can copy them."""
         head = Text(head, style) if isinstance(head, str) else head
-        # rich would cut long words, or not wrap at all; and it breaks at no-break spaces.
+        # rich would cut long words or not wrap, and it breaks at no-break spaces.
         lines = textwrap.wrap(
             _UNIT.sub("\N{NO-BREAK SPACE}", text),
             self.width - head.cell_len,
@@ -64,7 +64,7 @@ class Paper:
         return self.paragraph(text, head=Text(f"{title:<9}", "bold"))
 
     def line(self, *parts: str | tuple[str, str]) -> Text:
-        """Texts, or texts with their styles, on one line that is never wrapped or cut."""
+        """Join texts, each with an optional style, into one line that is never wrapped or cut."""
         return _unwrapped(Text.assemble(*parts))
 
     def table(
@@ -77,11 +77,10 @@ class Paper:
         indent: int = 0,
         width: int | None = None,
     ) -> Table:
-        """Columns that are two apart, or ``indent`` where it is given.
+        """Return a table with two spaces, or ``indent``, between columns.
 
-        ``align`` has a letter for each: ``l`` left, ``r`` right, ``w`` left and wrapped where the
-        terminal is too narrow, ``b`` whatever is left of ``width``. ``styles`` are those of the
-        first rows.
+        ``align`` has a letter for each column: ``l`` left, ``r`` right, ``w`` left and wrapped if
+        the terminal is too narrow, ``b`` the rest of ``width``. ``styles`` apply to the first rows.
         """
         columns = [
             Column(
@@ -108,16 +107,16 @@ class Paper:
         return table
 
     def fits(self, table: Table) -> bool:
-        """Whether the table is no wider than the paper."""
+        """Whether the table fits the width."""
         options = self._console.options.update(width=_UNLIMITED)
         return Measurement.get(self._console, options, table).maximum <= self.columns
 
     def sections(self, sections: Iterable[Iterable[RenderableType]]) -> str:
-        """Those that have something in them, with an empty line between them."""
+        """Draw the sections that are not empty, with an empty line between them."""
         return "\n".join(text for parts in sections if (text := self.draw(parts)))
 
     def draw(self, parts: Iterable[RenderableType]) -> str:
-        """Each part on lines of its own, which have no blanks at their ends."""
+        """Draw each part on separate lines, without trailing spaces."""
         with self._console.capture() as captured:
             for part in parts:
                 for line in Segment.split_lines(self._console.render(part)):

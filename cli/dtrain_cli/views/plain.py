@@ -1,4 +1,4 @@
-"""A run as plain lines: for pipes, files and terminals that can't move a cursor."""
+"""A run as plain lines: for pipes, files and terminals that cannot move the cursor."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from dtrain.runs.log_store import Stream
     from dtrain.runs.progress import Progress
 
-_TOLD_WARNINGS = 6
-"""Warnings that a launch begins with; a look at the hosts may have more."""
-_TOLD_HOSTS = 3
-"""Hosts that are told of one by one when they cannot be reached for a while."""
+_MAX_WARNINGS = 6
+"""Warnings that a launch shows; `dtrain check` shows all."""
+_MAX_UNREACHABLE = 3
+"""Unreachable hosts that each get a notice; for more, one notice follows."""
 
 
 class Plain:
-    """Workers' stdout on ours and their stderr on ours, each line behind ``[host rank]``; what
-    dtrain itself says on stderr."""
+    """Prints the workers' stdout on stdout and their stderr on stderr, with ``[host rank]`` before
+    each line, and dtrain's own notices on stderr."""
 
     limit = LIMIT
 
     def __init__(self, out: Outlet, err: Outlet, *, fold: bool, color: tuple[bool, bool]) -> None:
-        """``color`` says whether stdout and stderr may have some."""
+        """``color``: whether to color stdout and stderr."""
         self._out = out
         self._err = err
         self._color = dict(zip(("stdout", "stderr"), color, strict=True))
@@ -46,7 +46,7 @@ class Plain:
         self._starting: set[str] = set()
         self._unreachable: set[str] = set()
         self._progress_line = ProgressLine()
-        self._told_progress = float("-inf")
+        self._last_progress = float("-inf")
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
         self._starting = {host.host.name for host in plan.hosts}
@@ -85,17 +85,17 @@ class Plain:
                 self.notice(f"{names.count(self._workers, 'worker')} started")
         elif state == "unreachable" and host not in self._unreachable:
             self._unreachable.add(host)
-            if len(self._unreachable) <= _TOLD_HOSTS:
-                self.notice(f"{host} cannot be reached; the job goes on there, reconnecting")
-            elif len(self._unreachable) == _TOLD_HOSTS + 1:
-                self.notice("more hosts cannot be reached; the job goes on there, reconnecting")
+            if len(self._unreachable) <= _MAX_UNREACHABLE:
+                self.notice(f"{host} cannot be reached; its workers keep running, reconnecting")
+            elif len(self._unreachable) == _MAX_UNREACHABLE + 1:
+                self.notice("more hosts cannot be reached; their workers keep running, reconnecting")
         elif host in self._unreachable and state != "unreachable":
             self._unreachable.remove(host)
             if not self._unreachable:
-                self.notice("every host is reached again")
+                self.notice("all hosts are reachable again")
 
     def checked(self, findings: Sequence[Finding]) -> None:
-        # Few launches have any, and none should load all that judges for it.
+        # Few launches have findings, so import their view only here.
         from dtrain.checks import Severity
         from dtrain_cli.views.findings import brief, entry
         from dtrain_cli.views.paper import Paper
@@ -108,12 +108,12 @@ class Plain:
         warnings = [finding for finding in findings if finding not in errors]
         if errors and warnings:
             self._put("stderr", "\n")
-        for finding in warnings[:_TOLD_WARNINGS]:
+        for finding in warnings[:_MAX_WARNINGS]:
             self.notice(brief(finding, self._hosts))
         if warnings:
-            more = len(warnings) - _TOLD_WARNINGS
+            more = len(warnings) - _MAX_WARNINGS
             others = f"{names.count(more, 'more warning')}; " if more > 0 else ""
-            self.notice(f"{others}`dtrain check` tells what to do about warnings")
+            self.notice(f"{others}`dtrain check` shows how to fix them")
 
     def notice(self, text: str) -> None:
         head = names.paint("dtrain:", "bold") if self._color["stderr"] else "dtrain:"
@@ -132,9 +132,9 @@ class Plain:
         self._fold(now)
 
     def progress(self, host: str, report: Progress) -> None:
-        due = report.time >= self._told_progress + BETWEEN_LINES or report.step == report.total
+        due = report.time >= self._last_progress + BETWEEN_LINES or report.step == report.total
         if self._progress_line.add(report) and due:
-            self._told_progress = report.time
+            self._last_progress = report.time
             self.notice(self._progress_line.text)
 
     def flush(self, now: float) -> None:
@@ -178,8 +178,8 @@ class Plain:
         self._buffer.append((self._out if fd == "stdout" else self._err, text))
 
     def _write(self, before: str, after: str) -> None:
-        """Everything that has come together, ``before`` and ``after`` it on stderr; neighbors
-        that go to one place in one piece."""
+        """Write the buffer, with ``before`` and ``after`` around it on stderr. Join neighbors that
+        go to one stream into one write."""
         pieces = [(self._err, before), *self._buffer, (self._err, after)]
         self._buffer = []
         at = 0

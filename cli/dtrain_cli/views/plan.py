@@ -1,4 +1,4 @@
-"""A launch plan, for a person to read and for a program."""
+"""A launch plan as text and as JSON."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 
 
 def as_json(plan: LaunchPlan) -> str:
-    """One JSON object; see `dtrain.launchplan.document`."""
+    """Return one JSON object; see `dtrain.launchplan.document`."""
     return json.dumps(document(plan), indent=2, ensure_ascii=False) + "\n"
 
 
 def as_text(plan: LaunchPlan) -> str:
-    """What a launch would execute: first what all hosts share, then each host's own."""
+    """Return what a launch executes: first the part shared by all hosts, then each host's part."""
     environments = [_environment(plan, part) for part in plan.hosts]
     first, *others = environments
     shared = [line for line in first if all(line in other for other in others)]
@@ -45,13 +45,13 @@ def _summary(plan: LaunchPlan) -> Iterator[str]:
 
 
 def _environment(plan: LaunchPlan, part: HostPlan) -> list[str]:
-    """A host's variables, a line for each."""
+    """A host's variables, one per line."""
     lines = [_assignment(*item) for item in masked(part.environment, plan).items()]
     return lines + _completed(part.node_variables)
 
 
 def _completed(variables: Mapping[str, NodeVariable]) -> list[str]:
-    """What only the node knows, as a shell would say it."""
+    """Variables whose values only the node knows, in shell syntax."""
     return [
         f"{name}: {value}" if variables[name].kind == "interface" else f"{name}={value}"
         for name, value in completed_by_node(variables).items()
@@ -71,7 +71,7 @@ def _host(part: HostPlan, environment: list[str]) -> Iterator[str]:
 
 
 def _processes(part: HostPlan) -> Iterator[str]:
-    """Each process on a line; a command that all of them share stands once, above them."""
+    """Each process on a line. A command that all processes share comes once, above them."""
     commands = {process.argv for process in part.processes}
     if len(commands) == 1:
         yield f"  {_inline(shlex.join(commands.pop()))}"
@@ -94,5 +94,5 @@ def _assignment(name: str, value: str) -> str:
 
 
 def _inline(text: str) -> str:
-    """``text`` on one line, with nothing in it that a terminal acts upon."""
+    """``text`` on one line, with control characters escaped."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -1,4 +1,4 @@
-"""How far a training is, in one line. Pure."""
+"""The progress of a training in one line. Pure."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from dtrain.runs.progress import Pace, Progress
 from dtrain_cli.views import names
 
 BETWEEN_LINES = 10.0
-"""Seconds from one line about progress to the next where lines stay."""
+"""Seconds between progress lines in output without a header."""
 
 
 class ProgressLine:
-    """Turns the reports of all processes into what is said of the job: the one of the process
-    with the least rank speaks for all, because they go in step."""
+    """Derives the job's progress from the reports of its processes. All ranks train in step, so
+    the process with the lowest rank represents the job."""
 
     def __init__(self) -> None:
         self._pace = Pace()
         self._last: Progress | None = None
 
     def add(self, report: Progress) -> bool:
-        """Whether ``report`` speaks for the job."""
+        """Return whether ``report`` represents the job."""
         if self._last is None or report.order < self._last.order:
             self._pace = Pace()
         elif report.order > self._last.order:

@@ -1,4 +1,4 @@
-"""What a plan is asked for and what training with it takes, in words. Pure."""
+"""The planner's question, and the training time of its answer, as text. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dtrain_cli.views import names
 
 
 def described(asked: Question, notes: Sequence[str]) -> list[tuple[str, str]]:
-    """Titles and texts: the model, the cluster, the batch, each with its source, and notes."""
+    """Return titles and texts: model, cluster and batch, each with its source, and notes."""
     shape, cluster = asked.shape, asked.cluster
     experts = (
-        f", {shape.experts} experts of which each token uses {shape.experts_per_token}"
+        f", {shape.experts} experts, {shape.experts_per_token} for each token"
         if shape.experts
         else ""
     )
@@ -53,7 +53,7 @@ def _source(text: str) -> str:
 
 
 def training_time(answer: Answer) -> str:
-    """How long the tokens that were asked for take; empty if none were."""
+    """Return how long training on the given number of tokens takes; empty without a number."""
     training = answer.training(answer.best)
     if not training:
         return ""

@@ -1,4 +1,4 @@
-"""How a run ended, on one screen: the first cause first. Pure."""
+"""The final report of a run, on one screen, with the first cause first. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_PROBLEMS = 8
 
 
 def render(report: Report, paths: Mapping[StreamKey, str], *, color: bool) -> str:
-    """The report as text for stderr, with its final newline."""
+    """Return the report as text for stderr, with a final newline."""
     after = names.duration(report.seconds)
     logs = f"; logs in {names.path(report.logs)}" if report.logs else ""
     failed = report.exit_code not in (ExitCode.OK, ExitCode.INTERRUPTED)
@@ -50,7 +50,7 @@ def _headline(failure: Failure) -> str:
     text = clean(f"{failure.who} {failure.how}")
     message = failure.message.strip()
     if not message or message in failure.traceback:
-        return text  # What follows says it better.
+        return text  # The traceback below has the message.
     return f"{text}: {_cut(clean(message))}"
 
 
@@ -61,22 +61,22 @@ def _traceback(failure: Failure, paths: Mapping[StreamKey, str]) -> list[str]:
     left_out = len(lines) - _TRACEBACK_HEAD - _TRACEBACK_TAIL
     if left_out > 1:
         path = paths.get((failure.host, failure.role, failure.index, "stderr"))
-        where = f" (all of it in {names.path(path)})" if path else ""
+        where = f" (full text in {names.path(path)})" if path else ""
         middle = f"… {names.count(left_out, 'line')} left out{where}"
         lines = [*lines[:_TRACEBACK_HEAD], middle, *lines[-_TRACEBACK_TAIL:]]
     return ["", *(f"    {line}" if line else "" for line in lines), ""]
 
 
 def _consequences(failures: Sequence[Failure]) -> list[str]:
-    """Who else failed, those that ended in one way together."""
+    """The other failed processes, grouped by how they ended."""
     outcomes: dict[str, list[Failure]] = {}
     for failure in failures:
         outcomes.setdefault(failure.how, []).append(failure)
     lines = []
-    for outcome, those in list(outcomes.items())[:_MAX_OUTCOMES]:
-        hosts = names.hosts(names.in_order({failure.host for failure in those}))
-        ranks = [failure.label for failure in those if failure.rank is not None]
-        others = [failure.label for failure in those if failure.rank is None]
+    for outcome, group in list(outcomes.items())[:_MAX_OUTCOMES]:
+        hosts = names.hosts(names.in_order({failure.host for failure in group}))
+        ranks = [failure.label for failure in group if failure.rank is not None]
+        others = [failure.label for failure in group if failure.rank is None]
         who = [f"rank{'s' * (len(ranks) > 1)} {names.labels(ranks)}"] if ranks else []
         who += [names.labels(names.in_order(others))] if others else []
         how = outcome.removeprefix("was ")
@@ -87,7 +87,7 @@ def _consequences(failures: Sequence[Failure]) -> list[str]:
 
 
 def _problems(report: Report, color: bool) -> list[str]:
-    # Where a host's problem is the reason itself, it has been said.
+    # A problem that is the reason of the end is already shown.
     problems = [text for text in report.problems if text != report.reason]
     lines: list[str] = []
     for text in problems[:_MAX_PROBLEMS]:

@@ -1,4 +1,4 @@
-"""Runs as a table, one run in detail, or JSON. Pure but for the clock of `age`."""
+"""Runs as a table, one run in detail, or JSON. Pure except for the clock of `age`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA = 1
 
 
 def table(runs: Sequence[RunStatus], paper: Paper, *, of: int) -> str:
-    """A line for each of ``runs``, which are some of all ``of`` that there are."""
+    """Return one line for each of ``runs``; ``of`` is the number of all runs."""
     if not runs:
         return "no runs on this machine\n"
     whole = _table(runs, paper, short=False)
@@ -32,7 +32,7 @@ def table(runs: Sequence[RunStatus], paper: Paper, *, of: int) -> str:
     if any(run.state == "unattended" for run in runs):
         lines += [
             "",
-            "nobody is in charge of unattended runs: `dtrain attach RUN`, or stop them",
+            "unattended runs have no launcher: attach to them (`dtrain attach RUN`) or stop them",
         ]
     for run in runs:
         if run.unreadable_lines:
@@ -43,7 +43,7 @@ def table(runs: Sequence[RunStatus], paper: Paper, *, of: int) -> str:
 
 
 def _table(runs: Sequence[RunStatus], paper: Paper, *, short: bool) -> Table:
-    """``short`` for a narrow terminal: times in one unit, no column without any value."""
+    """``short`` is for a narrow terminal: times in one unit, no empty column."""
     columns = {
         "RUN": [run.run for run in runs],
         "STATE": [run.state for run in runs],
@@ -63,7 +63,7 @@ def _age(run: RunStatus, *, short: bool) -> str:
 
 
 def details(run: RunStatus, paper: Paper) -> str:
-    """One run: how it stands, its hosts, and how it ended."""
+    """Return one run's state, its hosts, and its final report."""
     facts = [
         ("run", run.run),
         ("state", run.state + (f" (process {run.in_charge})" if run.in_charge else "")),
@@ -80,7 +80,7 @@ def details(run: RunStatus, paper: Paper) -> str:
     if run.state == "unattended":
         lines += [
             "",
-            "nobody is in charge of it: `dtrain attach` takes it up, `dtrain stop` ends it",
+            "it has no launcher: `dtrain attach` takes charge of it, `dtrain stop` stops it",
         ]
     text = paper.draw(_plain(lines, paper))
     return text + (f"\n{render(run.report, {}, color=paper.color)}" if run.report else "")
@@ -91,7 +91,7 @@ def _plain(lines: Sequence[RenderableType], paper: Paper) -> list[RenderableType
 
 
 def as_json(runs: Sequence[RunStatus]) -> str:
-    """One object with ``runs``."""
+    """Return one object with ``runs``."""
     body = [{**asdict(run), "state": run.state} for run in runs]
     return json.dumps({"schema": SCHEMA, "runs": _finite(body)}, indent=2) + "\n"
 
@@ -101,44 +101,44 @@ def _unreadable_lines(run: RunStatus) -> str:
 
 
 def _hosts(hosts: Mapping[str, HostStatus]) -> list[tuple[str, str]]:
-    """A line for each group of hosts that are alike."""
-    alike: dict[object, list[str]] = {}
+    """One line for each group of hosts with the same state."""
+    groups: dict[object, list[str]] = {}
     for host, status in hosts.items():
         fates = frozenset((one.ended is None, one.code, one.signal) for one in status.processes)
         key = (status.state, status.detail, status.since is None, fates)
-        alike.setdefault(key, []).append(host)
+        groups.setdefault(key, []).append(host)
     return [
-        (names.hosts(those), clean(_host([hosts[host] for host in those])))
-        for those in alike.values()
+        (names.hosts(group), clean(_host([hosts[host] for host in group])))
+        for group in groups.values()
     ]
 
 
-def _host(those: Sequence[HostStatus]) -> str:
-    """Hosts in one state; since when the last of them is in it."""
-    parts = [f"{those[0].state or 'waiting':<12}"]
-    since = [one.since for one in those if one.since is not None]
+def _host(group: Sequence[HostStatus]) -> str:
+    """Describe hosts in one state, with the time since the last of them entered it."""
+    parts = [f"{group[0].state or 'waiting':<12}"]
+    since = [one.since for one in group if one.since is not None]
     if since:
         parts.append(f"for {names.duration(age(max(since)))}")
-    if processes := [process for one in those for process in one.processes]:
+    if processes := [process for one in group for process in one.processes]:
         parts.append(_processes(processes))
-    return "  ".join([*parts, *filter(None, [those[0].detail])]).rstrip()
+    return "  ".join([*parts, *filter(None, [group[0].detail])]).rstrip()
 
 
 def _processes(processes: Sequence[ProcessStatus]) -> str:
-    """``ranks 0-2 running; rank 3 exited with status 1 5 min 2 s ago``: those alike together."""
-    alike: dict[str, list[str]] = {}
+    """``ranks 0-2 running; rank 3 exited with status 1 5 min 2 s ago``: grouped by outcome."""
+    groups: dict[str, list[str]] = {}
     for one in processes:
-        alike.setdefault(_fate(one), []).append(one.label)
-    return "; ".join(f"{_people(labels)} {fate}" for fate, labels in alike.items())
+        groups.setdefault(_outcome(one), []).append(one.label)
+    return "; ".join(f"{_workers(labels)} {outcome}" for outcome, labels in groups.items())
 
 
-def _people(labels: Sequence[str]) -> str:
+def _workers(labels: Sequence[str]) -> str:
     if not all(label.isdecimal() for label in labels):
         return names.labels(labels)
     return f"rank{'s' * (len(labels) > 1)} {names.labels(labels)}"
 
 
-def _fate(process: ProcessStatus) -> str:
+def _outcome(process: ProcessStatus) -> str:
     if process.ended is None:
         return "running"
     how = f"exited with status {process.code}"
@@ -157,7 +157,7 @@ def _progress(run: RunStatus) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no number for what is not finite."""
+    """Replace infinite numbers and NaN, which JSON lacks, with None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What TensorFlow can do with a model on a cluster, for a person."""
+"""The strategies that TensorFlow has for a model on a cluster, as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dtrain_cli.views.paper import Paper
 def as_text(
     question: Question, found: TensorFlowPlan, paper: Paper, notes: Sequence[str] = ()
 ) -> str:
-    """The whole view, which ends with a newline."""
+    """Return the whole text, with a final newline."""
     sections = [
         asked(question, notes, paper),
         [paper.paragraph(found.sentence, "bold" if found.strategy else "red")],
@@ -35,7 +35,7 @@ def _strategies(found: TensorFlowPlan, paper: Paper) -> Iterator[RenderableType]
 
 
 def _assignment(found: TensorFlowPlan, paper: Paper) -> Iterator[RenderableType]:
-    """Which layers go to which GPU where the model is split by hand."""
+    """The layers of each GPU, for a model that is split by hand."""
     if found.assignment is None:
         return
     yield paper.line(("Split by hand over the GPUs of each host (tf.device)", "bold"))

@@ -1,4 +1,4 @@
-"""A feed that is printed: a view of a run."""
+"""A view of a run: a feed that prints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which workers' output is shown; None shows all. Files always have everything."""
+    """The workers whose output is shown; None shows all. Log files always have all output."""
 
     ranks: frozenset[int] | None = None
     hosts: frozenset[str] | None = None
@@ -27,7 +27,7 @@ class Filters:
 
 
 class View(Feed):
-    """Prints a run as it goes on, in a thread of its own."""
+    """Prints a run while it runs, in a separate thread."""
 
     def __init__(
         self,
@@ -35,20 +35,20 @@ class View(Feed):
         filters: Filters,
         on_broken_pipe: Callable[[], None],
     ) -> None:
-        """``display`` is called with what to do when stdout or stderr fails. ``on_broken_pipe``
+        """Call ``display`` with a handler for failures of stdout and stderr. ``on_broken_pipe``
         is called once, from the printing thread, when the reader of either is gone."""
         self._on_broken_pipe = on_broken_pipe
         self._broken = False
         self.output_error: OSError | None = None
-        """Why stdout or stderr can no longer be written, where its reader is not gone."""
+        """The error of a failed write to stdout or stderr, except that its reader is gone."""
         super().__init__(display(self._output_failed), filters.show)
 
     def left(self, run: str, *, still_running: bool = True) -> None:
         if still_running:
-            how = f"the job goes on: `dtrain attach {run}` takes it up"
+            how = f"the job keeps running: `dtrain attach {run}` shows it"
         else:
-            how = f"nothing of it runs now: `dtrain attach {run}` starts it again"
-        self.notice(f"left; {how}, `dtrain stop {run}` ends it")
+            how = f"the job is not running now: `dtrain attach {run}` restarts it"
+        self.notice(f"left the run; {how}, `dtrain stop {run}` stops it")
         super().left(run, still_running=still_running)
 
     def _output_failed(self, error: OSError) -> None:

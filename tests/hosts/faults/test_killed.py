@@ -39,7 +39,7 @@ def test_the_relay_again_and_again(field: Make) -> None:
     """It owns nothing: the next one goes on at the last byte."""
     scene = field()
     launch = scene.start(scene.file())
-    hosts, reached = ("node1", "node2"), "every host is reached again"
+    hosts, reached = ("node1", "node2"), "all hosts are reachable again"
     for _ in range(5):
         until(lambda: all(find(scene, host, "dtrain-agent") for host in hosts), "both relays")
         # It is said twice where one host is back before the other one is missed.
