@@ -89,7 +89,7 @@ def test_nothing_measured_changes_nothing() -> None:
         ),
         (
             '{"collectives": [{"kind": "all_gather", "ranks": 1, "hosts": 1, "bytes": 1, "seconds": 1}]}',  # noqa: E501
-            r"two ranks or more",
+            r"at least two ranks",
         ),
         ('{"constants": {"gemms": 1}}', r"my.json: constants: no constant 'gemms'"),
         ('{"constants": {"gemm": -1}}', r"gemm is -1, not a positive number"),

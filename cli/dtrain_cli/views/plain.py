@@ -88,7 +88,9 @@ class Plain:
             if len(self._unreachable) <= _MAX_UNREACHABLE:
                 self.notice(f"{host} cannot be reached; its workers keep running, reconnecting")
             elif len(self._unreachable) == _MAX_UNREACHABLE + 1:
-                self.notice("more hosts cannot be reached; their workers keep running, reconnecting")
+                self.notice(
+                    "more hosts cannot be reached; their workers keep running, reconnecting"
+                )
         elif host in self._unreachable and state != "unreachable":
             self._unreachable.remove(host)
             if not self._unreachable:

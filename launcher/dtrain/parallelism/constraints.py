@@ -1,4 +1,4 @@
-"""Whether the sizes that a person fixes can divide a model and a cluster; and what would."""
+"""Check whether fixed sizes divide the model and the cluster, and suggest sizes that do."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ LIMITS = {
     "seq_len": 10**9,
     "experts": 10**4,
 }
-"""The largest sizes of a model, far above those of any that was trained. The search takes longer
-the more ways there are to divide them."""
+"""Upper limits of a model's sizes, far above those of any trained model. The time of a search
+grows with the number of ways to divide them."""
 MAX_BATCH = 10**9
 """Sequences in a step."""
 
 
 def option(field: str) -> str:
-    """``virtual_pipeline`` as people type it: ``--virtual-pipeline``."""
+    """Return the command-line option of a field: ``--virtual-pipeline`` for
+    ``virtual_pipeline``."""
     return f"--{field.replace('_', '-')}"
 
 
 def sound(layout: Layout, shape: Shape) -> bool:
-    """Whether parts that were fixed one by one make sense together."""
+    """Whether separately fixed values are consistent."""
     pieces = layout.pipeline * layout.virtual_pipeline
     return (
         not any(contradictions(layout))
@@ -47,7 +48,7 @@ def sound(layout: Layout, shape: Shape) -> bool:
 
 
 def check_sizes(shape: Shape, global_batch: int) -> None:
-    """Raise UsageError for a model or a batch that is far too large to search layouts for."""
+    """Raise UsageError if the model or the batch is too large to search for layouts."""
     for name, limit in LIMITS.items():
         if getattr(shape, name) > limit:
             raise UsageError(
@@ -62,13 +63,13 @@ def check_sizes(shape: Shape, global_batch: int) -> None:
 
 
 def check(shape: Shape, cluster: Cluster, global_batch: int, fixed: Mapping[str, Any]) -> None:
-    """Raise UsageError if a fixed size divides nothing; names its option and what would divide."""
+    """Raise UsageError if a fixed size does not divide; name its option and sizes that do."""
     for name in (*SIZES, "expert", "micro_batch", "virtual_pipeline"):
         if fixed.get(name, 1) < 1:
             raise UsageError(f"{option(name)} {fixed[name]} is not a size", hint="at least 1")
     for name, kinds, hint in (
         ("sharding", get_args(Sharding), "ZeRO-1 is optimizer, ZeRO-2 gradients, FSDP full"),
-        ("recompute", get_args(Recompute), "selective recomputes what is cheap, full each layer"),
+        ("recompute", get_args(Recompute), "selective recomputes cheap operations, full all"),
     ):
         if fixed.get(name, "none") not in kinds:
             raise UsageError(
@@ -113,7 +114,7 @@ def check(shape: Shape, cluster: Cluster, global_batch: int, fixed: Mapping[str,
         raise UsageError(error.message, hint=f"{error.hint}, or --global-batch {near}")
     _check_expert(shape, cluster, known)
     _check_batch(global_batch, known)
-    # A size that is not known may be as large as what the others leave.
+    # An unknown size can use all GPUs that the known sizes leave.
     rest = cluster.gpus // math.prod(known.get(size, 1) for size in SIZES)
     layout = Layout(**{**dict.fromkeys(SIZES, rest), **known})
     for misfit in contradictions(layout, option):
@@ -124,7 +125,7 @@ def check(shape: Shape, cluster: Cluster, global_batch: int, fixed: Mapping[str,
 def none_left(
     shape: Shape, cluster: Cluster, global_batch: int, fixed: Mapping[str, Any]
 ) -> UsageError:
-    """For where each constraint can be met, but not all of them at once."""
+    """Return the error for constraints that each can be met, but not together."""
     if fixed:
         given = ", ".join(_spelled(name, value) for name, value in fixed.items())
         together = f"no layout on {cluster.gpus} GPUs divides evenly with {given}"
@@ -143,7 +144,7 @@ def none_left(
 
 
 def _check_product(cluster: Cluster, fixed: Mapping[str, Any]) -> None:
-    """Sizes alone, and all of them multiplied, divide the number of GPUs."""
+    """Check that each size, and the product of all sizes, divides the number of GPUs."""
     gpus = cluster.gpus
     for name in SIZES:
         if gpus % fixed.get(name, 1):
@@ -172,14 +173,15 @@ def _check_product(cluster: Cluster, fixed: Mapping[str, Any]) -> None:
 
 
 def completed(cluster: Cluster, fixed: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """With sizes that follow from the others; and the name of the one that is a quotient.
+    """Return ``fixed`` with the sizes that follow from the others, and the name of the size that is
+    a quotient.
 
-    ``fixed`` has passed `check`'s test that sizes divide the number of GPUs.
+    Requires that the sizes divide the number of GPUs, which `check` tests.
     """
     missing = [name for name in SIZES if name not in fixed]
     if len(missing) > 1:
         product = math.prod(fixed.get(name, 1) for name in SIZES)
-        # All GPUs are taken: what is not fixed is 1.
+        # The fixed sizes use all GPUs, so the other sizes are 1.
         return (
             {**fixed, **dict.fromkeys(missing, 1)} if product == cluster.gpus else {**fixed}
         ), ""

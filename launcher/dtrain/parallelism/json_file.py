@@ -1,4 +1,4 @@
-"""JSON that a user wrote, parsed with limits."""
+"""Parse JSON files of users, with limits."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 from dtrain.diagnostics import UsageError
 
 MAX_DIGITS = 30
-"""Of an integer: no size or count in these files needs more."""
+"""Digits of an integer; no size or count in these files needs more."""
 
 
 def parse(text: str, where: str, hint: str) -> Any:
-    """The value of a JSON text; ``where`` names the file in errors, ``hint`` what it should hold.
+    """Parse a JSON text. ``where`` names the file in errors; ``hint`` describes its content.
 
-    Raises UsageError for what is not JSON, is nested too deeply, or holds a number that is too
-    long, infinite or not a number.
+    Raises UsageError if the text is not JSON, is nested too deeply, or has a number that is too
+    long, infinite or NaN.
     """
-    import json  # 7 ms that commands without a file need not pay
+    import json  # takes 7 ms, needed only for files
 
     try:
         return json.loads(

@@ -1,4 +1,4 @@
-"""Finding the entry of a table that a person means by a name."""
+"""Look up table entries by name, with suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Entry = TypeVar("Entry")
 
 
 def key(name: str) -> str:
-    """What names are compared by: ``A100-SXM4-80GB`` and ``a100 sxm4 80gb`` are one name."""
+    """Normalize a name: ``A100-SXM4-80GB`` and ``a100 sxm4 80gb`` have the same key."""
     words = name.casefold().removeprefix("nvidia ")
     return "".join(letter for letter in words if letter.isalnum() or letter == ".")
 
 
 def index(entries: Iterable[tuple[str, Iterable[str], Entry]]) -> dict[str, Entry]:
-    """Entries by the keys of their name and aliases. Of two with one key, the later wins."""
+    """Map the keys of names and aliases to entries. A later entry replaces one with its key."""
     found: dict[str, Entry] = {}
     for name, aliases, entry in entries:
         for alias in aliases:
@@ -29,7 +29,7 @@ def index(entries: Iterable[tuple[str, Iterable[str], Entry]]) -> dict[str, Entr
 def find(
     name: str, entries: Mapping[str, Entry], names: Iterable[str], *, what: str, otherwise: str
 ) -> Entry:
-    """The entry of ``name`` in an ``index``.
+    """Return the entry of ``name`` in an ``index``.
 
     ``what`` is the kind of thing in words, ``otherwise`` what to do if it is in no table, and
     ``names`` those that may be suggested.
@@ -42,15 +42,15 @@ def find(
         return entries[wanted]
     names = tuple(names)
     close = nearest(name, names)
-    # A prefix such as "h100" may fit several; all of them are better help than the closest one.
+    # A prefix such as "h100" may match several names: suggest all of them.
     alike = [known for known in names if wanted and wanted in key(known)][:4] or close
     hint = f"did you mean {' or '.join(alike)}? {otherwise}".strip() if alike else otherwise
     raise UsageError(f"{name!r} is not a {what} that dtrain knows", hint=hint)
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:
-    """The name that ``name`` was probably meant to be, or nothing."""
-    from difflib import get_close_matches  # 7 ms that only a mistake should cost
+    """Return the most similar name, or nothing if none is similar."""
+    from difflib import get_close_matches  # takes 7 ms, needed only for unknown names
 
     keys = {key(known): known for known in names}
     return [keys[close] for close in get_close_matches(key(name)[:64], keys, n=1, cutoff=0.6)]

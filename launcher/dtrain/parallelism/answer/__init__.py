@@ -1,1 +1,1 @@
-"""What a plan says: in sentences for people, as JSON for programs."""
+"""The planner's answer, as sentences and as JSON."""

@@ -1,4 +1,4 @@
-"""The other layouts: why not those, and what else would fit."""
+"""Other layouts: why they are worse, and what would fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dtrain.runtime.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """Another plausible layout of the same job, and why it is not the one chosen."""
+    """A plausible alternative layout, and why the planner does not choose it."""
 
     name: str
     candidate: Candidate
@@ -37,9 +37,9 @@ class Rival:
 
 
 def textbook(answer: Answer) -> str:
-    """Why the model cannot be split inside each host and copied across hosts; '' where it can.
+    """Explain why the model cannot be split inside each host and copied across hosts; '' if it can.
 
-    The leanest such layout counts: one sequence at a time, every layer recomputed.
+    Considers the smallest such layout: one sequence at a time, every layer recomputed.
     """
     question = answer.question
     cluster, shape = question.cluster, question.shape
@@ -86,9 +86,9 @@ def textbook(answer: Answer) -> str:
 
 
 def rivals(answer: Answer) -> tuple[Rival, ...]:
-    """The best of each plausible kind of layout, but for the kind that won.
+    """Return the best layout of each plausible kind, except the kind of the best layout.
 
-    One that does not fit is shown as it would need least.
+    A kind that does not fit is represented by its smallest layout.
     """
     best, found = answer.best, []
     seen = {_kind(best.layout)}
@@ -106,7 +106,7 @@ def rivals(answer: Answer) -> tuple[Rival, ...]:
             continue
         seen.add(_kind(candidate.layout))
         found.append(Rival(name, candidate, _verdict(candidate, best)))
-    # Those that work first, and each group from near to far.
+    # Fitting layouts first, each group ordered by distance from the best.
     return tuple(
         sorted(
             found,
@@ -126,7 +126,7 @@ def _kind(layout: Layout) -> tuple[object, ...]:
 
 
 def _kinds(answer: Answer) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Kinds of layouts that people would think of, as what they fix."""
+    """Yield common kinds of layouts, with the fields that each kind fixes."""
     question, layout = answer.question, answer.best.layout
     cluster, fixed = question.cluster, question.fixed
     alone = {"tensor": 1, "pipeline": 1, "context": 1}
@@ -159,7 +159,7 @@ def _kinds(answer: Answer) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _deepest(question: Question) -> int:
-    """Stages of a pipeline over as many GPUs as divide the layers."""
+    """Return the largest number of GPUs that divides the layers, as pipeline stages."""
     gpus, layers = question.cluster.gpus, question.shape.layers
     return max(
         size for size in range(1, min(gpus, layers) + 1) if gpus % size == 0 and layers % size == 0
@@ -171,14 +171,14 @@ def _verdict(rival: Candidate, best: Candidate) -> str:
         total, limit = rival.memory.total, rival.limit
         parts = _largest({name: getattr(rival.memory, name) for name in MEMORY_PARTS}, 2)
         spent = " and ".join(f"{gib(value)} {MEMORY_PARTS[name]}" for name, value in parts)
-        return f"does not fit; at its leanest it needs {gib(total)} of {gib(limit)}, with {spent}."
+        return f"does not fit: it needs at least {gib(total)} of {gib(limit)}, with {spent}."
     if not best.fits:
         return f"fits, with {gib(rival.memory.total)}."
     slower = rival.time.total / best.time.total - 1
     if slower < 0 and percent(-slower) != "0.0 %":
         return (
-            f"only {percent(-slower)} faster, with {gib(rival.memory.total)}; not worth what it "
-            "takes to set up."
+            f"only {percent(-slower)} faster, with {gib(rival.memory.total)}; not worth the added "
+            "complexity."
         )
     more = {
         part.name: getattr(rival.time, part.name) - getattr(best.time, part.name)
@@ -202,7 +202,7 @@ def _largest(parts: Mapping[str, float], most: int) -> list[tuple[str, float]]:
 
 
 def cost_of_constraints(answer: Answer) -> str:
-    """What the fixed sizes cost against the planner's own choice; '' where nothing, or none."""
+    """Describe what the fixed sizes cost compared with the planner's choice; '' without any."""
     question = answer.question
     if not question.fixed:
         return ""
@@ -217,17 +217,17 @@ def cost_of_constraints(answer: Answer) -> str:
         )
     gain = answer.best.time.total / other.time.total - 1
     if gain < 0.005:
-        return "The constraints cost nothing: the planner would not do better without them."
+        return "The constraints cost nothing: without them, the planner finds no faster layout."
     return (
         f"Without the constraints, {brief(other)} would take {seconds(other.time.total)} a step: "
-        f"what is fixed costs {percent(gain)}."
+        f"the constraints cost {percent(gain)}."
     )
 
 
 def remedies(answer: Answer, table: Hardware) -> tuple[str, ...]:
-    """What would make it fit, each a sentence that a search stands behind.
+    """Return changes that would make the model fit, one sentence each, all verified by a search.
 
-    Where nothing fits; and where the optimizer had to leave the GPUs, what would keep it there.
+    If no layout fits; and if the optimizer is offloaded, changes that keep it on the GPUs.
     """
     question = answer.question
     fixed = question.fixed
@@ -272,7 +272,7 @@ def _offload_too_little(answer: Answer) -> str:
 
 
 def _more_gpus(question: Question, table: Hardware) -> str:
-    """The fewest GPUs of this kind on which the model fits, of those that divide well."""
+    """Find the fewest GPUs of this kind on which the model fits, among counts that divide well."""
     cluster = question.cluster
     per_host = max(cluster.gpus_per_host, table.machine(cluster.gpu.machine).gpus_per_host)
     if cluster.gpus % per_host:
@@ -283,14 +283,14 @@ def _more_gpus(question: Question, table: Hardware) -> str:
         if one is not None:
             hosts = count(wider.hosts, "host")
             return (
-                f"{gpus:,} x {cluster.gpu.name} ({hosts} of {wider.gpus_per_host}) would do: "
+                f"{gpus:,} x {cluster.gpu.name} ({hosts} of {wider.gpus_per_host}) would suffice: "
                 f"{brief(one)}, {gib(one.memory.total)}."
             )
     return ""
 
 
 def _counts(gpus: int, per_host: int) -> Iterator[int]:
-    """More GPUs in whole hosts: 1, 1.5, 2, 3, 4, 6 … times."""
+    """Yield larger numbers of GPUs in whole hosts: 1, 1.5, 2, 3, 4, 6 … times."""
     unit = max(per_host, gpus)
     if unit > gpus:
         yield unit
@@ -302,8 +302,8 @@ def _counts(gpus: int, per_host: int) -> Iterator[int]:
 
 
 def _leanest(question: Question, cluster: Cluster) -> Candidate | None:
-    """A layout that fits on another cluster, of those that need little memory; free of
-    constraints, because other GPUs would need others."""
+    """Find a layout that fits on another cluster, among layouts that need little memory. Ignores
+    the constraints, which may not suit other GPUs."""
     free = replace(question, fixed={}, cluster=cluster)
     floor = 16 * question.shape.parameters / 2**30 / cluster.gpus
     if floor > cluster.gpu.memory:
@@ -313,14 +313,14 @@ def _leanest(question: Question, cluster: Cluster) -> Candidate | None:
 
 
 def _other_gpu(question: Question, table: Hardware) -> str:
-    """The GPU with the least memory that is enough, as many of them."""
+    """Find the GPU with the least memory on which the model fits, with the same number of GPUs."""
     cluster = question.cluster
     larger = [gpu for gpu in table.gpus if _like(gpu, cluster.gpu, question)]
     for gpu in sorted(larger, key=lambda gpu: gpu.memory):
         one = _leanest(question, replace(cluster, gpu=gpu))
         if one is not None:
             return (
-                f"{cluster.gpus:,} x {gpu.name}, with {gpu.memory:.0f} GiB each, would do: "
+                f"{cluster.gpus:,} x {gpu.name}, with {gpu.memory:.0f} GiB each, would suffice: "
                 f"{brief(one)}, {gib(one.memory.total)}."
             )
     return ""

@@ -1,4 +1,4 @@
-"""What another backend would gain over the best layout of the one that was asked for."""
+"""Compare the best layout of the requested backend with those of other backends."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dtrain.parallelism.constraints import option
 from dtrain.parallelism.question import Answer
 
 WORTH = 0.02
-"""Share of a step below which another backend is not worth a line: estimates err by more."""
+"""Smaller gains, as shares of a step, are not shown: the estimates' error is larger."""
 
 
 def gain(answer: Answer) -> str:
-    """One line on the backend whose best layout is fastest; '' where none is faster."""
+    """Return one line on the fastest other backend; '' if none is faster."""
     question = answer.question
     found = []
     for name in BACKENDS:

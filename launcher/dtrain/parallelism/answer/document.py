@@ -1,8 +1,8 @@
 """A plan as one JSON object, for scripts: ``dtrain plan --json``.
 
 Memory is in GiB, time in seconds, bandwidth in Gb/s, and shares (``mfu``, ``hfu``) go from 0
-to 1. ``memory_gib`` and ``time_s`` hold their parts beside their ``total``, which is the sum of
-the parts; ``limit`` is what a layout may use of the GPU's memory, and no part.
+to 1. ``memory_gib`` and ``time_s`` hold their parts and the ``total``, which is the sum of the
+parts. ``limit`` is the share of the GPU's memory that a layout may use; it is not a part.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SCHEMA = 1
 def document(
     answer: Answer, table: Hardware, count: int, notes: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The answer with its best ``count`` layouts; see `Answer.shortlist`.
+    """Return the answer with its best ``count`` layouts; see `Answer.shortlist`.
 
-    ``layouts`` is empty where nothing fits, unless constraints were given: then it holds the
-    layout that comes nearest, with ``"fits": false``. ``explanation`` has sentences, of which
-    the first says what to do.
+    ``layouts`` is empty if no layout fits. With constraints, it then holds the nearest layout,
+    with ``"fits": false``. ``explanation`` is a list of sentences; the first is the
+    recommendation.
     """
     question = answer.question
     found: dict[str, Any] = {
@@ -62,7 +62,7 @@ def _explanation(answer: Answer, table: Hardware) -> list[str]:
 
 
 def model(question: Question) -> dict[str, Any]:
-    """The shape, and how many parameters it has."""
+    """Return the model's shape and its number of parameters."""
     shape = question.shape
     return {
         "name": shape.name or None,
@@ -73,7 +73,7 @@ def model(question: Question) -> dict[str, Any]:
 
 
 def cluster(question: Question) -> dict[str, Any]:
-    """The GPUs and wires, and where they were taken from."""
+    """Return the GPUs and links, and their source."""
     where = question.cluster
     return {
         "gpu": where.gpu.name,
@@ -88,7 +88,7 @@ def cluster(question: Question) -> dict[str, Any]:
 
 
 def layout(answer: Answer, candidate: Candidate) -> dict[str, Any]:
-    """A layout with everything it costs."""
+    """Return a layout with all its costs."""
     speed = candidate.speed
     found = {
         **split(candidate),
@@ -110,7 +110,7 @@ def layout(answer: Answer, candidate: Candidate) -> dict[str, Any]:
 
 
 def split(candidate: Candidate) -> dict[str, Any]:
-    """How a layout splits the model, without its costs."""
+    """Return a layout without its costs."""
     layout = candidate.layout
     names = (
         "tensor", "pipeline", "virtual_pipeline", "schedule", "context", "expert", "data",
@@ -137,5 +137,5 @@ def _rounded(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _short(value: float) -> float:
-    """Six significant digits, and whole numbers as they are."""
+    """Round to six significant digits; keep whole numbers."""
     return value if isinstance(value, int) else float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""A layout in words: what to do, its speed and its memory; numbers with their units."""
+"""Describe a layout in text: recommendation, speed, memory, and numbers with units."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEMORY_PARTS = {
     "context": "CUDA context",
     "fragmentation": "fragmentation",
 }
-"""Fields of `Memory` as people call them."""
+"""Titles of the fields of `Memory`."""
 TIME_PARTS = {
     "compute": "computation",
     "recompute": "recomputation",
@@ -34,9 +34,9 @@ TIME_PARTS = {
     "data": "data-parallel traffic",
     "optimizer": "optimizer step",
     "host": "waiting for the CPU",
-    "other": "loading data, logging",
+    "other": "data loading, logging",
 }
-"""Fields of `StepTime` as people call them."""
+"""Titles of the fields of `StepTime`."""
 SHARDING = {
     "none": "none",
     "optimizer": "ZeRO-1",
@@ -44,11 +44,11 @@ SHARDING = {
     "full": "FSDP",
     "hybrid": "HSDP",
 }
-"""Short names: ZeRO's stages, and PyTorch's for what shards everything."""
+"""Short names: the ZeRO stages, and PyTorch's names for full sharding."""
 
 
 def headline(candidate: Candidate) -> str:
-    """A layout as a colleague would say it, in two sentences or three."""
+    """Describe a layout in two or three sentences."""
     shape, layout, cluster = candidate.shape, candidate.layout, candidate.cluster
     return " ".join([_split(shape, layout, cluster), _steps(layout), *_savings(candidate)])
 
@@ -75,13 +75,13 @@ def _split(shape: Shape, layout: Layout, cluster: Cluster) -> str:
     if layout.data > 1 or (ranks > 1 and layout.sharding != "none"):
         steps.append(_replicas(layout, ranks, split=layout.world_size > layout.data))
     if not steps:
-        return "Keep the whole model on the one GPU."
+        return "Keep the whole model on the GPU."
     text = steps[0] if len(steps) == 1 else f"{', '.join(steps[:-1])}, and {steps[-1]}"
     return f"{text[0].upper()}{text[1:]}."
 
 
 def _replicas(layout: Layout, ranks: int, *, split: bool) -> str:
-    """What the data ranks do; ``split`` is whether each is more than one GPU."""
+    """Describe what the data ranks do; ``split``: whether each has more than one GPU."""
     if layout.sharding == "full":
         over = f"{ranks} such groups" if split and layout.context == 1 else f"{ranks} GPUs"
         return f"shard parameters, gradients and optimizer over {over} (FSDP, ZeRO-3)"
@@ -97,9 +97,9 @@ def _replicas(layout: Layout, ranks: int, *, split: bool) -> str:
         "gradients": f"gradients and optimizer states{over} (ZeRO-2)",
     }[layout.sharding]
     if layout.data == 1:
-        return f"share out its {shared}"
+        return f"shard its {shared}"
     run = f"run {layout.data} replicas of that" if split else f"copy the model to {ranks} GPUs"
-    return f"{run}, which share out their {shared}" if shared else f"{run} (DDP)"
+    return f"{run}, which shard their {shared}" if shared else f"{run} (DDP)"
 
 
 def _steps(layout: Layout) -> str:
@@ -115,20 +115,20 @@ def _savings(candidate: Candidate) -> Iterator[str]:
     layout = candidate.layout
     yield {
         "none": "Nothing is recomputed.",
-        "selective": "Recompute only what is cheap in the backward pass (selective recompute).",
+        "selective": "Recompute only cheap operations in the backward pass (selective recompute).",
         "full": "Recompute every layer in the backward pass (full recompute).",
     }[layout.recompute]
     if layout.offload:
         kept = replace(candidate, layout=replace(layout, offload=False)).memory.optimizer
         host = kept * min(candidate.cluster.gpus_per_host, candidate.cluster.gpus)
         yield (
-            "Keep the optimizer's states in the hosts' memory (offload), which takes "
-            f"{host:,.0f} GiB of each host's."
+            "Keep the optimizer's states in the hosts' memory (offload): "
+            f"{host:,.0f} GiB on each host."
         )
 
 
 def figures(candidate: Candidate) -> str:
-    """Speed in one sentence, with both ways to count MFU."""
+    """Return the speed in one sentence, with both definitions of MFU."""
     speed, gpus = candidate.speed, candidate.cluster.gpus
     return (
         f"A step of {count(candidate.layout.global_batch, 'sequence')} takes "
@@ -140,9 +140,9 @@ def figures(candidate: Candidate) -> str:
 
 
 def fullness(candidate: Candidate) -> str:
-    """Memory against the limit, in one sentence."""
+    """Compare memory with the limit, in one sentence."""
     total, limit, whole = candidate.memory.total, candidate.limit, candidate.cluster.gpu.memory
-    room = f"{gib(limit)} usable ({gib(whole)}, less {HEADROOM * 100:.0f} % to be safe)"
+    room = f"{gib(limit)} usable ({gib(whole)}, less {HEADROOM * 100:.0f} % headroom)"
     if candidate.fits:
         return f"The fullest GPU needs {gib(total)} of {room}."
     return f"The fullest GPU needs {gib(total)}: {gib(total - limit)} more than its {room}."
@@ -195,7 +195,7 @@ def large(count: float) -> str:
 
 
 def both(value: float) -> str:
-    """``236 GB (220 GiB)``: vendors count in the one, tools in the other."""
+    """``236 GB (220 GiB)``: vendors use GB, tools use GiB."""
     return f"{value * 2**30 / 1e9:,.0f} GB ({value:,.0f} GiB)"
 
 

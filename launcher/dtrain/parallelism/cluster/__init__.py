@@ -1,1 +1,1 @@
-"""GPUs and wires, and how much of their figures training reaches."""
+"""GPUs and links, and the share of their nominal speed that training reaches."""

@@ -1,6 +1,6 @@
-"""Measured efficiencies of one's own cluster, which replace the planner's defaults.
+"""Measured efficiencies of the user's cluster, which replace the planner's defaults.
 
-A calibration file is a JSON object; every part of it is optional::
+A calibration file is a JSON object. Every part is optional::
 
     {
       "schema": 1,
@@ -11,9 +11,9 @@ A calibration file is a JSON object; every part of it is optional::
       "constants": {"attention": 0.45}
     }
 
-``gemm`` are products of (m × k) with (k × n) in 16 bits; ``seconds`` of a collective over
-``bytes`` on each rank (what it holds before an all-reduce or a reduce-scatter, after an
-all-gather). ``constants`` names fields of `Efficiency` and goes before what is fitted.
+``gemm`` are products of (m × k) with (k × n) in 16 bits. ``seconds`` is the time of a collective
+over ``bytes`` on each rank: the size before an all-reduce or a reduce-scatter, or after an
+all-gather. ``constants`` sets fields of `Efficiency` and overrides fitted values.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from dtrain.parallelism.cluster.hardware import Gpu
 
 SCHEMA = 1
 LARGEST = 1e15
-"""Of a number in the file, and the reverse of the smallest: no product of them overflows."""
+"""Largest number in the file, and the inverse of the smallest, so that no product overflows."""
 _RING = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
-"""How often the bytes of a rank pass through it, for many ranks."""
+"""How many times a rank's bytes pass through it, for many ranks."""
 
 
 def read(text: str, where: str, base: Efficiency, gpu: Gpu, network: float) -> Efficiency:
-    """``base`` with what the file measured; ``network`` is one host's, in GB/s.
+    """Return ``base`` with the file's measurements; ``network`` is one host's, in GB/s.
 
     Raises:
-        UsageError: the text is no such file; says where in it and what belongs there.
+        UsageError: the text is not a calibration file; names the position and the expected value.
     """
     table = json_file.parse(
         text, where, "a calibration file is a JSON object with gemm, collectives or constants"
@@ -71,9 +71,9 @@ def read(text: str, where: str, base: Efficiency, gpu: Gpu, network: float) -> E
 
 
 def _gemm(products: Sequence[dict[str, float]], base: Efficiency, gpu: Gpu) -> dict[str, float]:
-    """Seconds are (FLOP + half) / best: a straight line, fitted to relative errors.
+    """Fit a straight line to relative errors: seconds = (FLOP + half) / best.
 
-    The half is kept for a GPU of 312 TFLOP/s and grows with the peak, as `Kernels` has it.
+    ``half`` is stored for a GPU of 312 TFLOP/s and scales with the peak, as in `Kernels`.
     """
     peak = gpu.flops.get("bf16") or gpu.flops["fp16"]
     able = peak * gpu.sustained
@@ -93,9 +93,9 @@ def _gemm(products: Sequence[dict[str, float]], base: Efficiency, gpu: Gpu) -> d
 def _wire(
     rows: Sequence[dict[str, Any]], wire: float, share: float, half: float, base: Efficiency
 ) -> tuple[float, float]:
-    """Share of the wire, and the bytes at which half of it is reached.
+    """Share of the link's bandwidth, and the bytes at which half of it is reached.
 
-    `Group` adds the time to the first byte by itself, so that it is taken off what was measured.
+    `Group` adds the time to the first byte, so it is subtracted from the measurements.
     """
     size = [row["bytes"] for row in rows]
     passes = [_RING[row["kind"]] * (row["ranks"] - 1) / row["ranks"] for row in rows]
@@ -117,10 +117,10 @@ def _start(row: dict[str, Any], base: Efficiency) -> float:
 
 
 def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float | None]:
-    """Slope and start of y = slope·x + start with the least squares of relative errors.
+    """Slope and start of y = slope·x + start by least squares of relative errors.
 
-    The start is None where all sizes are about the same, or the measurements scatter so that no
-    line rises: then only the slope through what is known can be told.
+    The start is None if all sizes are about equal, or if the measurements scatter so much that no
+    line rises: then only a slope can be fitted.
     """
     if max(x) < 2 * min(x):
         return 0.0, None
@@ -175,7 +175,7 @@ def _rows(
                 f"{at}: {kind} is {row.get(kind)!r}", hint=f"known: {', '.join(_RING)}"
             )
         if kind and row["ranks"] < 2:
-            raise UsageError(f"{at}: a collective has two ranks or more")
+            raise UsageError(f"{at}: a collective needs at least two ranks")
     return rows
 
 

@@ -1,4 +1,4 @@
-"""How much of the vendors' figures real training reaches: the planner's measured constants."""
+"""The share of vendors' nominal speeds that training reaches: the planner's measured constants."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Shares are of the hardware's own figure, times in seconds, sizes in bytes or FLOP.
+    """Shares of the hardware's nominal speed. Times are in seconds, sizes in bytes or FLOP.
 
     A matrix product of F FLOP runs at ``gemm · F / (F + gemm_half)`` of the peak, a transfer of V
-    bytes at ``link · V / (V + link_half)`` of the wire: the two ends of every measured curve are
-    a plateau and a fixed cost.
+    bytes at ``link · V / (V + link_half)`` of the link: every measured curve has a fixed cost at
+    one end and a plateau at the other.
     """
 
     gemm: float = 0.80
     """Share of the peak that large matrix products sustain."""
     fp8: float = 0.9
-    """Of that share, what is left with fp8: casts and transposes take the rest."""
+    """Fraction of that share with fp8; casts and transposes take the rest."""
     gemm_half: float = 4e9
     """FLOP at which a matrix product reaches half of that."""
     attention: float = 0.55
     """Share of the peak in the forward pass of flash attention; the backward's is 0.8 of it."""
     scores: float = 6.0
-    """How often the square of scores passes through memory in attention that keeps it."""
+    """Times that the score matrix passes through memory in attention that keeps it."""
     stream: float = 0.75
     """Share of the memory bandwidth that element-wise kernels sustain."""
     passes: float = 1.0
-    """How often activations pass through memory, as a multiple of fused kernels' count."""
+    """Times that activations pass through memory, as a multiple of the count of fused kernels."""
     launch: float = 6e-6
     """Host time to start one kernel."""
     link: float = 0.78
@@ -36,15 +36,15 @@ class Efficiency:
     network: float = 0.73
     network_half: float = 85e6
     latency: float = 12e-6
-    """Of one collective, before the first byte."""
+    """Time of one collective before the first byte."""
     hop: float = 5e-6
-    """Of each further host that a ring passes through."""
+    """Time for each additional host in a ring."""
     bucket: float = 160e6
-    """Bytes of gradients that are reduced at a time."""
+    """Bytes of gradients in one reduction."""
     fixed: float = 0.01
-    """Of one step: data, logging, the loss's reduction."""
+    """Time of one step for data, logging and the reduction of the loss."""
     exposed_data: float = 0.35
-    """Least share of the data-parallel traffic that shows, however long the computation."""
+    """Minimum exposed share of the data-parallel traffic, however long the computation is."""
     overlap: float = 0.7
     """Share of the computation that data-parallel traffic can hide behind."""
     exposed_tensor: float = 1.0
@@ -71,5 +71,5 @@ FAMILIES = {"ampere": AMPERE, "hopper": HOPPER, "blackwell": BLACKWELL}
 
 
 def of_family(family: str) -> Efficiency:
-    """The constants for an architecture; the nearest measured one for those never measured."""
+    """Return the constants of an architecture, or of the nearest measured one."""
     return FAMILIES.get(family, HOPPER if family in ("ada", "cdna", "tpu") else AMPERE)

@@ -1,7 +1,7 @@
-"""GPUs and the wires between them, as the planner sees them.
+"""The planner's model of GPUs and the links between them.
 
-The figures are data: ``hardware.json``, which a user's file of the same format extends. JSON,
-because it reads in a millisecond where YAML takes thirty.
+The figures are in ``hardware.json``; a user's file of the same format extends it. It is JSON
+because JSON loads in 1 ms and YAML in 30 ms.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp32")
 
 
 MAX_GPUS = 1_000_000
-"""No cluster has more, and a search over so many is slow."""
+"""Upper limit; no cluster has more, and larger searches are slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,27 +30,26 @@ class Gpu:
     """One accelerator.
 
     Speeds are vendors' figures for dense arithmetic: ``flops`` in TFLOP/s, bandwidths in GB/s
-    (10⁹ bytes), ``memory`` in GiB as the driver shows it to programs.
+    (10⁹ bytes). ``memory`` is in GiB, as the driver reports it.
     """
 
     name: str
     memory: float
     bandwidth: float
-    """Of its own memory."""
+    """Bandwidth of its memory."""
     flops: dict[str, float]
     """By precision: ``bf16``, ``fp16``, ``fp8``, ``fp32`` (with TF32 where it has that)."""
     link: float
-    """To the other GPUs of its host, one way: NVLink, or PCIe where there is none."""
+    """Bandwidth to the other GPUs of its host, one way: NVLink, or PCIe without NVLink."""
     family: str = ""
-    """Architecture, such as ``ampere``: what efficiencies are kept by."""
+    """Architecture, such as ``ampere``, which determines the efficiencies."""
     source: str = ""
     machine: str = "server"
-    """Name of the machine that it usually comes in."""
+    """Name of the machine that usually contains it."""
     domain: int = 0
-    """GPUs that ``link`` joins where those are more than one host's (NVL72); else 0."""
+    """Number of GPUs that ``link`` joins if they span several hosts (NVL72); else 0."""
     sustained: float = 1.0
-    """Share of the peak that its power limit lets it keep up, where that is below the family's
-    usual one."""
+    """Share of the peak that its power limit sustains, if lower than usual for its family."""
     aliases: tuple[str, ...] = ()
 
     def peak(self, precision: Precision) -> float:
@@ -81,7 +80,7 @@ class Machine:
 
     @property
     def network(self) -> float:
-        """The same in GB/s."""
+        """``network_gbps`` in GB/s."""
         return self.network_gbps / 8
 
 
@@ -102,28 +101,28 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A table of GPUs and machines, in which names are looked up."""
+    """A table of GPUs and machines, with lookup by name."""
 
     gpus: tuple[Gpu, ...]
     machines: tuple[Machine, ...]
 
     def gpu(self, name: str) -> Gpu:
-        """The GPU of that name or alias, whatever the case, or the name ``nvidia-smi`` shows.
+        """Return the GPU with this name or alias in any case, or with this ``nvidia-smi`` name.
 
         Raises:
-            UsageError: there is none; suggests the nearest.
+            UsageError: no GPU has this name; suggests the nearest.
         """
         return cast(Gpu, _find(name, self.gpus, "GPU", "Describe another with --hardware FILE"))
 
     def machine(self, name: str) -> Machine:
-        """The machine of that name or alias, such as ``dgx-a100`` or ``p4d``.
+        """Return the machine with this name or alias, such as ``dgx-a100`` or ``p4d``.
 
         Raises:
-            UsageError: there is none; suggests the nearest.
+            UsageError: no machine has this name; suggests the nearest.
         """
         return cast(
             Machine,
-            _find(name, self.machines, "machine", "Say --gpus-per-host and --network-gbps instead"),
+            _find(name, self.machines, "machine", "Set --gpus-per-host and --network-gbps instead"),
         )
 
     def cluster(
@@ -134,7 +133,7 @@ class Hardware:
         gpus_per_host: int | None = None,
         network_gbps: float | None = None,
     ) -> Cluster:
-        """``gpus`` of that GPU; what is not given is as in the machine it usually comes in.
+        """Return a cluster of ``gpus`` GPUs. Values left out come from the GPU's usual machine.
 
         ``network_gbps`` is of one host, all NICs together, one way, in Gb/s.
 
@@ -160,18 +159,18 @@ class Hardware:
             full = gpus - gpus % per_host
             raise UsageError(
                 f"--gpus {gpus} does not fill hosts of {per_host}",
-                hint=f"use {full} or {full + per_host}, or say --gpus-per-host",
+                hint=f"use {full} or {full + per_host}, or set --gpus-per-host",
             )
         return Cluster(gpu=gpu, gpus=gpus, gpus_per_host=per_host, network=network / 8)
 
     def extended(self, text: str, where: str) -> Hardware:
-        """With the GPUs and machines of a user's JSON file, which win over those of a like name.
+        """Return the table extended by a user's JSON file, whose entries override equal names.
 
         ``where`` names the file in errors. The format is that of ``hardware.json``; an entry
         may name another in ``like`` and give only what differs.
 
         Raises:
-            UsageError: the text is not such a table; says where, and what to do.
+            UsageError: the text is not such a table; names the position and the remedy.
         """
         table = _parse(text, where)
         gpus, machines = [*self.gpus], [*self.machines]
@@ -191,13 +190,13 @@ class Hardware:
 
 @cache
 def hardware() -> Hardware:
-    """The table that comes with dtrain."""
+    """Return the table that comes with dtrain."""
     text = Path(__file__).with_name("hardware.json").read_text("utf-8")
     return Hardware((), ()).extended(text, "hardware.json")
 
 
 def gpu(name: str) -> Gpu:
-    """A GPU of dtrain's own table; see ``Hardware.gpu``."""
+    """Return a GPU of dtrain's own table; see ``Hardware.gpu``."""
     return hardware().gpu(name)
 
 
@@ -206,8 +205,8 @@ def gpus() -> tuple[Gpu, ...]:
     return hardware().gpus
 
 
-# Reading a table. A rule turns what the file says into the field's value, or raises ValueError
-# with what the field must be.
+# Reading a table. A rule converts a JSON value to the field's value, or raises ValueError with the
+# requirement.
 
 Rule = Callable[[Any], Any]
 
@@ -269,7 +268,9 @@ _MACHINE_RULES: Mapping[str, Rule] = {
 def _parse(text: str, where: str) -> dict[str, Any]:
     table = json_file.parse(text, where, _FORMAT)
     if not isinstance(table, dict) or not table or not set(table) <= {"gpus", "machines"}:
-        raise UsageError(f'{where}: must hold "gpus" or "machines", and no more', hint=_FORMAT)
+        raise UsageError(
+            f'{where}: must hold "gpus", "machines" or both, and nothing else', hint=_FORMAT
+        )
     return table
 
 
@@ -280,7 +281,7 @@ _FORMAT = (
 
 
 def _entries(table: dict[str, Any], part: str, where: str) -> list[tuple[str, dict[str, Any]]]:
-    """The entries of a part, each with its place for errors."""
+    """Return the entries of a part, each with its position for errors."""
     listed = table.get(part, [])
     if not isinstance(listed, list):
         raise UsageError(f"{where}: {part}: must be a list", hint=_FORMAT)
@@ -328,7 +329,7 @@ def _read(
     if not like:
         return kind(**values)
     model = _checked(place, "like", like, lambda name: _find(name, known, "entry"))
-    # Aliases are the other entry's names, and its source does not vouch for this one.
+    # Do not copy aliases and source: they belong to the other entry.
     return replace(model, **{"aliases": (), "source": f"like {model.name}", **values})
 
 
@@ -341,7 +342,7 @@ def _find(name: str, rows: Sequence[Row], what: str, otherwise: str = "") -> Row
 
 
 def _checked(place: str, field: str, name: Any, lookup: Callable[[str], Row]) -> Row:
-    """What ``lookup`` finds, with the place in front of what it raises."""
+    """Call ``lookup``, and prefix its error with the position."""
     try:
         return lookup(_text(name))
     except ValueError as error:
@@ -351,6 +352,6 @@ def _checked(place: str, field: str, name: Any, lookup: Callable[[str], Row]) ->
 
 
 def _add(rows: list[Row], row: Row) -> None:
-    """At the end, where it wins, in place of one of its name."""
+    """Append the row, and remove an earlier row with its name."""
     rows[:] = [other for other in rows if key(other.name) != key(row.name)]
     rows.append(row)
