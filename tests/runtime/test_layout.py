@@ -45,7 +45,7 @@ def test_a_rule_names_fields_as_its_reader_writes_them() -> None:
     layout = Layout(data=8, virtual_pipeline=2)
     (misfit,) = contradictions(layout, lambda key: f"<{key}>")
     assert str(misfit) == (
-        "<virtual_pipeline> cuts the stages of a pipeline into pieces, but <pipeline> is 1"
+        "<virtual_pipeline> splits the stages of a pipeline, but <pipeline> is 1"
     )
 
 

@@ -1,11 +1,11 @@
-"""What a training script may import. It needs nothing but the script's own framework.
+"""The API for training scripts. It needs only the script's own framework.
 
     from dtrain.runtime import progress, stop_requested
     from dtrain.runtime import torch as parallel        # needs PyTorch
     from dtrain.runtime import tensorflow as distributed   # needs TensorFlow
 
-A launch brings this package to every host; a script started by hand finds it where dtrain is
-installed, and runs on its own, as the only process of its job.
+A launch copies this package to every host. A script that is started by hand uses the installed
+dtrain, and runs as the only process of its job.
 """
 
 from dtrain.runtime import learning_rate

@@ -1,4 +1,4 @@
-"""The job that this process is part of, as its environment describes it."""
+"""The job of this process, read from its environment."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dtrain.runtime.layout import Layout, Training
 
 @dataclass(frozen=True)
 class Job:
-    """What the cluster file said, and what holds for a script that was started without dtrain."""
+    """The settings of the cluster file, or the defaults of a script that dtrain did not start."""
 
     strategy: str | None
-    """The name in ``job.strategy``; ``None`` where nothing names one."""
+    """The name in ``job.strategy``; ``None`` if it is not set."""
     layout: Layout | None
     training: Training
     launched: bool
@@ -26,7 +26,7 @@ class Job:
 def current_job(environment: Mapping[str, str] = os.environ) -> Job:
     """The job of this process.
 
-    Raises ValueError for a ``DTRAIN_LAYOUT`` or ``DTRAIN_TRAINING`` that is not what a launch
+    Raises ValueError if ``DTRAIN_LAYOUT`` or ``DTRAIN_TRAINING`` has a value that no launch
     writes.
     """
     return Job(

@@ -1,7 +1,7 @@
-"""How a model is split over processes: ``job.layout``. And ``job.training``.
+"""How a model is split over processes (``job.layout``), and ``job.training``.
 
-The planner computes with the same class, and a launch passes it to every worker as JSON in
-``DTRAIN_LAYOUT``, beside ``DTRAIN_TRAINING``. Python 3.8 can read this file.
+The planner uses the same class, and a launch passes it to every worker as JSON in
+``DTRAIN_LAYOUT``, next to ``DTRAIN_TRAINING``. Python 3.8 can read this file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Recompute = Literal["none", "selective", "full"]
 BackendName = Literal["runtime", "megatron", "torchtitan"]
 
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "zb-1p", "zb-v")
-"""PyTorch's, which a cluster file can name. ``zb-2p`` occurs in published runs only."""
+"""PyTorch's schedules, which a cluster file can name. ``zb-2p`` occurs only in published runs."""
 SIZES = ("tensor", "pipeline", "context", "data")
 """Their product is the world size."""
 
@@ -35,13 +35,13 @@ class Layout:
     than 1; ``zb-*`` are zero-bubble variants of it."""
     context: int = 1
     expert: int = 1
-    """Taken from the data and context ranks: it is not a factor of the world size."""
+    """Uses the data and context ranks: it is not a factor of the world size."""
     data: int = 1
     sharding: Sharding = "none"
-    """States that the data and context ranks divide among them instead of each holding a copy."""
+    """States that the data and context ranks divide among them. Each holds a copy of the rest."""
     shard: int | None = None
-    """Data and context ranks in one group that holds all states. ``None`` means all of them, or
-    for ``hybrid`` sharding those of one host."""
+    """Number of data and context ranks in one group that holds all states. ``None`` means all of
+    them, or for ``hybrid`` sharding those of one host."""
     micro_batch: int = 1
     """Sequences in one forward pass of a data rank."""
     grad_accumulation: int = 1
@@ -49,9 +49,9 @@ class Layout:
     recompute: Recompute = "none"
     sequence_parallel: bool = False
     offload: bool = False
-    """Whether optimizer states live in the hosts' memory."""
+    """Whether optimizer states live in host memory."""
     backend: BackendName = "runtime"
-    """Software that trains it. `dtrain.runtime` refuses a layout for another."""
+    """Software that trains the layout. `dtrain.runtime` refuses a layout for other software."""
 
     @property
     def world_size(self) -> int:
@@ -69,7 +69,7 @@ class Layout:
 
     @property
     def shards(self) -> int:
-        """Ranks that one copy of the sharded states is divided among."""
+        """Ranks that share one copy of the sharded states."""
         return 1 if self.sharding == "none" else self.shard or self.copies
 
     @property
@@ -78,7 +78,8 @@ class Layout:
 
     @property
     def round_size(self) -> int:
-        """Micro-batches in one round of an interleaved schedule, which needs whole rounds."""
+        """Micro-batches in one round of an interleaved schedule. The schedule needs whole
+        rounds."""
         interleaved = self.virtual_pipeline > 1 or self.schedule == "zb-1p"
         return self.pipeline if interleaved else 1
 
@@ -87,7 +88,7 @@ class Layout:
         return " x ".join(f"{key} {getattr(self, key)}" for key in keys)
 
     def split_by(self, keys: Iterable[str] = SIZES) -> list[str]:
-        """Those of ``keys`` that are more than 1."""
+        """The ``keys`` with a size above 1."""
         return [key for key in keys if getattr(self, key) > 1]
 
 

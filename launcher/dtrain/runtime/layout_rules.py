@@ -1,7 +1,7 @@
-"""Which layouts contradict themselves.
+"""Rules that every layout must meet.
 
-The same rules hold for a cluster file, the planner and the training runtime. Rules that depend on
-the hosts or on the model are with those. Python 3.8 can read this file.
+The cluster file, the planner and the training runtime share them. Rules that depend on the hosts or
+on the model are in other modules. Python 3.8 can read this file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class MisfitError(ValueError):
     """A layout that cannot be launched.
 
     ``key`` is the key of ``job.layout`` to change, or ``layout``, ``strategy`` or ``global_batch``.
-    ``unused`` says that the key has no effect, whatever its value.
+    ``unused``: the key has no effect, whatever its value.
     """
 
     def __init__(self, key: str, message: str, hint: str, *, unused: bool = False) -> None:
@@ -27,9 +27,9 @@ class MisfitError(ValueError):
 
 
 def contradictions(layout: Layout, name: Callable[[str], str] = str) -> Iterator[MisfitError]:
-    """Every pair of fields that do not go together, for any framework.
+    """Every pair of fields that contradict each other, for any framework.
 
-    ``name`` is how to write a field, for example ``--virtual-pipeline``.
+    ``name`` returns how to write a field, for example ``--virtual-pipeline``.
     """
     copies = layout.copies
     ranks = f"{copies} data{' and context' * (layout.context > 1)} rank{'s' * (copies > 1)}"
@@ -37,13 +37,13 @@ def contradictions(layout: Layout, name: Callable[[str], str] = str) -> Iterator
         yield MisfitError(
             "sharding",
             f"{name('sharding')} is {layout.sharding}, but there is only one data rank",
-            f"remove {name('sharding')}, or split less by {name('tensor')} or {name('pipeline')}",
+            f"remove {name('sharding')}, or reduce {name('tensor')} or {name('pipeline')}",
         )
     if layout.shard is not None and layout.sharding != "hybrid":
         yield MisfitError(
             "shard",
             f"shard has no effect with 'sharding: {layout.sharding}'",
-            "remove it, or use 'sharding: hybrid', whose groups it sizes",
+            "remove it, or use 'sharding: hybrid': it sets the size of those groups",
             unused=True,
         )
     elif layout.shard is not None and copies % layout.shard:
@@ -63,13 +63,13 @@ def contradictions(layout: Layout, name: Callable[[str], str] = str) -> Iterator
             "sequence_parallel",
             layout.sequence_parallel,
             "tensor",
-            "splits what tensor parallelism leaves whole",
+            "splits activations that tensor parallelism replicates",
         ),
         (
             "virtual_pipeline",
             layout.virtual_pipeline > 1,
             "pipeline",
-            "cuts the stages of a pipeline into pieces",
+            "splits the stages of a pipeline",
         ),
         (
             "schedule",
@@ -99,17 +99,17 @@ def uneven_rounds(layout: Layout) -> Iterator[MisfitError]:
 
 
 def torch_limits(layout: Layout) -> Iterator[MisfitError]:
-    """What PyTorch's schedules cannot do; another framework's may."""
+    """Limits of PyTorch's schedules. Other frameworks may not have them."""
     schedule = layout.schedule
     if layout.pipeline == 1 or not schedule.startswith("zb-"):
         return
     if layout.data > 1:
-        # The weights' part of their backward pass runs outside of autograd's hooks.
+        # The weights' part of their backward pass bypasses autograd's hooks.
         yield MisfitError(
             "schedule",
             f"the schedule {schedule} trains wrongly with {layout.data} data ranks: it splits the "
-            "backward pass, and FSDP and DDP then average gradients that are not complete",
-            "use 'schedule: 1f1b', or pipeline alone (pytorch/pytorch#144530)",
+            "backward pass, and FSDP and DDP then average incomplete gradients",
+            "use 'schedule: 1f1b', or only pipeline parallelism (pytorch/pytorch#144530)",
         )
     if schedule == "zb-v" and layout.virtual_pipeline != 2:
         yield MisfitError(
@@ -121,7 +121,7 @@ def torch_limits(layout: Layout) -> Iterator[MisfitError]:
     if layout.recompute != "none":
         yield MisfitError(
             "recompute",
-            f"the schedule {schedule} splits the backward pass, and both parts would compute the "
-            "same activations again",
+            f"the schedule {schedule} splits the backward pass, and both parts would recompute "
+            "the same activations",
             "remove recompute, or use 'schedule: 1f1b'",
         )

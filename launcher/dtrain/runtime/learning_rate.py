@@ -1,4 +1,4 @@
-"""Learning rates for a global batch other than the one that they were found with."""
+"""Learning rates for a different global batch size."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Literal
 def scaled(
     rate: float, batch: int, base_batch: int, rule: Literal["linear", "sqrt"] = "linear"
 ) -> float:
-    """``rate``, found with ``base_batch`` samples a step, for ``batch`` samples a step.
+    """Scale ``rate`` from a global batch of ``base_batch`` samples to one of ``batch`` samples.
 
-    ``linear`` is for SGD (Goyal et al., arXiv 1706.02677, section 2.1), ``sqrt`` for Adam and its
-    kin (Malladi et al., arXiv 2205.10287).
+    ``linear`` is for SGD (Goyal et al., arXiv 1706.02677, section 2.1), ``sqrt`` for Adam and
+    similar optimizers (Malladi et al., arXiv 2205.10287). Raises ValueError for a batch below 1.
     """
     if batch < 1 or base_batch < 1:
         raise ValueError(f"batch sizes must be at least 1, not {batch} and {base_batch}")

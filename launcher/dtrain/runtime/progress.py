@@ -1,8 +1,8 @@
-"""Tell whoever watches the launch how far the training is.
+"""Report the progress of training to the launcher.
 
-Events are lines of JSON, appended to a file of this process in the run's folder on this host
-(``DTRAIN_RUN_DIR``), which the launch follows. Without dtrain there is no such folder, and telling
-does nothing.
+Events are JSON lines. Each process appends them to a file in the run's folder on its host
+(``DTRAIN_RUN_DIR``), which the launcher follows. Without dtrain there is no such folder, and
+reports have no effect.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import time
 from typing import Any, SupportsFloat
 
 _MAX_METRICS, _MAX_METRIC_NAME = 32, 64
-"""What the launcher takes of one report."""
+"""Limits of the launcher for one report."""
 _BETWEEN_EVENTS = 0.5
-"""Seconds; steps can be far shorter, and nobody reads faster."""
+"""Seconds between events: steps can be much shorter, and no reader needs more."""
 
 
 class _Reporter:
@@ -32,7 +32,7 @@ class _Reporter:
         if now - self._last < _BETWEEN_EVENTS and step != total:
             return
         self._last = now
-        # Only here, because reading a loss off a GPU waits for the step to be computed.
+        # Only now, because reading a loss from a GPU waits for the step to finish.
         metrics = {
             name[:_MAX_METRIC_NAME]: float(value)
             for name, value in list(more.items())[:_MAX_METRICS]
@@ -51,7 +51,7 @@ class _Reporter:
         if not folder:
             return
         line = json.dumps({"event": kind, "time": time.time(), **body}) + "\n"
-        # Neither a full disk nor a pipe at the file's name may end or block a training.
+        # A full disk, or a pipe in place of the file, must not end or block training.
         with contextlib.suppress(OSError):
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             flags |= os.O_NONBLOCK | os.O_NOFOLLOW
@@ -73,13 +73,13 @@ def progress(
     tokens: int = 0,
     **metrics: SupportsFloat,
 ) -> None:
-    """Say that optimizer step ``step`` (counted from 1) is done.
+    """Report that optimizer step ``step`` (counted from 1) is done.
 
-    ``total`` is the number of steps in all, from which the time left is told. ``tokens`` is what
-    this step has gone through over all ranks; images or other samples do as well. ``loss`` and
-    ``metrics`` may be tensors of one element: they are read only when an event is due, at most
-    twice a second and at the last step. Of the metrics, 32 are reported, with the first 64
-    characters of their names.
+    ``total`` is the total number of steps and gives the remaining time. ``tokens`` is the number of
+    tokens in this step over all ranks; images or other samples work too. ``loss`` and ``metrics``
+    may be tensors with one element. They are read only when an event is due, at most twice a second
+    and at the last step. At most 32 metrics are reported, with the first 64 characters of their
+    names.
     """
     _reporter.step(step, total, loss, tokens, metrics)
 

@@ -1,7 +1,7 @@
-"""End a training on SIGTERM at a place of its own choosing: after a step, with a checkpoint.
+"""End training cleanly on SIGTERM: after a step, with a checkpoint.
 
-A launch that is stopped sends TERM and waits ``job.grace`` before it kills; preemptible machines
-do the same.
+A launch that is stopped sends TERM and waits ``job.grace`` seconds before it kills. Preemptible
+machines do the same.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ _requested = threading.Event()
 
 
 def catch_sigterm() -> None:
-    """From now on SIGTERM only sets what `stop_requested` tells. Call it from the main thread,
-    after the framework is set up: TensorFlow puts a handler of its own in place."""
+    """From now on SIGTERM only sets the result of `stop_requested`. Call it from the main thread,
+    after the framework is set up: TensorFlow installs its own handler."""
     signal.signal(signal.SIGTERM, _note)
 
 
 def stop_requested() -> bool:
-    """Whether this process has been asked to end. Ranks may learn of it at different steps: agree
-    among them before you act on it."""
+    """Whether this process has received SIGTERM. Ranks may see it at different steps, so they must
+    agree before they act on it."""
     return _requested.is_set()
 
 

@@ -44,7 +44,7 @@ def test_gpus_that_torch_does_not_see_are_not_replaced_by_the_cpu(
     with pytest.raises(ValueError, match=rf"{named}', but .* is built without CUDA; install"):
         _device(None)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    with pytest.raises(ValueError, match="see whether nvidia-smi lists them"):
+    with pytest.raises(ValueError, match="check that nvidia-smi lists them"):
         _device(None)
     assert _device("cpu") == torch.device("cpu")
 

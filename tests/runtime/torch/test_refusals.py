@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 
 REASONS = {
     "fused": "blocks.0.attention.qkv (Linear): a rank's share of a fused projection would mix",
-    "unknown linear": "blocks.0.mlp.mystery (Linear): say whether it opens or closes its layer",
+    "unknown linear": "blocks.0.mlp.mystery (Linear): declare whether it opens or closes its layer",
     "another module": "no place for blocks.1.mlp_norm (PReLU)",
     "heads": "tensor 2 does not divide the 1 heads of blocks.0.attention.k_proj",
     "vocabulary": "tensor 2 does not divide out_features 63 of head",
@@ -24,13 +24,13 @@ REASONS = {
     "experts": "cannot tell how blocks.0 uses its list 'mlp.experts'",
     "sequence": "sequence_parallel cannot split sequences of 15 over tensor 2",
     "batch": "part of a global batch of 8 is 4 samples, not 3",
-    "tied": "head.weight is tied to embedding.weight, and a pipeline puts them on different",
+    "tied": "head.weight is tied to embedding.weight, but a pipeline puts them on different",
     "two embeddings": "WithPositions.forward() computes between its modules",
     "too many stages": "2 blocks cannot fill 4 pipeline stages",
     "no blocks": 'name the list: parallelize(model, ..., blocks="layers")',
-    "not initialized": "nothing gives norm.weight its first values: define",
-    "not initialized on one stage": "nothing gives norm.weight its first values: define",
-    "integer buffer": "nothing gives positions.ids its first values: define",
+    "not initialized": "nothing initializes norm.weight: define",
+    "not initialized on one stage": "nothing initializes norm.weight: define",
+    "integer buffer": "nothing initializes positions.ids: define",
     "different weights": "different weights: call torch.manual_seed with one seed on all of them",
 }
 

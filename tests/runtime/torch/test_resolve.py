@@ -67,7 +67,7 @@ def test_the_cluster_file_goes_before_the_script() -> None:
             "3d",
             Layout(data=4, grad_accumulation=3),
             Training(global_batch=8),
-            "makes a global batch of 12 (data 4 x micro_batch 1 x grad_accumulation 3), but",
+            "sets a global batch of 12 (data 4 x micro_batch 1 x grad_accumulation 3), but",
         ),
         ("3d", Layout(tensor=4, sharding="full"), Training(), "there is only one data rank"),
         ("3d", Layout(data=4, sequence_parallel=True), Training(), "but tensor is 1"),
@@ -77,7 +77,12 @@ def test_the_cluster_file_goes_before_the_script() -> None:
             Training(),
             "shard is 3, which does not",
         ),
-        ("3d", Layout(data=4, sharding="hybrid", shard=0), Training(), "shard 0 is not a size"),
+        (
+            "3d",
+            Layout(data=4, sharding="hybrid", shard=0),
+            Training(),
+            "shard 0 is not a valid size",
+        ),
         ("3d", Layout(data=4, virtual_pipeline=2), Training(), "but pipeline is 1"),
         (
             "3d",
@@ -89,7 +94,7 @@ def test_the_cluster_file_goes_before_the_script() -> None:
             "3d",
             Layout(pipeline=4, schedule="zb-v", grad_accumulation=4, recompute="full"),
             Training(),
-            "both parts would compute the same activations again",
+            "both parts would recompute the same activations",
         ),
         (
             "3d",

@@ -1,11 +1,11 @@
-"""What a TensorFlow training script may import; it needs TensorFlow, and tf-keras where a
-strategy does (`keras`).
+"""The API for TensorFlow training scripts. It needs TensorFlow, and tf-keras for some strategies
+(see `keras`).
 
     from dtrain.runtime import tensorflow as distributed
 
     keras = distributed.keras()
     distributed.configure_devices(seed=0)
-    if not distributed.serve():                 # the worker and ps tasks of a parameter server
+    if not distributed.serve():                 # worker and ps tasks under parameter servers
         run = distributed.init()
         with run.strategy.scope():
             model = ...

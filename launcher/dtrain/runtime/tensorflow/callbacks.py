@@ -1,4 +1,4 @@
-"""What ``fit`` is to do after each step: report, save, stop."""
+"""Keras callbacks that report progress, save checkpoints and stop on SIGTERM."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def callbacks(
     on_step: Callable[[int, float], None] | None = None,
 ) -> list[Any]:
     """Callbacks for ``fit``: progress of ``total`` steps, checkpoints, a clean end on SIGTERM,
-    and TensorBoard's events from the chief.
+    and TensorBoard events from the chief.
 
-    ``done`` steps were done before, by the run that this one resumes. ``on_step`` is called with
-    each step and its loss; ``fit`` itself then has the loss of an epoch's last step, not the mean.
-    Under parameter servers Keras calls back after epochs only, so there saving and stopping wait
-    for an epoch's end (`epochs`). The same callbacks serve several calls of ``fit``.
+    ``done`` is the number of steps that an earlier run has done. ``on_step`` is called with each
+    step and its loss; ``fit`` then reports the loss of an epoch's last step, not the mean. Under
+    parameter servers, Keras calls back only after epochs, so saving and stopping wait for the end
+    of an epoch (`epochs`). The same callbacks can serve several calls of ``fit``.
     """
     kind = _AfterEpoch if run.asynchronous else _AfterStep
     after: list[Any] = [kind(run, total, done, checkpoints, save_every, on_step)]
@@ -40,8 +40,8 @@ def callbacks(
 
 def epochs(run: Run, steps: int, every: int) -> list[tuple[int, int, int]]:
     """``initial_epoch``, ``epochs`` and ``steps_per_epoch`` of the calls of ``fit`` that together
-    take ``steps`` steps: under parameter servers in epochs of ``every`` steps and one of the rest,
-    elsewhere in a single one."""
+    take ``steps`` steps. Under parameter servers, epochs have ``every`` steps and the last epoch
+    has the rest; other strategies use one epoch."""
     if not run.asynchronous:
         return [(0, 1, steps)]
     whole, rest = divmod(steps, every)
@@ -50,7 +50,7 @@ def epochs(run: Run, steps: int, every: int) -> list[tuple[int, int, int]]:
 
 
 class _Training(keras().callbacks.Callback):  # type: ignore[misc]
-    """Counts optimizer steps, and tells, saves and stops by them."""
+    """Counts optimizer steps, and uses the count to report, save and stop."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class _Training(keras().callbacks.Callback):  # type: ignore[misc]
             self.model.stop_training = True
 
     def on_train_begin(self, logs: Any = None) -> None:
-        # tf-keras adds up over the workers what every one of them has the mean of already.
+        # tf-keras sums over the workers, but each worker already has the mean.
         if self._run.several_workers and self.model.distribute_reduction_method == "auto":
             self.model.distribute_reduction_method = "first"
 
@@ -99,7 +99,7 @@ class _Training(keras().callbacks.Callback):  # type: ignore[misc]
 
 class _AfterStep(_Training):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        # Keras tells the mean since the epoch began, in which a late step's loss is lost.
+        # Keras passes the mean since the epoch began, which hides the loss of a late step.
         for metric in self.model.metrics:
             if metric.name == "loss":
                 metric.reset_state()

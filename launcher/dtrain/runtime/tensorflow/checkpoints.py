@@ -1,4 +1,4 @@
-"""Checkpoints of which only the chief's are kept."""
+"""Checkpoints of distributed training. Only the chief's are kept."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Checkpoints:
         ...
         saved.save(step)
 
-    Models and optimizers must be built. Only the chief needs the folder: what it reads it passes
-    on to the other workers. An evaluator needs to see the chief's.
+    Models and optimizers must be built. Only the chief needs the folder: it sends what it reads to
+    the other workers. An evaluator must be able to read the chief's folder.
     """
 
     def __init__(self, folder: str | Path, run: Run, *, keep: int = 3, **objects: Any) -> None:
@@ -32,19 +32,20 @@ class Checkpoints:
         self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         self._objects = objects
         self._checkpoint = tf.train.Checkpoint(step=self._step, **objects)
-        # Made here, and by every worker: within a strategy's scope making a variable is collective.
+        # Every worker creates it here: inside a strategy's scope, creating a variable is
+        # collective.
         _ = self._checkpoint.save_counter
         self._manager = tf.train.CheckpointManager(
             self._checkpoint, str(self._folder), max_to_keep=keep, step_counter=self._step
         )
-        # By default each parameter server reads and writes its variables on a disk of its own.
+        # By default each parameter server reads and writes its variables on its own disk.
         chief = "/job:chief/replica:0/task:0/device:CPU:0" if run.asynchronous else None
         self._options = tf.train.CheckpointOptions(experimental_io_device=chief)
 
     def restore(self) -> int:
-        """Take over the newest checkpoint and return its step; 0 where there is none.
+        """Load the newest checkpoint and return its step; 0 if there is none.
 
-        Raises ValueError for a checkpoint that lacks a variable of these objects.
+        Raises ValueError if the checkpoint lacks a variable of these objects.
         """
         newest = tf.train.latest_checkpoint(str(self._folder)) if self._run.is_chief else None
         if newest:
@@ -54,8 +55,8 @@ class Checkpoints:
         return int(self._step.numpy())
 
     def save(self, step: int) -> None:
-        """Save everything as step ``step``. All workers must call it at the same step: some
-        variables are put together from all of them."""
+        """Save everything as step ``step``. All workers must call it at the same step, because some
+        variables are assembled from all of them."""
         self._step.assign(step)
         if self._run.is_chief:
             self._manager.save(checkpoint_number=step, options=self._options)
@@ -64,7 +65,7 @@ class Checkpoints:
                 self._checkpoint.write(str(Path(unwanted) / "checkpoint"))
 
     def follow(self) -> Iterator[int]:
-        """For an evaluator: take over each checkpoint as it appears, until SIGTERM."""
+        """For an evaluator: load each new checkpoint when it appears, until SIGTERM."""
         for path in tf.train.checkpoints_iterator(
             str(self._folder), timeout=2, timeout_fn=stop_requested
         ):
@@ -77,6 +78,6 @@ class Checkpoints:
             status.assert_existing_objects_matched()
         except (AssertionError, ValueError, tf.errors.InvalidArgumentError) as error:
             raise ValueError(
-                f"{path} is a checkpoint of something else ({str(error).splitlines()[0]}): give"
-                " each model and optimizer a folder of its own"
+                f"{path} is a checkpoint of other objects ({str(error).splitlines()[0]}): use a"
+                " separate folder for each model and optimizer"
             ) from None

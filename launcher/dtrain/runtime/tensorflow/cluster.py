@@ -1,4 +1,4 @@
-"""The TensorFlow cluster that this process is part of, as ``TF_CONFIG`` describes it."""
+"""The TensorFlow cluster of this process, read from ``TF_CONFIG``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _PROXIES = ("grpc_proxy", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROX
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The tasks of a job, and which of them this process is. Without tasks it is the only one."""
+    """The tasks of a job, and the task of this process. Without tasks, this process is alone."""
 
     tasks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """``HOST:PORT`` of every task, by role. Evaluators may be missing: nobody connects to them."""
+    """``HOST:PORT`` of every task, by role. Evaluators may be missing: no task connects to them."""
     role: str = "worker"
     index: int = 0
 
@@ -30,7 +30,7 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this task speaks for all: the chief, or worker 0 where no task is the chief."""
+        """Whether this task represents the job: the chief, or worker 0 if there is no chief."""
         if "chief" in self.tasks:
             return self.role == "chief"
         return self.role == "worker" and self.index == 0 and not self.has_parameter_servers
@@ -47,9 +47,9 @@ class Cluster:
 
 
 def current_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
-    """The cluster in ``TF_CONFIG``, or of this process alone.
+    """The cluster in ``TF_CONFIG``, or a cluster of this process alone.
 
-    Raises ValueError where ``TF_CONFIG`` is not what TensorFlow reads, or leaves this task out.
+    Raises ValueError if TensorFlow could not read ``TF_CONFIG``, or if it lacks this task.
     """
     text = environment.get("TF_CONFIG")
     if not text:
@@ -61,17 +61,16 @@ def current_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
         role, index = str(task.get("type", "worker")), int(task.get("index", 0))
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"TF_CONFIG is not a cluster and a task in JSON: {error}") from None
-    # TensorFlow lets an evaluator stand outside the cluster.
+    # TensorFlow allows an evaluator outside the cluster.
     if tasks and role != "evaluator" and index >= len(tasks.get(role, ())):
-        raise ValueError(f"TF_CONFIG says this is {role} {index}, which its cluster does not have")
+        raise ValueError(f"TF_CONFIG says this is {role} {index}, but its cluster has no such task")
     return Cluster(tasks, role, index)
 
 
 def connect_directly(cluster: Cluster, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Keep the cluster's traffic off a proxy, which would swallow it and hang every task.
+    """Keep the cluster's traffic off a proxy, which would drop it and hang every task.
 
-    ``no_grpc_proxy`` goes before ``no_proxy`` in gRPC, so where it is set it is the one to
-    complete.
+    gRPC prefers ``no_grpc_proxy`` to ``no_proxy``, so it is extended if it is set.
     """
     if not any(environment.get(name) for name in _PROXIES):
         return

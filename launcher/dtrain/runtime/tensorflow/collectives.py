@@ -1,4 +1,4 @@
-"""What the processes of one training tell each other between steps."""
+"""Collective operations between training steps."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SUM = tf.distribute.ReduceOp.SUM
 
 
 def stop_together(run: Run) -> Callable[[], bool]:
-    """A function that tells whether to stop after this step; every worker gets the same answer.
+    """Return a function that returns whether to stop after this step, the same on every worker.
 
-    All workers must call it at the same steps. A TERM reaches them at different ones, and those
-    that went on would wait for ever for those that stopped.
+    All workers must call it at the same steps. SIGTERM reaches them at different steps, and a
+    worker that continues would wait forever for the workers that stopped.
     """
     if not run.several_workers:
         return stop_requested
@@ -38,14 +38,14 @@ def stop_together(run: Run) -> Callable[[], bool]:
 
 
 def meet(run: Run) -> None:
-    """Wait for all workers, at the end of a script: one that leaves while others still work, say
-    the chief on an evaluation, looks to them as if it had crashed."""
+    """Wait for all workers at the end of a script. If one leaves while the chief still evaluates,
+    for example, the chief sees a crash."""
     if run.several_workers:
         stop_together(run)()
 
 
 def take_from_chief(run: Run, variables: Iterable[Any]) -> None:
-    """Give ``variables`` the chief's values in every process, which may share no file system."""
+    """Give ``variables`` the chief's values in every process. Needs no shared file system."""
     if not run.several_workers:
         return
     values = [getattr(v, "value", v) if not isinstance(v, tf.Variable) else v for v in variables]
@@ -55,7 +55,7 @@ def take_from_chief(run: Run, variables: Iterable[Any]) -> None:
         def replica() -> list[tf.Tensor]:
             context = tf.distribute.get_replica_context()
             first = tf.equal(context.replica_id_in_sync_group, 0)
-            # A sum with zeros is exact, and every collective backend has it.
+            # A sum with zeros is exact, and every collective backend supports it.
             return [
                 context.all_reduce(_SUM, tf.where(first, value, tf.zeros_like(value)))
                 for value in values

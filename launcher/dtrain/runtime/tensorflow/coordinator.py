@@ -1,4 +1,4 @@
-"""Asynchronous training: the chief hands out steps, workers take them as they come free."""
+"""Asynchronous training: the chief schedules steps, and free workers run them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SUM = tf.distribute.ReduceOp.SUM
 
 
 class Coordinator:
-    """Runs ``step(*batch)``, which returns a loss, on whichever worker is free.
+    """Runs ``step(*batch)``, which returns a loss, on any free worker.
 
-    ``make_dataset`` is called on each worker and makes its batches. A worker with several GPUs
+    ``make_dataset`` is called on each worker and creates its batches. A worker with several GPUs
     divides each batch among them: like `replicated`, it runs ``step`` on every part and sums the
-    losses, which therefore are shares of the batch's mean. A worker that dies is left out until
-    it is back, and its step is done again; with a parameter server variables are lost.
+    losses, which must therefore be shares of the batch's mean. A worker that dies is skipped until
+    it returns, and its step is repeated. If a parameter server dies, its variables are lost.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class Coordinator:
         )
 
     def run(self, steps: int) -> list[float]:
-        """Have ``steps`` steps done and return their losses.
+        """Run ``steps`` steps and return their losses.
 
-        Raises RuntimeError when a parameter server is lost: start all tasks again and restore.
+        Raises RuntimeError if a parameter server is lost: restart all tasks and restore.
         """
         try:
             losses = [
@@ -51,13 +51,13 @@ class Coordinator:
             return [float(loss.fetch()) for loss in losses]
         except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
             raise RuntimeError(
-                f"a parameter server is lost, and variables with it ({error.message}): start the"
-                " job again, from its checkpoint"
+                f"a parameter server and its variables are lost ({error.message}): restart the"
+                " job from its checkpoint"
             ) from None
 
 
 def _part(batch: Any, replicas: int) -> Any:
-    """This replica's samples, for `strategy.run` hands a plain batch to every GPU whole."""
+    """This replica's samples: `strategy.run` passes every GPU the whole plain batch."""
     if replicas == 1:
         return batch
     mine = tf.distribute.get_replica_context().replica_id_in_sync_group

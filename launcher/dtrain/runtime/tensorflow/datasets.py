@@ -1,4 +1,4 @@
-"""Input by the global batch: what all replicas together go through in one step."""
+"""Input in global batches: the samples of all replicas in one step."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def dataset(
     skip: int = 0,
     shard: Shard = "auto",
 ) -> tf.data.Dataset:
-    """Batches of ``global_batch`` samples for `Run.strategy` to divide among its replicas.
+    """Batches of ``global_batch`` samples, which `Run.strategy` divides among its replicas.
 
     ``source`` is a dataset of single samples, or arrays with the samples along their first axis.
     ``shuffle`` is the size of the shuffle buffer, in samples; every process draws the same order
-    from ``seed``. ``repeat`` goes through the source for ever, so that every batch is full;
-    without it there is one pass, and its last batch may be smaller. ``skip`` leaves out as many
-    batches: the steps that a resumed training has done already.
+    from ``seed``. With ``repeat`` the source repeats forever, so that every batch is full. Without
+    it there is one pass, and the last batch may be smaller. ``skip`` is the number of batches to
+    leave out: the steps that a resumed run has already done.
 
-    ``shard`` says how several workers share the source: each takes every so-manieth ``file`` or
-    its part of every batch (``data``), ``auto`` files where there are any; ``off`` gives every
-    worker everything, for a source that already differs between them.
+    ``shard`` sets how several workers share the source. With ``file`` each worker reads every n-th
+    file, with ``data`` its part of every batch. ``auto`` uses files if there are any. With ``off``
+    every worker reads everything, for a source that already differs between them.
 
-    Under parameter servers a step is one worker's, so ``global_batch`` is what one worker takes,
-    and every worker draws an order of its own. `Coordinator` divides it among the worker's GPUs;
-    ``fit`` does not, and takes batches for one GPU.
+    Under parameter servers, a step runs on one worker, so ``global_batch`` is the batch of one
+    worker, and every worker draws its own order. `Coordinator` divides it among the worker's GPUs.
+    ``fit`` does not: it takes batches for one GPU.
 
     Raises ValueError for a training batch that the replicas cannot divide equally: their mean
-    gradients would then not be the batch's.
+    gradients would differ from the batch's.
     """
     if repeat and not run.asynchronous and global_batch % run.replicas:
         nearest = max(1, round(global_batch / run.replicas)) * run.replicas
@@ -51,7 +51,7 @@ def dataset(
     if not isinstance(source, tf.data.Dataset):
         data = tf.data.Dataset.from_tensor_slices(source)
     if shuffle and run.asynchronous:
-        # Each worker runs this same graph: with its seed they would all draw the same batches.
+        # Each worker runs this graph: with the graph's seed they would all draw the same batches.
         if not tf.executing_eagerly():
             tf.random.set_seed(None)
         data = data.shuffle(shuffle)

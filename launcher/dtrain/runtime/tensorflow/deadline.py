@@ -1,4 +1,4 @@
-"""Wait for peers for minutes, not for the hour or more that TensorFlow waits in silence."""
+"""Limits the wait for peers to minutes. TensorFlow itself waits an hour or more, silently."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from dtrain.runtime.tensorflow.cluster import Cluster
 
 START_TIMEOUT = 300.0
-"""Seconds. Hosts of one launch start within seconds of each other, importing from a cold shared
-file system within a minute or two."""
+"""Seconds. The hosts of one launch start within seconds of each other; an import from a cold shared
+file system takes a minute or two."""
 
 
 @contextmanager
 def start_deadline(cluster: Cluster) -> Iterator[None]:
-    """Within, this process is ended, with a message that names the missing peers, unless it gets
-    through in ``DTRAIN_START_TIMEOUT`` seconds (300 where it is not set; 0 waits for ever).
+    """Ends this process, with a message that names the missing peers, if the block takes longer
+    than ``DTRAIN_START_TIMEOUT`` seconds (default 300; 0 waits forever).
 
     Raises ValueError for a peer whose host name does not resolve: TensorFlow would wait for it.
     """
@@ -30,10 +30,10 @@ def start_deadline(cluster: Cluster) -> Iterator[None]:
         yield
         return
     _resolve(cluster)
-    # Not run from its path: a launch brings this package in a zip file.
+    # Passed as code, not run from its path: a launch ships this package as a zip file.
     program = pkgutil.get_data("dtrain.runtime.tensorflow", "start_watchdog.py") or b""
     arguments = [str(seconds), str(os.getpid()), cluster.name, json.dumps(cluster.peers)]
-    # -I: nothing of the script's folder or environment is to get in the way.
+    # -I: the script's folder and environment must not interfere.
     command = [sys.executable, "-I", "-c", program.decode(), *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as watchdog:
         try:
@@ -50,5 +50,5 @@ def _resolve(cluster: Cluster) -> None:
         except (OSError, ValueError):
             raise ValueError(
                 f"{name} is at {address} in TF_CONFIG, which this host cannot resolve:"
-                " give numeric addresses"
+                " use IP addresses"
             ) from None

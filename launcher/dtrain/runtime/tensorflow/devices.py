@@ -1,4 +1,4 @@
-"""Set up this process's devices before TensorFlow starts to use them."""
+"""Sets up this process's devices before TensorFlow uses them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def configure_devices(
     precision: str | None = None,
     seed: int | None = None,
 ) -> None:
-    """Say what this process may use, and how. Call it first, before any operation.
+    """Configure the devices of this process. Call it first, before any operation.
 
-    ``gpus`` are indices among those that CUDA_VISIBLE_DEVICES leaves; without it all are used.
-    ``memory_growth`` takes a GPU's memory as it is needed instead of all at once, ``memory_limit``
-    (MiB on each GPU) at once but no more. ``logical_cpus`` divides the CPU into so many devices,
-    to try on any machine what needs several. ``precision`` is a Keras policy (``mixed_bfloat16``,
-    ``mixed_float16``, ``float32``) or ``bf16``, ``fp16``, ``fp32``; that of
-    ``job.training`` goes before it. ``seed`` goes to Python, NumPy and TensorFlow.
+    ``gpus`` are indices among the GPUs in CUDA_VISIBLE_DEVICES; the default is all of them.
+    ``memory_growth`` allocates GPU memory on demand instead of all at once. ``memory_limit`` (MiB
+    on each GPU) allocates at once, up to the limit. ``logical_cpus`` divides the CPU into that many
+    devices, to test multi-device code on any machine. ``precision`` is a Keras policy
+    (``mixed_bfloat16``, ``mixed_float16``, ``float32``) or ``bf16``, ``fp16``, ``fp32``;
+    ``job.training`` overrides it. ``seed`` seeds Python, NumPy and TensorFlow.
 
-    Raises RuntimeError when TensorFlow has started already, or sees no GPU where
-    CUDA_VISIBLE_DEVICES names some and no ``gpus`` or ``logical_cpus`` ask for less; ValueError
-    for a GPU that is not there or an unknown precision.
+    Raises RuntimeError if TensorFlow has already started, or if it sees no GPU although
+    CUDA_VISIBLE_DEVICES names some and neither ``gpus`` nor ``logical_cpus`` asks for fewer.
+    Raises ValueError for a missing GPU or an unknown precision.
     """
     if gpus is None and logical_cpus == 1:
         _expect_gpus(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
@@ -42,7 +42,7 @@ def configure_devices(
             _divide(tf.config.list_physical_devices("CPU")[0], logical_cpus)
     except RuntimeError as error:
         raise RuntimeError(
-            f"TensorFlow has started already ({error}): call configure_devices() before any"
+            f"TensorFlow has already started ({error}): call configure_devices() before any"
             " operation and before init()"
         ) from None
     if policy := keras_policy(current_job().training.precision or precision):
@@ -52,12 +52,12 @@ def configure_devices(
 
 
 def _expect_gpus(visible: str) -> None:
-    """TensorFlow itself would go on with the CPU, and say so in a line among many."""
+    """TensorFlow itself would continue on the CPU, with one line in a long log."""
     if visible not in ("", "-1") and not tf.config.list_physical_devices("GPU"):
         built = "" if tf.test.is_built_with_gpu_support() else ", built without GPU support,"
         raise RuntimeError(
             f"TensorFlow {tf.__version__}{built} sees no GPU, but CUDA_VISIBLE_DEVICES is"
-            f" {visible}: look whether `nvidia-smi` works here and whether CUDA's libraries are"
+            f" {visible}: check that `nvidia-smi` works here and that the CUDA libraries are"
             " installed (`pip install 'tensorflow[and-cuda]'`), or set 'gpus: 0' in the cluster"
             " file (CUDA_VISIBLE_DEVICES= by hand) to train on the CPU"
         )
@@ -72,7 +72,7 @@ def _configure_gpus(gpus: Sequence[int] | None, growth: bool, limit: int | None)
         tf.config.set_visible_devices(found, "GPU")
     for gpu in found:
         if limit is not None:
-            # TensorFlow lets a device have a limit or growth, not both.
+            # TensorFlow allows a limit or growth on a device, not both.
             configuration = tf.config.LogicalDeviceConfiguration(memory_limit=limit)
             tf.config.set_logical_device_configuration(gpu, [configuration])
         else:

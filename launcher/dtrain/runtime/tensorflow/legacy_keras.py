@@ -1,9 +1,9 @@
-"""Which Keras can train under a strategy.
+"""Chooses the Keras version for a strategy.
 
-Keras 3's ``fit`` fails under several workers and parameter servers, and reports a wrong loss
-under central storage. Under the strategies of one host it is right, but draws one batch more than
-it trains on, the first, so that a resumed run goes through other data. tf-keras, which is Keras 2,
-has none of this. Custom loops are right with both.
+Under several workers and parameter servers, Keras 3's ``fit`` fails. Under central storage, it
+reports a wrong loss. Under single-host strategies it is correct, but it draws one batch more than
+it trains on (the first), so a resumed run sees different data. tf-keras (Keras 2) has none of these
+problems. Custom loops work with both.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _NO_STRATEGY = frozenset({"none", "model_parallel"})
 
 
 def keras() -> ModuleType:
-    """The Keras to write this job's model with: tf-keras under a ``tf.distribute`` strategy, else
-    Keras 3. ``TF_USE_LEGACY_KERAS`` decides where it is set: 1 for tf-keras, 0 for Keras 3.
+    """The Keras for this job's model: tf-keras under a ``tf.distribute`` strategy, else Keras 3.
+    ``TF_USE_LEGACY_KERAS`` overrides it: 1 for tf-keras, 0 for Keras 3.
 
-    Where tf-keras is not installed it is Keras 3, for custom loops; `init` then has its ``fit``
-    refuse where that would go wrong.
+    If tf-keras is not installed, it is Keras 3, for custom loops. `init` then makes its ``fit``
+    raise if the result would be wrong.
     """
     if _legacy_wanted():
-        # What in TensorFlow itself asks for Keras must get the same one.
+        # TensorFlow's own uses of Keras must get the same version.
         os.environ["TF_USE_LEGACY_KERAS"] = "1"
         return importlib.import_module("tf_keras")
     return importlib.import_module("keras")
@@ -42,12 +42,12 @@ def is_legacy(module: ModuleType) -> bool:
 
 
 def refuse_fit(strategy: str, cluster: Cluster) -> None:
-    """From now on a ``fit`` that would go wrong says so, and what to do instead."""
+    """Make a ``fit`` that would go wrong raise an error that names the alternatives."""
     if strategy == "model_parallel" and cluster.tasks:
         _refuse(
             keras(),
             "fit() does not sum the gradients of several workers whose layers were placed by"
-            " hand: write the training loop yourself (`distributed.replicated`)",
+            " hand: write your own training loop (`distributed.replicated`)",
         )
     elif strategy in _NEED_LEGACY and cluster.role != "evaluator":
         trouble = (
@@ -57,7 +57,7 @@ def refuse_fit(strategy: str, cluster: Cluster) -> None:
             importlib.import_module("keras"),
             f"Keras 3's fit() {trouble} under {strategy}. Build the model with tf-keras"
             " (`pip install tf-keras`, then `keras = distributed.keras()`, or"
-            " TF_USE_LEGACY_KERAS=1 in job.env), or write the training loop yourself",
+            " TF_USE_LEGACY_KERAS=1 in job.env), or write your own training loop",
         )
 
 

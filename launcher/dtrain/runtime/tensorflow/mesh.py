@@ -19,9 +19,9 @@ from dtrain.runtime.tensorflow.deadline import start_deadline
 
 def device_mesh(dimensions: Mapping[str, int]) -> dtensor.Mesh:
     """A mesh such as ``{"batch": 2, "model": 2}`` over the GPUs of all workers in ``TF_CONFIG``,
-    or their logical CPUs where they have none. Make the first mesh before any operation.
+    or over their logical CPUs if they have no GPU. Create the first mesh before any operation.
 
-    Raises ValueError when the mesh and the devices differ in number.
+    Raises ValueError if the mesh and the devices differ in number.
     """
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     _connect(kind)
@@ -37,7 +37,7 @@ def device_mesh(dimensions: Mapping[str, int]) -> dtensor.Mesh:
 
 @cache
 def _connect(kind: str) -> None:
-    """Once for all meshes: DTensor can be initialized a single time."""
+    """Connect once for all meshes: DTensor allows a single initialization."""
     cluster = current_cluster()
     if cluster.peers:
         os.environ.update(client_environment(cluster))
@@ -47,7 +47,7 @@ def _connect(kind: str) -> None:
 
 
 def client_environment(cluster: Cluster) -> dict[str, str]:
-    """What DTensor reads instead of ``TF_CONFIG``. The chief, if there is one, is client 0."""
+    """The variables that DTensor reads instead of ``TF_CONFIG``. The chief, if any, is client 0."""
     tasks = [
         (role, i) for role in ("chief", "worker") for i, _ in enumerate(cluster.tasks.get(role, ()))
     ]

@@ -1,4 +1,4 @@
-"""Model parallelism by hand: consecutive layers on different devices of one process."""
+"""Manual model parallelism: consecutive layers on different devices of one process."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dtrain.runtime.tensorflow.strategies import local_devices
 
 
 def balanced(sizes: Sequence[int], parts: int) -> list[int]:
-    """The part of each of ``sizes``, in order, so that the largest part is as small as possible.
+    """The part for each of ``sizes``, in order, with the largest part as small as possible.
 
-    Each part is consecutive; with fewer sizes than parts, some parts stay empty.
+    Each part is consecutive. If there are fewer sizes than parts, some parts stay empty.
     """
     low, high = max(sizes, default=0), sum(sizes)
     while low < high:
@@ -30,7 +30,7 @@ def balanced(sizes: Sequence[int], parts: int) -> list[int]:
 
 
 def _fill(sizes: Sequence[int], limit: int) -> list[int]:
-    """Parts filled one after the other, none above ``limit``."""
+    """Fill parts in order, none above ``limit``."""
     part, used, parts = 0, 0, []
     for size in sizes:
         if used + size > limit:
@@ -48,10 +48,11 @@ def placed(
 ) -> Any:
     """``layers`` as a sequential Keras model over ``devices``, balanced by their parameters.
 
-    ``input_shape`` is that of one sample; without ``devices`` all GPUs of this process are used,
-    or its logical CPUs. Several workers each get a whole model, with the chief's values.
+    ``input_shape`` is the shape of one sample. The default for ``devices`` is all GPUs of this
+    process, or its logical CPUs. With several workers, each gets a whole model with the chief's
+    values.
 
-    Raises RuntimeError within ``strategy.scope()``, which would move all variables to one device.
+    Raises RuntimeError inside ``strategy.scope()``, which would move all variables to one device.
     """
     if tf.distribute.has_strategy():
         raise RuntimeError("placed() must be called outside strategy.scope()")
@@ -65,7 +66,7 @@ def placed(
 
 
 def _parameters(layers: Sequence[Any], input_shape: Sequence[int]) -> list[int]:
-    """Parameters of each layer, from copies that are built and dropped."""
+    """Parameters of each layer, counted on temporary copies."""
     counts, shape = [], (None, *input_shape)
     for layer in layers:
         copy = type(layer).from_config(layer.get_config())
@@ -90,8 +91,8 @@ class OnDevice(keras().layers.Wrapper):  # type: ignore[misc]
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         options = {"training": training} if self._takes_training() else {}
 
-        # tf.device reaches only the operations made within it. Those of the backward pass are
-        # made later, and without this all of them would run on the first device.
+        # tf.device affects only operations created inside it. Those of the backward pass are
+        # created later, and without this they would all run on the first device.
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def stage(inputs: tf.Tensor) -> Any:
             with tf.device(self.device), tf.GradientTape() as tape:

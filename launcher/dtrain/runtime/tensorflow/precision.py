@@ -1,7 +1,8 @@
-"""Mixed precision: Keras's policy, and loss scaling in loops that call no ``fit``.
+"""Mixed precision: the Keras policy, and loss scaling for custom loops.
 
-Gradients in float16 vanish below 6e-8, so the loss is multiplied before they are taken and they
-are divided after (Micikevicius et al., arXiv 1710.03740, section 3.2). ``fit`` does so by itself.
+float16 gradients below 6e-8 become zero. So the loss is multiplied before the gradients are
+computed, and the gradients are divided afterwards (Micikevicius et al., arXiv 1710.03740,
+section 3.2). ``fit`` does this itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16", "fp32": "float32
 
 
 def keras_policy(precision: str | None) -> str | None:
-    """Keras's name for ``precision``. Raises ValueError for one that TensorFlow has not."""
+    """Keras's name for ``precision``. Raises ValueError if TensorFlow does not support it."""
     if precision is None:
         return None
     policy = _POLICIES.get(precision, precision)
@@ -28,7 +29,7 @@ def keras_policy(precision: str | None) -> str | None:
 
 
 def with_loss_scaling(optimizer: Any) -> Any:
-    """``optimizer``, which scales the loss dynamically where the policy is ``mixed_float16``."""
+    """Wrap ``optimizer`` with dynamic loss scaling if the policy is ``mixed_float16``."""
     if keras().mixed_precision.global_policy().name != "mixed_float16":
         return optimizer
     if is_legacy(keras()):
@@ -37,8 +38,8 @@ def with_loss_scaling(optimizer: Any) -> Any:
 
 
 def scaled_loss(loss: tf.Tensor, optimizer: Any) -> tf.Tensor:
-    """What to take the gradients of; call it within the tape's ``with``."""
-    # tf-keras and Keras 3 have two names for it, and an optimizer without scaling has neither.
+    """The loss to differentiate. Call it inside the gradient tape."""
+    # tf-keras and Keras 3 name it differently, and an optimizer without scaling has neither.
     for name in ("get_scaled_loss", "scale_loss"):
         if scale := getattr(optimizer, name, None):
             return scale(loss)

@@ -1,4 +1,4 @@
-"""Run one training step on every replica, in loops that call no ``fit``."""
+"""Runs one training step on every replica, for custom loops."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _SUM = tf.distribute.ReduceOp.SUM
 
 
 def replicated(run: Run, step: Callable[..., tf.Tensor]) -> Callable[[Any], tf.Tensor]:
-    """A graph function of one distributed batch: ``step(*batch)`` on every replica, and the sum
-    of what the replicas return (their shares of the mean loss, say)."""
+    """A graph function for one distributed batch: runs ``step(*batch)`` on every replica and sums
+    the results, such as each replica's share of the mean loss."""
 
     @tf.function  # type: ignore[untyped-decorator]
     def run_step(batch: Any) -> tf.Tensor:
         if _by_hand(run):
-            # Each worker is one replica, whose part of the batch the strategy still wraps up.
+            # Each worker is one replica, but the strategy still wraps its part of the batch.
             mine = (run.strategy.experimental_local_results(part)[0] for part in batch)
             return _sum_over_workers(run, [step(*mine)])[0]
         return run.strategy.reduce(_SUM, run.strategy.run(step, batch), axis=None)
@@ -30,8 +30,8 @@ def replicated(run: Run, step: Callable[..., tf.Tensor]) -> Callable[[Any], tf.T
 def sum_gradients(run: Run, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     """Gradients ready for ``optimizer.apply_gradients``.
 
-    An optimizer sums the replicas' gradients itself, for variables that the strategy made. Those
-    of layers placed by hand it does not know, so their sum over the workers is taken here.
+    An optimizer itself sums the replicas' gradients for variables that the strategy created. It
+    does not know the layers placed by hand, so their gradients are summed over the workers here.
     """
     return _sum_over_workers(run, gradients) if _by_hand(run) else gradients
 

@@ -1,4 +1,4 @@
-"""Start distributed training: from the environment to a strategy."""
+"""Starts distributed training: from the environment to a strategy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dtrain.runtime.tensorflow.strategies import ONE_HOST, build_strategy, strat
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A training that `init` has set up."""
+    """A training run that `init` has set up."""
 
     name: str
     """The strategy's name in ``job.strategy``."""
@@ -30,27 +30,27 @@ class Run:
 
     @property
     def is_evaluator(self) -> bool:
-        """Whether this process trains nothing, but follows the checkpoints."""
+        """Whether this process only evaluates checkpoints and does not train."""
         return self.cluster.role == "evaluator"
 
     @property
     def asynchronous(self) -> bool:
-        """Whether workers step without waiting for each other: under parameter servers."""
+        """Whether workers step without waiting for each other: true under parameter servers."""
         return self.name == "parameter_server" and not self.is_evaluator
 
     @property
     def several_workers(self) -> bool:
-        """Whether several processes go through the steps together."""
+        """Whether several processes take each step together."""
         return bool(self.cluster.tasks) and not self.asynchronous and not self.is_evaluator
 
     @property
     def replicas(self) -> int:
-        """Copies of the model that one global batch is divided among."""
+        """Copies of the model that share one global batch."""
         return int(self.strategy.num_replicas_in_sync)
 
     def __str__(self) -> str:
         if self.is_evaluator:
-            return f"{self.cluster.name} follows the checkpoints"
+            return f"{self.cluster.name} evaluates the checkpoints"
         task = f"{self.cluster.name}: " if self.cluster.tasks else ""
         workers = len(self.cluster.tasks.get("worker", ()))
         share = f"{workers} worker(s)" if self.asynchronous else f"{self.replicas} replica(s)"
@@ -58,13 +58,14 @@ class Run:
 
 
 def init(strategy: str | None = None) -> Run:
-    """Build ``strategy``, or the one that the job names, and take SIGTERM for `stop_requested`.
+    """Build ``strategy``, or the job's strategy, and handle SIGTERM for `stop_requested`.
 
-    Without a name it is parameter servers or several mirrored workers as ``TF_CONFIG`` says, or
-    what this host's GPUs call for. Call it after `configure_devices` and before any operation.
+    Without a name, ``TF_CONFIG`` selects parameter servers or several mirrored workers; a single
+    process gets a strategy for this host's GPUs. Call it after `configure_devices` and before any
+    operation.
 
-    Raises ValueError for a strategy that is unknown or that the cluster cannot carry, RuntimeError
-    where there is no TPU. Peers that stay away end the process (`start_deadline`).
+    Raises ValueError if the strategy is unknown or does not fit the cluster, RuntimeError if there
+    is no TPU. Ends the process if peers do not appear (`start_deadline`).
     """
     cluster = current_cluster()
     name = strategy_name(strategy or current_job().strategy, cluster)
@@ -72,7 +73,7 @@ def init(strategy: str | None = None) -> Run:
     alone = cluster.role == "evaluator" or name == "none" or name in ONE_HOST
     with start_deadline(Cluster() if alone else cluster):
         built = build_strategy(name, cluster)
-    # A strategy of several workers has put a handler of its own in place, which swallows TERM.
+    # A multi-worker strategy has installed its own handler, which swallows TERM.
     catch_sigterm()
     refuse_fit(name, cluster)
     return Run(name, built, cluster)

@@ -1,4 +1,4 @@
-"""The tasks of a parameter server that only serve: workers and ps."""
+"""The worker and ps tasks under parameter servers, which only serve."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _BETWEEN_LOOKS = 0.5
 
 
 def serve() -> bool:
-    """Serve, where this task is a worker or a ps of a parameter server; else return False.
+    """Serve, if this task is a worker or a ps under parameter servers; else return False.
 
         if distributed.serve():
             return
 
-    It serves until SIGTERM, and then as long as the chief is there: a job that is stopped gets
-    TERM everywhere at once, and the chief cannot save variables that are gone.
+    It serves until SIGTERM, and then until the chief exits: all tasks of a stopped job get TERM at
+    once, and the chief can save only variables that still exist.
     """
     cluster = current_cluster()
     name = strategy_name(current_job().strategy, cluster)
@@ -38,7 +38,7 @@ def serve() -> bool:
         start=True,
     )
     catch_sigterm()
-    # The server's own threads do the work, and its join() would let no signal handler run.
+    # The server's own threads do the work. Its join() would block signal handlers.
     while not stop_requested():
         time.sleep(_BETWEEN_LOOKS)
     while _chief_is_there(cluster):

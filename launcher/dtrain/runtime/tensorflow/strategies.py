@@ -1,4 +1,4 @@
-"""Build the ``tf.distribute.Strategy`` that a job's strategy names."""
+"""Builds the ``tf.distribute.Strategy`` of a job's strategy."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ STRATEGIES = (
 )
 ONE_HOST = frozenset({"one_device", "mirrored", "central_storage"})
 PARTITION_BYTES = 256 << 10
-"""A variable is cut into parts of at least this size, at most one for each parameter server."""
+"""Variables are split into parts of at least this size, at most one for each parameter server."""
 
 
 def strategy_name(named: str | None, cluster: Cluster) -> str:
-    """``named``, or what the cluster and the devices of this process call for.
+    """``named``, or the default for the cluster and this process's devices.
 
     Raises ValueError for a name that is not a strategy.
     """
@@ -44,22 +44,22 @@ def strategy_name(named: str | None, cluster: Cluster) -> str:
 
 
 def build_strategy(name: str, cluster: Cluster) -> tf.distribute.Strategy:
-    """The strategy called ``name``. One of several hosts waits here for its peers.
+    """The strategy called ``name``. A strategy of several hosts waits here for its peers.
 
-    Raises ValueError where the cluster cannot carry the strategy, RuntimeError where a TPU is
-    asked for and there is none.
+    Raises ValueError if the strategy does not fit the cluster, RuntimeError if it needs a TPU and
+    there is none.
     """
     if cluster.role == "evaluator" or name == "none":
         return tf.distribute.get_strategy()
     if name in ONE_HOST and cluster.peers:
         raise ValueError(
-            f"{name} trains in one process, and TF_CONFIG has {len(cluster.peers) + 1} tasks, of"
-            " which each would train alone: take multi_worker_mirrored"
+            f"{name} trains in one process, but TF_CONFIG has {len(cluster.peers) + 1} tasks, and"
+            " each would train alone: use multi_worker_mirrored"
         )
     if name == "multi_worker_mirrored":
         return _multi_worker(cluster)
     if name == "model_parallel":
-        # Its layers lie on this process's devices; only several processes need a strategy.
+        # Its layers are on this process's devices; only several processes need a strategy.
         return _multi_worker(cluster, replicas=1) if cluster.tasks else tf.distribute.get_strategy()
     if name == "parameter_server":
         return _parameter_server(cluster)
@@ -77,18 +77,18 @@ def build_strategy(name: str, cluster: Cluster) -> tf.distribute.Strategy:
 
 
 def local_devices(cluster: Cluster) -> list[str]:
-    """This process's own logical GPUs, or CPUs where it has no GPU: ``/device:GPU:0``, …
+    """This process's own logical GPUs, or CPUs if it has no GPU: ``/device:GPU:0``, …
 
-    A strategy of several hosts must be set up before, for this starts TensorFlow's runtime.
+    Set up a multi-host strategy first, because this starts TensorFlow's runtime.
     """
     mine = f"/job:{cluster.role}/replica:0/task:{cluster.index}/"
     for kind in ("GPU", "CPU"):
         names = [device.name for device in tf.config.list_logical_devices(kind)]
-        # With peers TensorFlow lists their devices too, and only then do names say whose they are.
+        # With peers, TensorFlow also lists their devices, and only then do names contain the task.
         own = [name for name in names if not cluster.peers or name.startswith(mine)]
         if own:
             return [name[name.index("/device:") :] for name in own]
-    raise RuntimeError("TensorFlow sees no device: look at CUDA_VISIBLE_DEVICES")
+    raise RuntimeError("TensorFlow sees no device: check CUDA_VISIBLE_DEVICES")
 
 
 class _OneReplica(tf.distribute.cluster_resolver.TFConfigClusterResolver):  # type: ignore[misc]
@@ -103,7 +103,7 @@ def _multi_worker(cluster: Cluster, replicas: int | None = None) -> tf.distribut
     if cluster.has_parameter_servers:
         raise ValueError(
             "TF_CONFIG has ps tasks, which this strategy does not use:"
-            " leave them out, or take parameter_server"
+            " remove them, or use parameter_server"
         )
     resolver = (
         _OneReplica() if replicas else tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -119,7 +119,7 @@ def _parameter_server(cluster: Cluster) -> tf.distribute.Strategy:
         )
     if cluster.role != "chief":
         raise ValueError(
-            f"{cluster.name} of a parameter server only serves: call serve() before init()"
+            f"{cluster.name} only serves under parameter servers: call serve() before init()"
         )
     partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
         min_shard_bytes=PARTITION_BYTES, max_shards=len(cluster.tasks["ps"])
@@ -138,8 +138,8 @@ def _tpu() -> tf.distribute.Strategy:
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, RuntimeError, tf.errors.OpError) as error:
         raise RuntimeError(
-            f"no TPU called {name!r} answers ({str(error).splitlines()[0]}). On a TPU VM install"
-            " a TensorFlow built for TPUs; elsewhere put the TPU's name in TPU_NAME, or choose"
+            f"no TPU called {name!r} answers ({str(error).splitlines()[0]}). On a TPU VM, install"
+            " a TensorFlow built for TPUs; elsewhere, set TPU_NAME to the TPU's name, or choose"
             " another strategy"
         ) from None
     return tf.distribute.TPUStrategy(resolver)

@@ -1,4 +1,4 @@
-"""TensorBoard beside the training, on the chief alone."""
+"""Runs TensorBoard during training, on the chief only."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from dtrain.runtime.progress import tell
 from dtrain.runtime.tensorflow.cluster import current_cluster
 
-# The kernel ends TensorBoard with the process that asked for it, however that ends.
-# prctl(PR_SET_PDEATHSIG) holds across exec; a parent that was gone before it is caught after it.
+# The kernel kills TensorBoard when the process that started it ends, for any reason.
+# prctl(PR_SET_PDEATHSIG) survives exec. The getppid check catches a parent that died before it.
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -26,7 +26,7 @@ _LISTENS = re.compile(r"http://127\.0\.0\.1:(\d+)/")
 
 
 class TensorBoard:
-    """A running TensorBoard, which prints its address when it listens."""
+    """A running TensorBoard. Prints its address once it listens."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -35,17 +35,17 @@ class TensorBoard:
         threading.Thread(target=self._read, name="tensorboard", daemon=True).start()
 
     def port(self, timeout: float = 60) -> int:
-        """The port on 127.0.0.1 where it listens; waits for it, at most ``timeout`` seconds.
+        """The port on 127.0.0.1 where it listens. Waits up to ``timeout`` seconds.
 
-        Raises RuntimeError when TensorBoard does not get that far.
+        Raises RuntimeError if TensorBoard does not start to listen.
         """
         self._listens.wait(timeout)
         if self._port is None:
-            raise RuntimeError("TensorBoard does not listen: its own messages say why")
+            raise RuntimeError("TensorBoard does not listen: see its messages")
         return self._port
 
     def close(self) -> None:
-        """End it."""
+        """Stop TensorBoard."""
         self._process.terminate()
         self._process.wait()
 
@@ -60,17 +60,16 @@ class TensorBoard:
                 tell("tensorboard", port=self._port)
                 self._listens.set()
         if self._port is None:
-            sys.stderr.write(f"TensorBoard ended before it served anything:\n{''.join(last)}")
+            sys.stderr.write(f"TensorBoard exited before it listened:\n{''.join(last)}")
         self._listens.set()
 
 
 def tensorboard(logdir: str | Path, *, insist: bool = False) -> TensorBoard | None:
     """Serve the events in ``logdir`` on a free port of 127.0.0.1, until this process ends.
 
-    It starts on the chief, where ``DTRAIN_TENSORBOARD=1`` asks for it or the caller ``insist``s,
-    and training does not wait for it. Elsewhere, and where TensorBoard is not installed (a
-    message says so), it returns None. Call it from the main thread: TensorBoard ends with the
-    thread that starts it.
+    It starts only on the chief, and only with ``DTRAIN_TENSORBOARD=1`` or ``insist``. Training does
+    not wait for it. Otherwise it returns None, and also if TensorBoard is not installed (with a
+    message). Call it from the main thread: TensorBoard ends with the thread that starts it.
     """
     wanted = insist or os.environ.get("DTRAIN_TENSORBOARD") == "1"
     if not wanted or not current_cluster().is_chief:
@@ -78,10 +77,10 @@ def tensorboard(logdir: str | Path, *, insist: bool = False) -> TensorBoard | No
     if importlib.util.find_spec("tensorboard") is None:
         sys.stderr.write(
             "warning: TensorBoard is not installed for this Python (`pip install tensorboard`);"
-            " training goes on without it\n"
+            " training continues without it\n"
         )
         return None
-    # TensorBoard itself takes a free port, so that none can be lost between choosing and using.
+    # TensorBoard picks a free port itself, so no other process can take it in between.
     # load_fast would start a second program, which would outlive the first.
     options = ["--logdir", str(logdir), "--host", "127.0.0.1", "--port", "0", "--load_fast=false"]
     me = str(os.getpid())

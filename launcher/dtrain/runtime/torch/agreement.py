@@ -1,4 +1,4 @@
-"""What one rank finds wrong, all of them raise: none waits for another that has given up."""
+"""Makes an error on one rank an error on all ranks, so that no rank waits for a failed one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 @contextmanager
 def agreed() -> Iterator[None]:
-    """A step that all ranks take, without communication in it. Raises ValueError with the first
-    failing rank's reason on those where it went well."""
+    """Wraps a step that all ranks take without communication. If it fails on any rank, the ranks
+    where it succeeded raise ValueError with the first failing rank's reason."""
     failed: Exception | None = None
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - raised again, once the others know
+    except Exception as error:  # noqa: BLE001 - raised below, after the exchange
         failed = error
     mine = None if failed is None else f"{failed} (rank {dist.get_rank()})"
     reasons: list[str | None] = [None] * dist.get_world_size()

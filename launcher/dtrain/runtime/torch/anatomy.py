@@ -1,4 +1,4 @@
-"""Where a model's blocks are, and what stands around them."""
+"""Finds a transformer's blocks and the modules around them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:
-    """Names of a transformer's parts: what comes before its blocks, the blocks, what comes after.
+    """Names of a transformer's parts: those before its blocks, the blocks, those after.
 
-    A part is a whole module; the modules that hold the list of blocks are none.
+    A part is a whole module. The modules that hold the list of blocks are not parts.
     """
 
     before: tuple[str, ...]
@@ -25,10 +25,10 @@ class Anatomy:
 
 
 def dissect(model: nn.Module, blocks: str | None = None) -> Anatomy:
-    """The parts of ``model``. ``blocks`` names its list of blocks, where there are several lists.
+    """The parts of ``model``. ``blocks`` names its list of blocks if it has several lists.
 
-    Raises ValueError where the blocks cannot be told, or a module that holds them has parameters
-    of its own.
+    Raises ValueError if the blocks cannot be identified, or if a module that holds them has
+    parameters of its own.
     """
     name = blocks if blocks is not None else _find_blocks(model)
     listed = model.get_submodule(name)
@@ -45,7 +45,7 @@ def dissect(model: nn.Module, blocks: str | None = None) -> Anatomy:
         names = [key for key, _ in holder.named_children()]
         here = [".".join(filter(None, (path, key))) for key in names]
         before += here[: names.index(step)]
-        # A holder's later parts come before those that its own holder has after it.
+        # A holder's later parts come before the parts after that holder.
         after = here[names.index(step) + 1 :] + after
         path = ".".join(filter(None, (path, step)))
     inside = tuple(f"{name}.{key}" for key, _ in listed.named_children())

@@ -1,4 +1,4 @@
-"""The samples of each optimizer step, shared out over the data ranks."""
+"""The samples of each optimizer step, divided among the data ranks."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from torch.utils.data import DataLoader
 
 
 class Dataset(Protocol):
-    """Samples by number; each is a tuple of tensors or numbers."""
+    """Samples by index; each is a tuple of tensors or numbers."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
 
 
 class Position(TypedDict):
-    """Where in the data a training is."""
+    """The position of training in the data."""
 
     epoch: int
     samples: int
-    """Samples of the epoch that all ranks together have been through."""
+    """Samples of the epoch that all ranks together have used."""
 
 
 class Batches:
-    """An endless (or ``epochs`` long) iterator over global batches, in a new order each epoch.
+    """An iterator over global batches, endless or for ``epochs``, in a new order each epoch.
 
-    Global batch number s of an epoch is the same set of samples whatever the layout: of an order
-    that ``seed`` and the epoch fix, the s-th run of ``global_batch`` samples. Data rank r of R
-    takes every R-th of them, from r on, as torch's DistributedSampler does; the samples that do
-    not fill a last global batch are left out. Tensor and pipeline ranks of one data rank get the
-    same samples. What is given are the dataset's tuples, collated and on the device.
+    Global batch s of an epoch is the same set of samples in every layout: the s-th group of
+    ``global_batch`` samples in an order that depends only on ``seed`` and the epoch. Data rank r of
+    R takes every R-th of them, starting at r, like torch's DistributedSampler. Samples that do not
+    fill a last global batch are dropped. Tensor and pipeline ranks of one data rank get the same
+    samples. It yields the dataset's tuples, collated and on the device.
 
-    A saved position can be loaded with another number of data ranks, or another global batch.
+    A saved position can be loaded with another number of data ranks or another global batch.
     """
 
     def __init__(
@@ -69,20 +69,20 @@ class Batches:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch is of, from 0."""
+        """The epoch of the next batch, counted from 0."""
         return self._position["epoch"]
 
     def __iter__(self) -> Iterator[list[Tensor]]:
-        """Go on from where the last iteration, or a loaded checkpoint, left off."""
+        """Continue after the last iteration or the loaded checkpoint."""
         while self._epochs is None or self.epoch < self._epochs:
             for batch in self._loader():
-                # Before the batch is used: a checkpoint after its step says that it has been.
+                # Count the batch before its use: a checkpoint after its step must include it.
                 self._position["samples"] += self._global_batch
                 yield [self._moved(tensor) for tensor in batch]
             self._position = Position(epoch=self.epoch + 1, samples=0)
 
     def indices(self) -> Iterator[list[int]]:
-        """The numbers of this rank's samples, for each batch that is left in the epoch."""
+        """The indices of this rank's samples, for each remaining batch of the epoch."""
         generator = torch.Generator("cpu").manual_seed(self._seed + self.epoch)
         order = torch.randperm(len(self._dataset), generator=generator, device="cpu")
         left = order[self._position["samples"] :]
@@ -91,11 +91,11 @@ class Batches:
             yield batch[self._data_rank :: self._data_size].tolist()
 
     def state_dict(self) -> Position:
-        """Where the next batch is."""
+        """The position of the next batch."""
         return Position(**self._position)
 
     def load_state_dict(self, state: Position) -> None:
-        """Go on from there, at the next ``iter``."""
+        """Continue from ``state`` at the next ``iter``."""
         self._position = Position(**state)
 
     def _loader(self) -> DataLoader[Any]:

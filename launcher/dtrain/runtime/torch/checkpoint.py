@@ -1,9 +1,9 @@
-"""Sharded checkpoints that reload in another layout, and that a kill cannot spoil.
+"""Sharded checkpoints that load in another layout and survive a kill during a save.
 
 A checkpoint is a folder ``step-00000100``, written by all ranks with torch.distributed.checkpoint.
-Until it is complete it is called ``step-00000100.partial``; renaming it is the last thing done.
-Tensors are kept whole under their names in the whole model, so that ranks of another layout read
-just what they hold. The folder has to be one that all hosts share.
+Until it is complete, it is called ``step-00000100.partial``; the rename is the last step. Tensors
+are stored whole, under their names in the whole model, so ranks of another layout read only what
+they hold. All hosts must share the folder.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _State:
         }
 
     def moments(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What the optimizer keeps for each parameter, by the parameter's name."""
+        """The optimizer's state for each parameter, by the parameter's name."""
         for name, parameter in self.model.named_parameters():
             yield f"optimizer.{name}", self.optimizer.state[parameter]
 
@@ -58,16 +58,16 @@ def save(
     *,
     keep: int = 2,
 ) -> None:
-    """Write what it takes to go on after ``step``; delete all but the newest ``keep``.
+    """Write the state that a run needs to continue after ``step``. Keep the newest ``keep``.
 
-    All ranks call it. Weights, the optimizer's state for each parameter, the position in the data
-    and the loss scale are kept; the optimizer's settings (learning rate, ...) are the script's.
-    Raises RuntimeError where the hosts do not share ``folder``.
+    All ranks call it. It stores weights, the optimizer's state for each parameter, the position in
+    the data and the loss scale. The script sets the optimizer's settings (learning rate, ...).
+    Raises RuntimeError if the hosts do not share ``folder``.
     """
     folder = Path(folder)
     partial = folder / f"step-{step:08}.partial"
     if dist.get_rank() == 0:
-        # What a killed attempt has left.
+        # Left over from a killed attempt.
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         scalars = {
@@ -99,8 +99,8 @@ def restore(
     optimizer: torch.optim.Optimizer,
     batches: Batches | None = None,
 ) -> int:
-    """Load the newest complete checkpoint, saved in whatever layout; returns its step, or 0 where
-    there is none. All ranks call it, before the first step."""
+    """Load the newest complete checkpoint, from any layout. Returns its step, or 0 if there is
+    none. All ranks call it, before the first step."""
     found = latest(folder)
     if found is None:
         return 0
@@ -129,7 +129,7 @@ def restore(
 
 
 def latest(folder: str | Path) -> Path | None:
-    """The newest complete checkpoint in ``folder``, as the first rank finds it."""
+    """The newest complete checkpoint in ``folder``, as the first rank sees it."""
     found: list[Path | None] = [None]
     if dist.get_rank() == 0:
         found = [next(reversed(_complete(Path(folder))), None)]
@@ -148,27 +148,27 @@ def _complete(folder: Path) -> list[Path]:
 
 
 def _place_for(key: str, entry: Any, parameter: Tensor, group: dict[str, Any]) -> Tensor:
-    """Memory to load an optimizer's tensor into: split like its parameter, if it has its size."""
+    """Memory for an optimizer tensor: split like its parameter if it has the parameter's size."""
     counted_on_cpu = key == "step" and not (group.get("fused") or group.get("capturable"))
     if entry.size == parameter.shape and key != "step":
         return torch.empty_like(parameter, dtype=entry.properties.dtype, requires_grad=False)
-    # As torch's own load_state_dict places them: an optimizer counts on the CPU, unless it is told
-    # to run on the GPU as a whole.
+    # Same placement as torch's load_state_dict: an optimizer counts steps on the CPU, unless it
+    # runs entirely on the GPU.
     device = torch.device("cpu") if counted_on_cpu else parameter.device
     return torch.empty(entry.size, dtype=entry.properties.dtype, device=device)
 
 
 def _refuse_separate_folders(partial: Path) -> None:
-    """Parts on the disks of several hosts would make no checkpoint."""
+    """Raise RuntimeError if hosts use separate disks: their parts would form no checkpoint."""
     seen = torch.tensor(int((partial / _SCALARS).is_file()), device="cpu")
     dist.all_reduce(seen, dist.ReduceOp.MIN)
     if not seen:
         raise RuntimeError(
-            f"not every host sees {partial}, which the first rank has made: checkpoints need a"
+            f"not every host sees {partial}, which the first rank created: put checkpoints in a"
             " folder on a file system that all hosts share"
         )
 
 
 def _wait() -> None:
-    # On the CPU: a barrier of NCCL's would take a GPU to wait for a disk.
+    # On the CPU: NCCL's barrier would occupy a GPU during a disk write.
     dist.all_reduce(torch.zeros(1, device="cpu"))

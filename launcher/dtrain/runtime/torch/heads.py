@@ -1,4 +1,4 @@
-"""Whether a block still computes the same where each rank holds only a share of it."""
+"""Tests whether a block computes the same result if each rank holds only a share of it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def refuse_what_shares_change(
     row: Collection[str],
     materialize: Materializer,
 ) -> None:
-    """Raise ValueError unless the shares of ``block`` that ``ranks`` ranks hold, of the Linear
-    modules named in ``column`` and ``row``, add up to it.
+    """Raise ValueError unless the shares of ``block`` on ``ranks`` ranks add up to the whole block.
 
-    A model that splits its features into a fixed number of heads would train another model without
-    a word, however it writes its attention. So the block is run with random weights: whole, and
-    then share by share, where each row-split layer hands on what it gave in the whole block. What
-    the shares give there has to add up to that. ``materialize`` fills buffers that are on meta.
+    ``column`` and ``row`` name the Linear modules to split. A model that splits its features into a
+    fixed number of heads would silently train a different model, however it implements attention.
+    So the block runs with random weights: first whole, then share by share. In the second runs,
+    each row-split layer returns its output from the whole block. The row-split outputs of the
+    shares must add up to those of the whole block. ``materialize`` fills buffers that are on meta.
     """
     trial = _with_random_weights(name, block, materialize)
     linears = {path: m for path, m in trial.named_modules() if isinstance(m, nn.Linear)}
@@ -45,11 +45,11 @@ def refuse_what_shares_change(
         output = whole.run(trial, stream)
     except Exception as error:
         raise ValueError(
-            f"{name} cannot be tried for tensor parallelism, by giving it the residual stream alone"
-            f" ({_said(error)}): let it make for itself what else it needs, such as masks and"
+            f"cannot test {name} for tensor parallelism with the residual stream as its only input"
+            f" ({_said(error)}): let the block compute other inputs itself, such as masks and"
             " rotary angles, or use a layout with tensor 1"
         ) from error
-    # A row's bias is added once, not once for each share.
+    # The bias of a row-split layer is added once, not once per share.
     sums = [_bias(rows[path], wanted) for path, wanted in whole.given]
     shares = [_shares(linear, ranks, 0) for linear in columns]
     shares += [_shares(linear, ranks, 1) for linear in rows.values()]
@@ -81,8 +81,8 @@ def refuse_what_shares_change(
 
 
 class _Record:
-    """Runs a block and notes what its row-split layers give, in the order of their calls; given
-    the record of another run, they hand on what is noted there instead."""
+    """Runs a block and records the outputs of its row-split layers, in call order. Given the record
+    of another run, the layers return that run's outputs instead."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class _Record:
 
 
 def _with_random_weights(name: str, block: nn.Module, materialize: Materializer) -> nn.Module:
-    """A copy of ``block`` in float32, of which no weight was copied to make it."""
+    """A float32 copy of ``block`` with random weights. No weight is copied to create it."""
     memo: dict[int, Any] = {
         id(p): nn.Parameter(torch.empty(p.shape, device=materialize.device), requires_grad=False)
         for p in block.parameters()
@@ -137,7 +137,7 @@ def _with_random_weights(name: str, block: nn.Module, materialize: Materializer)
 
 
 def _shares(linear: nn.Linear, ranks: int, dimension: int) -> list[tuple[Any, Any]]:
-    """Weight and bias of each rank; a row-split layer's bias is no rank's own."""
+    """Weight and bias of each rank. The bias of a row-split layer belongs to no rank."""
     weights = linear.weight.detach().chunk(ranks, dimension)
     biases: Sequence[Tensor | None] = [None] * ranks
     if linear.bias is not None and dimension == 0:
@@ -156,7 +156,7 @@ def _bias(linear: nn.Linear, output: Tensor) -> Tensor:
 
 
 def _equal(found: Tensor, wanted: Tensor) -> bool:
-    # Rounding of float32 sums, TF32 included; another model is off by far more.
+    # Tolerates rounding of float32 sums, TF32 included. A different model is far off.
     return found.shape == wanted.shape and bool(
         (found - wanted).abs().max() <= 1e-2 * wanted.abs().max()
     )

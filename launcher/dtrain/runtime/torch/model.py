@@ -1,4 +1,4 @@
-"""A model under a layout: what a training loop calls."""
+"""A model under a layout: the methods that a training loop calls."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class ParallelModel:
         loss_scale: LossScale,
     ) -> None:
         self.parts = list(parts)
-        """The model's modules, one for each stage that this rank holds. Parameters have the names
-        that they have in the whole model."""
+        """The model's modules, one for each stage on this rank. Parameters have their names from
+        the whole model."""
         self.loss_scale = loss_scale
         self._passes = passes
         self._layout = layout
         self._mesh = mesh
         self._clipped: Tensor | None = None
-        """The norm of the gradients that `clip_gradients` has found in this step."""
+        """The gradient norm that `clip_gradients` computed in this step."""
 
     def parameters(self) -> list[nn.Parameter]:
-        """What this rank optimizes."""
+        """The parameters that this rank optimizes."""
         return [parameter for _, parameter in self.named_parameters()]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -48,11 +48,11 @@ class ParallelModel:
             yield from part.named_parameters()
 
     def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Work out the gradients of the mean loss over a global batch, from scratch.
+        """Compute the gradients of the mean loss over a global batch, replacing earlier gradients.
 
-        ``inputs`` and ``targets`` are this data rank's samples, as `Run.batches` gives them: their
-        first dimension is micro_batch x grad_accumulation. Returns the mean loss over the global
-        batch, the same on every rank, without waiting for a GPU.
+        ``inputs`` and ``targets`` are this data rank's samples from `Run.batches`: their first
+        dimension is micro_batch x grad_accumulation. Returns the mean loss over the global batch,
+        the same on every rank, without waiting for a GPU.
         """
         self._check(inputs)
         self._clipped = None
@@ -74,14 +74,14 @@ class ParallelModel:
         return self._mean_over_ranks(loss)
 
     def gradient_norm(self) -> Tensor:
-        """The Euclidean norm of all gradients of the model, over all ranks; not finite where a
-        gradient is not."""
+        """The Euclidean norm of all gradients of the model, over all ranks. Not finite if any
+        gradient is not finite."""
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
         here = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
-        # Of a rank whose parameters are all frozen the list is empty, and the others still wait.
+        # The list is empty on a rank whose parameters are all frozen, but the other ranks wait.
         device = "cpu" if self._layout.offload else self._mesh.device_type
         norms = torch.stack(torch._foreach_norm(here)) if here else torch.zeros(0, device=device)
-        # Each stage is on this many ranks; those that hold the same piece must count it once.
+        # Several ranks hold each stage. A piece that more than one rank holds must count once.
         holders = dist.get_world_size() // self._layout.pipeline
         copies = torch.tensor([holders / _pieces(g) for g in gradients], device=norms.device)
         square = (norms.square() / copies).sum()
@@ -89,14 +89,14 @@ class ParallelModel:
         return square.sqrt()
 
     def clip_gradients(self, max_norm: float) -> Tensor:
-        """Scale the gradients down to a norm of at most ``max_norm``; returns what it was."""
+        """Scale the gradients to a norm of at most ``max_norm``. Returns the norm before that."""
         norm = self._clipped = self.gradient_norm()
         nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
         return norm
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Let ``optimizer`` take its step. With fp16, a step whose gradients overflowed is left
-        out on all ranks, and False returned."""
+        """Run ``optimizer``'s step. With fp16, all ranks skip a step whose gradients overflowed,
+        and return False."""
         finite = True
         if self.loss_scale.enabled:
             norm = self.gradient_norm() if self._clipped is None else self._clipped
@@ -121,11 +121,11 @@ class ParallelModel:
             )
 
     def _settle_gradients(self) -> None:
-        """Add up what tensor ranks hold parts of, and take the loss scale off."""
+        """Sum gradients that tensor ranks hold in parts, and remove the loss scale."""
         for parameter in self.parameters():
             gradient = parameter.grad
             if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
-                # Without FSDP a norm's gradient is still a sum over the tensor ranks to be made.
+                # Without FSDP, the gradient of a norm must still be summed over the tensor ranks.
                 parameter.grad = gradient.redistribute(placements=parameter.placements)
             if self.loss_scale.enabled and parameter.grad is not None:
                 parameter.grad.div_(self.loss_scale.scale)
@@ -134,12 +134,12 @@ class ParallelModel:
         device = torch.device(self._mesh.device_type)
         total = torch.zeros((), device=device) if loss is None else loss.detach().float().clone()
         dist.all_reduce(total)
-        # Each data rank's loss is found by all of its tensor ranks, at one end of its pipeline.
+        # All tensor ranks at the last pipeline stage have the loss of their data rank.
         return total / (dist.get_world_size() // self._layout.pipeline)
 
 
 def _pieces(tensor: Tensor) -> int:
-    """Into how many different pieces the ranks have split ``tensor``."""
+    """The number of different pieces into which the ranks have split ``tensor``."""
     if not isinstance(tensor, DTensor):
         return 1
     mesh = tensor.device_mesh

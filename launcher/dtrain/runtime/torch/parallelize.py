@@ -1,4 +1,4 @@
-"""Put a model under a layout."""
+"""Applies a layout to a model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dtrain.runtime.torch.weights import (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a model is put: the run's layout, and this rank's part in it."""
+    """The run's layout, and this rank's position in it."""
 
     strategy: str
     layout: Layout
@@ -111,15 +111,15 @@ def _placed(
     blocks: str | None,
     split: TensorSplit,
 ) -> dict[int, nn.Module]:
-    """The stages that this rank holds, by their numbers; the whole model, without a pipeline."""
+    """The stages on this rank, by number. Without a pipeline, the whole model."""
     layout = place.layout
     if layout.pipeline > 1 or layout.tensor > 1 or layout.recompute != "none" or place.by_fsdp:
         anatomy = dissect(model, blocks)
     else:
-        # Copied whole, so that any model will do.
+        # Copied whole, so that any model works.
         anatomy = Anatomy((), (), tuple(name for name, _ in model.named_children()))
     if layout.tensor > 1:
-        # For all blocks, whichever this rank holds; its tries share no tensor with the model.
+        # Test all blocks on every rank. The test copies share no tensor with the model.
         whole = {name: model.get_submodule(name) for name in anatomy.blocks}
         split.refuse(whole, Materializer(place.device, seed, init))
     placer = _Placer(anatomy, tied(model), place, Materializer(place.device, seed, init), split)
@@ -137,17 +137,17 @@ def _placed(
 
 
 def _copied(model: nn.Module, place: Place) -> nn.Module:
-    """The module to call instead of ``model``, for what FSDP does not keep."""
+    """Wrap ``model`` if FSDP does not handle it."""
     module = autocast(model, place.device, place.precision)
     if place.strategy == "data_parallel":
-        # It wraps nothing but GPUs, and takes all that it sees, asked for or not.
+        # It wraps only GPU modules, and uses all visible GPUs by default.
         return nn.DataParallel(module) if place.device.type == "cuda" else module
     return copies(module, place.device) if place.layout.data > 1 else module
 
 
 @dataclass(frozen=True, slots=True)
 class _Placer:
-    """Materializes, splits and shards a model or a stage, block by block: never all at once."""
+    """Materializes, splits and shards a model or a stage, one block at a time to save memory."""
 
     anatomy: Anatomy
     ties: dict[str, str]
@@ -175,7 +175,7 @@ class _Placer:
         self.materialize.holders(part, (*self.anatomy.around, *self.anatomy.blocks))
         tie_again(part, self.ties)
         if sharder is not None:
-            # Tied parameters are gathered together, with all that is not a block.
+            # Tied parameters are gathered together, with everything outside the blocks.
             shard_parts(sharder, part, () if self.ties else around.values())
 
     def _present(self, part: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:

@@ -15,18 +15,18 @@ from dtrain.runtime.torch.precision import LossScale
 from dtrain.runtime.torch.sharding import reducing
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Mean loss of a micro-batch, from what the model returns and the targets."""
+"""Mean loss of a micro-batch, from the model's output and the targets."""
 
 
 class Passes(Protocol):
-    """Ways through the model. Each method takes what this data rank has of a global batch, and
-    returns its mean loss, or ``None`` on a rank that does not hold the model's end."""
+    """Forward and backward passes. Each method takes this data rank's part of a global batch, and
+    returns its mean loss, or ``None`` on a rank without the model's last stage."""
 
     def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """Add to the parameters' ``grad``, scaled by the loss scale."""
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Leave gradients alone."""
+        """Compute the loss only; leave gradients unchanged."""
 
 
 def in_float32(loss: Loss) -> Loss:
@@ -35,7 +35,7 @@ def in_float32(loss: Loss) -> Loss:
 
 
 class MicroBatches:
-    """One micro-batch after the other through the whole model."""
+    """Runs micro-batches through the whole model, one after the other."""
 
     def __init__(self, module: nn.Module, layout: Layout, loss: Loss, scale: LossScale) -> None:
         self._module = module
@@ -65,7 +65,7 @@ class MicroBatches:
 
 
 class Pipelined:
-    """Micro-batches through a pipeline's stages, in the order of its schedule."""
+    """Runs micro-batches through the pipeline stages, in the order of the schedule."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Pipelined:
         scale: LossScale,
     ) -> None:
         self._stages = stages
-        """By their numbers: those that this rank holds."""
+        """The stages on this rank, by number."""
         self._layout = layout
         self._group = group
         self._device = device
@@ -107,8 +107,8 @@ class Pipelined:
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """See `Passes`.
 
-        Not the schedule's own ``eval``, which zero-bubble V does not have, and which would make
-        the next training step take the shapes of all messages anew.
+        Does not use the schedule's own ``eval``: zero-bubble V lacks it, and it would make the next
+        training step exchange the shapes of all messages again.
         """
         count = self._layout.grad_accumulation
         losses = []

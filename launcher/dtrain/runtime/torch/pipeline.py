@@ -1,8 +1,8 @@
-"""Pipeline parallelism: a model's stages, and the schedules that drive them.
+"""Pipeline parallelism: a model's stages, and the schedules that run them.
 
-A stage is the whole model with the parts of other stages replaced by modules that pass their
-input through. So the model's own ``forward`` serves in every stage, and every parameter keeps
-its name: a checkpoint does not depend on the pipeline.
+A stage is the whole model, with the parts of other stages replaced by modules that pass their input
+through. So every stage uses the model's own ``forward``, and every parameter keeps its name: a
+checkpoint does not depend on the pipeline.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Schedule = PipelineScheduleSingle | PipelineScheduleMulti
 
 
 class PassThrough(nn.Module):
-    """Stands where another stage has a part of the model."""
+    """Replaces a part of the model that another stage has."""
 
     def forward(self, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
         """``x`` itself."""
@@ -40,7 +40,7 @@ class PassThrough(nn.Module):
 
 
 def stages_of_rank(layout: Layout, rank: int) -> list[int]:
-    """The stages of pipeline rank ``rank``: round after round, or down and up again for zb-v."""
+    """The stages of pipeline rank ``rank``: in rounds, or down and up for zb-v."""
     ranks = layout.pipeline
     if layout.schedule == "zb-v":
         return [rank, 2 * ranks - 1 - rank]
@@ -56,10 +56,10 @@ def owners_of_stages(layout: Layout) -> list[int]:
 
 
 def parts_of_stages(anatomy: Anatomy, stages: int) -> list[list[str]]:
-    """Names of each stage's parts. Blocks that are left over go to the stages in the middle, then
-    to the first, for that has the embedding too, and the last has the output layer.
+    """Names of each stage's parts. Extra blocks go to the middle stages, then to the first: the
+    first also has the embedding, and the last has the output layer.
 
-    Raises ValueError where there are fewer blocks than stages.
+    Raises ValueError if there are fewer blocks than stages.
     """
     blocks = anatomy.blocks
     if len(blocks) < stages:
@@ -79,28 +79,28 @@ def parts_of_stages(anatomy: Anatomy, stages: int) -> list[list[str]]:
 
 
 def refuse_what_cannot_be_staged(model: nn.Module, anatomy: Anatomy, ties: dict[str, str]) -> None:
-    """Raise ValueError for a model whose stages would compute something else than the model."""
+    """Raise ValueError if the model's stages would compute something different from the model."""
     if ties:
         one, other = next(iter(ties.items()))
         raise ValueError(
-            f"{one} is tied to {other}, and a pipeline puts them on different stages; untie them,"
+            f"{one} is tied to {other}, but a pipeline puts them on different stages; untie them,"
             " or use a layout with pipeline 1"
         )
     received, given_on = _through_no_module(model, anatomy)
-    # A stage with nothing in it must return its input; what changes it is in no module, and every
-    # stage would compute it again.
+    # An empty stage must return its input. A change on the way is a computation outside all
+    # modules, which every stage would repeat.
     if isinstance(given_on, Exception):
         raise ValueError(
             f"{type(model).__name__}.forward() computes between its modules, or needs the tokens:"
             " each pipeline stage runs it, all but the first on (batch, sequence, hidden), and that"
-            f" fails ({type(given_on).__name__}: {given_on}): move positions, scales and what reads"
-            " the tokens' shape into the blocks or into the module of the embedding"
+            f" fails ({type(given_on).__name__}: {given_on}): move positions, scales and code that"
+            " reads the tokens' shape into the blocks or into the embedding module"
         ) from given_on
     if given_on is not received:
         raise ValueError(
-            f"{type(model).__name__}.forward() computes between its modules, which every pipeline"
-            " stage would do again: move positions, scales and residual additions into the blocks"
-            " or into the module of the embedding"
+            f"{type(model).__name__}.forward() computes between its modules, and every pipeline"
+            " stage would repeat that: move positions, scales and residual additions into the"
+            " blocks or into the embedding module"
         )
 
 
@@ -124,14 +124,14 @@ def _on_meta(model: nn.Module) -> bool:
 
 
 def take_stage(model: nn.Module, parts: Collection[str], anatomy: Anatomy) -> nn.Module:
-    """A stage that has only ``parts`` of ``model``; they are shared with it, not copied."""
+    """A stage with only ``parts`` of ``model``. The modules are shared, not copied."""
     all_parts = {*anatomy.around, *anatomy.blocks}
 
     def take(module: nn.Module, name: str) -> nn.Module:
         if name in all_parts:
             return module if name in parts or _is_table(module) else PassThrough()
         taken = copy.copy(module)
-        # Else a hook or a buffer of one stage would be one of the rank's other stages, too.
+        # Otherwise the rank's stages would share hooks and buffers.
         for key in vars(nn.Module()):
             if isinstance(registered := getattr(module, key, None), dict):
                 setattr(taken, key, registered.copy())
@@ -157,7 +157,7 @@ def build_schedule(
     device: torch.device,
     loss: Callable[[Tensor, Tensor], Tensor],
 ) -> Schedule:
-    """The schedule of a pipeline rank that holds ``stages``, given by their numbers."""
+    """The schedule of a pipeline rank that holds ``stages``, by number."""
     count = layout.pipeline * len(stages)
     made = [
         PipelineStage(stage, number, count, device, group=group) for number, stage in stages.items()
@@ -175,14 +175,14 @@ def build_schedule(
 
 
 def send(stream: Tensor, to: int, group: dist.ProcessGroup) -> None:
-    """Hand what a stage has computed to pipeline rank ``to``, which calls `receive`."""
+    """Send the output of a stage to pipeline rank ``to``, which calls `receive`."""
     shape = [(tuple(stream.shape), stream.dtype)]
     dist.send_object_list(shape, group=group, group_dst=to, device=torch.device("cpu"))
     dist.send(stream.contiguous(), group=group, group_dst=to)
 
 
 def receive(source: int, group: dist.ProcessGroup, device: torch.device) -> Tensor:
-    """What pipeline rank ``source`` sends."""
+    """Receive a tensor from pipeline rank ``source``."""
     shape: list[Any] = [None]
     dist.recv_object_list(shape, group=group, group_src=source, device=torch.device("cpu"))
     size, dtype = shape[0]

@@ -1,4 +1,4 @@
-"""Computing in 16 bits: weights stay in float32, and so do the sums of gradients."""
+"""Computation in 16 bits. Weights and gradient sums stay in float32."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class _Autocast(nn.Module):
-    """A module that enters autocast itself: DataParallel calls its copies in threads of their own,
-    where it would compute in autocast's default type, and would not see a patched ``forward``."""
+    """A module that enters autocast itself. DataParallel calls its copies in new threads, which
+    would use autocast's default type and would not see a patched ``forward``."""
 
     def __init__(self, module: nn.Module, device_type: str, dtype: torch.dtype) -> None:
         super().__init__()
@@ -25,14 +25,14 @@ class _Autocast(nn.Module):
 
 
 def autocast(module: nn.Module, device: torch.device, precision: str) -> nn.Module:
-    """What computes ``module`` in ``precision``, for what FSDP does not cast."""
+    """A module that computes ``module`` in ``precision``, for modules that FSDP does not cast."""
     if precision == "fp32":
         return module
     return _Autocast(module, device.type, COMPUTE[precision])
 
 
 class LossScaleState(TypedDict):
-    """What a checkpoint keeps of a loss scale."""
+    """The state of a loss scale in a checkpoint."""
 
     scale: float
     good_steps: int
@@ -41,9 +41,9 @@ class LossScaleState(TypedDict):
 class LossScale:
     """Dynamic loss scaling (Micikevicius et al., arXiv 1710.03740, section 3.2).
 
-    float16 loses gradients under 6e-8, so the loss is scaled up before its backward pass. The
-    scale halves, and the step is left out, when a gradient overflows; it doubles after
-    ``interval`` steps in which none did. With ``enabled`` false it stays at 1.
+    float16 loses gradients below 6e-8, so the loss is scaled up before its backward pass. If a
+    gradient overflows, the step is skipped and the scale halves. After ``interval`` steps without
+    overflow, the scale doubles. If ``enabled`` is false, the scale stays at 1.
     """
 
     def __init__(self, enabled: bool, *, scale: float = 2.0**16, interval: int = 2000) -> None:
@@ -53,7 +53,7 @@ class LossScale:
         self._good_steps = 0
 
     def update(self, finite: bool) -> None:
-        """Take note of a step. All ranks give the same ``finite``, so that all keep one scale."""
+        """Record a step. All ranks pass the same ``finite``, so all keep the same scale."""
         if not self.enabled:
             return
         self._good_steps = self._good_steps + 1 if finite else 0
@@ -64,10 +64,10 @@ class LossScale:
             self._good_steps = 0
 
     def state_dict(self) -> LossScaleState | None:
-        """What `load_state_dict` takes."""
+        """The state for `load_state_dict`."""
         return {"scale": self.scale, "good_steps": self._good_steps} if self.enabled else None
 
     def load_state_dict(self, state: LossScaleState | None) -> None:
-        """Go on from a checkpoint, where both that run and this one scale."""
+        """Continue from a checkpoint, if both that run and this one scale the loss."""
         if self.enabled and state is not None:
             self.scale, self._good_steps = state["scale"], state["good_steps"]

@@ -24,17 +24,17 @@ _ATTENTION = {
 
 
 def recompute(block: nn.Module, how: str) -> None:
-    """Let ``block`` keep less for its backward pass, and work it out again there.
+    """Make ``block`` keep fewer activations for its backward pass, and recompute the rest.
 
-    ``full`` keeps the block's input alone. ``selective`` keeps the output of attention and of
-    every second matrix product, as torchtitan does and `dtrain plan` reckons.
+    ``full`` keeps only the block's input. ``selective`` keeps the output of attention and of every
+    second matrix product, as torchtitan does and `dtrain plan` assumes.
     """
     if how == "none":
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if how == "selective":
         options["context_fn"] = _selective_contexts
-    # The method, not a wrapper around the module, so that its parameters keep their names.
+    # Replace the method instead of wrapping the module, so that parameters keep their names.
     forward: Callable[..., Any] = block.forward
     block.forward = functools.partial(checkpoint, forward, **options)
 

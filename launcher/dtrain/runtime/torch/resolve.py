@@ -1,4 +1,4 @@
-"""The layout that a run trains with: the cluster file's, the script's, or the strategy's own."""
+"""The layout of a run: from the cluster file, the script or the strategy's default."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class World:
     local_size: int
     """Ranks on one host."""
     devices: int = 1
-    """GPUs that this process sees; 1 where it computes on the CPU."""
+    """GPUs that this process sees; 1 if it computes on the CPU."""
 
 
 def resolve(
@@ -34,19 +34,19 @@ def resolve(
     *,
     own_batch: bool = False,
 ) -> Layout:
-    """A complete layout for ``world``; ``grad_accumulation`` follows from the global batch.
+    """A complete layout for ``world``. The global batch determines ``grad_accumulation``.
 
-    A layout that says how often gradients are accumulated has a global batch of its own, and one
-    that ``training`` says has to agree with it; unless ``own_batch`` says that it is the script's
-    choice, made without knowing the layout.
+    A layout with ``grad_accumulation`` sets its own global batch, which must agree with
+    ``training``. With ``own_batch``, the batch in ``training`` is the script's default and may
+    differ.
 
-    Raises ValueError for a layout that the runtime cannot train, or that would train wrongly.
+    Raises ValueError for a layout that the runtime cannot train or would train incorrectly.
     """
     _one_of("strategy", strategy, STRATEGIES)
     if training.precision == "fp8":
         raise ValueError(
-            "precision fp8 needs Transformer Engine or torchao, which this runtime does not drive;"
-            " use bf16"
+            "precision fp8 needs Transformer Engine or torchao, which this runtime does not"
+            " support; use bf16"
         )
     _one_of("precision", training.precision or "fp32", PRECISIONS)
     fixed = layout is not None and layout.grad_accumulation != 1 and not own_batch
@@ -64,7 +64,7 @@ def resolve(
 
 
 def over(script: Training, cluster_file: Training) -> Training:
-    """What the cluster file says, and the script's own choice where it says nothing."""
+    """The cluster file's values, with the script's values as defaults."""
     chosen = {field.name: getattr(cluster_file, field.name) for field in fields(Training)}
     return replace(script, **{name: value for name, value in chosen.items() if value is not None})
 
@@ -75,7 +75,7 @@ def _one_of(key: str, value: str, known: Sequence[str]) -> None:
 
 
 def _by_name(strategy: str, world: World) -> Layout:
-    """What a strategy means where nobody gave a layout."""
+    """The default layout of a strategy."""
     if strategy == "3d":
         raise ValueError(
             "strategy 3d needs a layout: give tensor, pipeline and data, whose product is the"
@@ -93,8 +93,8 @@ def _by_name(strategy: str, world: World) -> Layout:
 
 
 def _batched(layout: Layout, training: Training) -> Layout:
-    """Micro-batches as a launch makes them: as few and as large as they can be, and for a pipeline
-    as many as `_by_name` says."""
+    """Micro-batches as a launch creates them: as few and as large as possible. A pipeline gets the
+    number from `_by_name`."""
     share, rest = divmod(training.global_batch or layout.global_batch, layout.data)
     if rest:
         return layout
@@ -103,7 +103,7 @@ def _batched(layout: Layout, training: Training) -> Layout:
 
 
 def _shard_within_a_host(layout: Layout, world: World) -> int:
-    """The most data ranks that one host holds and that divide all of them."""
+    """The largest number of data ranks that fits on one host and divides all data ranks."""
     return math.gcd(layout.data, max(1, world.local_size // layout.tensor))
 
 
@@ -114,9 +114,8 @@ def _accumulating(layout: Layout, training: Training, *, fixed: bool) -> Layout:
     batch = training.global_batch
     if fixed:
         raise ValueError(
-            f"the layout makes a global batch of {layout.global_batch}"
-            f" ({layout.product(('data', 'micro_batch', 'grad_accumulation'))}),"
-            f" but training.global_batch is {batch}; leave one of the two out"
+            f"the layout sets a global batch of {layout.global_batch}"
+            f" but training.global_batch is {batch}; remove one of the two"
         )
     if batch % at_once:
         raise ValueError(
@@ -146,7 +145,7 @@ def _check_sizes(strategy: str, layout: Layout, world: World) -> None:
     for name in (*SIZES, "virtual_pipeline", "shard", "micro_batch", "grad_accumulation"):
         size = getattr(layout, name)
         if size is not None and size < 1:
-            raise ValueError(f"{name} {size} is not a size; it is at least 1")
+            raise ValueError(f"{name} {size} is not a valid size; it must be at least 1")
     if strategy == "data_parallel":
         if world.size != 1 or layout.world_size != layout.data:
             raise ValueError(
@@ -155,7 +154,7 @@ def _check_sizes(strategy: str, layout: Layout, world: World) -> None:
             )
         if layout.sharding != "none" or layout.offload or layout.recompute != "none":
             raise ValueError(
-                "strategy data_parallel neither shards nor offloads nor recomputes; use ddp or fsdp"
+                "strategy data_parallel does not shard, offload or recompute; use ddp or fsdp"
             )
     elif layout.world_size != world.size:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a training script starts with: its rank, its device, and the mesh of its layout."""
+"""The entry point of a training script: its rank, its device and the mesh of its layout."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Its functions keep the process group that they find when this module is loaded, which torch does
-# by itself when DistributedDataParallel is first used. Loaded before there is a group, nothing
-# outlives destroy_process_group: else gloo's threads do, and one that drops the last tensor while
-# Python ends aborts the process ("terminate called without an active exception").
+# The functions of this module keep the process group that exists when it is loaded. By default,
+# torch loads it at the first use of DistributedDataParallel. Loaded before there is a group,
+# nothing outlives destroy_process_group. Otherwise gloo's threads do, and a thread that frees the
+# last tensor while Python exits aborts the process ("terminate called without an active
+# exception").
 import torch.distributed.nn
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -33,7 +34,7 @@ from dtrain.runtime.torch.weights import Initializer
 
 
 class Run:
-    """A training as one of its ranks sees it. Use it in a ``with`` statement, or `close` it."""
+    """One rank's view of a training run. Use it in a ``with`` statement, or call `close`."""
 
     def __init__(
         self, strategy: str, layout: Layout, training: Training, device: torch.device, *, owns: bool
@@ -47,17 +48,18 @@ class Run:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.mesh = _mesh(strategy, layout, device)
         """Dimensions ``pipeline``, ``replicate``, ``shard`` and ``tensor``, outermost first, as in
-        Megatron-LM and torchtitan: tensor ranks, which talk most, are neighbours on one host."""
+        Megatron-LM and torchtitan: tensor ranks communicate most, so they are neighbors on a
+        host."""
         replicate, shard = self.mesh["replicate"], self.mesh["shard"]
         self.data_size = replicate.size() * shard.size()
-        """Ranks that see different samples."""
+        """Number of ranks that see different samples."""
         self.data_rank = replicate.get_local_rank() * shard.size() + shard.get_local_rank()
         self._owns = owns
         self._catches = False
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that prints."""
+        """Whether this rank prints."""
         return self.rank == 0
 
     @property
@@ -81,22 +83,22 @@ class Run:
         column: Iterable[str] = (),
         row: Iterable[str] = (),
     ) -> ParallelModel:
-        """Put ``model`` under this run's layout and precision.
+        """Apply this run's layout and precision to ``model``.
 
-        The model is a transformer written plainly: an embedding, a ModuleList of blocks, a norm
-        and an output layer, each block taking the last one's output first. One built under
-        ``torch.device("meta")`` never exists whole: each module gets its first weights from its
-        ``reset_parameters()``, then from ``init(name, module)``, with random numbers that depend
-        on ``seed`` and its name only. Weights that are already there stay.
+        The model must be a plain transformer: an embedding, a ModuleList of blocks, a norm and an
+        output layer. Each block takes the output of the previous block as its first argument. A
+        model built under ``torch.device("meta")`` never exists as a whole: each module is
+        initialized by its ``reset_parameters()`` and then by ``init(name, module)``, with random
+        numbers that depend only on ``seed`` and its name. Existing weights are kept.
 
         ``loss`` takes the model's output in float32 and the targets, and returns the mean over a
-        micro-batch. ``blocks`` names the list of blocks where it is not the only one; ``column``
-        and ``row`` name Linear modules that open and close a layer, for tensor parallelism.
+        micro-batch. ``blocks`` names the list of blocks if there are several lists. ``column`` and
+        ``row`` name the Linear modules that open and close a layer, for tensor parallelism.
 
-        Under tensor parallelism each kind of block is tried with random weights first, in float32
-        and on the residual stream alone: the shares of it have to add up to the whole. ``loss`` is
-        tried too: where it is right for split logits (DTensor), as `F.cross_entropy` is, no rank
-        holds logits of the whole vocabulary; else they are gathered.
+        Under tensor parallelism, each kind of block is first tested with random weights, in float32
+        and with only the residual stream as input: its shares must add up to the whole. ``loss`` is
+        tested too: if it is correct for split logits (DTensor), like `F.cross_entropy`, no rank
+        holds logits of the whole vocabulary. Otherwise the logits are gathered.
 
         Raises ValueError, on every rank, for a model that the layout cannot split.
         """
@@ -104,7 +106,7 @@ class Run:
         made = parallelize(
             model, place, loss=loss, init=init, seed=seed, blocks=blocks, column=column, row=row
         )
-        # Dropout: other masks for other samples, but one for all tensor ranks of a stage.
+        # Dropout masks differ between samples, but are the same on all tensor ranks of a stage.
         stage = self.mesh["pipeline"].get_local_rank()
         torch.manual_seed(seed + self.data_rank + self.data_size * stage)
         return made
@@ -112,10 +114,10 @@ class Run:
     def batches(
         self, dataset: Dataset, *, seed: int = 0, epochs: int | None = None, workers: int = 0
     ) -> Batches:
-        """Global batches of ``dataset``, of which this rank gets its share; see `Batches`.
+        """Global batches of ``dataset``, divided among the data ranks; see `Batches`.
 
-        All ranks call it, and read the first and the last sample to compare them. Raises ValueError
-        where they differ, or do not fill a global batch.
+        All ranks call it and read the first and the last sample to compare them. Raises ValueError
+        if they differ or do not fill a global batch.
         """
         refuse_different_data(dataset, workers)
         return Batches(
@@ -130,10 +132,10 @@ class Run:
         )
 
     def should_stop(self) -> bool:
-        """Whether any rank has been asked to end (SIGTERM); all ranks get the same answer. Call it
-        on all of them, between two steps. From the first call on, SIGTERM does nothing else."""
+        """Whether any rank has received SIGTERM; all ranks get the same answer. Call it on all
+        ranks, between two steps. After the first call, SIGTERM has no other effect."""
         if not self._catches:
-            # Not in `init`: a script that never asks must still end when it is told to.
+            # Not in `init`: a script that never calls this must still end on SIGTERM.
             catch_sigterm()
             self._catches = True
         # On the CPU, so that it does not wait for a GPU's step.
@@ -144,10 +146,10 @@ class Run:
     def print(self, *values: Any) -> None:
         """Print on the first rank only, at once."""
         if self.is_first:
-            print(*values, flush=True)  # noqa: T201 - that is what it is for
+            print(*values, flush=True)  # noqa: T201 - printing is its purpose
 
     def close(self) -> None:
-        """Leave the process group, if `init` made it."""
+        """Leave the process group, if `init` created it."""
         if self._owns and dist.is_initialized():
             dist.destroy_process_group()
         self._owns = False
@@ -161,8 +163,8 @@ class Run:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        # Destroying NCCL's group waits for what is under way, in which other ranks may take no part
-        # any more: the error would never be shown (pytorch/torchtitan issue 1342).
+        # Destroying NCCL's group waits for pending operations. Other ranks may never join them, and
+        # then the error would never be shown (pytorch/torchtitan issue 1342).
         if kind is None or self.device.type != "cuda":
             self.close()
 
@@ -176,11 +178,11 @@ def init(
 ) -> Run:
     """Join the other ranks. Call it once, before the model is built.
 
-    Strategy, layout and training come from the cluster file that dtrain was started with; the
-    arguments stand in for what it leaves open, and for a script that torchrun or nothing started.
-    Without either, every rank gets a copy of the model (ddp).
+    Strategy, layout and training come from the cluster file. The arguments are defaults for what
+    the file does not set, and for scripts that torchrun or a shell started. Without either, every
+    rank gets a copy of the model (ddp).
 
-    Raises ValueError for a layout that does not fit the ranks, or that cannot be trained.
+    Raises ValueError for a layout that does not fit the ranks or cannot be trained.
     """
     job = current_job()
     name = job.strategy or strategy or ("3d" if job.layout or layout else "ddp")
@@ -191,7 +193,7 @@ def init(
         int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         max(1, torch.cuda.device_count()) if where.type == "cuda" else 1,
     )
-    # A launch also says the global batch where the file says only how often to accumulate.
+    # A launch also sets the global batch if the file sets only grad_accumulation.
     own_batch = job.layout is not None and job.training.global_batch is None
     resolved = resolve(name, job.layout or layout, chosen, world, own_batch=own_batch)
     owns = not dist.is_initialized()
@@ -201,11 +203,11 @@ def init(
 
 
 def _device(name: str | None) -> torch.device:
-    """This rank's GPU, or the CPU where there is none."""
+    """This rank's GPU, or the CPU if there is no GPU."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     gpus = torch.cuda.device_count() if name in (None, "cuda") else 0
     if gpus:
-        # Where each rank is shown one GPU (srun --gpus-per-task=1), it is that rank's own.
+        # If each rank sees one GPU (srun --gpus-per-task=1), that GPU is the rank's own.
         index = local_rank if gpus > 1 else 0
         if index >= gpus:
             raise ValueError(
@@ -220,7 +222,7 @@ def _device(name: str | None) -> torch.device:
         how = (
             f"torch {torch.__version__} is built without CUDA; install a build with it"
             if torch.version.cuda is None and torch.version.hip is None
-            else "see whether nvidia-smi lists them, and whether its driver is new enough for torch"
+            else "check that nvidia-smi lists them and that the driver is new enough for torch"
             f" {torch.__version__}"
         )
         raise ValueError(
@@ -234,7 +236,7 @@ def _device(name: str | None) -> torch.device:
 
 
 def _join(device: torch.device) -> None:
-    # gloo beside NCCL: offloaded states, checkpoints and small agreements live on the CPU.
+    # gloo next to NCCL: offloaded states, checkpoints and small agreements are on the CPU.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if "RANK" in os.environ:
         dist.init_process_group(backend)

@@ -1,4 +1,4 @@
-"""Whether all ranks hold the same data: they take every R-th sample of what has to be one list."""
+"""Tests whether all ranks hold the same data: each takes every R-th sample of one list."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dtrain.runtime.torch.batches import Dataset
 
 
 def refuse_different_data(dataset: Dataset, workers: int) -> None:
-    """Raise ValueError, on every rank, where datasets differ in length, or in the first or last
-    sample. Samples that are made at random are compared by the dataset's length alone."""
+    """Raise ValueError, on every rank, if datasets differ in length, or in the first or last
+    sample. Random samples are compared only by the dataset's length."""
     length = len(dataset)
     ends = [0, length - 1] if length else []
     digests = [_digest(dataset, ends, workers) for _ in range(2)]
@@ -41,14 +41,14 @@ def refuse_different_data(dataset: Dataset, workers: int) -> None:
 
 
 def _digest(dataset: Dataset, indices: list[int], workers: int) -> int:
-    """Of 62 bits. Augmentation draws the same random numbers on every rank."""
+    """A 62-bit digest. Augmentation draws the same random numbers on every rank."""
     digest = hashlib.sha256()
     state = random.getstate()
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         random.seed(0)
-        # In a worker where the training has some: a file that a dataset opens when it is first read
-        # must not be open yet when they are forked.
+        # Read in a worker process if training uses workers: a file that a dataset opens at its
+        # first read must not be open yet when they fork.
         loader: DataLoader[Any] = DataLoader(
             dataset,  # type: ignore[arg-type]
             batch_size=None,
@@ -66,6 +66,6 @@ def _digest(dataset: Dataset, indices: list[int], workers: int) -> int:
 def _bytes(leaf: Any) -> bytes:
     if not isinstance(leaf, Tensor):
         return repr(leaf).encode()
-    # Not by way of numpy, which a node need not have.
+    # Without numpy, which a node may lack.
     tensor = leaf.detach().cpu().contiguous()
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.numel() else b""

@@ -1,5 +1,5 @@
-"""Data parallelism: copies (DDP), and states spread over the data ranks (ZeRO, arXiv 1910.02054,
-by FSDP2's ``fully_shard``)."""
+"""Data parallelism: copies (DDP), and states divided among the data ranks (ZeRO, arXiv 1910.02054,
+with FSDP2's ``fully_shard``)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from dtrain.runtime.torch.precision import COMPUTE
 
 
 def by_fsdp(layout: Layout, precision: str) -> bool:
-    """Whether FSDP2 keeps the parameters.
+    """Whether FSDP2 manages the parameters.
 
-    It also copies them (over a mesh whose shards are of size 1) where DDP cannot: DDP's reducer
-    neither mixes with split tensors nor with a pipeline's order of backward passes. And it casts
-    split models to 16 bits, on one data rank too: under autocast the residual stream stays in 32.
+    It also manages plain copies (over a mesh with shards of size 1) where DDP cannot: DDP's reducer
+    supports neither split tensors nor a pipeline's order of backward passes. And it casts split
+    models to 16 bits, even on one data rank: under autocast the residual stream stays in 32 bits.
     Zero-bubble schedules need autocast, because they split the backward pass that FSDP hooks into.
     """
     split = layout.tensor > 1 or layout.pipeline > 1
@@ -37,16 +37,16 @@ def by_fsdp(layout: Layout, precision: str) -> bool:
 
 
 def mesh_sizes(layout: Layout) -> tuple[int, int]:
-    """Copies of the states among the data ranks, and ranks that share one copy."""
+    """The number of copies of the states, and the number of ranks that share one copy."""
     return layout.copies // layout.shards, layout.shards
 
 
 class Sharder:
-    """Spreads modules over the data ranks, in the way that a layout says."""
+    """Divides modules among the data ranks, as the layout requires."""
 
     def __init__(self, layout: Layout, mesh: DeviceMesh, precision: str) -> None:
         if layout.tensor > 1:
-            # Outputs of split layers are views; `TensorSplit` copies the one that matters.
+            # Outputs of split layers are views; `TensorSplit` copies the one where that matters.
             warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         copied = layout.sharding in ("none", "hybrid")
         self._mesh = mesh["replicate", "shard"] if copied else mesh["shard"]
@@ -63,8 +63,8 @@ class Sharder:
         )
 
     def __call__(self, module: nn.Module) -> None:
-        """Spread the parameters of ``module`` that no module in it has spread already. They are
-        gathered all at once."""
+        """Shard the parameters of ``module`` that are not sharded yet. They are gathered
+        together."""
         fully_shard(
             module,
             mesh=self._mesh,
@@ -82,10 +82,10 @@ def copies(module: nn.Module, device: torch.device) -> DistributedDataParallel:
 
 
 def reducing(module: nn.Module, layout: Layout, *, last: bool) -> AbstractContextManager[None]:
-    """The forward and backward pass of one micro-batch, ``last`` in its step or not.
+    """Context for the forward and backward pass of one micro-batch. ``last``: the last in its step.
 
-    Gradients that no rank shares out are averaged once, after the last; ZeRO-2 and FSDP reduce
-    them each time, and keep only a share of them in between.
+    Unsharded gradients are averaged once, after the last micro-batch. ZeRO-2 and FSDP reduce them
+    every time and keep only a shard in between.
     """
     if isinstance(module, DistributedDataParallel):
         return nullcontext() if last else module.no_sync()
@@ -99,14 +99,14 @@ def reducing(module: nn.Module, layout: Layout, *, last: bool) -> AbstractContex
 
 
 def gather_no_more(module: nn.Module) -> None:
-    """Give back the whole parameters that a forward pass without a backward pass has left."""
+    """Free the whole parameters that a forward pass without a backward pass has left."""
     for inner in module.modules():
         if isinstance(inner, FSDPModule):
             inner.reshard()
 
 
 def shard_parts(sharder: Sharder, root: nn.Module, parts: Iterable[nn.Module]) -> None:
-    """Spread each of ``parts`` by itself, then what is left in ``root``."""
+    """Shard each of ``parts`` separately, then the rest of ``root``."""
     for part in parts:
         if any(True for _ in part.parameters()):
             sharder(part)

@@ -1,9 +1,8 @@
-"""Tensor parallelism of a transformer written plainly, with sequence parallelism (RAR, arXiv
-2205.05198) where asked.
+"""Tensor parallelism of a plain transformer, with optional sequence parallelism (arXiv 2205.05198).
 
-As Megatron-LM does it (arXiv 1909.08053, section 3): the layers that open attention and MLP are
-split by columns, those that close them by rows, the embedding by rows of its vocabulary, the
-output layer by columns. Which Linear is which is told by its name.
+It follows Megatron-LM (arXiv 1909.08053, section 3): layers that open attention and MLP are split
+by columns, layers that close them by rows, the embedding by rows of its vocabulary, the output
+layer by columns. The name of a Linear module determines how it is split.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _MLP = {"gate_proj", "up_proj", "w1", "w3", "fc1", "gate", "up"}
 COLUMN = frozenset(_ATTENTION | _MLP)
 """Names of Linear modules that open attention or an MLP."""
 ROW = frozenset({"o_proj", "out_proj", "wo", "out", "down_proj", "w2", "fc2", "down"})
-"""Names of those that close them."""
+"""Names of Linear modules that close them."""
 _FUSED = frozenset(
     ["qkv", "qkv_proj", "wqkv", "c_attn", "in_proj", "query_key_value", "gate_up_proj", "w13"]
 )
@@ -60,19 +59,19 @@ class TensorSplit:
 
     @property
     def _stream(self) -> Placement:
-        # From the end: learned positions come as (sequence, hidden).
+        # Counted from the end: learned positions have the shape (sequence, hidden).
         return Shard(-2) if self.sequence else Replicate()
 
     def refuse(self, blocks: Mapping[str, nn.Module], materialize: Materializer) -> None:
-        """Raise ValueError for a part of a block that has no place, whose size the ranks do not
-        divide, or that computes something else with a share; ``materialize`` fills meta buffers.
+        """Raise ValueError for a part of a block that cannot be split, whose size the ranks do not
+        divide, or whose share computes something different. ``materialize`` fills meta buffers.
 
-        For the whole model, on every rank, so that those of other stages do not wait for one that
-        has failed.
+        Checks the whole model on every rank, so that ranks of other stages do not wait for a failed
+        rank.
         """
         for name, block in blocks.items():
             self._check_block(name, block)
-        # Blocks that are alike are tried once: of a large one, even that takes seconds.
+        # Test equal blocks once: for a large block, the test takes seconds.
         alike = {str(block): name for name, block in reversed([*blocks.items()])}
         for name in alike.values():
             refuse_what_shares_change(
@@ -80,7 +79,7 @@ class TensorSplit:
             )
 
     def block(self, block: nn.Module) -> None:
-        """Split a block that `refuse` has let pass."""
+        """Split a block that passed `refuse`."""
         opened: set[str] = set()
         for inner, module in _owners(block):
             path, _, kind = inner.rpartition(".")
@@ -92,18 +91,18 @@ class TensorSplit:
                 self._apply(module, ColwiseParallel(input_layouts=Replicate()))
                 opened.add(path)
         for path in opened:
-            # Once for all the columns that share this input, instead of one gather for each.
+            # One gather for all columns that share this input, instead of one for each.
             block.get_submodule(path).register_forward_pre_hook(self._enter, with_kwargs=True)
         for inner, module in _owners(block):
             if _is_norm(module):
                 parent = inner.rpartition(".")[0]
                 inside = any(parent == path or parent.startswith(f"{path}.") for path in opened)
-                # A norm of queries or keys sees this rank's heads alone: a shard, of a dimension
-                # that the norm does not sum over.
+                # A norm of queries or keys sees only this rank's heads: a shard of a dimension that
+                # the norm does not sum over.
                 _distribute_norm(module, self.mesh, Shard(0) if inside else self._stream)
 
     def around(self, name: str, part: nn.Module) -> None:
-        """Split what stands around the blocks: embedding, norm and output layer."""
+        """Split the parts around the blocks: embedding, norm and output layer."""
         for inner, module in _owners(part):
             full = f"{name}.{inner}" if inner else name
             if isinstance(module, nn.Embedding):
@@ -112,8 +111,8 @@ class TensorSplit:
                     module,
                     RowwiseParallel(input_layouts=Replicate(), output_layouts=self._stream),
                 )
-                # A block may add to its input in place, which on a view would take off the hook
-                # by which FSDP gathers the embedding again.
+                # A block may add to its input in place. On a view, that would remove the hook with
+                # which FSDP gathers the embedding again.
                 module.register_forward_hook(lambda _module, _inputs, output: output.clone())
             elif isinstance(module, nn.Linear):
                 self._divides(full, "out_features", module.out_features)
@@ -165,7 +164,7 @@ class TensorSplit:
         return given.redistribute(placements=[Replicate()])
 
     def _apply(self, module: nn.Module, style: ParallelStyle) -> None:
-        # Every rank has made the same weights: nothing needs to be sent.
+        # Every rank has created the same weights, so nothing is sent.
         parallelize_module(module, self.mesh, style, src_data_rank=None)
 
     def _divides(self, name: str, what: str, size: int) -> None:
@@ -174,7 +173,7 @@ class TensorSplit:
 
 
 def _distribute_norm(module: nn.Module, mesh: DeviceMesh, given: Placement) -> None:
-    """Keep a norm's parameters whole, and add up what the ranks find for their gradients."""
+    """Keep a norm's parameters whole, and sum their gradients over the ranks."""
 
     def replicate(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         for key, parameter in module.named_parameters(recurse=False):
@@ -193,7 +192,7 @@ def _distribute_norm(module: nn.Module, mesh: DeviceMesh, given: Placement) -> N
     def leave(_module: nn.Module, output: DTensor, _mesh: DeviceMesh) -> Tensor:
         return output if entered[0] else output.to_local()
 
-    # Its annotations have the hooks return nothing; its documentation has them as they are here.
+    # Its annotations say that hooks return nothing; its documentation matches this use.
     distribute_module(module, mesh, replicate, enter, leave)  # type: ignore[arg-type]
 
 
@@ -211,7 +210,7 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _no_place(name: str, kind: str, module: nn.Module) -> str:
-    what = f"tensor parallelism has no place for {name} ({type(module).__name__})"
+    what = f"tensor parallelism cannot place {name} ({type(module).__name__})"
     if kind in _FUSED:
         return (
             f"{what}: a rank's share of a fused projection would mix its parts; make a Linear of"
@@ -219,7 +218,7 @@ def _no_place(name: str, kind: str, module: nn.Module) -> str:
         )
     if isinstance(module, nn.Linear):
         return (
-            f"{what}: say whether it opens or closes its layer, by parallelize(model, ...,"
+            f"{what}: declare whether it opens or closes its layer: parallelize(model, ...,"
             f" column=[{kind!r}]) or row=[{kind!r}]"
         )
     return f"{what}: it places Linear, Embedding and norms; use a layout with tensor 1"

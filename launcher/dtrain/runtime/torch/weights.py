@@ -1,4 +1,4 @@
-"""The first weights of a model, the same whatever its layout."""
+"""Initializes a model's weights, independent of the layout."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 Initializer = Callable[[str, nn.Module], None]
-"""Fills the tensors that a module itself owns; gets the module's name in the whole model."""
+"""Fills the tensors that a module itself owns. Gets the module's name in the whole model."""
 
 
 class Materializer:
     """Gives meta tensors memory and values, one module at a time.
 
-    Each module draws from a generator of its own, seeded by its name, so that its weights depend
-    neither on what else this rank holds nor on the order.
+    Each module has its own generator, seeded by its name, so its weights depend neither on this
+    rank's other modules nor on the order.
     """
 
     def __init__(self, device: torch.device, seed: int, initializer: Initializer | None) -> None:
@@ -25,21 +25,21 @@ class Materializer:
         self._seed = seed
         self._initializer = initializer
         self._shared: dict[int, nn.Parameter] = {}
-        """Tied weights: the meta parameter's id, and what it has become."""
+        """Tied weights: the meta parameter's id, and its materialized parameter."""
         self._keep: list[Tensor] = []
 
     def __call__(self, name: str, module: nn.Module) -> None:
-        """Materialize ``module``, whose name in the whole model is ``name``, and what is in it.
+        """Materialize ``module`` and its submodules. ``name`` is its name in the whole model.
 
-        Tensors that are not on meta are only moved to the device. Raises ValueError for a tensor
-        that nothing initializes.
+        Tensors that are not on meta only move to the device. Raises ValueError for a tensor that
+        nothing initializes.
         """
         for inner, child in module.named_modules():
             self._one(".".join(filter(None, (name, inner))), child)
         module.to(self.device)
 
     def holders(self, model: nn.Module, parts: Iterable[str]) -> None:
-        """Materialize what the modules that hold ``parts`` own themselves, and move it."""
+        """Materialize and move the tensors that the modules around ``parts`` own themselves."""
         paths = {""}
         for part in parts:
             steps = part.split(".")
@@ -74,7 +74,7 @@ class Materializer:
         for key, tensor in _own(module):
             if key in new and _is_undefined(tensor, *untouched[key]):
                 raise ValueError(
-                    f"nothing gives {name}.{key} its first values: define reset_parameters() in"
+                    f"nothing initializes {name}.{key}: define reset_parameters() in"
                     f" {type(module).__name__}, or set it in the `init` given to parallelize()"
                 )
 
@@ -85,13 +85,13 @@ class Materializer:
         if not self._known(parameter):
             made = nn.Parameter(_undefined(parameter, self.device), parameter.requires_grad)
             self._shared[id(parameter)] = made
-            # An id means something only while its object lives.
+            # An id is valid only while its object lives.
             self._keep.append(parameter)
         return self._shared[id(parameter)]
 
 
 def tied(model: nn.Module) -> dict[str, str]:
-    """Second and further names of parameters that the model uses in several places, each with the
+    """Further names of parameters that the model uses in several places, each with the parameter's
     first name."""
     first: dict[int, str] = {}
     ties = {}
@@ -102,7 +102,7 @@ def tied(model: nn.Module) -> dict[str, str]:
 
 
 def tie_again(model: nn.Module, ties: dict[str, str]) -> None:
-    """Make each parameter in ``ties`` the one that it was tied to; splitting copies them."""
+    """Tie each parameter in ``ties`` to its first name again; splitting copies parameters."""
     for name, first in ties.items():
         module, _, key = name.rpartition(".")
         model.get_submodule(module)._parameters[key] = model.get_parameter(first)
@@ -120,7 +120,7 @@ def refuse_different_weights(model: nn.Module) -> None:
     if not torch.allclose(least, most, rtol=1e-9, atol=1e-9):
         raise ValueError(
             "the ranks have built the model with different weights: call torch.manual_seed with"
-            ' one seed on all of them first, or build it under torch.device("meta")'
+            ' the same seed on all ranks first, or build it under torch.device("meta")'
         )
 
 
@@ -132,7 +132,7 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _undefined(like: Tensor, device: torch.device) -> Tensor:
-    """Memory that shows whether anything has been written into it."""
+    """Memory that shows whether anything has been written to it."""
     made = torch.empty_like(like, device=device, requires_grad=False)
     return made.fill_(torch.nan) if made.is_floating_point() else made.zero_()
 
@@ -140,7 +140,7 @@ def _undefined(like: Tensor, device: torch.device) -> Tensor:
 def _is_undefined(tensor: Tensor, made: Tensor, version: int) -> bool:
     if tensor.is_floating_point():
         return bool(tensor.isnan().any())
-    # Integers and masks have no value that says so: they have to have been written to.
+    # Integers and masks have no such value: they must have been written to.
     return tensor is made and tensor._version == version
 
 
