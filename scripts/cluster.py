@@ -6,15 +6,15 @@ process list, home folder, sshd and firewall.
     sudo .venv/bin/python scripts/cluster.py down   stop every cluster started this way
 
 A host is a set of Linux namespaces (network, host name, mounts, processes) under one small init.
-All hosts hang on a bridge in a network namespace of its own, and one virtual cable leads from
-that bridge to this machine, so that a launcher started here reaches them by SSH.
+All hosts connect to a bridge in a separate network namespace. One virtual cable connects that
+bridge to this machine, so that a launcher on this machine reaches the hosts by SSH.
 
-Init lives for as long as whoever made it holds its stdin open. When the owner ends, however it
-ends, the kernel takes the processes, the interfaces, the mounts and the firewall away; a folder
-under /var/tmp is all that a crash can leave, and the next cluster removes it.
+Init runs as long as its owner keeps its stdin open. When the owner ends, for any reason, the kernel
+removes the processes, the interfaces, the mounts and the firewall. A crash leaves at most a folder
+under /var/tmp, which the next cluster removes.
 
-What hosts share: the machine's files (the checkout, the Python), but neither home folders nor
-/run, /dev/shm or /etc/hosts. As on Debian, a host's own name leads to 127.0.1.1.
+Hosts share the machine's files (the checkout, the Python), but not home folders, /run, /dev/shm or
+/etc/hosts. As on Debian, a host's own name resolves to 127.0.1.1.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ LogLevel VERBOSE
 
 
 class Cluster:
-    """Hosts ``node1`` to ``nodeN``, up between ``with`` and its end.
+    """Hosts ``node1`` to ``nodeN``, running inside the ``with`` block.
 
     ``home_size`` (``"16M"``) puts the home folders on a disk of that size. Needs root. Raises
-    ClusterError when the machine lacks something.
+    ClusterError if the machine lacks a requirement.
     """
 
     def __init__(self, count: int, *, port: int = 22, home_size: str = "") -> None:
@@ -102,7 +102,7 @@ class Cluster:
     def section(self, **overrides: object) -> dict[str, object]:
         """The ``cluster`` section of a cluster file for these hosts.
 
-        One CPU worker on each host, started by the Python that runs this; ``overrides``
+        One CPU worker on each host, started by the Python that runs this script. ``overrides``
         replace top-level keys.
         """
         return {
@@ -120,7 +120,7 @@ class Cluster:
         }
 
     def ssh(self, host: Host, *, user: str = "root") -> list[str]:
-        """An ``ssh`` command line to which a command can be appended."""
+        """An ``ssh`` command line that accepts a command at its end."""
         return [
             "ssh", "-F", "none", "-p", str(host.port), "-i", str(self.identity),
             "-o", f"UserKnownHostsFile={self.known_hosts}", "-o", "BatchMode=yes",
@@ -128,16 +128,16 @@ class Cluster:
         ]  # fmt: skip
 
     def cut(self, name: str) -> None:
-        """Drop every packet from and to a host, the launching machine's included."""
+        """Drop every packet from and to a host, including the launching machine's."""
         self[name].firewall("drop")
 
     def reset(self, name: str) -> None:
-        """Reset every TCP connection from and to a host that sends or gets anything, and refuse
-        new ones."""
+        """Reset every TCP connection from and to a host when it carries data, and refuse new
+        ones."""
         self[name].firewall("meta l4proto tcp reject with tcp reset")
 
     def block(self, name: str, *others: str) -> None:
-        """Drop what passes between a host and others (``launcher`` is this machine)."""
+        """Drop packets between a host and other hosts (``launcher`` is this machine)."""
         rules = []
         for other in others:
             peers = [self.gateway] if other == "launcher" else [self[other].address]
@@ -149,16 +149,16 @@ class Cluster:
         self[name].firewall(*rules)
 
     def heal(self) -> None:
-        """Let everything through again."""
+        """Remove all drop rules."""
         for host in self.hosts:
             if host.pid:
                 host.firewall()
 
     def power_off(self, name: str) -> None:
-        """End a host at once: it does not say good-bye on any connection."""
+        """End a host at once, without closing any connection."""
         self.cut(name)
         self[name].halt()
-        # Its cable goes with its namespace, but only after a while.
+        # The kernel removes the cable with its namespace, but only later.
         subprocess.run(
             [*self._in_switch(), "ip", "link", "del", name],
             stderr=subprocess.DEVNULL,
@@ -175,7 +175,7 @@ class Cluster:
         assert self._switch
         switch = self._switch.pid
         links = [
-            # The same card after a reboot, or its neighbors would look for the old one.
+            # A reboot keeps the network card. Otherwise neighbors would look for the old address.
             f"link add eth0 netns {host.pid} address {host.mac}"
             f" type veth peer name {host.name} netns {switch}"
             for host in hosts
@@ -190,7 +190,7 @@ class Cluster:
             host.wait_for_sshd(deadline)
 
     def close(self) -> None:
-        """Stop every host and remove every trace. Safe to call twice."""
+        """Stop every host and remove all files. Safe to call twice."""
         for host in self.hosts:
             host.halt()
         if self._switch is not None:
@@ -199,7 +199,7 @@ class Cluster:
             assert self._switch.stdin
             self._switch.stdin.close()
             self._switch = None
-            # The kernel takes namespaces apart later; the cable need not wait for that.
+            # The kernel removes namespaces later, so remove the cable now.
             subprocess.run(
                 ["ip", "link", "del", self._cable], stderr=subprocess.DEVNULL, check=False
             )
@@ -243,13 +243,13 @@ class Cluster:
         self.boot(*(host.name for host in self.hosts))
 
     def _lay_cable(self, switch: int) -> None:
-        """Connect this machine to the bridge, on the first subnet that no one else took."""
+        """Connect this machine to the bridge, on the first free subnet."""
         own = Path("/proc/self/ns/net").readlink()
         while Path(f"/proc/{switch}/ns/net").readlink() == own:
             time.sleep(0.001)
         for subnet in range(256):
             link = f"link add dtrain{subnet} type veth peer name uplink netns {switch}"
-            # The name is the lock: adding it twice is refused.
+            # The name is the lock: a second `add` fails.
             done = subprocess.run(
                 ["ip", *link.split()], capture_output=True, text=True, check=False
             )
@@ -259,7 +259,7 @@ class Cluster:
             if "File exists" not in done.stderr:
                 raise ClusterError(f"no virtual network interface: {done.stderr.strip()}")
         else:
-            raise ClusterError("every subnet from 10.213.0.0/24 on is in use")
+            raise ClusterError("every subnet from 10.213.0.0/24 is in use")
         bridge = ["link add br0 type bridge mcast_snooping 0", "link set br0 up",
                   "link set uplink master br0 up"]  # fmt: skip
         run_script([*self._in_switch(), "ip", "-batch", "-"], "\n".join(bridge))
@@ -275,7 +275,7 @@ class Cluster:
         names = [f"{peer.address} {peer.name}" for peer in self.hosts if peer is not host]
         lines = ["127.0.0.1 localhost", "::1 localhost", f"127.0.1.1 {host.name}", *names]
         (etc / "hosts").write_text("\n".join(lines) + "\n")
-        (etc / "resolv.conf").write_text("# no name server: /etc/hosts is all there is\n")
+        (etc / "resolv.conf").write_text("# no name server: only /etc/hosts\n")
         home = host.folder / "home"
         accounts = [entry for entry in pwd.getpwall() if entry.pw_name not in ("root", USER)]
         uid = max((entry.pw_uid for entry in accounts if entry.pw_uid < 60000), default=0) + 1000
@@ -310,8 +310,8 @@ def _check_machine() -> None:
 
 
 def _make_room_for_neighbors(count: int) -> None:
-    """All namespaces share one table of who is next to whom, of 1024 entries unless told otherwise:
-    from 32 hosts on that dial each other it overflows, and packets get lost."""
+    """Raise the size of the neighbor table, which all namespaces share. With the default of 1024
+    entries it overflows when 32 hosts dial each other, and packets get lost."""
     for family in ("ipv4", "ipv6"):
         setting = Path(f"/proc/sys/net/{family}/neigh/default/gc_thresh3")
         with contextlib.suppress(OSError):
@@ -320,20 +320,20 @@ def _make_room_for_neighbors(count: int) -> None:
 
 
 def _new_key(path: Path) -> str:
-    """Write a key pair without passphrase; the public half is returned."""
+    """Write a key pair without a passphrase. Returns the public key."""
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
     return path.with_suffix(".pub").read_text().strip()
 
 
 def _identity(pid: int) -> str:
-    """Names one process for ever: its pid and when it was started."""
+    """A permanent identifier of one process: its pid and start time."""
     started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return f"{pid} {started}"
 
 
 def _owner(folder: Path) -> int:
-    """The process that holds a cluster's folder; 0 when it has ended."""
+    """The process that owns a cluster's folder; 0 if it has ended."""
     try:
         owner = (folder / "owner").read_text()
         pid = int(owner.split()[0])
@@ -343,9 +343,9 @@ def _owner(folder: Path) -> int:
 
 
 def _sweep() -> None:
-    """Remove what crashed clusters left behind."""
+    """Remove the folders of crashed clusters."""
     for folder in STATE.glob(f"{PREFIX}*"):
-        # A folder that is being made has no owner yet: leave it for a minute.
+        # A new folder has no owner yet: keep it for a minute.
         with contextlib.suppress(OSError):
             if not _owner(folder) and time.time() - folder.stat().st_mtime > 60:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -371,14 +371,14 @@ def keep(count: int, port: int, home_size: str) -> None:
             f"  args: [--steps, 100]",
             flush=True,
         )
-        # Whoever reads the file from a pipe now sees its end.
+        # A reader of the pipe now sees the end of the file.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         while True:
             signal.pause()
 
 
 def up(arguments: argparse.Namespace) -> int:
-    """Start a keeper in the background and pass on the cluster file that it prints."""
+    """Start a keeper in the background and print its cluster file."""
     command = [
         sys.executable,
         __file__,
@@ -398,7 +398,7 @@ def up(arguments: argparse.Namespace) -> int:
 
 
 def down() -> int:
-    """End every kept cluster and wait until it is gone."""
+    """Stop every kept cluster and wait until it has ended."""
     for folder in STATE.glob(f"{PREFIX}*"):
         owner = _owner(folder)
         if owner and (folder / "kept").exists():

@@ -1,4 +1,4 @@
-# Sourced by the scripts beside it: makes the virtual environment .venv, and says what it does.
+# Sourced by the scripts in this folder: creates the virtual environment .venv and reports progress.
 
 fail() {
   printf 'error: %s\n' "$1" >&2
@@ -8,7 +8,7 @@ fail() {
 
 say() { printf '%s\n' "== $1"; }
 
-# Print a Python of 3.10 or newer. PYTHON names one; else the newest on PATH that can be run.
+# Print a Python of 3.10 or newer: the one in PYTHON, else the newest on PATH that runs.
 find_python() {
   local candidate
   for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10 python}; do
@@ -23,7 +23,7 @@ find_python() {
 
 as_root() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
-# Packages of the distribution. Debian and Ubuntu alone; only ever called as root.
+# Install distribution packages. Debian and Ubuntu only; callers are root.
 apt_install() {
   say "installing from the distribution: $*"
   { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
@@ -36,7 +36,7 @@ make_venv() {
   say "creating .venv with $("$python" --version)"
   if "$python" -c 'import ensurepip, venv' 2>/dev/null && "$python" -m venv .venv; then return; fi
   rm -rf .venv
-  # Debian and Ubuntu leave venv out of their python3.
+  # Debian and Ubuntu ship python3 without venv.
   if "$python" -m virtualenv --version >/dev/null 2>&1; then
     "$python" -m virtualenv --quiet .venv && return
   fi
@@ -45,12 +45,12 @@ make_venv() {
     apt_install "python$version-venv"
     "$python" -m venv .venv && return
   fi
-  fail "$python cannot make virtual environments: its venv or ensurepip module is missing" \
+  fail "$python cannot create virtual environments: its venv or ensurepip module is missing" \
     "sudo apt-get install python$version-venv (Debian, Ubuntu), or pip install virtualenv"
 }
 
-# prepare EXTRA [REQUIREMENT…]: .venv holds this checkout with an extra, and the requirements.
-# Does nothing when that was done before for the same pyproject.toml.
+# prepare EXTRA [REQUIREMENT…]: install this checkout with an extra, and the requirements, in .venv.
+# Does nothing if that was done before with the same pyproject.toml.
 prepare() {
   local extra=$1 python stamp wanted log status downloads missing
   shift
@@ -73,7 +73,7 @@ PY
   esac
   say "installing dtrain[$extra] into .venv; the first time downloads $downloads and takes minutes"
   log=.venv/install.log
-  # Of what pip says, the downloads that one waits for.
+  # Show only the large downloads of pip's output.
   set +e
   .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off \
     -e ".[$extra]" "$@" 2>&1 | tee "$log" |
@@ -82,17 +82,17 @@ PY
   status=${PIPESTATUS[0]}
   set -e
   if [ "$status" != 0 ]; then
-    # Every Python can use hatchling, so where there is none, there is no index.
+    # Every Python supports hatchling, so an error about it means that there is no index.
     if grep -qiE 'connection (broken|error|refused|reset)|name resolution|timed out|unreachable|proxyerror|found for hatchling' "$log"; then
       fail "packages could not be downloaded" \
-        "is this machine online? pip obeys https_proxy, and PIP_INDEX_URL where you have a mirror"
+        "is this machine online? pip obeys https_proxy, and PIP_INDEX_URL for a mirror"
     fi
     if missing=$(grep -m 1 'No matching distribution found for' "$log"); then
       fail "no package${missing##*found} that $(.venv/bin/python --version) can use" \
-        "rm -r .venv, then name another Python: PYTHON=/path/to/python3.12 $0"
+        "remove .venv, then choose another Python: PYTHON=/path/to/python3.12 $0"
     fi
     tail -n 5 "$log" >&2
-    fail "pip could not install dtrain[$extra]" "all it said is in $log"
+    fail "pip could not install dtrain[$extra]" "see its output in $log"
   fi
   printf '%s\n' "$wanted" >"$stamp"
 }

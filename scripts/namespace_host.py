@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 USER = "ml"
-"""An account without privileges on every host, beside root; same key."""
+"""An unprivileged account on every host, with the same key as root."""
 
-# PID 1 of a host. It announces itself, waits for its cable, becomes the host, and ends when its
-# owner closes stdin. bash adopts and reaps what detached processes leave behind.
+# PID 1 of a host. It prints its pid, waits for its cable, sets up the host, and ends when its owner
+# closes stdin. bash adopts and reaps detached processes.
 INIT = r"""
 set -e
 read -r pid _ </proc/self/stat
@@ -47,7 +47,7 @@ read -r end
 
 
 class ClusterError(Exception):
-    """The cluster cannot be made on this machine; says why and what to do."""
+    """This machine cannot create the cluster. The message has the reason and the remedy."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Host:
 
     @property
     def mac(self) -> str:
-        """Its network card."""
+        """The MAC address of its network card."""
         return f"02:00:00:00:00:{int(self.address.rpartition('.')[2]):02x}"
 
     @property
@@ -76,7 +76,7 @@ class Host:
         return Path(f"/proc/{self.pid}/root{path}") if self.home_size else path
 
     def command(self, *argv: str) -> list[str]:
-        """What runs ``argv`` on the host (as root, in its home folder) without SSH."""
+        """A command that runs ``argv`` on the host (as root, in its home folder) without SSH."""
         home = f"{self.folder}/home/root"
         enter = ["nsenter", "-t", str(self.pid), "--net", "--uts", "--mount", "--ipc", "--pid"]
         return [*enter, "env", "-C", home, f"HOME={home}", *argv]
@@ -89,13 +89,13 @@ class Host:
         return done.stdout
 
     def processes(self) -> dict[int, str]:
-        """What runs on the host, by pid on this machine; sshd and the host's init left out."""
+        """The processes on the host, by pid on this machine, without sshd and the host's init."""
         found: dict[int, str] = {}
         if not self.pid:
             return found
         mine = Path(f"/proc/{self.pid}/ns/pid").readlink()
         for entry in Path("/proc").iterdir():
-            # What ends while it is being looked at is not there.
+            # Skip processes that end during the scan.
             with contextlib.suppress(OSError):
                 if not entry.name.isdigit() or (entry / "ns" / "pid").readlink() != mine:
                     continue
@@ -107,7 +107,7 @@ class Host:
         return found
 
     def kill_all(self) -> None:
-        """SIGKILL everything that was started on the host; the host stays up."""
+        """SIGKILL all processes that were started on the host. The host stays up."""
         while found := self.processes():
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
@@ -115,11 +115,11 @@ class Host:
             time.sleep(0.01)
 
     def stop_sshd(self) -> None:
-        """Kill sshd with all its sessions; what they had started goes on."""
+        """Kill sshd and all its sessions. Processes that they started continue."""
         self.run("pkill", "-KILL", "sshd")
 
     def start_sshd(self) -> None:
-        """Start an sshd in place of one that was stopped."""
+        """Start a new sshd after `stop_sshd`."""
         config, log = self.folder / "sshd_config", self.folder / "sshd.log"
         self.run("/usr/sbin/sshd", "-f", str(config), "-E", str(log))
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Make three ranks fail together, and keep what each said, for tests/failures/cascades.
+"""Makes three ranks fail together, and records their output for tests/failures/cascades.
 
     python scripts/record_cascades.py             all of them
     python scripts/record_cascades.py raised      these
 
-What a run on one machine cannot show (NCCL, several clocks) is not recorded.
+A run on one machine cannot show NCCL or several clocks; these are not recorded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dtrain.failures.traceback import last_words
 FOLDER = Path(__file__).parent.parent / "tests" / "failures" / "cascades"
 RANKS = 3
 PATIENCE = 60.0
-"""Seconds that the others have once the first has ended."""
+"""Seconds that the other ranks may take after the first has ended."""
 
 TORCH = """
 import datetime, os, sys, time
@@ -90,7 +90,7 @@ for batch in torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=2):
     step()
 """
 
-# What the ranks run, and the rank that is to blame.
+# The program of the ranks, and the rank that causes the failure.
 CASCADES: dict[str, tuple[str, str, int]] = {
     "killed": (TORCH, f"train({KILL})", 1),
     "killed-with-the-store": (TORCH, f"train({KILL}, failing=0)", 0),
@@ -124,13 +124,13 @@ CASCADES: dict[str, tuple[str, str, int]] = {
 
 
 def record(name: str, port: int) -> dict[str, Any]:
-    """Run it, and return what the file about it holds."""
+    """Run a case and return the content of its file."""
     prelude, body, first = CASCADES[name]
     cluster = {"worker": [f"127.0.0.1:{port + rank}" for rank in range(RANKS)]}
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "train.py"
         script.write_text(prelude + "\n" + body + "\n", encoding="utf-8")
-        # It listens, but does not speak the store's language.
+        # It listens, but does not speak the store's protocol.
         taken = socket.create_server(("0.0.0.0", port)) if name == "port-taken" else None  # noqa: S104
         begun = time.monotonic()
         processes = []
@@ -182,7 +182,7 @@ print("torch " + torch.__version__ if "torch" in modules else "TensorFlow " + tf
 
 
 def wait(processes: list[subprocess.Popen[bytes]], begun: float) -> dict[int, float]:
-    """Seconds after which each ended; those that do not end are killed, and are not in it."""
+    """Seconds after which each process ended. Processes that do not end are killed and left out."""
     ended: dict[int, float] = {}
     while len(ended) < len(processes):
         now = time.monotonic() - begun
@@ -199,7 +199,7 @@ def wait(processes: list[subprocess.Popen[bytes]], begun: float) -> dict[int, fl
 
 
 def shown(said: str, folder: str) -> str:
-    """Without what is of this machine alone, or adds nothing."""
+    """The output without parts that are specific to this machine or add nothing."""
     said = said.replace(folder, "/home/user")
     said = re.sub(r"/[\w./-]*?/site-packages", "/opt/venv/lib/python3/site-packages", said)
     said = re.sub(r"/[\w./-]*/lib/python3\.\d+/(?!site-packages)", "/usr/lib/python3/", said)
@@ -209,7 +209,7 @@ def shown(said: str, folder: str) -> str:
 
 
 class Text(str):
-    """Written as a block, which keeps its lines readable."""
+    """Text that YAML writes as a block, which keeps its lines readable."""
 
 
 def main() -> None:

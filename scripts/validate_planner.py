@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""How far the planner is off from published training runs.
+"""Compares the planner's estimates with published training runs.
 
     scripts/validate_planner.py [--runs FILE [--runs FILE ...]] [--json] [--worst N]
 
-Estimates every run of the files as ``dtrain plan`` would, without any calibration, and prints for
-each source and for all of them: rows, mean absolute and signed error of the step time and of the
-peak memory in percent, and how runs that did and did not fit were foretold. ``published_runs``
-says how a row is read. Without --runs, the runs that come with this repository.
+Estimates every run of the files like ``dtrain plan``, without any calibration. Prints for each
+source and for all sources: rows, mean absolute and signed error of the step time and of the peak
+memory in percent, and how well the planner predicted which runs fit. ``published_runs`` describes
+how a row is read. Without --runs, uses the runs in this repository.
 
-A run's error is estimate / measured − 1: above 0, the planner thinks it slower, or larger, than
-it was. "Fits" is what the planner would offer, so it includes the headroom that it leaves.
+A run's error is estimate / measured − 1: above 0, the planner's estimate is slower or larger.
+"Fits" is the planner's decision, so it includes the headroom that the planner leaves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RUNS = (DATA / "published_runs.csv", DATA / "published_runs_single_node.csv")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A run, and the planner's errors on it as shares of what was measured."""
+    """A run, and the planner's errors on it, relative to the measured values."""
 
     run: Run
     time: float | None
@@ -44,7 +44,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Score:
-    """Of a set of outcomes."""
+    """Statistics of a set of outcomes."""
 
     rows: int = 0
     time: list[float] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Score:
         if outcome.memory is not None:
             self.memory.append(outcome.memory)
         if outcome.run.fitted is not None:
-            # True or false is the estimate; fit or oom is what it said.
+            # true or false: whether the prediction was right. fit or oom: the prediction.
             right = outcome.fits == outcome.run.fitted
             self.fit[f"{'true' if right else 'false'}_{'fit' if outcome.fits else 'oom'}"] += 1
 
@@ -121,7 +121,7 @@ class Report:
 
 
 def validate(runs: Iterable[Run | str]) -> Report:
-    """The planner's errors on runs; texts are reasons for rows that were skipped."""
+    """The planner's errors on runs. Strings in ``runs`` are reasons of skipped rows."""
     report = Report()
     for run in runs:
         outcome = run if isinstance(run, str) else outcome_of(run)
@@ -138,7 +138,7 @@ _HEADINGS = ("rows", "time", "error", "bias", "memory", "error", "bias", "ran", 
 
 
 def table(report: Report) -> str:
-    """For people; aligned in any terminal or file."""
+    """A text table, aligned in any terminal or file."""
     lines: list[tuple[str, ...]] = [("", *_HEADINGS)]
     lines += [(name, *_cells(score)) for name, score in sorted(report.sources.items())]
     lines.append(("all", *_cells(report.overall)))
@@ -151,7 +151,7 @@ def table(report: Report) -> str:
     rule = "─" * len(text[0])
     text = [text[0], rule, *text[1:-1], rule, text[-1], ""]
     text.append("time, memory: runs compared; errors in percent: mean of absolute ones, and bias")
-    text.append("ran, oom: of the runs that ran and that did not fit, those that were foretold")
+    text.append("ran, oom: of the runs that ran and that did not fit, those predicted correctly")
     if report.skipped:
         text += ["", f"{sum(report.skipped.values())} rows skipped:"]
         text += [f"  {rows:5}  {reason}" for reason, rows in report.skipped.most_common()]
@@ -173,7 +173,7 @@ def _cells(score: Score) -> tuple[str, ...]:
 
 
 def worst(report: Report, number: int) -> str:
-    """The runs with the largest errors of either kind, one a line."""
+    """The runs with the largest errors of either kind, one per line."""
     found = [
         (error, what, outcome.run)
         for outcome in report.outcomes

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""How long `dtrain check` takes as hosts become more: against a bare SSH fan-out, in one run.
+"""Measures how `dtrain check` scales with the number of hosts, against a bare SSH fan-out.
 
     sudo .venv/bin/python scripts/bench/check.py [--hosts 2 4 8 16] [--rounds 5]
 
-Hosts are network namespaces with an sshd each (scripts/cluster.py), all on this machine, so that
-what they do themselves adds up, too: real hosts each have their own processors. The peer is one
-`ssh` process per host, all at once, that starts Python and ends it; a check also gathers facts,
-runs the job's interpreter, and has every host dial every other. Its job has a stand-in for torch,
-whose import would hide all else. Rounds are interleaved, and a ratio is that of the medians.
+Hosts are network namespaces with an sshd each (scripts/cluster.py), all on this machine. So the
+work of all hosts adds up, whereas real hosts each have their own processors. The baseline is one
+`ssh` process per host, all at once, that starts Python and exits. A check also gathers facts, runs
+the job's interpreter, and makes every host dial every other host. The job has a fake torch, because
+a real import would dominate the time. Rounds are interleaved, and ratios are ratios of medians.
 """
 
 from __future__ import annotations

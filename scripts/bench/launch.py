@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""How long until every worker runs: `dtrain launch` against plain SSH fan-out, in one run.
+"""Measures the time until every worker runs: `dtrain launch` against plain SSH fan-out.
 
     sudo .venv/bin/python scripts/bench/launch.py [--hosts 2 4 8] [--rounds 5]
 
 Hosts are network namespaces with an sshd each (scripts/cluster.py). Every contestant starts the
-same one-line Python on every host, which reports when it began; what counts is the time from
-starting the contestant to the last of these. The peers are one `ssh` process per host, all at
-once, and `pdsh` where it is installed; they only start a process, while dtrain also checks the
-hosts, starts all or none, keeps the output and cleans up. What the check costs shows beside a
-launch with `--no-check`. Rounds are interleaved, and a ratio is that of the medians: below 1,
-dtrain is faster.
+same one-line Python on every host, which prints its start time. The result is the time from the
+start of the contestant to the last of these. The baselines are one `ssh` process per host, all at
+once, and `pdsh` if it is installed. They only start a process; dtrain also checks the hosts, starts
+all or none, stores the output and cleans up. A launch with `--no-check` shows the cost of the
+check. Rounds are interleaved, and ratios are ratios of medians: below 1, dtrain is faster.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ WORKER = "import time; print('began', time.time(), flush=True)"
 
 @dataclass(frozen=True)
 class Sample:
-    """Seconds until the last worker began, until all had ended, and of CPU on this side."""
+    """Seconds until the last worker began, until all ended, and of CPU time on this machine."""
 
     started: float
     ended: float

@@ -1,8 +1,8 @@
-"""How fast output is framed, stored and shown, beside `cat` and `sed` on the same bytes.
+"""Measures how fast output is framed, stored and shown, compared with `cat` and `sed`.
 
     python scripts/bench/logs.py [--lines 1000000] [--streams 8]
 
-Ratios compare with `sed 's/^/[gpu01 0] /'`, one process that does nothing but prefix lines.
+Ratios compare with `sed 's/^/[gpu01 0] /'`, one process that only prefixes lines.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How long code sync takes, against the tools at hand, in the same run on this machine.
+"""Measures the time of a code sync, compared with other tools, in one run on this machine.
 
     scripts/bench/sync.py [--files 2000] [--repeat 5]
 
-The folder is a copy of Python's own library, so that names, sizes and compressibility are those
-of code. Every tool brings it to another folder over pipes: dtrain with its local transport, tar
-piped into tar, and rsync with a local "remote" shell where it is installed. Prints medians in
-seconds, and ratios to dtrain's (above 1: the other is slower).
+The folder is a copy of Python's own library, so names, sizes and compressibility are those of code.
+Every tool copies it to another folder over pipes: dtrain with its local transport, tar piped into
+tar, and rsync (if installed) with a local "remote" shell. Prints medians in seconds, and ratios to
+dtrain's (above 1: the other tool is slower).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _rsync(source: Path, target: Path) -> None:
 
 
 def _median(run: Tool, source: Path, repeat: int, warm: int) -> float:
-    """Of the runs after ``warm`` others to the same target."""
+    """Median seconds of the runs after ``warm`` warm-up runs to the same target."""
     seconds = []
     for _ in range(repeat):
         with tempfile.TemporaryDirectory() as top:

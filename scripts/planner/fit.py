@@ -1,28 +1,27 @@
 #!/usr/bin/env python3
-"""Fit the planner's constants to published training runs, and test them on runs left out.
+"""Fits the planner's constants to published training runs, and tests them on held-out runs.
 
     scripts/planner/fit.py [--runs FILE ...] [--architecture NAME]             the constants
     scripts/planner/fit.py [--runs FILE ...] [--architecture NAME] --held-out  their error
 
-The constants of ``dtrain.parallelism.cluster.efficiency`` that ``FREE`` names are fitted, for each
-architecture on its own, to the step times of the runs on its GPUs. The others (``hop``,
-``gemm_half``, ``exposed_tensor`` ...) stay as that module has them: some are measurements, some
+The constants of ``dtrain.parallelism.cluster.efficiency`` in ``FREE`` are fitted, separately for
+each architecture, to the step times of the runs on its GPUs. The other constants (``hop``,
+``gemm_half``, ``exposed_tensor`` ...) keep the values in that module: some are measurements, others
 were chosen by hand with all of these runs in view.
 
-What is minimized is the mean over tables of each table's mean absolute error plus 0.3 of its
-bias, both of ln(estimate / measured): a table of 700 rows counts as much as one of 7, because the
-bias of a source is larger than the scatter inside it. The search goes along one constant after
-the other, in steps that grow where they help and shrink where they do not, from the defaults
-with each of ``LAUNCHES``: the host's time matters only where it is longer than the GPU's, so that
-a search that starts from a short one never finds out. It draws no random numbers, so that it gives
-the same figures every time.
+The fit minimizes the mean over tables of each table's mean absolute error plus 0.3 of its bias,
+both of ln(estimate / measured). A table of 700 rows counts as much as one of 7, because the bias of
+a source is larger than the scatter inside it. The search changes one constant at a time, in steps
+that grow if they help and shrink if they do not. It starts from the defaults with each of
+``LAUNCHES``: the host's time matters only if it is longer than the GPU's, so a search with a short
+start value never finds a long one. It draws no random numbers, so the results are reproducible.
 
-With --held-out, each publisher's runs are estimated with constants fitted to everybody else's: all
-tables of one publisher are left out together, because they share its clusters and its software.
-That is the free constants alone: the others, the model's formulas and how ``published_runs`` fills
-in blanks have seen every source, so that runs from elsewhere may be further off than this says.
-Where nobody else has runs on an architecture, the constants are those that
-``efficiency.of_family`` would give to an architecture that was never measured.
+With --held-out, each publisher's runs are estimated with constants fitted to all other publishers.
+All tables of one publisher are left out together, because they share its clusters and software.
+This tests only the free constants. The other constants, the model's formulas and the rules of
+``published_runs`` were written with every source in view, so other runs may have larger errors.
+If no other publisher has runs on an architecture, the constants are those that
+``efficiency.of_family`` gives to an architecture without measurements.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ FREE: Mapping[str, tuple[str, ...]] = {
 }
 """The constants that are fitted, by architecture."""
 SHARES = {"gemm", "attention", "stream", "fp8", "exposed_data", "exposed_tensor", "network"}
-"""Those that are shares of something, and so at most 1."""
+"""Constants that are shares, and so at most 1."""
 LAUNCHES = (6e-6, 2e-5, 4e-5)
-"""Seconds to start one kernel, from which the search starts."""
+"""Seconds to start one kernel: the start values of the search."""
 BIAS = 0.3
 """Weight of a table's bias beside its mean absolute error."""
 ROWS = 60
-"""Runs of one table that the fit looks at, evenly spread; errors are reported on all."""
+"""Runs of one table that the fit uses, evenly spread. Errors are reported on all."""
 ENOUGH = 0.003
 """Relative step below which the search ends."""
 
@@ -70,14 +69,14 @@ def errors(runs: Iterable[Run], made: Efficiency) -> dict[str, list[float]]:
 
 
 def loss(found: Mapping[str, Sequence[float]]) -> float:
-    """What the fit minimizes; see above."""
+    """The quantity that the fit minimizes; see above."""
     return sum(
         (sum(map(abs, table)) + BIAS * abs(sum(table))) / len(table) for table in found.values()
     ) / len(found)
 
 
 def fit(runs: Sequence[Run], start: Efficiency, free: Sequence[str]) -> Efficiency:
-    """The constants, of which those named in ``free`` were changed for the least loss."""
+    """The constants, with those in ``free`` changed to minimize the loss."""
     sample = list(_sample(runs))
     launches = LAUNCHES if "launch" in free else (start.launch,)
     ends = [_descend(sample, replace(start, launch=launch), free) for launch in launches]
@@ -86,7 +85,7 @@ def fit(runs: Sequence[Run], start: Efficiency, free: Sequence[str]) -> Efficien
 
 
 def _descend(sample: Sequence[Run], best: Efficiency, free: Sequence[str]) -> Efficiency:
-    """From those constants down to where no step along one of them helps."""
+    """Descend from these constants until no step along one of them helps."""
     least, steps = loss(errors(sample, best)), dict.fromkeys(free, 0.25)
     while max(steps.values()) > ENOUGH:
         for name in free:
@@ -115,7 +114,7 @@ def _sample(runs: Iterable[Run]) -> Iterable[Run]:
 
 
 def start_of(architecture: str) -> Efficiency:
-    """The constants before the fit: free ones at their defaults, the others as they are."""
+    """The constants before the fit: free ones at their defaults, the others unchanged."""
     plain = Efficiency()
     free = {name: getattr(plain, name) for name in FREE[architecture]}
     return replace(FAMILIES[architecture], **free)
@@ -161,7 +160,7 @@ def _print_fit(architecture: str, runs: Sequence[Run]) -> None:
 
 
 def _print_held_out(architecture: str, runs: Sequence[Run]) -> None:
-    print(f"{architecture}: every publisher by constants fitted to the others")
+    print(f"{architecture}: every publisher with constants fitted to the other publishers")
     found: dict[str, list[float]] = {}
     for publisher in sorted({run.publisher for run in runs}):
         others = [run for run in runs if run.publisher != publisher]
@@ -169,7 +168,7 @@ def _print_held_out(architecture: str, runs: Sequence[Run]) -> None:
             made = fit(others, start_of(architecture), FREE[architecture])
         else:
             made = of_family("")
-            print(f"  (nobody but {publisher}: with the constants of other architectures)")
+            print(f"  (only {publisher} has runs: with the constants of other architectures)")
         found |= errors((run for run in runs if run.publisher == publisher), made)
     _print_errors(found)
 
@@ -182,7 +181,7 @@ def _print_errors(found: Mapping[str, Sequence[float]]) -> None:
     for table, each in shares.items():
         error, bias = sum(map(abs, each)) / len(each), sum(each) / len(each)
         print(f"  {table:{width}} {len(each):5}  {100 * error:5.1f}  {100 * bias:+5.1f}")
-    # Sources count alike: 720 rows of one would drown all the others.
+    # Sources have equal weight: otherwise the 720 rows of one would dominate.
     mean = [sum(map(abs, each)) / len(each) for each in shares.values()]
     bias_of_all = [sum(each) / len(each) for each in shares.values()]
     error, bias = sum(mean) / len(mean), sum(bias_of_all) / len(mean)

@@ -1,29 +1,29 @@
-"""Published training runs, read as the planner's own terms.
+"""Converts published training runs to the planner's terms.
 
-A row of the CSV files is what a public table says of one measured run: model, GPUs, layout, and
-what was reported. What it leaves blank is filled in here, by rules that hold for all rows of a
-source: from the row's notes, from the model's name (``published_shapes``), from what the software
-of that source did at the time (``PRACTICES``), or from the machine that the GPU usually comes in.
+A row of the CSV files is what a public table reports about one measured run: model, GPUs, layout,
+and results. Blank cells are filled by rules that hold for all rows of a source: from the row's
+notes, the model's name (``published_shapes``), the defaults of that source's software at the time
+(``PRACTICES``), or the machine in which the GPU usually comes.
 
 The columns:
 
 - ``n_gpus``, ``tp``, ``pp``, ``cp``: blank means 1, but a blank ``n_gpus`` is their product. Data
-  ranks are n / (tp·pp·cp), which ``dp`` only has to say if ``n_gpus`` does not. Experts are spread
-  over data ranks, so that ``ep`` does not count.
-- ``micro_batch``: blank means 1. ``global_batch``: blank takes the micro-batches of a step from
-  the notes (``mbc=``, ``micro_num``, ``grad_accum=``); if those do not say, a rate such as tokens/s
-  is still comparable, with four micro-batches for each pipeline stage, but a step time is not.
+  ranks are n / (tp·pp·cp); ``dp`` is needed only if ``n_gpus`` does not determine it. Experts are
+  spread over data ranks, so ``ep`` does not count.
+- ``micro_batch``: blank means 1. ``global_batch``: if blank, the notes give the micro-batches of a
+  step (``mbc=``, ``micro_num``, ``grad_accum=``). Otherwise a rate such as tokens/s is still
+  comparable, with four micro-batches for each pipeline stage, but a step time is not.
 - ``sharding``: DDP is none; ZeRO-1 and the distributed optimizer are ``optimizer``; ZeRO-2 and
-  SHARD_GRAD_OP ``gradients``; ZeRO-3 and FSDP ``full``; HSDP ``hybrid``. Blank is as the source's
-  software does it.
-- ``precision``: fp8, bf16, fp16 or fp32, in this order, if the cell names it. Gradients are of 16
+  SHARD_GRAD_OP ``gradients``; ZeRO-3 and FSDP ``full``; HSDP ``hybrid``. Blank is the default of
+  the source's software.
+- ``precision``: fp8, bf16, fp16 or fp32, in this order, if the cell names it. Gradients have 16
   bits with fp16, with MosaicML's PURE and in NeMo.
-- ``recompute``: anything that names full, uniform, block or just says yes is full; blank is none.
-- ``interconnect``: Gb/s of all NICs of one host: ``8x200Gb/s`` is 1600, ``400Gb/s per GPU`` counts
-  for each GPU, a machine's name or a blank is that machine. A rate of InfiniBand that does not say
-  of what is one NIC's.
+- ``recompute``: full, uniform, block or just yes mean full; blank means none.
+- ``interconnect``: Gb/s of all NICs of one host. ``8x200Gb/s`` is 1600, ``400Gb/s per GPU`` counts
+  for each GPU, a machine's name or a blank means that machine. An InfiniBand rate without a unit of
+  reference is the rate of one NIC.
 - ``reported_*``: see ``_seconds`` and ``_reported_memory``. A row whose notes start with OOM did
-  not fit; every other that reports something did, if its GPU's memory is known at all.
+  not fit. Every other row with a result did fit, if the memory of its GPU is known.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from dtrain.runtime.layout import BackendName, Layout, Recompute, Schedule, Shar
 from planner.published_shapes import Row, UnusableError, count, number, shape_of
 
 Counter = Literal["allocated", "reserved", "total"]
-"""Whose figure a peak of memory is: PyTorch's allocator's, what that holds, or the driver's."""
+"""Source of a memory peak: PyTorch's allocated or reserved bytes, or the driver's total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Practice:
-    """What the software behind a source did where its table does not say."""
+    """Defaults of a source's software that its table does not give."""
 
     sharding: Sharding = "optimizer"
     precision: Precision = "bf16"
@@ -66,27 +66,28 @@ class Practice:
     """Whether 16-bit gradients are accumulated and reduced in 32 bits."""
     fused_loss: bool = False
     backend: BackendName = "megatron"
-    """Whose memory rules, overlap and kernels it has: the planner's row that is nearest."""
+    """The planner's backend with the most similar memory rules, overlap and kernels."""
 
 
 _DEEPSPEED = Practice("none", "fp16", False, False, True)
 PRACTICES = (
     # Before flash attention and sequence parallelism; data parallelism reduces in fp16.
     (r"SC21|2104\.04473", Practice("none", "fp16", False, False, True)),
-    # The paper that introduced sequence parallelism; its full recomputation is without.
+    # The paper that introduced sequence parallelism. Its full recomputation runs do not use it.
     (r"2205\.05198|Reducing Activation", Practice("none", "fp16", False)),
-    # Megatron-DeepSpeed, and its relatives of 2021 and 2022.
+    # Megatron-DeepSpeed and related software of 2021 and 2022.
     (r"vTrain|DeepSpeed|BLOOM|BigScience|2211\.05100|2201\.11990|NeoX|metaseq", _DEEPSPEED),
     # Its memory has the softmax's 5·a·s² bytes.
     (r"Zero Bubble|2401\.10241", Practice("none", "bf16", False)),
-    # Of 2023: sequence_parallel is off in its configurations, tensor parallelism is Megatron-LM's.
+    # From 2023: sequence_parallel is off in its configurations; tensor parallelism is
+    # Megatron-LM's.
     (r"InternEvo", Practice(sequence_parallel=False, hardware_flops=True)),
     # Its configurations set grad_sync_dtype to bf16.
     (r"NVIDIA/NeMo|dgxc", Practice(fp32_gradients=False)),
     (r"torchtitan", Practice("full", counter="reserved", backend="torchtitan")),
-    # Its models' loss_fn is fused_crossentropy, flash-attn's kernel, unless a file says otherwise.
+    # Its models' loss_fn is fused_crossentropy (flash-attn's kernel), unless a file changes it.
     (r"llm-foundry|MosaicML", Practice("full", fused_loss=True, backend="torchtitan")),
-    # Its configurations' sequence, which the memory of the rows agrees with.
+    # The sequence length in its configurations, which agrees with the memory of the rows.
     (r"SimuMax", Practice(counter="allocated", seq_len=4096)),
 )
 _RECENT = Practice()
@@ -99,23 +100,23 @@ class Run:
 
     name: str
     publisher: str
-    """Who measured: what is left out as a whole when the planner is tested on it."""
+    """Who measured it. Held-out tests leave out all runs of a publisher."""
     table: str
-    """Of the publisher's tables, the one it stands in."""
+    """The publisher's table that contains the run."""
     shape: Shape
     layout: Layout
     assumed: Assumptions
     cluster: Cluster
     seconds: float | None
-    """Of one step of the layout's global batch."""
+    """Seconds of one step with the layout's global batch."""
     memory: float | None
-    """GiB at the peak."""
+    """Peak memory in GiB."""
     counter: Counter
     fitted: bool | None
-    """Whether it ran instead of running out of memory; None where the GPU's memory is unknown."""
+    """Whether it ran without running out of memory; None if the GPU's memory is unknown."""
 
     def candidate(self, made: Efficiency) -> Candidate:
-        """What the planner says of it."""
+        """The planner's estimate."""
         return Candidate(self.shape, self.layout, self.cluster, made, self.assumed)
 
 
@@ -148,7 +149,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def read(path: Path) -> Iterator[Run | str]:
-    """The runs of a file; for each row that cannot be used, the reason.
+    """The runs of a file; for each unusable row, the reason.
 
     Raises:
         UsageError: as ``rows`` does.
@@ -193,10 +194,10 @@ def origin(source: str) -> tuple[str, str]:
 
 
 def run_of(row: Row) -> Run:
-    """A row in the planner's terms.
+    """Convert a row to the planner's terms.
 
     Raises:
-        UnusableError: it cannot be compared with an estimate; the reason is fit to count by.
+        UnusableError: the row cannot be compared with an estimate. The reason groups such rows.
     """
     notes, source = row.get("notes", ""), row.get("source", "")
     practice = next((how for pattern, how in PRACTICES if re.search(pattern, source)), _RECENT)
@@ -225,7 +226,7 @@ def run_of(row: Row) -> Run:
         row.get("gpu_type", ""),
         re.IGNORECASE,
     )
-    # Activations that move to the host's memory are not in the planner's model of a layout.
+    # The planner does not model activations that move to host memory.
     moved = re.search(r"activation\w* (cpu )?offload\s*=\s*(true|yes|1)", notes, re.IGNORECASE)
     return Run(
         name=row.get("id", ""),
@@ -243,7 +244,8 @@ def run_of(row: Row) -> Run:
 
 
 def gpu_of(name: str, interconnect: str = "") -> Gpu:
-    """A GPU by any name that a table gives it.
+    """The GPU with any of the names that tables use.
+
 
     Raises:
         UnusableError: the planner does not know it.
@@ -255,7 +257,7 @@ def gpu_of(name: str, interconnect: str = "") -> Gpu:
     if re.search(r"\bpcie\b", interconnect, re.IGNORECASE) and not re.search(
         r"nvlink|nvswitch", interconnect, re.IGNORECASE
     ):
-        # The interconnect column may be all that says which of two boards it is.
+        # Sometimes only the interconnect column tells which of two boards it is.
         try:
             return hardware().gpu(re.sub(r"^(\w+?)-", r"\1-pcie-", gpu.name))
         except UsageError:
@@ -272,7 +274,7 @@ def _gpu(name: str) -> Gpu:
             return table.gpu(written)
         except UsageError:
             continue
-    # By model, board and memory, in whatever order and company they come.
+    # By model, board and memory, in any order, with other words in between.
     model = re.search(
         r"\b(?:[ahlvbtp]\d{1,3}[a-z]?|gh200|gb200|gb300|mi\d{3}x?|rtx\W?\w+)\b", name.casefold()
     )
@@ -289,7 +291,7 @@ def _gpu(name: str) -> Gpu:
 
 
 def _layout(row: Row, practice: Practice) -> tuple[Layout, bool]:
-    """The split, and whether the row says how many sequences a step has."""
+    """The layout, and whether the row gives the sequences of a step."""
     notes, recompute = row.get("notes", ""), _recompute(row)
     tensor, pipeline = count(row, "tp") or 1, count(row, "pp") or 1
     context = count(row, "cp") or 1
@@ -320,7 +322,7 @@ def _layout(row: Row, practice: Practice) -> tuple[Layout, bool]:
     else:
         said_so = re.search(r"sequence[- ]parallel", notes, re.IGNORECASE)
         sequence = practice.sequence_parallel or said_so is not None
-    # The length of the rings in which states are spread, where it is not all data ranks.
+    # The number of ranks that share the states, if not all data ranks do.
     group = _noted(notes, r"shard(?:ing)? group\w*\s*[=:]?\s*(\d+)", r"dp_shard\s*[=:]?\s*(\d+)")
     shard = group if group and group < data * context else None
     if sharding == "hybrid" and not shard:
@@ -413,7 +415,7 @@ def _precision(row: Row, practice: Practice, gpu: Gpu) -> Precision:
     if re.search(r"fp4|int8|int4", said):
         raise UnusableError(f"the precision is not known: {said}")
     precision = practice.precision
-    # fp32 last: mixed precision is often described with the 32-bit parts named too.
+    # fp32 last: notes on mixed precision often also name the 32-bit parts.
     names: tuple[tuple[str, Precision], ...] = (
         (r"fp8|float8", "fp8"),
         (r"bf16|bfloat16", "bf16"),
@@ -438,7 +440,7 @@ _SCHEDULES: dict[str, Schedule] = {
 
 
 def _scheduled(row: Row, layout: Layout, shape: Shape) -> Layout:
-    """With the schedule that the notes name, and only as many experts and chunks as there are.
+    """The layout with the schedule from the notes, and at most as many experts and chunks as exist.
 
     The interleaved runs of Zero Bubble (arXiv 2401.10241, section 5) have a chunk for each layer.
     """
@@ -473,7 +475,7 @@ _RATE = r"([\d.]+)\s*(T|G)(b|B)(?:it|yte)?(?:ps|/s|it/s)?"
 
 
 def network_gbps(text: str, gpus_per_host: int) -> float | None:
-    """Gb/s of one host, all NICs together, from what a table says of the network, if it does."""
+    """Gb/s of one host, all NICs together, from a table's text about the network, if it has it."""
     if several := re.search(rf"(\d+)\s*[x×*]\s*{_RATE}", text):
         return int(several[1]) * _gbps(several[2], several[3], several[4])
     for found in re.finditer(_RATE, text):
@@ -486,7 +488,7 @@ def network_gbps(text: str, gpus_per_host: int) -> float | None:
             return rate * gpus_per_host
         if re.search(r"per (node|host|server|machine)|/node|ethernet", clause) or rate > 800:
             return rate
-        # A rate of InfiniBand alone is one port's; such hosts have a port for each GPU.
+        # An InfiniBand rate alone is one port's; such hosts have a port for each GPU.
         return rate * gpus_per_host if re.search(r"\bib\b|infiniband|hdr|ndr", clause) else rate
     for machine in hardware().machines:
         for name in (machine.name, *machine.aliases):
@@ -523,19 +525,19 @@ def _seconds(
     assumed: Assumptions,
     cluster: Cluster,
 ) -> float | None:
-    """Seconds of one step, from the most direct of what is reported.
+    """Seconds of one step, from the most direct reported figure.
 
     In this order: the step's time; tokens/s; TFLOP/s; MFU; HFU, all per GPU. FLOP are model FLOP,
     with attention over the whole square (72·B·L·s·h²(1 + s/(6h) + V/(12·h·L)), RAR), unless the
-    notes say hardware FLOP or causal. Of the Megatron family of 2021 and 2022 and of InternEvo,
-    TFLOP/s with full recomputation are hardware FLOP (SC21 eq. 3). MFU is of the dense peak of
-    the run's precision.
+    notes say hardware FLOP or causal. For the Megatron family of 2021 and 2022 and for InternEvo,
+    TFLOP/s with full recomputation are hardware FLOP (SC21 eq. 3). MFU is relative to the dense
+    peak of the run's precision.
     """
     notes = row.get("notes", "")
     if (seconds := number(row, "reported_step_time_s")) is not None:
         batch = count(row, "global_batch") or layout.global_batch
         return seconds * layout.global_batch / batch
-    # Everything else is a rate: what it would be if the step took a second.
+    # The other figures are rates: compute them for a step of one second.
     unit: Speed = speed(shape, layout, cluster, assumed, 1.0)
     peak = cluster.gpu.flops[assumed.precision]
     causal = re.search(r"(?<!non-)(?<!non )\bcausal", notes, re.IGNORECASE) is not None
@@ -555,10 +557,10 @@ def _seconds(
 
 
 def _reported_memory(row: Row, practice: Practice) -> tuple[float | None, Counter]:
-    """GiB at the peak, and who counted.
+    """GiB at the peak, and which counter reported it.
 
-    The notes' words win over the source's habit: torchtitan prints what the allocator reserved,
-    SimuMax what it had allocated; of others it is taken for the driver's figure. GB are GiB
+    The notes override the source's default: torchtitan prints the allocator's reserved bytes,
+    SimuMax its allocated bytes; other sources are assumed to use the driver's figure. GB are GiB
     unless the notes call them decimal: PyTorch and nvidia-smi count in powers of two.
     """
     notes = row.get("notes", "").casefold()

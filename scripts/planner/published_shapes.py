@@ -1,4 +1,4 @@
-"""The model that a published run trained, from what its row says and what its name implies."""
+"""The model of a published run, from its row and its model's name."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ Row = Mapping[str, str]
 
 
 class UnusableError(Exception):
-    """A row that no estimate can be compared with. The message is the reason, fit to count by."""
+    """A row without a comparable estimate. The message is the reason, and groups such rows."""
 
 
 _NUMBER = re.compile(r"[-+]?\d[\d,_]*(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 
 
 def number(row: Row, column: str) -> float | None:
-    """The first number of a cell (``1,536``, ``~66.5 GiB``), or nothing if it has none above 0."""
+    """The first number of a cell (``1,536``, ``~66.5 GiB``), or None if it has none above 0."""
     found = _NUMBER.search(row.get(column) or "")
     value = float(found[0].replace(",", "").replace("_", "")) if found else 0.0
     return value if 0 < value < 1e15 else None
 
 
 def count(row: Row, column: str) -> int | None:
-    """The same for what is counted."""
+    """Like `number`, for integer counts."""
     value = number(row, column)
     return round(value) if value is not None and value >= 0.5 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What models of one family have in common."""
+    """Common properties of one model family."""
 
     vocab: int
     gated: bool = True
@@ -71,14 +71,14 @@ _FAMILIES = (
 
 @cache
 def family(name: str) -> Family | None:
-    """The family that a model's name tells of, if it does."""
+    """The family that a model's name contains, if any."""
     found = (kind for pattern, kind in _FAMILIES if re.search(pattern, name.casefold()))
     return next(found, None)
 
 
 @cache
 def known(name: str) -> Shape | None:
-    """The published model of that name. ``Llama-3-70B (12-layer proxy)`` is a Llama-3-70B."""
+    """The published model with that name. ``Llama-3-70B (12-layer proxy)`` is a Llama-3-70B."""
     bare = re.sub(r"\(.*?\)|\bproxy\b", "", name).strip()
     for written in (name, bare, re.sub(r"[-_ ]l\d+$|[-_ ](instruct|base|hf)$", "", bare.lower())):
         try:
@@ -89,19 +89,19 @@ def known(name: str) -> Shape | None:
 
 
 def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
-    """What a row's columns say, completed from the published model of its name, or its family.
+    """The row's columns, completed from the published model with its name, or from its family.
 
-    A column always wins over the name. What both leave open is as the family does it: the
-    tokenizer's vocabulary, padded to a multiple of 128·t as Megatron-LM pads it; 4·h for plain
-    MLPs and 8/3·h, up to a multiple of 256, for gated ones; as many key heads as query heads.
-    ``seq_len`` is used where the row has none, before the published model's.
+    A column always overrides the name. If both leave a value open, the family's default applies:
+    the tokenizer's vocabulary, padded to a multiple of 128·t as Megatron-LM does; 4·h for plain
+    MLPs and 8/3·h, rounded up to a multiple of 256, for gated ones; as many key heads as query
+    heads. ``seq_len`` is used if the row has none, before the published model's.
 
     Raises:
         UnusableError: layers or hidden size are not known.
     """
     name = row.get("model_name") or ""
     base, kind = known(name), family(name)
-    # A name such as GPT 7B may be another model's too: only the same width is the same model.
+    # Another model may have the same name, such as GPT 7B. Require the same width, too.
     if base is not None and count(row, "hidden") not in (None, base.hidden):
         kind = kind or Family(base.vocab, base.gated, base.tied, base.dropout)
         base = None
@@ -116,7 +116,7 @@ def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
     heads = chosen("heads") or max(1, hidden // 128)
     same_heads = base is not None and heads == base.heads
     head_size = base.head_size if base is not None and same_heads else max(1, hidden // heads)
-    # A slip of the pen, not a model: no estimate would end.
+    # A typing error, not a model: no estimate would end.
     if layers > 2000 or hidden > 10**6 or heads > hidden:
         raise UnusableError("the model's shape is not possible")
     kv_heads = count(row, "kv_heads") or (base.kv_heads if base and same_heads else heads)
@@ -168,7 +168,7 @@ def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
 
 
 def _agreeing(row: Row, made: Callable[[bool], Shape], usual: bool) -> bool:
-    """The choice that gives the printed number of parameters, if just one of them does."""
+    """The choice that matches the printed number of parameters, if exactly one does."""
     printed = number(row, "params_b")
     if printed is None:
         return usual

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Classify images with TensorFlow, under any of its distribution strategies.
+"""Classifies images with TensorFlow, under any of its distribution strategies.
 
     python classify_images.py                                one process, no launcher
     DTRAIN_STRATEGY=mirrored python classify_images.py       one host, by hand
-    dtrain launch CLUSTER.yaml                               what job.strategy names
+        dtrain launch CLUSTER.yaml                               the strategy in job.strategy
 
-The same file trains with Keras's fit (--loop fit) and with a loop of its own (--loop custom),
-which is where to look for how each is done. Without --data it learns the handwritten digits that
-come with scikit-learn; --data takes CIFAR-10 (its "python version", unpacked or not).
+The script can train with Keras's fit (--loop fit) or with a custom loop (--loop custom), as an
+example of each. By default it learns the handwritten digits from scikit-learn; --data takes
+CIFAR-10 (its "python version", unpacked or not).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from dtrain.runtime import tensorflow as distributed
 
 keras = distributed.keras()
 BASE_BATCH = 64
-"""The global batch that --lr is meant for."""
+"""The global batch for which --lr is meant."""
 
 
 class Data(NamedTuple):
-    """Images of (samples, height, width, channels) bytes, and their classes."""
+    """Images as bytes of shape (samples, height, width, channels), and their classes."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -51,13 +51,13 @@ def digits() -> Data:
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
         raise SystemExit(
-            "the handwritten digits come with scikit-learn, which this Python has not:"
-            " `pip install scikit-learn`, or name a CIFAR-10 folder by --data"
+            "the handwritten digits come from scikit-learn, which is not installed in this Python:"
+            " `pip install scikit-learn`, or pass a CIFAR-10 folder with --data"
         )
     table = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     with gzip.open(table, "rt") as file:
         rows = np.array([[float(cell) for cell in row] for row in csv.reader(file)], np.float32)
-    # The file's order goes from writer to writer.
+    # The file is sorted by writer.
     rows = np.random.default_rng(0).permutation(rows)
     images = (rows[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
     labels = rows[:, -1].astype(np.int32)
@@ -70,7 +70,7 @@ def cifar(path: Path) -> Data:
     batches = dict(cifar_batches(path))
     names = [f"data_batch_{number}" for number in range(1, 6)]
     if missing := [name for name in [*names, "test_batch"] if name not in batches]:
-        raise SystemExit(f"{path} has no {missing[0]}: --data takes CIFAR-10's python version")
+        raise SystemExit(f"{path} has no {missing[0]}: --data needs CIFAR-10's python version")
 
     def images(batch: Any) -> np.ndarray:
         return np.asarray(batch[b"data"]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -98,11 +98,11 @@ def cifar_batches(path: Path) -> Iterator[tuple[str, Any]]:
                 if content := archive.extractfile(member) if "_batch" in member.name else None:
                     yield Path(member.name).name, pickle.load(content, encoding="bytes")  # noqa: S301
     else:
-        raise SystemExit(f"--data {path}: there is no such file or folder")
+        raise SystemExit(f"--data {path}: no such file or folder")
 
 
 def make_layers(shape: tuple[int, ...], seed: int) -> list[Any]:
-    """A small convolutional network. The seeds make it start the same in every process."""
+    """A small convolutional network. Seeds give every process the same initial weights."""
     width = 2 * shape[0]
     weights = keras.initializers.GlorotUniform(seed)
     convolution = {"kernel_initializer": weights, "padding": "same", "activation": "relu"}
@@ -112,13 +112,13 @@ def make_layers(shape: tuple[int, ...], seed: int) -> list[Any]:
         keras.layers.Conv2D(2 * width, 3, strides=2, **convolution),
         keras.layers.Flatten(),
         keras.layers.Dense(8 * width, activation="relu", kernel_initializer=weights),
-        # Probabilities and losses need float32, whatever the layers before compute in.
+        # Probabilities and losses need float32, whatever the other layers compute in.
         keras.layers.Dense(10, kernel_initializer=weights, dtype="float32"),
     ]
 
 
 class Training:
-    """What both loops train: a model, its data, and what to do after each step."""
+    """State that both loops share: the model, its data, and the work after each step."""
 
     def __init__(self, arguments: argparse.Namespace, run: distributed.Run, data: Data) -> None:
         self.arguments, self.run, self.data = arguments, run, data
@@ -143,7 +143,7 @@ class Training:
 
     def make_optimizer(self) -> Any:
         optimizer = distributed.with_loss_scaling(keras.optimizers.SGD(self.rate, momentum=0.9))
-        # Its variables must be there before a checkpoint can be read into them.
+        # Its variables must exist before a checkpoint is restored.
         optimizer.build(self.model.trainable_variables)
         return optimizer
 
@@ -153,7 +153,7 @@ class Training:
         self.optimizer.learning_rate = learning_rate.warmed_up(self.rate, done, warmup)
 
     def batches(self, batch: int | None = None) -> tf.data.Dataset:
-        """Global batches to train on, from the first that was not trained on yet."""
+        """Global training batches, starting with the first one not used yet."""
         samples = distributed.dataset(
             (self.data.images, self.data.labels),
             self.run,
@@ -165,14 +165,14 @@ class Training:
         return samples.map(lambda images, labels: (scaled(images), labels))
 
     def report(self, step: int, loss: float) -> None:
-        """Tell people about a step, and go on to the next."""
+        """Report a step and move on to the next."""
         self.losses[step] = loss
         self.warm_up(step)
         if self.run.is_chief and (step % self.arguments.every == 0 or step == 1):
             print(f"step {step}/{self.arguments.steps} loss {loss:.4f}", flush=True)
 
     def accuracy(self) -> float:
-        """The share of held-out images that the model tells right."""
+        """The share of held-out images that the model classifies correctly."""
         right = 0
         for start in range(0, len(self.data.test_labels), 500):
             part = slice(start, start + 500)
@@ -182,19 +182,19 @@ class Training:
 
 
 def scaled(images: Any) -> tf.Tensor:
-    """Bytes as numbers from 0 to 1."""
+    """Convert bytes to numbers from 0 to 1."""
     return tf.cast(images, tf.float32) / 255.0
 
 
 def train_by_fit(training: Training) -> None:
-    """Keras's own loop."""
+    """Train with Keras's loop."""
     arguments, run = training.arguments, training.run
     with run.strategy.scope():
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     training.model.compile(training.optimizer, loss)
     data: Any = training.batches()
     if run.asynchronous:
-        # Each worker has to make its own.
+        # Each worker must create its own.
         data = keras.utils.experimental.DatasetCreator(
             lambda each: training.batches(each.get_per_replica_batch_size(arguments.batch))
         )
@@ -223,7 +223,7 @@ def train_by_fit(training: Training) -> None:
 
 
 def train_by_hand(training: Training) -> None:
-    """A loop that shows every step."""
+    """Train with a custom loop."""
     arguments, run = training.arguments, training.run
     model, optimizer = training.model, training.optimizer
 
@@ -232,7 +232,7 @@ def train_by_hand(training: Training) -> None:
         with tf.GradientTape() as tape:
             scores = model(images, training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores)
-            # The mean over the global batch, of which this replica sees a part.
+            # The mean over the global batch. This replica has only a part of it.
             loss = tf.reduce_sum(losses) / arguments.batch
             objective = distributed.scaled_loss(loss, optimizer)
         gradients = tape.gradient(objective, model.trainable_variables)
@@ -257,7 +257,7 @@ def train_by_hand(training: Training) -> None:
 
 
 def steps_of(training: Training, step: Any) -> Iterator[tuple[int, list[float]]]:
-    """Take the steps; yields the number of the last one, and the losses since the one before."""
+    """Run the steps. Yields the last step's number, and the losses since the previous yield."""
     arguments, run = training.arguments, training.run
     if run.asynchronous:
         coordinator = distributed.Coordinator(run, training.batches, step)
@@ -272,9 +272,9 @@ def steps_of(training: Training, step: Any) -> Iterator[tuple[int, list[float]]]
 
 
 def evaluate(training: Training) -> None:
-    """The evaluator's part: the accuracy of each checkpoint as it appears."""
+    """The evaluator's task: the accuracy of each checkpoint when it appears."""
     if training.checkpoints is None:
-        raise SystemExit("an evaluator follows checkpoints: give --checkpoint DIR")
+        raise SystemExit("an evaluator reads checkpoints: pass --checkpoint DIR")
     for step in training.checkpoints.follow():
         print(f"evaluator: step {step} held-out accuracy {training.accuracy():.3f}", flush=True)
         if step >= training.arguments.steps:
@@ -295,10 +295,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, help="where to save, and to resume from")
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--logdir", type=Path, help="events for TensorBoard")
-    parser.add_argument("--losses", type=Path, help="where to leave each step's loss, as JSON")
-    parser.add_argument("--cpus", type=int, default=1, help="divide the CPU, to try many devices")
+    parser.add_argument("--losses", type=Path, help="file for each step's loss, as JSON")
+    parser.add_argument("--cpus", type=int, default=1, help="logical CPUs, to test several devices")
     arguments = parser.parse_args()
-    # What the cluster file says goes first.
+    # The cluster file takes precedence.
     arguments.batch = current_job().training.global_batch or arguments.batch
     return arguments
 

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Classify texts with TensorFlow and Keras's fit, under any of its distribution strategies.
+"""Classifies texts with TensorFlow and Keras's fit, under any of its distribution strategies.
 
     python classify_text.py                                   one process, no launcher
     DTRAIN_STRATEGY=one_device python classify_text.py        one host, by hand
-    dtrain launch CLUSTER.yaml                                what job.strategy names
+        dtrain launch CLUSTER.yaml                                the strategy in job.strategy
 
-Without --data it learns to tell from which package of Python's standard library a passage of
-source code comes; --data takes the IMDb reviews (the folder aclImdb), good or bad. Under parameter
+By default it learns from which package of Python's standard library a passage of source code comes.
+With --data (the folder aclImdb) it learns whether IMDb reviews are good or bad. Under parameter
 servers the embedding, by far the largest variable, is partitioned among them.
 
-classify_images.py has a loop of its own as well, which model_parallel over several hosts needs.
+classify_images.py also has a custom loop, which model_parallel over several hosts needs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 
 class Data(NamedTuple):
-    """Texts as (samples, words) numbers of words, and their classes."""
+    """Texts as word numbers of shape (samples, words), and their classes."""
 
     texts: np.ndarray
     labels: np.ndarray
@@ -50,10 +50,10 @@ class Data(NamedTuple):
 
 
 def numbers(text: str, buckets: int) -> list[int]:
-    """A number from 1 on for every word.
+    """A number of 1 or more for every word.
 
-    Hashed (Weinberger et al., arXiv 0902.2206), not looked up: hosts whose corpora differ a
-    little would each collect another vocabulary, and train one model with several meanings.
+    Words are hashed (Weinberger et al., arXiv 0902.2206), not looked up: hosts with slightly
+    different corpora would collect different vocabularies for the same model.
     """
     return [1 + zlib.crc32(word.encode()) % (buckets - 1) for word in WORD.findall(text.lower())]
 
@@ -70,7 +70,7 @@ def packages(length: int, buckets: int) -> Data:
             trained += ((passage, label) for passage in passages(words[:cut], length))
             held += ((passage, label) for passage in passages(words[cut:], length))
     if not trained or not held:
-        raise SystemExit(f"no source of {', '.join(PACKAGES)} under {root}: name texts by --data")
+        raise SystemExit(f"no source of {', '.join(PACKAGES)} under {root}: pass texts with --data")
     return Data(*arrays(trained), *arrays(held), len(PACKAGES))
 
 
@@ -89,7 +89,7 @@ def reviews(folder: Path, length: int, buckets: int) -> Data:
                 words = numbers(path.read_text(encoding="utf-8"), buckets)[:length]
                 samples.append((words + [0] * (length - len(words)), label))
         if not samples:
-            raise SystemExit(f"no reviews in {folder / part}: --data takes the folder aclImdb")
+            raise SystemExit(f"no reviews in {folder / part}: --data needs the folder aclImdb")
         return arrays(samples)
 
     return Data(*read("train"), *read("test"), 2)
@@ -102,7 +102,7 @@ def arrays(samples: list[tuple[list[int], int]]) -> tuple[np.ndarray, np.ndarray
 
 def make_layers(arguments: argparse.Namespace, classes: int) -> list[Any]:
     """Convolution over words, then the strongest response of each filter (Kim, arXiv 1408.5882).
-    The seeds make it start the same in every process."""
+    Seeds give every process the same initial weights."""
     weights = {"kernel_initializer": keras.initializers.GlorotUniform(arguments.seed)}
     meanings = keras.initializers.RandomUniform(-0.05, 0.05, arguments.seed)
     return [
@@ -115,7 +115,7 @@ def make_layers(arguments: argparse.Namespace, classes: int) -> list[Any]:
 
 
 def make_model(arguments: argparse.Namespace, run: distributed.Run, classes: int) -> Any:
-    """A compiled model whose variables are where the strategy wants them."""
+    """A compiled model with its variables placed by the strategy."""
     layers = make_layers(arguments, classes)
     if run.name == "model_parallel":
         model = distributed.placed(layers, (arguments.length,), run)
@@ -125,7 +125,7 @@ def make_model(arguments: argparse.Namespace, run: distributed.Run, classes: int
             model.build((None, arguments.length))
     with run.strategy.scope():
         optimizer = keras.optimizers.Adam(arguments.lr)
-        # Its variables must be there before a checkpoint can be read into them.
+        # Its variables must exist before a checkpoint is restored.
         optimizer.build(model.trainable_variables)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(distributed.with_loss_scaling(optimizer), loss)
@@ -139,7 +139,7 @@ def train(
     data: Data,
     checkpoints: distributed.Checkpoints | None,
 ) -> dict[int, float]:
-    """Train up to ``--steps``, from the newest checkpoint if there is one; returns the losses."""
+    """Train up to ``--steps``, from the newest checkpoint if there is one. Returns the losses."""
     losses: dict[int, float] = {}
     done = checkpoints.restore() if checkpoints else 0
     if done >= arguments.steps:
@@ -172,7 +172,7 @@ def train(
     )
     for first, last, length in distributed.epochs(run, arguments.steps - done, arguments.every):
         model.fit(
-            # Under parameter servers each worker makes its own.
+            # Under parameter servers, each worker creates its own.
             keras.utils.experimental.DatasetCreator(batches) if run.asynchronous else batches(),
             initial_epoch=first,
             epochs=last,
@@ -187,7 +187,7 @@ def train(
 
 
 def accuracy(model: Any, data: Data) -> float:
-    """The share of held-out texts that the model tells right."""
+    """The share of held-out texts that the model classifies correctly."""
     right = 0
     for start in range(0, len(data.test_labels), 500):
         part = slice(start, start + 500)
@@ -199,7 +199,7 @@ def accuracy(model: Any, data: Data) -> float:
 def evaluate(
     arguments: argparse.Namespace, model: Any, data: Data, checkpoints: distributed.Checkpoints
 ) -> None:
-    """The evaluator's part: the accuracy of each checkpoint as it appears."""
+    """The evaluator's task: the accuracy of each checkpoint when it appears."""
     for step in checkpoints.follow():
         print(f"evaluator: step {step} held-out accuracy {accuracy(model, data):.3f}", flush=True)
         if step >= arguments.steps:
@@ -212,7 +212,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=64, help="texts in a global batch")
     parser.add_argument("--length", type=int, default=100, help="words in a text")
-    parser.add_argument("--words", type=int, default=20_000, help="numbers to hash words to")
+    parser.add_argument("--words", type=int, default=20_000, help="hash buckets for words")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"])
@@ -221,10 +221,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, help="where to save, and to resume from")
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--logdir", type=Path, help="events for TensorBoard")
-    parser.add_argument("--losses", type=Path, help="where to leave each step's loss, as JSON")
-    parser.add_argument("--cpus", type=int, default=1, help="divide the CPU, to try many devices")
+    parser.add_argument("--losses", type=Path, help="file for each step's loss, as JSON")
+    parser.add_argument("--cpus", type=int, default=1, help="logical CPUs, to test several devices")
     arguments = parser.parse_args()
-    # What the cluster file says goes first.
+    # The cluster file takes precedence.
     arguments.batch = current_job().training.global_batch or arguments.batch
     return arguments
 
@@ -245,13 +245,13 @@ def main() -> None:
     model = make_model(arguments, run, data.classes)
     checkpoints = None
     if arguments.checkpoint:
-        # The model brings its optimizer along.
+        # The model includes its optimizer.
         checkpoints = distributed.Checkpoints(
             arguments.checkpoint, run, model=model, optimizer=model.optimizer
         )
     if run.is_evaluator:
         if checkpoints is None:
-            raise SystemExit("an evaluator follows checkpoints: give --checkpoint DIR")
+            raise SystemExit("an evaluator reads checkpoints: pass --checkpoint DIR")
         evaluate(arguments, model, data, checkpoints)
         return
     if arguments.logdir:

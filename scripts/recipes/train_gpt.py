@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Train a Llama-like language model on bytes, under every strategy of dtrain.
+"""Trains a Llama-like language model on bytes, under every strategy of dtrain.
 
     python train_gpt.py                          one process, no launcher
-    torchrun --nproc-per-node 2 train_gpt.py     copies (ddp); --strategy names another
-    dtrain launch CLUSTER.yaml                   what job.strategy and job.layout say
+        torchrun --nproc-per-node 2 train_gpt.py     ddp, or another strategy with --strategy
+        dtrain launch CLUSTER.yaml                   job.strategy and job.layout
 
-The loop is the same whatever the strategy: change one word in the cluster file. Without --data it
-learns Python from the source of Python's own standard library, which every machine has. A run
-that ends early, or is killed, goes on from the newest checkpoint in --checkpoint when it is
-started again, in the same layout or another.
+The loop is the same for every strategy: change one word in the cluster file. By default it learns
+Python from the source of Python's standard library, which every machine has. A run that ended
+early, or was killed, resumes from the newest checkpoint in --checkpoint when it is started again,
+in the same layout or another.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROWS = {".jsonl", ".parquet", ".arrow"}
 HELD_OUT = 0.05
 """The last part of every file, never trained on."""
 BASE_BATCH = 32
-"""The global batch that --lr is for."""
+"""The global batch for which --lr is meant."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        # -1 heads, not config.heads: a tensor-parallel rank has only its share of them.
+        # -1 heads instead of config.heads: a tensor-parallel rank has only its share of them.
         q, k, v = (
             project(x).unflatten(-1, (-1, self.head_dim))
             for project in (self.q_proj, self.k_proj, self.v_proj)
@@ -74,10 +74,10 @@ class Attention(nn.Module):
 
 
 def rotate(heads: Tensor) -> Tensor:
-    """Turn pairs of features by an angle that grows with the position.
+    """Rotate pairs of features by an angle that grows with the position.
 
-    ``heads`` is (batch, sequence, heads, head_dim), the whole sequence of them. In this order in
-    memory, attention's output needs no copy.
+    ``heads`` has the shape (batch, sequence, heads, head_dim), with the whole sequence. With this
+    memory order, attention's output needs no copy.
     """
     length, size = heads.shape[1], heads.shape[-1]
     rates = 10000.0 ** -(torch.arange(0, size, 2, device=heads.device) / size)
@@ -101,7 +101,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then an MLP, each with a way around it."""
+    """Attention, then an MLP, each with a residual connection."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predicts the next byte from the ones before it; (batch, sequence) to (.., vocabulary)."""
+    """Predicts the next byte from earlier bytes: (batch, sequence) to (.., vocabulary)."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -133,18 +133,18 @@ class GPT(nn.Module):
 
 
 def first_weights(name: str, module: nn.Module) -> None:
-    """Small normal weights; the output layer's are smaller, to start from an even guess."""
+    """Small normal weights; smaller in the output layer, to start from a uniform guess."""
     if isinstance(module, nn.Embedding | nn.Linear):
         nn.init.normal_(module.weight, std=0.002 if name == "head" else 0.02)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean over all bytes, in nats; guessing blindly costs ln 256 = 5.55."""
+    """Mean over all bytes, in nats; a uniform guess has ln 256 = 5.55."""
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 class Windows:
-    """A text cut into sequences: inputs and, one byte on, targets, (context,) each."""
+    """A text cut into sequences: inputs, and targets shifted by one byte, of length (context,)."""
 
     def __init__(self, text: bytes | bytearray, context: int) -> None:
         self.text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -159,7 +159,7 @@ class Windows:
 
 
 def read(data: Path | None, context: int) -> tuple[Windows, Windows]:
-    """The text to train on, and the end of every document, held out."""
+    """The training text, and the held-out end of every document."""
     train, held_out = bytearray(), bytearray()
     for document in documents(data):
         cut = int(len(document) * (1 - HELD_OUT))
@@ -182,7 +182,7 @@ def documents(data: Path | None) -> Iterator[bytes]:
     ]  # fmt: skip
     if not files:
         known = ", ".join(sorted(TEXT | ROWS))
-        raise SystemExit(f"error: no {known} files under {root}\nhint: name others by --data")
+        raise SystemExit(f"error: no {known} files under {root}\nhint: pass others with --data")
     for path in files:
         if path.suffix in ROWS:
             yield from (text.encode() for text in texts(path))
@@ -215,7 +215,7 @@ def train(run: parallel.Run, arguments: argparse.Namespace) -> None:
         arguments.layers,
         arguments.heads,
         arguments.kv_heads,
-        # A gated MLP has three matrices and not two, and so 2/3 of the usual 4 times the width.
+        # A gated MLP has three matrices instead of two, so 2/3 of the usual 4 times the width.
         arguments.mlp_width or 32 * math.ceil(8 * arguments.width / 3 / 32),
         arguments.vocabulary,
     )
@@ -225,7 +225,7 @@ def train(run: parallel.Run, arguments: argparse.Namespace) -> None:
         model = GPT(config)
     weights = sum(parameter.numel() for parameter in model.parameters())
     gpt = run.parallelize(model, loss=cross_entropy, init=first_weights, seed=arguments.seed)
-    # Adam's rate goes with the square root of the batch.
+    # Adam's learning rate scales with the square root of the batch.
     peak = learning_rate.scaled(arguments.lr, run.global_batch, BASE_BATCH, "sqrt")
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.1)
     batches = run.batches(text, seed=arguments.seed)
@@ -266,7 +266,7 @@ def train(run: parallel.Run, arguments: argparse.Namespace) -> None:
         ):
             checkpoint.save(arguments.checkpoint, step, gpt, optimizer, batches)
         if stop:
-            run.print(f"asked to stop: ends after step {step}")
+            run.print(f"SIGTERM: ends after step {step}")
             break
 
     if arguments.losses and run.is_first:
@@ -300,8 +300,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, help="a folder that all hosts share")
     parser.add_argument("--save-every", type=int, default=100, help="steps")
     parser.add_argument("--losses", type=Path, help="where to write the loss of each step, as JSON")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="a GPU where there is one")
-    parser.add_argument("--strategy", help="where no cluster file names one")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
+    parser.add_argument("--strategy", help="used without a cluster file")
     parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"], help="likewise")
     return parser.parse_args()
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Train a small byte-level transformer language model with DistributedDataParallel.
+"""Trains a small byte-level transformer language model with DistributedDataParallel.
 
     python train_lm.py                          one process, no launcher
     dtrain launch configs/local.yaml            two nodes of two workers on this machine
     torchrun --nproc-per-node 2 train_lm.py
 
-It reads what every launcher of torch sets (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-MASTER_ADDR, MASTER_PORT) and needs nothing of dtrain. Without --corpus it learns Python from
-the source of Python's own standard library, which every machine has.
+It reads the variables that every launcher of torch sets (RANK, WORLD_SIZE, LOCAL_RANK,
+LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and does not need dtrain. By default it learns Python
+from the source of Python's standard library, which every machine has.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-# Its functions keep the process group that they find when this module is loaded, which torch does
-# by itself when DistributedDataParallel is first used. Loaded before there is a group, nothing
-# outlives destroy_process_group: else gloo's threads do, and one that drops the last tensor while
-# Python ends aborts the process ("terminate called without an active exception").
+# The functions of this module keep the process group that exists when it is loaded. By default,
+# torch loads it at the first use of DistributedDataParallel. Loaded before there is a group,
+# nothing outlives destroy_process_group. Otherwise gloo's threads do, and a thread that frees the
+# last tensor while Python exits aborts the process ("terminate called without an active
+# exception").
 import torch.distributed.nn
 import torch.nn.functional as F  # noqa: N812 - the name everyone gives it
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ HELD_OUT = 0.05
 
 
 def corpus_files(corpus: Path | None) -> list[Path]:
-    """The files to learn from, in the same order on every rank."""
+    """The training files, in the same order on every rank."""
     if corpus is not None and corpus.is_file():
         return [corpus]
     root = corpus or Path(sysconfig.get_path("stdlib"))
@@ -49,13 +50,13 @@ def corpus_files(corpus: Path | None) -> list[Path]:
     ]
     if not files:
         raise SystemExit(
-            f"no {', '.join(sorted(TEXT))} files under {root}: name others by --corpus"
+            f"no {', '.join(sorted(TEXT))} files under {root}: pass others with --corpus"
         )
     return files
 
 
 def read_shard(files: list[Path], rank: int, world: int, *, held_out: bool) -> Tensor:
-    """This rank's share of every file, as one row of bytes; no two ranks read the same."""
+    """This rank's share of every file, as one row of bytes. Shares do not overlap."""
     shard = bytearray()
     for path in files:
         size = path.stat().st_size
@@ -68,7 +69,7 @@ def read_shard(files: list[Path], rank: int, world: int, *, held_out: bool) -> T
 
 
 def batch(shard: Tensor, size: int, context: int, generator: torch.Generator) -> Tensor:
-    """Windows drawn at random: (size, context + 1) byte values."""
+    """Random windows: byte values of shape (size, context + 1)."""
     if len(shard) <= context:
         raise SystemExit(f"the corpus leaves {len(shard)} bytes for this rank: too few")
     starts = torch.randint(len(shard) - context, (size, 1), generator=generator)
@@ -76,7 +77,7 @@ def batch(shard: Tensor, size: int, context: int, generator: torch.Generator) ->
 
 
 class Block(nn.Module):
-    """Attention, then a feed-forward layer, each with a way around it."""
+    """Attention, then a feed-forward layer, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -96,7 +97,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Predicts the next byte from the ones before it."""
+    """Predicts the next byte from earlier bytes."""
 
     def __init__(self, context: int, width: int, layers: int, heads: int) -> None:
         super().__init__()
@@ -113,7 +114,7 @@ class LanguageModel(nn.Module):
 
 
 def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Mean cross-entropy in nats per byte; guessing blindly costs ln 256 = 5.55."""
+    """Mean cross-entropy in nats per byte; a uniform guess has ln 256 = 5.55."""
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
@@ -157,7 +158,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> None:
     if rank == 0:
         print(f"held-out loss before training {before:.2f}")
 
-    # Ranks draw from different shards, in an order that the seed fixes.
+    # Ranks draw from different shards, in an order that the seed determines.
     generator = torch.Generator().manual_seed(arguments.seed + rank)
     since, steps_since, loss_since = time.perf_counter(), 0, 0.0
     for step in range(1, arguments.steps + 1):
@@ -187,7 +188,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto`` gives each rank of a node its own GPU where there are enough, else the CPU."""
+    """``auto`` gives each rank of a node its own GPU if there are enough, else the CPU."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if name == "auto":
         name = "cuda" if torch.cuda.device_count() > local_rank else "cpu"
@@ -213,7 +214,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=20, help="steps between two reports")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--save", type=Path, help="where rank 0 leaves the weights")
+    parser.add_argument("--save", type=Path, help="file for the weights, written by rank 0")
     return parser.parse_args()
 
 

@@ -26,4 +26,4 @@ def test_each_case_is_counted() -> None:
 def test_no_such_case() -> None:
     done = soak("2", "-k", "no_case_is_called_this")
     assert done.returncode == 1
-    assert done.stdout == "no case is called so\n"
+    assert done.stdout == "no case has that name\n"

@@ -91,7 +91,7 @@ def test_stopped_and_killed_runs_follow_an_undisturbed_one(tmp_path: Path) -> No
     assert [rank.returncode for rank in ranks] == [0, 0], said
     stopped = json.loads((tmp_path / "1.json").read_text())
     last = max(map(int, stopped))
-    assert f"asked to stop: ends after step {last}" in said[0]
+    assert f"SIGTERM: ends after step {last}" in said[0]
     assert last < steps
 
     # SIGKILL to all, in another layout.

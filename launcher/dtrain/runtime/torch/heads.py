@@ -67,16 +67,16 @@ def refuse_what_shares_change(
         same_calls = [path for path, _ in share.given] == [path for path, _ in whole.given]
         if not same_calls or not _equal(shared_output, output):
             raise ValueError(
-                f"with tensor {ranks}, {name} would compute something else on a share of its"
+                f"with tensor {ranks}, {name} computes a different result on a share of its"
                 f" heads: {HINT}"
             )
         sums = [total + part for total, (_, part) in zip(sums, share.given, strict=True)]
     for total, (path, wanted) in zip(sums, whole.given, strict=True):
         if not _equal(total, wanted):
             raise ValueError(
-                f"with tensor {ranks}, {name} would train another model: what the ranks put into"
-                f" {path} does not add up to what one process does: with heads of a fixed number,"
-                f" {HINT}"
+                f"with tensor {ranks}, {name} would train a different model: the ranks' inputs to"
+                f" {path} do not add up to the input in one process. If the number of heads is"
+                f" fixed, {HINT}"
             )
 
 

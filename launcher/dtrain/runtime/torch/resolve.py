@@ -115,6 +115,7 @@ def _accumulating(layout: Layout, training: Training, *, fixed: bool) -> Layout:
     if fixed:
         raise ValueError(
             f"the layout sets a global batch of {layout.global_batch}"
+            f" ({layout.product(('data', 'micro_batch', 'grad_accumulation'))}),"
             f" but training.global_batch is {batch}; remove one of the two"
         )
     if batch % at_once:
