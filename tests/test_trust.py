@@ -165,7 +165,7 @@ def test_folders_are_made_for_their_owner_alone(land: Path) -> None:
     before = os.umask(0)
     try:
         with acting_as(VICTIM):
-            fd, _ = Trust().open_folder(path, made=made)
+            fd, _ = Trust().open_folder(path, created=made)
     finally:
         os.umask(before)
     os.close(fd)

@@ -16,7 +16,7 @@ from dtrain.launchplan.environment import host_variables
 from dtrain.node.agent.environment import NodeVariables
 from dtrain.node.agent.flight_recorder import (
     FILES,
-    MAX_TOLD,
+    MAX_REPORTED,
     PIPES,
     FlightRecorders,
 )
@@ -110,7 +110,7 @@ def test_much_is_cut_to_what_a_message_holds(tmp_path: Path) -> None:
         dumped = {"entries": entries, "pg_config": config}
         (tmp_path / "nccl-trace-0").write_bytes(pickle.dumps(dumped))
         ((_, groups),) = flights.new_dumps()
-        assert len(encode({"groups": groups})) <= MAX_TOLD + 20
+        assert len(encode({"groups": groups})) <= MAX_REPORTED + 20
         return groups
 
     groups = told(members=2, sizes=2)

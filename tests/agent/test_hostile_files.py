@@ -17,7 +17,7 @@ import pytest
 from dtrain.node.agent.control import record_in
 from dtrain.node.agent.events import EventReader
 from dtrain.node.agent.evidence import error_report, tail_of
-from dtrain.node.agent.progress import MAX_SAID, ProgressFiles, said_in
+from dtrain.node.agent.progress import MAX_REPORT, ProgressFiles, report_in
 from dtrain.node.agent.wire import RefusedError
 from dtrain.node.agent.worker_files import MAX_DEPTH, decode, open_regular
 from dtrain.node.programs import program
@@ -181,7 +181,7 @@ def test_an_overwritten_end_is_blamed_on_who_overwrote_it(host: Node) -> None:
         file.write(b"x" * 4096 + b'\n{"event": "forged", "time": 1}\n')
     agent.event("forged")
     (host.workdir / "go").write_text("x")
-    assert " does not say how; " in agent.expect("lost", survivors=[])["reason"]
+    assert " has no record of the end; " in agent.expect("lost", survivors=[])["reason"]
 
 
 def test_a_stop_continues_a_stopped_supervisor(host: Node) -> None:
@@ -339,19 +339,19 @@ def test_forged_events_are_passed_over(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_report_is_dropped(change: dict[str, Any]) -> None:
-    assert said_in(json.dumps({**GOOD, **change}).encode()) is None
+    assert report_in(json.dumps({**GOOD, **change}).encode()) is None
 
 
 def test_only_known_fields_are_kept() -> None:
-    assert said_in(json.dumps({**GOOD, "more": [[["x"]]]}).encode()) == GOOD
-    loss = said_in(json.dumps({**GOOD, "loss": math.nan}).encode())
+    assert report_in(json.dumps({**GOOD, "more": [[["x"]]]}).encode()) == GOOD
+    loss = report_in(json.dumps({**GOOD, "loss": math.nan}).encode())
     assert loss is not None
     assert math.isnan(loss["loss"])
 
 
 def test_a_line_that_is_too_long_hides_no_other(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.progress"
-    path.write_text("x" * MAX_SAID * 200)
+    path.write_text("x" * MAX_REPORT * 200)
     files = ProgressFiles(os.fsencode(tmp_path), {}, False)
     for _ in range(9):
         assert list(files.read()) == []
@@ -418,5 +418,5 @@ def test_no_text_breaks_a_reader_of_files(tmp_path: Path) -> None:
             Path(os.fsdecode(path)).write_bytes(mutated(body))
             json.dumps(read(), default=str)
     for _ in range(1000):
-        said = said_in(mutated(GOOD))
+        said = report_in(mutated(GOOD))
         assert said is None or said.keys() <= GOOD.keys() | {"port"}

@@ -117,7 +117,7 @@ def test_a_port_of_another_run(host: Node) -> None:
     port = free_port()
     first = host.launch(host.shell("exit"), run="first", ports=[port])
     first.expect("prepared")
-    refused = f"port {port} is taken by a process that does not listen there, "
+    refused = f"port {port} is taken by an unknown process that is not listening, "
     second = host.launch(host.shell("exit"), run="second", ports=[port])
     assert second.expect("refused")["reason"].startswith(refused)
     first.command("abort")

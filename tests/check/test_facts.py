@@ -87,7 +87,7 @@ def test_a_process_left_in_the_background_holds_nobody_up(ask: Ask) -> None:
 
 
 def test_an_interpreter_that_writes_nonsense(ask: Ask) -> None:
-    source = "import os; os.write(int(os.environ['DTRAIN_SAY']), b'\\xff{not json\\n')"
+    source = "import os; os.write(int(os.environ['DTRAIN_REPORT_FD']), b'\\xff{not json\\n')"
     found = ask("interpreter", interpreter=interpreter(20.0, source))
     assert "python" not in found["interpreter"]
     assert found["interpreter"]["status"] == 0
@@ -118,7 +118,7 @@ def test_what_setup_changes_counts_and_what_the_file_says_goes_before(
     say = (
         "import json, os; seen = {name: os.environ.get(name) for name in ('FROM_SETUP', 'BOTH')};"
         "text = json.dumps({'python': '3', 'executable': os.getcwd(), 'packages': seen});"
-        "os.write(int(os.environ['DTRAIN_SAY']), text.encode() + b'\\n')"
+        "os.write(int(os.environ['DTRAIN_REPORT_FD']), text.encode() + b'\\n')"
     )
     found = ask(
         "interpreter",

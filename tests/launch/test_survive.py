@@ -147,7 +147,7 @@ def test_hosts_are_asked_how_a_run_stands_that_nobody_is_in_charge_of(runs: Runs
     until(lambda: said(r"rank 2 running; rank 3 was killed by SIGKILL \d+ s ago\n"), "its death")
     for supervisor in _supervisors(f"{run} node1"):
         os.kill(supervisor, signal.SIGKILL)
-    until(lambda: said(r"node1 +gone .*something ended its supervisor\n"), "the supervisor's death")
+    until(lambda: said(r"node1 +gone .*its supervisor was killed\n"), "the supervisor's death")
     runs.stop_file.touch()
     ended = r"node0 +ended +for \d+ s +ranks 0-1 exited with status 0 \d+ s ago\n"
     until(lambda: said(ended), "the end of the job")

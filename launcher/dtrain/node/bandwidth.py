@@ -34,7 +34,7 @@ LIMIT = 120.0
 
 
 def measure(options: Json) -> Json:
-    said: Json = {"rank": int(os.environ["RANK"]), "failed": "import"}
+    report: Json = {"rank": int(os.environ["RANK"]), "failed": "import"}
     try:
         torch, dist = import_module("torch"), import_module("torch.distributed")
         gpu = torch.cuda.is_available()
@@ -42,26 +42,26 @@ def measure(options: Json) -> Json:
         if gpu:
             device = "cuda:" + os.environ["LOCAL_RANK"]
             torch.cuda.set_device(device)
-        said["failed"] = "group"
+        report["failed"] = "group"
         backend = "nccl" if gpu else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=LIMIT))
         fabric = Fabric(torch, dist, device)
-        said["backend"] = backend
-        said["all"] = [[size, fabric.all_reduce(size, None)] for size in SIZES]
+        report["backend"] = backend
+        report["all"] = [[size, fabric.all_reduce(size, None)] for size in SIZES]
         own = None
         for ranks in options["hosts"]:
             group = dist.new_group(ranks)
-            if said["rank"] in ranks and len(ranks) > 1:
+            if report["rank"] in ranks and len(ranks) > 1:
                 own = group
         dist.barrier()
-        said["inside"] = [[size, fabric.all_reduce(size, own)] for size in SIZES] if own else []
+        report["inside"] = [[size, fabric.all_reduce(size, own)] for size in SIZES] if own else []
         dist.barrier()
-        said["pairs"] = fabric.tournament(options["rounds"])
-        said["failed"] = ""
+        report["pairs"] = fabric.tournament(options["rounds"])
+        report["failed"] = ""
     except BaseException as failure:  # noqa: BLE001 - it is what is to be told
         lines = str(failure).strip().splitlines() or [type(failure).__name__]
-        said["error"] = lines[0][:300]
-    return said
+        report["error"] = lines[0][:300]
+    return report
 
 
 class Fabric:

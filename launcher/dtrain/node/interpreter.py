@@ -1,7 +1,7 @@
 """What the job's own interpreter reports about itself, for `dtrain check`.
 
 Runs as the job's workers run: with their interpreter, folder and environment, after the setup
-lines. It writes one line of JSON to the descriptor that DTRAIN_SAY names. Python 3.8, and each
+lines. It writes one line of JSON to the descriptor in DTRAIN_REPORT_FD. Python 3.8, and each
 part by itself: a framework that cannot be imported is what somebody wants to know.
 """
 
@@ -154,5 +154,5 @@ def main(stream: BinaryIO, importer: Importer) -> None:
         name = options["module"] if options.get("import") else options["module"].split(".")[0]
         sys.path.insert(0, os.getcwd())
         found["module_found"] = attempt(lambda: {"found": find_spec(name) is not None})
-    with os.fdopen(int(os.environ["DTRAIN_SAY"]), "w") as say:
+    with os.fdopen(int(os.environ["DTRAIN_REPORT_FD"]), "w") as say:
         say.write(json.dumps(found) + "\n")

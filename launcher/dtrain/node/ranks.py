@@ -2,7 +2,7 @@
 
 Runs in the job's own interpreter, for what `dtrain check` tries out: the rank's program is the one
 other module with a ``main`` that was sent along. What a rank reports is the last line that begins
-with ``dtrain:``, and JSON; the lines go to the descriptor that DTRAIN_SAY names, in the ranks'
+with ``dtrain:``, and JSON; the lines go to the descriptor in DTRAIN_REPORT_FD, in the ranks'
 order.
 """
 
@@ -43,7 +43,7 @@ def main(stream: BinaryIO, importer: Importer) -> None:
         with rank.stdin as stdin, contextlib.suppress(BrokenPipeError):
             stdin.write(feed)
         ranks.append(rank)
-    with os.fdopen(int(os.environ["DTRAIN_SAY"]), "w") as say:
+    with os.fdopen(int(os.environ["DTRAIN_REPORT_FD"]), "w") as say:
         for rank in ranks:
             output = rank.communicate()[0].decode("utf-8", "replace").strip().splitlines()
             said = [line[len(MARK) :] for line in output if line.startswith(MARK)]

@@ -63,12 +63,12 @@ def first_line(failure: BaseException) -> str:
 def rehearse(rounds: Rounds) -> Json:
     """Which step failed, and for whom; ``rounds`` are of pairs of hosts, by their first ranks."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    said: Json = {"rank": rank, "failed": "import"}
+    report: Json = {"rank": rank, "failed": "import"}
     begun = time.monotonic()
     present: list[int] = []
     try:
         torch, dist = import_module("torch"), import_module("torch.distributed")
-        said["failed"] = "store"
+        report["failed"] = "store"
         store = dist.TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
@@ -77,7 +77,7 @@ def rehearse(rounds: Rounds) -> Json:
             timedelta(seconds=STORE),
             wait_for_workers=False,
         )
-        said["failed"] = "group"
+        report["failed"] = "group"
         device = "cpu"
         if torch.cuda.is_available():
             local = int(os.environ["LOCAL_RANK"])
@@ -85,9 +85,9 @@ def rehearse(rounds: Rounds) -> Json:
             device = "cuda:%d" % local
         backend = "gloo" if device == "cpu" else "nccl"
         present = meet(store, "start", rank, range(size), STORE)
-        said["missing"] = sorted(set(range(size)) - set(present))
-        if said["missing"]:
-            raise RuntimeError("%d of %d ranks never came" % (len(said["missing"]), size))
+        report["missing"] = sorted(set(range(size)) - set(present))
+        if report["missing"]:
+            raise RuntimeError("%d of %d ranks never came" % (len(report["missing"]), size))
 
         def sum_up() -> None:
             dist.init_process_group(
@@ -103,19 +103,19 @@ def rehearse(rounds: Rounds) -> Json:
                 raise RuntimeError("the sum of %d ones came out as %g" % (size, ones.item()))
 
         within(GROUP, sum_up)
-        said.update(failed="", backend=backend)
+        report.update(failed="", backend=backend)
     except BaseException as failure:  # noqa: BLE001 - it is what is to be told
-        said["error"] = first_line(failure)
-    said["seconds"] = round(time.monotonic() - begun, 3)
+        report["error"] = first_line(failure)
+    report["seconds"] = round(time.monotonic() - begun, 3)
     try:
-        if said["failed"] == "group":
+        if report["failed"] == "group":
             present = meet(store, "failed", rank, present, STORE)
-            said["pairs"] = tournament(store, rank, rounds, present)
-        if said["failed"] in ("", "group"):
+            report["pairs"] = tournament(store, rank, rounds, present)
+        if report["failed"] in ("", "group"):
             meet(store, "end", rank, present, GROUP)
     except BaseException as failure:  # noqa: BLE001 - what has been found out counts
-        said.setdefault("error", first_line(failure))
-    return said
+        report.setdefault("error", first_line(failure))
+    return report
 
 
 def meet(store: Any, name: str, rank: int, ranks: Sequence[int], limit: float) -> list[int]:

@@ -48,19 +48,19 @@ def rehearse() -> Json:
     """Which servers did not answer this task."""
     config = json.loads(os.environ["TF_CONFIG"])
     own = [config["task"]["type"], int(config["task"]["index"])]
-    said: Json = {"task": own, "failed": "import", "silent": []}
+    report: Json = {"task": own, "failed": "import", "silent": []}
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     try:
         tf: Any = import_module("tensorflow")
-        said["failed"] = "server"
+        report["failed"] = "server"
         places = config["cluster"]
         at = places[own[0]][own[1]]
         server = tf.distribute.Server({"alone": [at]}, "alone", 0, start=True)
-        said["failed"] = ""
+        report["failed"] = ""
     except BaseException as failure:  # noqa: BLE001 - it is what is to be told
         lines = str(failure).strip().splitlines() or [type(failure).__name__]
-        said["error"] = lines[0][:300]
-        return said
+        report["error"] = lines[0][:300]
+        return report
     answered: set[tuple[str, int]] = set()
 
     def ask(kind: str, index: int, place: str) -> None:
@@ -79,11 +79,11 @@ def rehearse() -> Json:
     deadline = time.monotonic() + ALL
     while len(answered) < len(peers) and time.monotonic() < deadline:
         time.sleep(0.05)
-    said["silent"] = [[kind, index] for kind, index, _ in peers if (kind, index) not in answered]
-    if not said["silent"]:
+    report["silent"] = [[kind, index] for kind, index, _ in peers if (kind, index) not in answered]
+    if not report["silent"]:
         time.sleep(STAY)
     del server
-    return said
+    return report
 
 
 def main(stream: BinaryIO, importer: Importer) -> None:

@@ -84,12 +84,12 @@ class Trust:
         path: bytes,
         *,
         own: int = 0,
-        made: list[bytes] | None = None,
+        created: list[bytes] | None = None,
         private: bool = True,
     ) -> tuple[int, bytes]:
         """An open folder that can be trusted, and its path without symbolic links.
 
-        The last ``own`` components may not be links: dtrain makes them itself. With ``made``,
+        The last ``own`` components may not be links: dtrain makes them itself. With ``created``,
         missing folders are made and their paths added to it. They are for the user alone, unless
         ``private`` is false and the folder around them is shared with the trusted group.
 
@@ -107,11 +107,11 @@ class Trust:
                 try:
                     target = walk.enter(part)
                 except FileNotFoundError:
-                    if made is None or detours > MAX_DETOURS:
+                    if created is None or detours > MAX_DETOURS:
                         raise
                     detours += 1
                     if walk.make(part, private):
-                        made.append(walk.path_of(part))
+                        created.append(walk.path_of(part))
                     pending.append(part)
                     continue
                 if target is not None:

@@ -73,7 +73,7 @@ class RunFolder:
         """
         folder = cls(_runs() / _checked(run))
         try:
-            runs, _ = Trust().open_folder(os.fsencode(_runs()), made=[])
+            runs, _ = Trust().open_folder(os.fsencode(_runs()), created=[])
             try:
                 os.mkdir(run, 0o700, dir_fd=runs)
                 os.mkdir(f"{run}/{folder.logs.name}", 0o700, dir_fd=runs)

@@ -1,48 +1,49 @@
-"""The node agent: what dtrain runs on a host. Python 3.8, standard library alone.
+"""The node agent, which dtrain runs on each host. Python 3.8, standard library only.
 
 Theory of operation
 ===================
 
 The launcher runs `python -c BOOT` on the host through SSH (or as a local process), sends these
-modules over stdin as one text, and then commands as lines of JSON. Three kinds of process come
-out of it:
+modules over stdin as one text, and then commands as lines of JSON. This starts three kinds of
+processes:
 
     launcher  <== stdin, stdout ==>  relay  <== unix socket ==>  supervisor  --->  workers
                                        |                             |                |
                                        +-------- reads --------- events file    .out .err files
 
-*   The **relay** is the process on the SSH channel. It passes commands on, and follows files,
-    sending what is new as frames. It owns nothing: it may be killed at any moment, and a slow
-    reader slows only the relay.
-*   The **supervisor** is detached (own session, no terminal, no pipe of the channel). It starts
-    the workers, reaps them, stops them, and appends what happens to the events file. Anything a
-    launcher can learn is in that file and the workers' output files, so a new relay can always
-    pick up where another one ended: that is what `attach` does.
-*   A **guard** stands between the two until everything is prepared. It makes the run's folder
-    and starts the setup shell. Should the launch fail or be called off, or the relay die, it ends
-    what setup has started and removes the folder.
+*   The **relay** is the process on the SSH channel. It forwards commands, follows files, and
+    sends new data as frames. It owns nothing: it may be killed at any moment, and a slow reader
+    slows only the relay.
+*   The **supervisor** is detached (own session, no terminal, no pipe of the channel). It starts,
+    reaps and stops the workers, and appends each event to the events file. Everything that a
+    launcher can learn is in that file and in the workers' output files. So a new relay can always
+    continue where another one ended: this is what `attach` does.
+*   A **guard** runs until everything is prepared. It creates the run's folder and starts the
+    setup shell. If the launch fails or is aborted, or if the relay dies, the guard ends the
+    processes that setup started and removes the folder.
 
-The supervisor is started *through* the setup shell, as its last `exec`, so that whatever setup
-changed (environment, limits, umask, cgroup, affinity) is inherited and not imitated.
+The setup shell starts the supervisor with its last `exec`. So the supervisor inherits all that
+setup changed: environment, limits, umask, cgroup, affinity.
 
-Nothing of the job runs before `start`; a launch that is refused, aborted or forgotten before
-that leaves neither process nor folder.
+No process of the job runs before `start`. A launch that is refused, aborted or abandoned before
+`start` leaves no process and no folder.
 
-What belongs to a run
----------------------
+The processes of a run
+----------------------
 
-Everything that the supervisor's children started. Three marks tell:
+All processes that the supervisor's children started belong to the run. Three marks identify them:
 
-*   descent: the supervisor is a subreaper, so that orphans become its children;
-*   the tag: DTRAIN_RUN_ID, DTRAIN_HOST and DTRAIN_RUN_DIR in /proc/PID/environ, all exact, and
-    the same user. No two launches on a host ever had the same run folder;
-*   and a *different* tag says the opposite. A run launched from inside a worker has its own
-    supervisor and its own tag, and its whole subtree is left alone although it descends from us.
+*   Descent: the supervisor is a subreaper, so that orphans become its children.
+*   The tag: DTRAIN_RUN_ID, DTRAIN_HOST and DTRAIN_RUN_DIR in /proc/PID/environ match exactly, and
+    the user is the same. Every launch on a host has a run folder of its own.
+*   A *different* tag excludes a process. A run launched from inside a worker has its own
+    supervisor and its own tag. Its whole subtree is left alone, although it descends from us.
 
-To end a run: TERM to all, grace, then KILL again and again until the kernel says that no child is
-left, and two scans of /proc in a row find nothing else. What is still there after `PATIENCE`
-seconds (stuck in the kernel) is reported by name. Signals go through pidfds, or where there are
-none after the start time has been compared, so that a recycled process id is never hit.
+To end a run, the supervisor sends TERM to all processes, waits for the grace period, then sends
+KILL repeatedly until no child is left and two scans of /proc in a row find no other process. It
+reports by name the processes that survive `PATIENCE` seconds of KILL (stuck in the kernel). It
+signals through pidfds, or compares the start time first if the kernel has no pidfds, so that it
+never signals another process with a recycled process id.
 
-What the launcher sends and what it is told is specified in `dtrain/node/agent/wire.py`.
+`dtrain/node/agent/wire.py` specifies the protocol between launcher and relay.
 """

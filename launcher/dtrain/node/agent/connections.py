@@ -1,13 +1,11 @@
-"""Whether the workers of this host have ever been connected to other workers of the job.
+"""Detects whether workers of this host have ever been connected to other workers of the job.
 
-Found by looking at the kernel's tables of TCP connections, often at first and then seldom, until
-there is one. What counts is chosen so that a job whose workers do meet is never taken for one
-whose workers do not:
+Reads the kernel's tables of TCP connections, often at first and then rarely, until it finds a
+connection. The rules avoid false alarms for jobs whose workers do connect. These count:
 
 *   a connection, open or just closed, at a port on which the job's processes listen;
 *   an open connection of a worker to a process on this host that is not its own child;
-*   an open connection of a worker to another machine, whatever it is for, unless it is to a web
-    server of the internet.
+*   an open connection of a worker to another machine, unless it is a web server of the internet.
 """
 
 from __future__ import annotations
@@ -24,26 +22,25 @@ if TYPE_CHECKING:
     from typing import Collection, Iterator
 
 FIRST, LONGEST = 0.1, 30.0
-"""Seconds between two looks: at first, and at last."""
+"""Seconds between two scans: at first, and at most."""
 MAX_TABLE = 1 << 24
 WEB = (80, 443)
 OPEN = 0x01
 CONNECTED = (OPEN, 0x04, 0x05, 0x06, 0x08, 0x09, 0x0B)
-"""States of a connection that there is or was: all but those of one that is being tried, or
-listened for."""
+"""States of an open or closed connection: all except those of a connection attempt or listener."""
 
 
 class Connections:
     def __init__(self, ports: Collection[int]) -> None:
-        """``ports``: those on which processes of the job listen, here or on another host."""
+        """``ports``: the ports on which processes of the job listen, on any host."""
         self._ports = frozenset(ports)
         self._pause = FIRST
         self._next = 0.0
         self.found = False
 
     def watch(self, workers: Collection[int]) -> float | None:
-        """Look, if it is time to. ``workers`` are process ids. Seconds until the next look; None
-        where none is needed."""
+        """Scan if a scan is due. ``workers`` are process ids. Returns the seconds until the next
+        scan; None if no more scan is needed."""
         if self.found:
             return None
         now = time.monotonic()
@@ -61,7 +58,7 @@ class Connections:
             self.found = True
             return
         here = {local for local, _, state, _ in table if state == OPEN}
-        # Far fewer connections than processes have descriptors, so those are read last.
+        # Reading the processes' descriptors is slow, so only relevant connections get that far.
         inodes = {
             inode: (local, remote)
             for local, remote, state, inode in table
@@ -78,7 +75,7 @@ class Connections:
 
 
 def connections() -> Iterator[tuple[tuple[bytes, int], tuple[bytes, int], int, bytes]]:
-    """Local end, remote end, state and inode of every TCP connection of this host."""
+    """The local end, remote end, state and inode of every TCP connection of this host."""
     for name in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in (read_file(name, MAX_TABLE) or b"").splitlines()[1:]:
             fields = line.split()
@@ -97,13 +94,13 @@ def end_of(text: bytes) -> tuple[bytes, int]:
 
 
 def elsewhere(address: bytes, port: int) -> bool:
-    """Whether another machine of the cluster may be there."""
+    """Whether the address may belong to another machine of the cluster."""
     parsed = ipaddress.ip_address(address)
     return not parsed.is_loopback and not (parsed.is_global and port in WEB)
 
 
 def sockets_of(workers: Collection[int]) -> Iterator[tuple[int, bytes]]:
-    """The workers, each with the inodes of the sockets of its processes."""
+    """Pairs of a worker and the inode of a socket of its processes."""
     children: dict[int, list[int]] = {}
     for proc in processes().values():
         children.setdefault(proc.ppid, []).append(proc.pid)

@@ -1,4 +1,4 @@
-"""How the relays of a run find its supervisor, and what a supervisor is started with."""
+"""How the relays of a run find its supervisor."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from dtrain.node.agent.wire import Json
 
 CONTROL_FD, REQUEST_FD = 7, 8
-"""Where the supervisor finds its relay, and its program and request; setup never sees them."""
+"""The supervisor's descriptors of its relay, and of its program and request. Setup lines do not
+inherit them."""
 
 
 def control_name(run: str, host: str) -> bytes:
-    """Of an abstract socket, so that no file system has to carry it; never the same twice."""
+    """A new, unique name of an abstract socket, which needs no file system."""
     return b"\0dtrain/" + (raw(run) + b"/" + raw(host))[:80] + b"/" + os.urandom(4).hex().encode()
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Process id and user id at the other end."""
+    """The process id and user id of the peer."""
     creds = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", creds)
     return pid, uid
@@ -64,10 +65,10 @@ def record_in(data: bytes, folder: bytes) -> Json | None:
 
 
 def call(name: bytes) -> socket.socket | None:
-    """A connection to an abstract socket, if somebody listens and takes it at once."""
+    """A connection to an abstract socket; None if it is not accepted at once."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Where nobody accepts, a full queue would otherwise be waited for without end.
+        # A blocking connect would wait forever if the listener's queue is full.
         sock.setblocking(False)
         sock.connect(name)
         sock.setblocking(True)
@@ -78,7 +79,7 @@ def call(name: bytes) -> socket.socket | None:
 
 
 def call_supervisor(record: Json) -> socket.socket | None:
-    """A connection to the supervisor that left this ``record``, if it is there and takes it."""
+    """A connection to the supervisor that wrote ``record``; None if it does not accept it."""
     sock = call(raw(record["socket"]))
     if sock is not None and peer_of(sock) != (record["pid"], os.geteuid()):
         sock.close()
@@ -87,8 +88,8 @@ def call_supervisor(record: Json) -> socket.socket | None:
 
 
 def find_supervisor(folder: bytes) -> socket.socket | None:
-    """A connection to the supervisor of the run in ``folder`` without its record: a process of the
-    job may have removed or changed that."""
+    """A connection to the supervisor of the run in ``folder``, found without its record, which a
+    process of the job may have removed or changed. None if there is none."""
     prefix = b"@" + b"/".join([b"dtrain", *folder.split(b"/")[-2:]])[:87] + b"/"
     for line in (read_file("/proc/net/unix") or b"").split(b"\n"):
         at = line.find(prefix)
@@ -104,8 +105,8 @@ def find_supervisor(folder: bytes) -> socket.socket | None:
 
 
 def open_events(pid: int, folder: bytes) -> int:
-    """The events file, as the supervisor itself has it open: a process of the job may have removed
-    or replaced the name. Raises OSError."""
+    """The events file that the supervisor has open: a process of the job may have removed or
+    replaced its name. Raises OSError."""
     fds = b"/proc/%d/fd" % pid
     for number in listed(fds) if pid else []:
         path = os.path.join(fds, number)
@@ -116,11 +117,11 @@ def open_events(pid: int, folder: bytes) -> int:
 
 
 def lives(record: Json) -> bool:
-    """Whether the supervisor that left this ``record`` is still a process of this machine."""
+    """Whether the supervisor that wrote ``record`` still runs on this machine."""
     proc = look(record["pid"])
     return proc is not None and proc.alive and proc.start == record["start"]
 
 
 def machine_id() -> str:
-    """Changes with every start of the machine, and differs between machines."""
+    """An id that differs between machines and changes with every boot."""
     return shown((read_file("/proc/sys/kernel/random/boot_id") or b"").strip())

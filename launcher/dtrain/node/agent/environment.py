@@ -1,4 +1,4 @@
-"""What only this node knows of a process's environment."""
+"""Environment variables whose values only the node knows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NodeVariables:
     """Completes environments; see `dtrain.launchplan.environment.NodeVariable`."""
 
     def __init__(self, folder: bytes, workdir: bytes) -> None:
-        """``folder`` is the run's, ``workdir`` where its processes start."""
+        """``folder`` is the run's folder, ``workdir`` the working folder of its processes."""
         self._folder, self._workdir = folder, workdir
         self._interfaces: dict[str, bytes | None] = {}
 
@@ -35,7 +35,7 @@ class NodeVariables:
                 environment[key] = value + b":" + behind if behind else value
 
     def _value(self, variable: Json) -> bytes | None:
-        """None where the node has no such thing."""
+        """None if this node has no such value."""
         kind, value = variable["kind"], variable["value"]
         if kind == "interface":
             if value not in self._interfaces:
@@ -48,7 +48,7 @@ class NodeVariables:
         return raw(value) if kind == "text" else None
 
     def _makes_pipes(self) -> bool:
-        """torch would end a process that cannot make its pipe."""
+        """torch aborts a process that cannot create its pipe."""
         trial = os.path.join(self._folder, b"trial.pipe")
         with contextlib.suppress(OSError):
             os.mkfifo(trial)

@@ -1,4 +1,4 @@
-"""The file of events, from which any relay can tell what has happened."""
+"""The events file, from which every relay can read the history of the run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 MAX_EVENT = MAX_PAYLOAD // 2
-"""Bytes of one, which a message has to hold."""
+"""Bytes of one event, which must fit into a message."""
 MAX_EVENTS = 64 << 20
-"""Bytes of the file that are read to learn how a run stands."""
+"""Bytes of the file that are read to learn the state of a run."""
 
 
 class Events:
@@ -44,8 +44,7 @@ class Events:
         event = {"event": kind, "time": time.time(), **body}
         with self._lock:
             if not self._write(encode(event) + b"\n"):
-                # The disk is full and the reserve used up, or it is too long: what happened matters
-                # more than details.
+                # The disk and the reserve are full, or the event is too long: drop its details.
                 event.update({name: None for name in ("error", "ranks") if name in event})
                 self._write(encode(event) + b"\n")
 
@@ -69,14 +68,14 @@ FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "rank": {"role": (str,), "rank": (int,), "logs": (str,)},
     "exited": {"role": (str,), "index": (int,)},
 }
-"""What a relay reads of events, and the types."""
+"""The fields of events that a relay reads, and their types."""
 ROLE = re.compile(r"[a-z]{1,20}")
 MAX_NUMBER = 10**6
-"""Of a process or rank: no launch has as many."""
+"""Limit for the number of a process or rank."""
 
 
 def event_in(line: bytes | None) -> Json | None:
-    """One event, or None for a line that no supervisor writes."""
+    """The event in ``line``; None if no supervisor writes such a line."""
     event = decode(line) if line is not None else None
     if event is None or type(event.get("time")) not in (int, float):
         return None
@@ -95,14 +94,14 @@ def event_in(line: bytes | None) -> Json | None:
 
 
 class EventReader:
-    """Reads an events file, which a worker may have written to, from ``offset`` on."""
+    """Reads an events file from ``offset`` on. A worker may have changed the file."""
 
     def __init__(self, file: bytes | int, offset: int = 0) -> None:
-        """``file`` is a path, or an open file."""
+        """``file`` is a path or an open file."""
         self._lines = Lines(file, offset, MAX_EVENT, end=b"\0")
 
     def read(self) -> list[tuple[Json, int]]:
-        """The events that are complete by now, each with the offset of the next one."""
+        """The new events, each with the offset of the next one."""
         found = []
         for line, end in self._lines.read():
             event = event_in(line)
@@ -111,7 +110,7 @@ class EventReader:
         return found
 
     def all(self) -> Iterator[Json]:
-        """The events that are there by now."""
+        """All events written so far."""
         before = -1
         while before < self._lines.offset < MAX_EVENTS:
             before = self._lines.offset
@@ -120,7 +119,7 @@ class EventReader:
 
 
 def damage(path: bytes) -> str:
-    """What shows that a process of the job has changed the events file; empty if nothing does."""
+    """Evidence that a process of the job has changed the events file; empty if there is none."""
     try:
         fd = open_regular(path)
     except FileNotFoundError:

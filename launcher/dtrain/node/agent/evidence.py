@@ -1,4 +1,4 @@
-"""What a process that failed has left behind."""
+"""Error files and logs of failed processes."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ MAX_ERROR_FILE = 1 << 20
 
 
 def error_report(path: bytes, most: int = MAX_TRACEBACK) -> Json | None:
-    """What a worker wrote into its error file (the format of torch's `@record`), cut to size."""
+    """A worker's error file (the format of torch's `@record`), with texts cut to ``most``
+    characters. None if there is no such file."""
     data = read_regular(path, MAX_ERROR_FILE)
     if not data:
         return None
     report: Json = {"message": "", "traceback": "", "time": None}
     try:
         body = json.loads(data, parse_int=integer)
-        said = body["message"] if isinstance(body, dict) and "message" in body else body
-        if isinstance(said, dict):
-            extra = said.get("extraInfo") or {}
-            report["message"] = str(said.get("message", ""))
+        message = body["message"] if isinstance(body, dict) and "message" in body else body
+        if isinstance(message, dict):
+            extra = message.get("extraInfo") or {}
+            report["message"] = str(message.get("message", ""))
             report["traceback"] = str(extra.get("py_callstack", ""))
             stamp = extra.get("timestamp")
         else:
-            report["message"] = str(said)
+            report["message"] = str(message)
             stamp = body.get("timestamp") if isinstance(body, dict) else None
         report["time"] = written = a_time(os.lstat(path).st_mtime)
-        # torch writes whole seconds, too coarse to order failures; torchrun copies files.
+        # torch's time has whole seconds, too coarse to order failures. The file's time is better,
+        # unless torchrun has copied the file.
         if stamp is not None and not 0 <= written - a_time(float(stamp)) < 2:
             report["time"] = float(stamp)
     except (ValueError, TypeError, AttributeError, OSError, RecursionError, MemoryError):

@@ -1,4 +1,4 @@
-"""The collectives that torch's flight recorder has seen, asked for and read."""
+"""Requests and reads the dumps of torch's flight recorder, which records collectives."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ if TYPE_CHECKING:
     from dtrain.node.agent.wire import Json
 
 DUMP_LIMIT = 20.0
-"""Seconds in which torch should have written what its flight recorder holds: it looks once a second
-whether it is asked, and takes long to tell its stacks on a busy machine."""
+"""Seconds for torch to write a dump. It checks for requests once a second, and symbolizes stacks
+slowly on a busy machine."""
 MAX_DUMP = 64 << 20
 MAX_RANK_DIGITS = 6
 READ_LIMIT, READ_MEMORY = 10.0, 1 << 29
-"""Seconds and bytes of memory that reading one dump may take."""
+"""Seconds and bytes of memory for reading one dump."""
 LATEST = 8
-"""Collectives of each process group that are told."""
+"""Collectives that are reported of each process group."""
 MAX_GROUPS, MAX_TENSORS, MAX_FRAMES = 64, 8, 40
-MAX_TOLD = 256 << 10
-"""Bytes of what is told of one rank."""
+MAX_REPORTED = 256 << 10
+"""Bytes that are reported of one rank."""
 FILES = (b"TORCH_FR_DUMP_TEMP_FILE", b"TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""What the files' names begin with: variables of torch 2.13, and of older ones."""
+"""Variables with the prefix of the dump files: of torch 2.13, and of older versions."""
 PIPES = b"TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 
 
 def unpickled(data: bytes) -> Any:
-    """The plain data in a pickle. Nothing that it says is called: whatever names a function or
-    class is refused."""
+    """The plain data in a pickle. A pickle that names a function or class is refused, so nothing
+    in it is called."""
     import io
-    import pickle  # seldom needed, and takes long to import
+    import pickle  # rarely needed and slow to import
 
     class Plain(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
-            raise pickle.UnpicklingError("%s.%s is no plain data" % (module, name))
+            raise pickle.UnpicklingError("%s.%s is not plain data" % (module, name))
 
     return Plain(io.BytesIO(data)).load()
 
 
 class FlightRecorders:
-    """Those of all ranks of this host, whose processes have this ``environment``.
+    """The flight recorders of all ranks of this host, configured by ``environment``.
 
-    Any process of the job can write a dump, of any rank.
+    Any process of the job can write a dump for any rank.
     """
 
     def __init__(self, environment: dict[bytes, bytes], workdir: bytes, world_size: int) -> None:
@@ -62,24 +62,24 @@ class FlightRecorders:
         pipes = environment.get(PIPES)
         self._pipes = os.path.join(workdir, pipes) if pipes else b""
         self._lock = threading.Lock()
-        # Where the user has chosen the place, there may be those of an earlier run.
+        # If the user has chosen the folder, it may hold dumps of an earlier run.
         self._seen = {rank: mark_of(path) for rank, path in self._dumps()}
 
     def request_dump(self, rank: int | None) -> bool:
-        """Have a rank write its dump. False where nobody is there to do so."""
+        """Have a rank write its dump. False if no process of the rank reads requests."""
         if rank is None or not self._pipes:
             return False
         try:
             fd = os.open(b"%s%d.pipe" % (self._pipes, rank), os.O_WRONLY | os.O_NONBLOCK)
         except OSError:
             return False
-        with contextlib.suppress(OSError):  # it has been asked before, and not looked yet
+        with contextlib.suppress(OSError):  # an earlier request is still pending
             os.write(fd, b"1")
         os.close(fd)
         return True
 
     def new_dumps(self) -> list[tuple[int, list[Json]]]:
-        """The ranks that have written a dump since the last call, and what is in it."""
+        """The ranks that have written a dump since the last call, and the groups in it."""
         found = []
         with self._lock:
             for rank, path in self._dumps():
@@ -89,7 +89,7 @@ class FlightRecorders:
         return found
 
     def _dumps(self) -> Iterator[tuple[int, bytes]]:
-        """The rank and path of each that is there."""
+        """The rank and path of each dump file."""
         folder, name = os.path.split(self._files)
         for file in listed(folder) if self._files else []:
             rank = file[len(name) :]
@@ -101,19 +101,19 @@ class FlightRecorders:
         mark = mark_of(path)
         if mark is None or mark == self._seen.get(rank) or mark[1] > MAX_DUMP:
             return None
-        # A pickle can claim any amount of memory before it is known to be wrong.
-        told = in_child(lambda: groups_in(path), READ_LIMIT, READ_MEMORY, 2 * MAX_TOLD)
+        # A hostile pickle can allocate any amount of memory.
+        dump = in_child(lambda: groups_in(path), READ_LIMIT, READ_MEMORY, 2 * MAX_REPORTED)
         self._seen[rank] = mark
-        return told["groups"] if told is not None else None
+        return dump["groups"] if dump is not None else None
 
 
 def groups_in(path: bytes) -> Json:
-    """The groups in a dump. Raises some exception for one half written, or in another format."""
+    """The groups in a dump. Raises an exception for a partial dump or another format."""
     return {"groups": groups_of(unpickled(read_regular(path, MAX_DUMP) or b""))}
 
 
 def mark_of(path: bytes) -> tuple[int, int] | None:
-    """What tells a file from what is written in its place later."""
+    """Changes when the file is written again. None if there is no such file."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -122,9 +122,9 @@ def mark_of(path: bytes) -> tuple[int, int] | None:
 
 
 def groups_of(dump: Json) -> list[Json]:
-    """The last collectives in each process group, from a flight recorder's dump.
+    """The last collectives in each process group of a flight recorder's dump.
 
-    Raises some exception for what is no such dump.
+    Raises an exception for anything else.
     """
     entries: dict[str, list[Json]] = {}
     for entry in dump["entries"]:
@@ -145,22 +145,23 @@ def groups_of(dump: Json) -> list[Json]:
 
 
 def fitting(groups: list[Json]) -> list[Json]:
-    """As much of them as may be told: calls rather than frames, frames rather than members."""
-    if len(encode({"groups": groups})) > MAX_TOLD:
+    """As much of ``groups`` as fits into `MAX_REPORTED` bytes. Drops frames first, then the ranks
+    of the groups, then whole groups."""
+    if len(encode({"groups": groups})) > MAX_REPORTED:
         for group in groups:
             for call in group["calls"]:
                 call["frames"] = []
-    if len(encode({"groups": groups})) > MAX_TOLD:
+    if len(encode({"groups": groups})) > MAX_REPORTED:
         for group in groups:
             group["ranks"] = []
-    told: list[Json] = []
-    left = MAX_TOLD
+    fitted: list[Json] = []
+    left = MAX_REPORTED
     for group in groups:
         left -= len(encode(group)) + 1
         if left < 0:
             break
-        told.append(group)
-    return told
+        fitted.append(group)
+    return fitted
 
 
 def call_of(entry: Json, last: bool) -> Json:
@@ -171,7 +172,7 @@ def call_of(entry: Json, last: bool) -> Json:
         "seq": int(entry["collective_seq_id"]),
         "op": op,
         "tensors": [[words(kind), [int(size) for size in sizes]] for kind, sizes in tensors],
-        # gloo does not tell the state; NCCL also retires what has timed out.
+        # gloo does not record the state; NCCL also retires collectives that timed out.
         "done": state == "completed" or bool(entry["retired"] and op.startswith("gloo:")),
         "frames": [
             [words(frame["name"]), words(frame["filename"]), int(frame["line"])] for frame in frames
@@ -180,8 +181,8 @@ def call_of(entry: Json, last: bool) -> Json:
 
 
 def words(value: Any) -> str:
-    """A name in a dump, cut to size. Raises TypeError for anything but text and numbers: the text
-    of nested lists may be endless."""
+    """A name in a dump, cut to `MAX_LINE` characters. Raises TypeError for anything but text and
+    numbers: the text of nested lists may be endless."""
     if not isinstance(value, (str, int)):
         raise TypeError("not a name")
     return str(value)[:MAX_LINE]

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from dtrain.node.agent.wire import Json
 
 RESERVED = 64 << 10
-"""Bytes set aside for events, so that a full disk does not silence the supervisor."""
+"""Bytes reserved for events, so that the supervisor can write them on a full disk."""
 LEAST_FREE = 16 << 20
-"""Bytes that must be free for a launch to begin."""
+"""Free bytes that a launch needs."""
 
 
 def expand(path: str, base: bytes | None = None) -> bytes:
-    """An absolute path: `~` is the home folder, and so is what a relative path starts from."""
+    """An absolute path. `~` is the home folder. A relative path starts at ``base``, or at the home
+    folder if there is no ``base``."""
     home = os.environb.get(b"HOME") or os.fsencode(os.path.expanduser("~"))
     if path == "~" or path.startswith("~/"):
         path_bytes = home + raw(path[1:])
@@ -32,7 +33,7 @@ def expand(path: str, base: bytes | None = None) -> bytes:
 def folder_of(command: Json) -> bytes:
     for word in (command["run"], command["host"]):
         if word in ("", ".", "..") or "/" in word or "\0" in word:
-            raise RefusedError("agent", "%r cannot be the name of a run or host" % word)
+            raise RefusedError("agent", "%r is not a valid name of a run or host" % word)
     run_dir = expand(command["run_dir"])
     return os.path.join(run_dir, b"nodes", raw(command["run"]), raw(command["host"]))
 
@@ -48,7 +49,7 @@ def trust_of(command: Json) -> Trust:
 def check_workdir(
     trust: Trust, workdir: bytes, script: str | None, *, complete: bool = True
 ) -> None:
-    """Raises RefusedError if another user could change what the workers will run. The script may
+    """Raises RefusedError if another user can change the code that the workers run. The script may
     be missing unless the folder is ``complete``."""
     key = "`job.workdir`"
     try:
@@ -72,7 +73,7 @@ def open_run(trust: Trust, folder: bytes) -> int:
 
 
 def cannot_write(error: OSError, folder: bytes) -> RefusedError:
-    """What to tell about a folder or file that could not be made."""
+    """The refusal for a folder or file that cannot be created."""
     if isinstance(error, UnsafeError):
         return RefusedError("permission", error.reason, error.hint("`cluster.run_dir`"))
     where = shown(folder)
@@ -96,16 +97,16 @@ def cannot_write(error: OSError, folder: bytes) -> RefusedError:
 
 
 def make_folder(trust: Trust, folder: bytes) -> tuple[int, list[bytes]]:
-    """Make the run's folder, for its owner alone: the open folder, and every folder that was made,
-    outermost first. Raises RefusedError."""
-    made: list[bytes] = []
+    """Create the run's folder with access for its owner only. Returns the open folder and all
+    folders created, outermost first. Raises RefusedError."""
+    created: list[bytes] = []
     nodes = os.path.dirname(os.path.dirname(folder))
     fd = -1
     try:
-        os.close(trust.open_folder(nodes, own=1, made=made, private=False)[0])
-        before = len(made)
-        fd, path = trust.open_folder(folder, own=3, made=made)
-        if path not in made[before:]:
+        os.close(trust.open_folder(nodes, own=1, created=created, private=False)[0])
+        before = len(created)
+        fd, path = trust.open_folder(folder, own=3, created=created)
+        if path not in created[before:]:
             raise FileExistsError(errno.EEXIST, "", folder)
         disk = os.statvfs(folder)
         if disk.f_bavail * disk.f_frsize < LEAST_FREE:
@@ -114,19 +115,19 @@ def make_folder(trust: Trust, folder: bytes) -> tuple[int, list[bytes]]:
         refusal = cannot_write(error, folder)
         if fd >= 0:
             os.close(fd)
-        discard(None, made)
+        discard(None, created)
         if isinstance(error, FileExistsError):
             raise RefusedError(
                 "agent",
                 "%s: a run of this name has already been launched here" % shown(folder),
-                "every launch needs a name of its own",
+                "choose a new name for each launch",
             ) from None
         raise refusal from None
-    return fd, made
+    return fd, created
 
 
-def discard(folder: bytes | None, made: list[bytes]) -> None:
-    """Remove the folder of a run that never started, and the folders made for it if empty."""
+def discard(folder: bytes | None, created: list[bytes]) -> None:
+    """Remove the folder of a run that never started, and the folders created for it if empty."""
     if folder is not None:
         with contextlib.suppress(OSError):
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -136,14 +137,14 @@ def discard(folder: bytes | None, made: list[bytes]) -> None:
             finally:
                 os.close(fd)
         run = os.path.dirname(folder)
-        made = [*made, os.path.dirname(run), run, folder]
-    for path in reversed(made):
+        created = [*created, os.path.dirname(run), run, folder]
+    for path in reversed(created):
         with contextlib.suppress(OSError):  # another run's folder is in it
             os.rmdir(path)
 
 
 def create(name: bytes, folder: int, flags: int = 0) -> int:
-    """A new file in an open folder."""
+    """Create a file in an open folder. Raises OSError if it exists."""
     flags |= os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(name, flags, 0o600, dir_fd=folder)
     os.fchmod(fd, 0o600)

@@ -1,4 +1,4 @@
-"""Sends what is new in the files of a run: events, progress and the workers' output."""
+"""Sends new data in the files of a run: events, progress and the workers' output."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from dtrain.node.agent.wire import Json
 
 PROGRESS_SECONDS = 0.1
-"""Between two looks at the progress files."""
+"""Between two reads of the progress files."""
 
 
 class OutputFile:
-    """A file that a worker writes to."""
+    """A file with a worker's output."""
 
     def __init__(self, number: int, path: bytes, offset: int, fd: int = -1) -> None:
-        """``fd``: the file, if it is open already."""
+        """``fd`` is the file if it is already open."""
         self.number = number
         self.offset = offset
         self._path = path
         self._fd = fd
 
     def read(self) -> bytes:
-        """What comes next; empty if there is nothing new."""
+        """The next bytes; empty if there are none yet."""
         try:
             if self._fd < 0:
                 self._fd = open_regular(self._path)
@@ -61,14 +61,14 @@ class Follower:
         self._events = events
 
     def continue_from(self, offsets: dict[str, int], *, events_only: bool) -> None:
-        """Send each stream from the offset given, or from its beginning."""
+        """Send each stream from its offset, or from its beginning if it has none."""
         self._offsets = offsets
         self._events_only = events_only
         self._events_from = offsets.get("events", 0)
         self._progress = ProgressFiles(self._folder, offsets, True)
 
     def send_events(self) -> bool:
-        """Send new events. Whether there were any; so for the other methods."""
+        """Send new events. Like the other methods, returns whether there were any."""
         found = self._events.read()
         for event, end in found:
             if event["event"] == "started":
@@ -76,25 +76,25 @@ class Follower:
                 path = os.path.join(self._folder, raw(name))
                 self._add(name, path + b".out", path + b".err", event["role"], event)
             elif event["event"] == "rank":
-                with contextlib.suppress(UnicodeEncodeError):  # no supervisor's
+                with contextlib.suppress(UnicodeEncodeError):  # a forged event
                     place = os.path.join(self._folder, raw(event["logs"]))
                     paths = os.path.join(place, b"stdout.log"), os.path.join(place, b"stderr.log")
                     self._add("rank-%d" % event["rank"], *paths, "worker", event)
             elif event["event"] == "ended":
                 self.ended = True
             if end > self._events_from:
-                self._channel.tell("event", offset=end, event=event)
+                self._channel.report("event", offset=end, event=event)
         return bool(found)
 
     def send_outputs(self, over: bool) -> bool:
-        """Send what is new in the workers' files; ``over`` if nothing will follow."""
+        """Send new data in the workers' files; ``over`` if there will be no more."""
         found = not self._events_only and self._send_progress(over)
         for stream in self._streams:
             found |= self._send_stream(stream)
         return found
 
     def open_outputs(self, command: Json) -> None:
-        """Open the output files before there are workers that could remove them."""
+        """Open the output files before workers can remove them."""
         for process in command["processes"]:
             name = "%s-%d" % (process["role"], process["index"])
             for suffix in (".out", ".err"):
@@ -103,17 +103,17 @@ class Follower:
                     self._outputs[path] = open_regular(path)
 
     def _send_progress(self, over: bool) -> bool:
-        """What workers have reported with `dtrain.runtime` since the last look."""
+        """Send what workers have reported through `dtrain.runtime` since the last call."""
         now = time.monotonic()
         if now < self._progress_at and not over:
             return False
         self._progress_at = now + PROGRESS_SECONDS
         found = False
-        for name, end, said in self._progress.read():
+        for name, end, report in self._progress.read():
             found = True
-            self._channel.tell("progress", name=name, offset=end, said=said)
+            self._channel.report("progress", name=name, offset=end, said=report)
         for notice in self._progress.notices:
-            self._channel.tell("notice", text=notice)
+            self._channel.report("notice", text=notice)
         self._progress.notices.clear()
         return found
 
@@ -127,7 +127,7 @@ class Follower:
             offset, opened = self._offsets.get(full, 0), self._outputs.pop(path, -1)
             stream = OutputFile(len(self._streams) + 1, path, offset, opened)
             self._streams.append(stream)
-            self._channel.tell(
+            self._channel.report(
                 "stream", id=stream.number, name=full, role=role, index=index, rank=rank, fd=fd
             )
 

@@ -1,4 +1,4 @@
-"""Work on untrusted data in a child process, which may fail without harm."""
+"""Processes untrusted data in a child process, which may fail without harm."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def in_child(work: Callable[[], Json], seconds: float, memory: int, answer: int) -> Json | None:
-    """What ``work`` returns. None where it fails, takes longer than ``seconds``, or needs more
-    than ``memory`` bytes, or more than ``answer`` bytes for its result as JSON."""
+    """The result of ``work``. None if it fails, takes longer than ``seconds``, needs more than
+    ``memory`` bytes, or if its result takes more than ``answer`` bytes as JSON."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(reading)
-            gc.disable()  # it would look at many small objects again and again
+            gc.disable()  # slow with many small objects
             limit_child(seconds, memory)
             write_all(writing, encode(work()))
         except BaseException:  # noqa: BLE001 - no answer means failure
@@ -57,7 +57,7 @@ def in_child(work: Callable[[], Json], seconds: float, memory: int, answer: int)
         os.close(reading)
         if child is not None:
             send(child, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):  # the supervisor waits for all children
+        with contextlib.suppress(ChildProcessError):  # the supervisor has reaped it
             os.waitpid(pid, 0)
         HELPERS.discard(pid)
 

@@ -1,4 +1,4 @@
-"""What the kernel says while a job runs: memory that ran out, disks and GPUs that failed."""
+"""Kernel log lines of problems while a job runs: OOM kills, failures of disks and GPUs."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from dtrain.node.agent.wire import shown
 TROUBLE = re.compile(
     rb"NVRM: Xid|[Kk]ill(?:ed)? process \d|I/O error|EXT4-fs error|XFS \(.*(?:orruption|hutting)"
 )
-"""Lines of the kernel's log that the launcher may want; `failures/kernel.yaml` knows them."""
+"""Lines that the launcher may need; `failures/kernel.yaml` explains them."""
 MAX_RECORDS, MAX_LINES, MAX_LINE = 1 << 16, 50, 500
 RECORD = re.compile(rb"\d+,\d+,(\d+),[^;]*;(.*)")
-"""One of the kernel's own: priority, number, microseconds since the boot, flags; message."""
+"""A record of /dev/kmsg: priority, number, microseconds since the boot, flags; message."""
 ENTRY = re.compile(rb"(\d+\.\d+) \S+ kernel: (.*)")
-"""One of the journal's: seconds since the epoch, host, message."""
+"""A line of journalctl: seconds since the epoch, host, message."""
 JOURNAL_LIMIT = 2.0
 """Seconds for journalctl to answer."""
 JOURNAL_LINES = 2000
-"""The latest ones, that it is asked for."""
+"""The number of latest lines to read."""
 NO_RUN = Tag("none", "none", b"none")
-"""For a helper of ours, which the sweep that ends a run's processes leaves alone."""
+"""Keeps the sweep that ends a run's processes from ending journalctl."""
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for lack of memory: in our cgroup if it can be
-    told, on this host otherwise."""
+    """The number of OOM kills in our cgroup, or on this host if the cgroup has no counter."""
     for line in (read_file("/proc/self/cgroup") or b"").splitlines():
         if line.startswith(b"0::"):
             path = b"/sys/fs/cgroup" + line[3:] + b"/memory.events"
@@ -45,11 +44,11 @@ def oom_kills() -> int:
 
 
 class KernelLog:
-    """What the kernel says of trouble from now on, where this user may read it."""
+    """The problems that the kernel logs from now on, if this user may read its log."""
 
     def __init__(self, path: str = "/dev/kmsg") -> None:
         self._since = time.time()
-        self._told: set[tuple[float, bytes]] = set()
+        self._reported: set[tuple[float, bytes]] = set()
         self._journal = True
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -58,16 +57,16 @@ class KernelLog:
             self._fd = -1
 
     def read(self) -> list[tuple[float, str]]:
-        """The lines that matter and are new since the last call, the latest ones if they are many,
-        each with its time (seconds since the epoch)."""
+        """The relevant lines since the last call, at most the latest `MAX_LINES`, each with its
+        time (seconds since the epoch)."""
         lines = self._records() if self._fd >= 0 else self._entries()
         found = [(then, line) for then, line in lines if TROUBLE.search(line, 0, MAX_LINE)]
-        fresh = [line for line in found if line not in self._told]
-        self._told.update(fresh)
+        fresh = [line for line in found if line not in self._reported]
+        self._reported.update(fresh)
         return [(then, shown(line[:MAX_LINE])) for then, line in fresh[-MAX_LINES:]]
 
     def _records(self) -> list[tuple[float, bytes]]:
-        # The kernel's stamps know nothing of the corrections that time servers make.
+        # The kernel's time stamps do not include the corrections of time servers.
         now = time.time()
         booted = now - time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
         found = []
@@ -82,26 +81,26 @@ class KernelLog:
                 break
             if not data:
                 break
-            # Lines with details, which begin with a space, are none.
+            # Lines that begin with a space are details, not records.
             records = filter(None, map(RECORD.match, data.splitlines()))
             found += [(min(now, booted + int(record[1]) / 1e6), record[2]) for record in records]
         return found
 
     def _entries(self) -> list[tuple[float, bytes]]:
-        """By systemd, which lets administrators read what the kernel itself keeps from them."""
+        """Lines from systemd, which lets administrators read the log when the kernel does not."""
         import subprocess
 
         if not self._journal:
             return []
         command = ["journalctl", "-k", "-q", "-o", "short-unix", "--no-pager", "--since"]
-        # Backwards, because older ones take the first lines since that time.
+        # In reverse, because older versions apply -n from the start of the period.
         command += ["@%d" % self._since, "-r", "-n", str(JOURNAL_LINES)]
         environment = {**os.environb, **NO_RUN.environment}
         try:
             done = subprocess.run(
                 command, env=environment, capture_output=True, timeout=JOURNAL_LIMIT
             )
-        except OSError:  # there is none
+        except OSError:  # not installed
             self._journal = False
             return []
         except subprocess.SubprocessError:

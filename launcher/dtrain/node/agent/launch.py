@@ -1,4 +1,4 @@
-"""Preparing a launch: the guard, the setup lines, and the start of the supervisor."""
+"""Prepares a launch: the guard, the setup lines, and the start of the supervisor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SUPERVISOR = "dtrain.node.agent.supervisor"
 KEEP, UNDO = b"k", b"u"
-"""What the relay tells the guard."""
+"""Orders of the relay to the guard."""
 
 
 class Launch:
@@ -57,11 +57,11 @@ class Launch:
         self._supervisor = supervisor
         self._importer = importer
         self._guard = 0
-        self._guard_pipe = -1  # tells the guard what to do
+        self._guard_pipe = -1  # carries orders to the guard
         self.aborted = False
-        """Set by the thread that reads commands, where the launcher has called the launch off."""
+        """Whether the launcher has aborted the launch. Set by the thread that reads commands."""
         self.up = False
-        """Whether there is a supervisor that takes commands."""
+        """Whether a supervisor accepts commands."""
 
     def begin(self) -> None:
         """Check the working folder and start the guard. Raises RefusedError."""
@@ -77,15 +77,15 @@ class Launch:
         if not os.access(workdir, os.X_OK):
             raise RefusedError(
                 "workdir",
-                "workdir %s may not be entered: permission denied" % shown(workdir),
+                "cannot enter workdir %s: permission denied" % shown(workdir),
                 "choose a `job.workdir` that you can use on this host",
             )
-        # Setup may make the script.
+        # Setup may create the script.
         check_workdir(self._trust, workdir, command.get("script"), complete=False)
         self._start_guard(workdir)
 
     def finish(self) -> Json:
-        """Wait until the launch is prepared or undone: the message for the launcher."""
+        """Wait until the launch is prepared or undone. Returns the message for the launcher."""
         answer = self._await_prepared()
         with contextlib.suppress(OSError):  # it has already undone the launch
             os.write(self._guard_pipe, KEEP)
@@ -118,26 +118,27 @@ class Launch:
         self._supervisor.open(ours)
 
     def _stand_guard(self, workdir: bytes, orders: int, control: socket.socket) -> Json | None:
-        """Make the folder, run setup, and wait until the relay reports that all is well. Otherwise,
-        or if the shell ends, undo the launch: the message for the relay.
+        """Create the folder, run setup, and wait for the relay's order to keep the launch. If the
+        order does not come or the shell ends, undo the launch and return the message for the relay.
 
-        The relay may be killed at any moment, so it has no hand in anything that stays behind.
+        The relay may be killed at any moment, so it creates nothing that the guard would have to
+        undo.
         """
         try:
-            folder, made = make_folder(self._trust, self._folder)
+            folder, created = make_folder(self._trust, self._folder)
         except RefusedError as refusal:
             return refusal.message
         try:
             log = create(b"agent.log", folder, os.O_APPEND)
         except OSError as error:
             message = cannot_write(error, self._folder).message
-            discard(self._folder, made)
+            discard(self._folder, created)
             return message
         request = {
             **self._command,
             "absolute_workdir": workdir.decode("utf-8", "surrogateescape"),
             "folder": self._folder.decode("utf-8", "surrogateescape"),
-            "made": [path.decode("utf-8", "surrogateescape") for path in made],
+            "created": [path.decode("utf-8", "surrogateescape") for path in created],
         }
         environment = {**os.environb, **self._tag.environment}
         environment[b"DTRAIN_SETUP"] = raw(setup_script(request))
@@ -173,7 +174,7 @@ class Launch:
                 return None
         output = tail_of(os.path.join(self._folder, b"agent.log"), 12)
         Sweep(self._tag, 0.0, self._supervisor.child_ended, self._supervisor.subreaper).finish()
-        discard(self._folder, made)
+        discard(self._folder, created)
         body = {"type": "undone", "fate": self._supervisor.end, "log": output}
         if failure is not None:
             body["failure"] = why_not_executed(failure, shell, environment)
@@ -181,8 +182,8 @@ class Launch:
 
     def _await_prepared(self) -> Json:
         """The supervisor's answer, or ours if the launch ends before there is a supervisor."""
-        # What there is to undo the guard alone knows: the folder and its processes may be those of
-        # a run that was launched before.
+        # Only the guard knows what to undo: the folder and its processes may belong to an earlier
+        # run of the same name.
         line, status, undoing = 0, None, False
         while True:
             if self.aborted and not undoing:
@@ -193,7 +194,7 @@ class Launch:
                     self._supervisor.send(b'{"op":"abort"}\n')
             messages = self._supervisor.read(0.05)
             if messages is None:
-                # Everybody has been killed, the guard too.
+                # All processes have been killed, the guard too.
                 messages = [{"type": "undone", "fate": self._supervisor.end, "log": ""}]
             for message in messages:
                 if message["type"] == "setup":
@@ -210,7 +211,8 @@ class Launch:
                     return message
 
     def _why_undone(self, message: Json, setup: list[str], line: int, status: int | None) -> Json:
-        """``line`` is that of the setup line that was run last, ``status`` its own if it failed."""
+        """``line`` is the number of the last setup line that ran, ``status`` its status if it
+        failed."""
         log = message["log"]
         if "failure" in message:
             return RefusedError("setup", message["failure"]).message

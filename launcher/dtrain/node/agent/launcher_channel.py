@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class LauncherChannel:
-    """Writes to stdout. Ends the process when nobody reads it any more: the job runs on."""
+    """Writes to stdout. Ends the relay when its reader has closed; the job continues."""
 
-    def tell(self, kind: str, **body: Any) -> None:
+    def report(self, kind: str, **body: Any) -> None:
         self.send({"type": kind, **body})
 
     def send(self, message: Json) -> None:

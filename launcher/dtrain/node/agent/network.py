@@ -9,23 +9,19 @@ import os
 import socket
 import struct
 
-from dtrain.node.agent.folder import listed
-from dtrain.node.agent.processes import read_file, user_name
-from dtrain.node.agent.wire import RefusedError, shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Collection
+from dtrain.node.agent.processes import read_file
+from dtrain.node.agent.wire import RefusedError
+from dtrain.node.port_holder import UNKNOWN_HOLDER, port_holder, tcp_entries
 
 SIOCGIFADDR = 0x8915
 
 
 def interface_to(target: str) -> bytes | None:
-    """The name of the network interface by which this host reaches ``target``, where the kernel
-    has chosen one. Sends nothing there."""
+    """The name of the network interface through which this host reaches ``target``, or None if the
+    kernel has no route. Sends no packet."""
     try:
         found = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)
-    except (OSError, ValueError):  # unknown, or no name at all
+    except (OSError, ValueError):  # unknown or not a valid name
         return None
     for family, kind, _, _, address in found:
         with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
@@ -38,7 +34,8 @@ def interface_to(target: str) -> bytes | None:
 
 
 def addresses_of(sock: socket.socket, interface: str) -> list[bytes]:
-    """Those of the socket's family: all IPv6 ones, the first IPv4 one."""
+    """The packed addresses of ``interface`` in the family of ``sock``: all IPv6 ones, or the first
+    IPv4 address."""
     if sock.family == socket.AF_INET6:
         lines = (read_file("/proc/net/if_inet6") or b"").splitlines()
         fields = [line.split() for line in lines]
@@ -48,15 +45,15 @@ def addresses_of(sock: socket.socket, interface: str) -> list[bytes]:
     try:
         asked = struct.pack("256s", os.fsencode(interface))
         return [fcntl.ioctl(sock, SIOCGIFADDR, asked)[20:24]]
-    except OSError:  # it has none
+    except OSError:  # no IPv4 address
         return []
 
 
 def reserve_port(port: int) -> list[socket.socket]:
-    """Bind ``port`` on all addresses, so that no other launch chooses it before a worker listens.
+    """Bind ``port`` on all addresses, so that no other launch takes it before a worker listens.
 
-    Nothing else can bind the port until `share_ports`. Raises RefusedError, which names the
-    process or at least the user that has the port.
+    No other process can bind the port until `share_ports`. Raises RefusedError, which names the
+    process that uses the port, or at least its user.
     """
     held: list[socket.socket] = []
     try:
@@ -73,9 +70,9 @@ def reserve_port(port: int) -> list[socket.socket]:
             except OSError as error:
                 if error.errno == errno.EADDRNOTAVAIL:
                     continue  # IPv6 is switched off
-                if error.errno != errno.EADDRINUSE or not entries_of(port):
+                if error.errno != errno.EADDRINUSE or not tcp_entries(port):
                     raise
-                # The closed connections of an earlier job are no obstacle; all else still is.
+                # Ignore closed connections (TIME_WAIT) of an earlier job, and only those.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 sock.bind((address, port))
     except OSError as error:
@@ -84,63 +81,20 @@ def reserve_port(port: int) -> list[socket.socket]:
         reason = "port %d cannot be used: %s" % (port, error.strerror)
         hint = "stop it, or set `job.rendezvous.port` or `job.rendezvous.ports` to free ports"
         if error.errno == errno.EADDRINUSE:
-            reason = "port %d is taken by %s" % (port, port_holder(port))
+            reason = "port %d is taken by %s" % (port, port_holder(port) or UNKNOWN_HOLDER)
         elif isinstance(error, PermissionError):
-            reason = "port %d may not be used by ordinary users" % port
+            reason = "only root can use port %d" % port
             hint = "set `job.rendezvous.port` to 1024 or above"
         raise RefusedError("port", reason, hint) from None
     return held
 
 
 def share_ports(held: list[socket.socket]) -> None:
-    """Let the workers listen on reserved ports. They stay bound, so that `reserve_port` refuses
-    them to other launches even before a worker listens.
+    """Let the workers listen on reserved ports. They stay bound, so that `reserve_port` fails for
+    other launches even before a worker listens.
 
-    Linux allows this where both sockets have SO_REUSEADDR, as servers usually do: libuv (torch)
+    Linux allows this if both sockets have SO_REUSEADDR, as servers usually do: libuv (torch)
     and gRPC (TensorFlow, JAX) set it.
     """
     for sock in held:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-
-
-def entries_of(port: int) -> list[list[bytes]]:
-    """The kernel's lines about TCP sockets on local ``port``. Linux lists no socket there that is
-    bound but neither listens nor is connected."""
-    found = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in (read_file(table, 1 << 24) or b"").splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 9 and int(fields[1].rpartition(b":")[2], 16) == port:
-                found.append(fields)
-    return found
-
-
-UNNAMED = "a process that does not listen there, such as another launch; Linux does not say which"
-
-
-def port_holder(port: int) -> str:
-    """The process that has ``port``, where this user may see it, and its user."""
-    users = {
-        b"socket:[" + fields[9] + b"]": int(fields[7])
-        for fields in entries_of(port)
-        if fields[9] != b"0"
-    }
-    for uid in users.values():
-        owner = "" if uid == os.geteuid() else " of user %s" % user_name(uid)
-        return (process_with(users) or "a process") + owner
-    return UNNAMED
-
-
-def process_with(sockets: Collection[bytes]) -> str:
-    """The first process that has one of ``sockets`` open; empty if none can be seen."""
-    for name in os.listdir("/proc"):
-        folder = b"/proc/" + os.fsencode(name) + b"/fd"
-        for fd in listed(folder) if name.isdigit() else ():
-            try:
-                held = os.readlink(os.path.join(folder, fd)) in sockets
-            except OSError:
-                continue
-            if held:
-                words = (read_file("/proc/%s/cmdline" % name) or b"").replace(b"\0", b" ")
-                return "process %s (%s)" % (name, shown(words.strip())[:120])
-    return ""

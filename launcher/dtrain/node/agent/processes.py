@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Proc:
-    """One line of /proc/PID/stat. Process id and start time together name a process for good."""
+    """One line of /proc/PID/stat. Process id and start time together identify a process."""
 
     __slots__ = ("alive", "name", "pgrp", "pid", "ppid", "start", "state")
 
     def __init__(self, pid: int, stat: bytes) -> None:
-        # The name stands in parentheses and may itself hold parentheses and spaces.
+        # The name is in parentheses and may itself contain parentheses and spaces.
         head, _, tail = stat.rpartition(b")")
         fields = tail.split()
         self.pid = pid
@@ -31,7 +31,7 @@ class Proc:
         self.ppid = int(fields[1])
         self.pgrp = int(fields[2])
         self.start = int(fields[19])
-        # A zombie whose main thread alone has ended still runs the other threads.
+        # If only the main thread has ended, a zombie still runs its other threads.
         self.alive = self.state not in (b"Z", b"X") or int(fields[17]) > 1
 
 
@@ -62,16 +62,16 @@ def look(pid: int) -> Proc | None:
 
 
 def processes() -> dict[int, Proc]:
-    """All of this host. Those that live only for a moment are the newest: they come first."""
+    """All processes of this host, by id. Reads the newest first, as they may end soonest."""
     pids = sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True)
     found = map(look, pids)
     return {proc.pid: proc for proc in found if proc is not None}
 
 
 def own_children() -> list[int] | None:
-    """Our children, also those that have ended; None if this kernel does not list them.
+    """Our children, including those that have ended; None if this kernel does not list them.
 
-    While we wait for none of them, no process id in it can come to name another process.
+    Until we wait for them, their process ids are not reused.
     """
     found: list[int] = []
     for task in os.listdir("/proc/self/task"):
@@ -83,7 +83,8 @@ def own_children() -> list[int] | None:
 
 
 def reap(take: Callable[[int, int], None]) -> bool:
-    """Hand over process id and status of every child that has ended. True if none is left."""
+    """Call ``take`` with the process id and status of every child that has ended. Returns whether
+    no child is left."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -95,8 +96,8 @@ def reap(take: Callable[[int, int], None]) -> bool:
 
 
 def environment_of(pid: int, having: bytes = b"") -> dict[bytes, bytes]:
-    """The environment that the process was started with; empty if it cannot be read, or has no
-    variable ``having``."""
+    """The initial environment of a process; empty if it cannot be read or does not contain
+    ``having``."""
     data = read_file("/proc/%d/environ" % pid) or b""
     found: dict[bytes, bytes] = {}
     if having in data:
@@ -108,7 +109,7 @@ def environment_of(pid: int, having: bytes = b"") -> dict[bytes, bytes]:
 
 
 def send(proc: Proc, signum: int) -> None:
-    """Signal ``proc``, and never another process that has come to bear its number."""
+    """Signal ``proc``, and never another process with a recycled process id."""
     pidfd = -1
     if hasattr(os, "pidfd_open"):
         try:
@@ -117,7 +118,7 @@ def send(proc: Proc, signum: int) -> None:
             if error.errno != errno.ENOSYS:
                 return
     now = look(proc.pid)
-    with contextlib.suppress(OSError):  # gone, or not ours to signal: the next scan tells
+    with contextlib.suppress(OSError):  # it has ended, or we may not signal it: the next scan shows
         if now is not None and now.start == proc.start:
             if pidfd >= 0:
                 signal.pidfd_send_signal(pidfd, signum)
@@ -129,15 +130,6 @@ def send(proc: Proc, signum: int) -> None:
 
 def name_list(procs: list[Proc]) -> list[Json]:
     return [{"pid": proc.pid, "name": shown(proc.name)} for proc in procs]
-
-
-def user_name(uid: int) -> str:
-    try:
-        import pwd
-
-        return pwd.getpwuid(uid).pw_name
-    except (ImportError, KeyError):
-        return "with id %d" % uid
 
 
 def signal_name(number: int) -> str:

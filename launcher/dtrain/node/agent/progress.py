@@ -1,6 +1,6 @@
-"""What workers report through `dtrain.runtime`: lines of JSON in files.
+"""Reads the reports that workers write through `dtrain.runtime`: lines of JSON in files.
 
-Any process of the job can write to them.
+Any process of the job can write to these files.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
     from dtrain.node.agent.wire import Json
 
-MAX_SAID = 16 << 10
+MAX_REPORT = 16 << 10
 """Bytes of one line."""
 MAX_PROGRESS_FILES = 4096
 MAX_METRICS, MAX_METRIC_NAME = 32, 64
 PROGRESS_FILE = re.compile(rb"(?:rank|chief|worker|ps|evaluator)-\d{1,6}\.progress")
 MAX_TIME = 1e11
-"""Seconds since the epoch: in the year 5138."""
+"""Seconds since the epoch, in the year 5138."""
 
 
-def said_in(line: bytes | None) -> Json | None:
-    """The known fields of one line; None where one is missing or not of its type."""
+def report_in(line: bytes | None) -> Json | None:
+    """The known fields of one line; None if a field is missing or has another type."""
     body = decode(line) if line is not None else None
     try:
         if body is not None and body["event"] == "progress":
@@ -60,7 +60,7 @@ def metrics_in(body: Any) -> dict[str, float]:
 
 
 def number(value: Any) -> float:
-    """A loss may well be infinite or not a number."""
+    """Accepts infinity and NaN, which a loss may be. Raises TypeError for other types."""
     if type(value) not in (int, float):
         raise TypeError("not a number")
     return float(value)
@@ -80,17 +80,17 @@ def a_time(value: Any) -> float:
 
 
 class ProgressFiles:
-    """Those of a run's folder, followed from the ``offsets`` on."""
+    """The progress files of a run's folder, read from ``offsets`` on."""
 
     def __init__(self, folder: bytes, offsets: Json, attached: bool) -> None:
         self._folder, self._offsets, self._attached = folder, offsets, attached
         self._followed: dict[bytes, Lines] = {}
         self._reported: set[bytes] = set()
         self.notices: list[str] = []
-        """What is wrong with the files, each said once."""
+        """Problems with the files, each reported once."""
 
     def read(self) -> Iterator[tuple[str, int, Json]]:
-        """What is new: the file's name, the offset of the line after it, and what it says."""
+        """The new reports: file name, offset of the next line, and fields."""
         for file in listed(self._folder):
             if not PROGRESS_FILE.fullmatch(file):
                 continue
@@ -102,14 +102,14 @@ class ProgressFiles:
                 start = self._offsets.get(shown(file), 0)
                 if shown(file) not in self._offsets and self._attached:
                     # A launcher that attaches needs the current state, not the history.
-                    start = last_line(path, MAX_SAID)
+                    start = last_line(path, MAX_REPORT)
                     yield from self._tensorboards(file, path, start)
-                lines = self._followed[file] = Lines(path, start, MAX_SAID)
+                lines = self._followed[file] = Lines(path, start, MAX_REPORT)
             dropped = 0
             for line, end in lines.read():
-                said = said_in(line)
-                if said is not None:
-                    yield shown(file), end, said
+                report = report_in(line)
+                if report is not None:
+                    yield shown(file), end, report
                 else:
                     dropped += 1
             if dropped and file not in self._reported:
@@ -122,9 +122,9 @@ class ProgressFiles:
     def _tensorboards(
         self, file: bytes, path: bytes, start: int
     ) -> Iterator[tuple[str, int, Json]]:
-        """The TensorBoards that were reported before ``start``, near the beginning."""
+        """The TensorBoards reported in the first MiB before ``start``."""
         data = read_regular(path, min(start, 1 << 20)) or b""
         for line in data.split(b"\n"):
-            said = said_in(line) if b"tensorboard" in line and len(line) <= MAX_SAID else None
-            if said is not None and said["event"] == "tensorboard":
-                yield shown(file), start, said
+            report = report_in(line) if b"tensorboard" in line and len(line) <= MAX_REPORT else None
+            if report is not None and report["event"] == "tensorboard":
+                yield shown(file), start, report

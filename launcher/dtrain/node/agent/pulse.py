@@ -1,4 +1,4 @@
-"""Whether the supervisor answers, and what to do when it does not."""
+"""Checks whether the supervisor answers, and continues or kills it if it does not."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from dtrain.node.agent.processes import Proc
 
 SILENCE = 15.0
-"""Seconds without an answer after which a supervisor that is to end the job is killed. It may be
-busy for ten, when it waits for evidence."""
+"""Seconds without an answer after which the relay kills a supervisor that is to end the job. It may
+be busy for ten seconds while it collects evidence."""
 
 
 class Pulse:
@@ -24,11 +24,11 @@ class Pulse:
         self._proc: Proc | None = None
         self._asked: float | None = None  # when the first ping without an answer was sent
         self._end_by: float | None = None
-        self._told: set[str] = set()
+        self._noticed: set[str] = set()
         self.notices: list[str] = []
-        """What a person should know."""
+        """Messages for the user."""
         self.pinged = False
-        """Whether the launcher waits for an answer."""
+        """Whether the launcher waits for the answer to a ping."""
 
     @property
     def pid(self) -> int | None:
@@ -36,7 +36,8 @@ class Pulse:
 
     @property
     def silent(self) -> float:
-        """Seconds since the supervisor was asked, if it has not answered."""
+        """Seconds since the oldest ping that the supervisor has not answered; 0 if there is
+        none."""
         return time.monotonic() - self._asked if self._asked is not None else 0.0
 
     def watch(self, pid: int) -> None:
@@ -46,7 +47,7 @@ class Pulse:
         self._asked = None
 
     def note(self, line: bytes) -> bool:
-        """Take note of a command that the supervisor is to get. True for a ping."""
+        """Note a command that goes to the supervisor. Returns whether it is a ping."""
         command = decode(line) or {}
         op = command.get("op")
         if op == "ping":
@@ -60,8 +61,8 @@ class Pulse:
         return bool(op == "ping")
 
     def rouse(self) -> None:
-        """Once the job is to end, continue a supervisor that is stopped, and kill one that does
-        not answer."""
+        """If the job is to end, continue a supervisor that is stopped, and kill one that does not
+        answer."""
         proc = self._proc
         now = look(proc.pid) if self._end_by is not None and proc is not None else None
         if now is None or proc is None or now.start != proc.start:
@@ -75,7 +76,7 @@ class Pulse:
             self._notice("the supervisor (process %d) was stopped: continued it" % now.pid)
 
     def _notice(self, text: str) -> None:
-        """Note for a person, once, what was done."""
-        if text not in self._told:
-            self._told.add(text)
+        """Add a message for the user, once."""
+        if text not in self._noticed:
+            self._noticed.add(text)
             self.notices.append(text)

@@ -1,4 +1,4 @@
-"""The ranks that torchrun has started."""
+"""Finds the ranks that torchrun has started."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 MAX_SUMMARY = 256 << 10
 """Bytes at the end of torchrun's stderr, which reports how its ranks ended."""
 MAX_DIGITS = 6
-"""Of a rank."""
+"""Digits of a rank."""
 NODE_RANK = re.compile(rb"--node[-_]rank[= ](\d+)")
 
 
 class Ranks:
     """Finds the ranks of one torchrun.
 
-    Workers can write folders, environments and messages with any numbers. Ranks outside the job,
-    and local ranks that this torchrun does not start, are ignored.
+    Workers can write folders, environments and messages with any numbers. So ranks outside the
+    job are ignored, and local ranks that this torchrun does not start.
     """
 
     def __init__(self, path: bytes, argv: list[bytes], count: int, world_size: int) -> None:
-        """``count``: ranks that this torchrun starts."""
+        """``count``: the number of ranks that this torchrun starts."""
         self._count, self._world_size = count, world_size
         self._stderr, self._logs = path + b".err", path + b".ranks"
         self._node_rank = NODE_RANK.search(b" ".join(argv))
@@ -43,9 +43,9 @@ class Ranks:
         self._pids: dict[int, int | None] = {}  # rank -> process id
 
     def scan(self, tag: Tag, last: bool = False) -> tuple[list[Json], float]:
-        """The ranks not seen before, and seconds until it is worth looking again.
+        """The new ranks, and the seconds until the next scan.
 
-        ``last``: torchrun has exited, so take what there is.
+        ``last``: torchrun has exited, so this is the last scan.
         """
         places = self._places()
         seen = self._ignored.union(self._known)
@@ -59,7 +59,7 @@ class Ranks:
             local = int(os.path.basename(place))
             pid, rank = living.get(os.path.join(place, b"error.json"), (None, None))
             if rank is None:
-                # It may not have been executed yet, or it came and went between two scans.
+                # Its process may not have started yet, or may have ended between two scans.
                 if not last and now - self._first_seen.setdefault(place, now) < 1.0:
                     continue
                 rank = self._guess(local)
@@ -73,7 +73,7 @@ class Ranks:
         return found, 0.01
 
     def living(self, tag: Tag) -> dict[int, int]:
-        """Process id by rank."""
+        """The process ids of the running ranks."""
         return {rank: pid for pid, rank in self._living(tag).values()}
 
     def _places(self) -> list[bytes]:
@@ -86,7 +86,7 @@ class Ranks:
         ]
 
     def _living(self, tag: Tag) -> dict[bytes, tuple[int, int]]:
-        """Process id and rank by error file."""
+        """The process id and rank of each running rank, by its error file."""
         found = {}
         # Oldest last: a rank's own children have the same environment.
         for proc in sorted(members(tag, os.getpid()), key=lambda proc: -proc.start):
@@ -98,8 +98,8 @@ class Ranks:
         return found
 
     def _guess(self, local: int) -> int:
-        """Ranks of one node are consecutive: tell one from a neighbor's, from what torchrun said,
-        or from the node's."""
+        """The rank of local rank ``local``. The ranks of a node are consecutive, so it follows from
+        a known rank, from torchrun's summary, or from the node rank."""
         for other, rank in self._known.items():
             return rank - int(os.path.basename(other)) + local
         for rank_text, other_local, _ in self._summary():
@@ -110,7 +110,7 @@ class Ranks:
         return FAILURE.findall(read_regular(self._stderr, MAX_SUMMARY, -MAX_SUMMARY) or b"")
 
     def failures(self) -> list[Json]:
-        """What the ranks left behind: their error files, and torchrun's summary."""
+        """The failed ranks, from their error files and torchrun's summary."""
         codes = {int(rank): int(code) for rank, _, code in self._summary()}
         found = []
         for place, rank in sorted(self._known.items(), key=lambda item: item[1]):

@@ -1,4 +1,4 @@
-"""The process on the SSH channel: it passes commands on, and sends what is new."""
+"""The process on the SSH channel: it forwards commands and sends new data."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from dtrain.node.importer import Importer
 
 QUICK, SLOW = 0.005, 0.1
-"""Seconds between two looks at files that grow, and at files that do not."""
+"""Seconds between two reads of files that grow, and of files that do not."""
 ALONE = 60
-"""Seconds without a word from the launcher, which pings every 5, after which a relay ends: nobody
-will ever read what it may be waiting to write."""
+"""Seconds without a command after which the relay ends. The launcher pings every 5 seconds, so it
+no longer reads what the relay may be waiting to write."""
 EXIT_LIMIT = 2.0
 """Seconds for a supervisor to exit after its `ended` event."""
 
@@ -47,11 +47,11 @@ class Relay:
         self._channel = LauncherChannel()
         self._supervisor = SupervisorConnection()
         self._launch: Launch | None = None
-        """What commands are for until there is a supervisor; None for a run launched before."""
+        """The launch that gets the commands until there is a supervisor; None after `attach`."""
 
     def run(self) -> None:
         self._channel.write(PREAMBLE)
-        self._channel.tell(
+        self._channel.report(
             "hello",
             protocol=VERSION,
             python="%d.%d.%d" % sys.version_info[:3],
@@ -73,7 +73,7 @@ class Relay:
                 raise RefusedError(
                     "agent",
                     "this host runs %s, and has no /proc" % sys.platform,
-                    "dtrain runs jobs on Linux hosts alone",
+                    "use Linux hosts: dtrain runs jobs only on Linux",
                 )
             folder = folder_of(command)
             state = RunState(folder, trust_of(command))
@@ -127,16 +127,16 @@ class Relay:
             elif lives(record):
                 pid = record["pid"]
                 self._supervisor.wait_for(record)
-        if pid:  # otherwise the process id may be another process's by now
+        if pid:  # otherwise the process id may belong to another process by now
             self._supervisor.pulse.watch(pid)
         self._supervisor.open(sock)
-        self._channel.tell("attached", folder=shown(state.folder), running=pid != 0)
+        self._channel.report("attached", folder=shown(state.folder), running=pid != 0)
         threading.Thread(target=self._listen, daemon=True).start()
         self._follow(state, follower, tag)
 
     def _follow(self, state: RunState, follower: Follower, tag: Tag) -> None:
-        """Send what is new until the run is over and everything has been sent."""
-        # Kills, if it comes to that: no signal handler runs while the connection takes no bytes.
+        """Send new data until the run is over and everything is sent."""
+        # The default action kills: no Python handler runs while a write blocks.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(ALONE)
         follower.begin(state.events())
@@ -164,26 +164,26 @@ class Relay:
                 break
             else:
                 pause = min(pause * 2, SLOW)
-        # The supervisor is about to exit: after `bye` nothing of the run is left.
+        # The supervisor is about to exit: after `bye` no process of the run is left.
         until = time.monotonic() + EXIT_LIMIT
         while not gone and time.monotonic() < until:
             gone = self._supervisor.read(QUICK) is None
         if self._supervisor.pid:
-            self._supervisor.await_end()  # it hangs up a moment before it has gone
-        self._channel.tell("bye")
+            self._supervisor.await_end()  # it closes the connection just before it exits
+        self._channel.report("bye")
 
     def _answer_launcher(self) -> None:
-        """Say that the relay is alive, and whether the supervisor is."""
+        """Report that the relay is alive, and whether the supervisor is."""
         pulse = self._supervisor.pulse
         if pulse.pinged:
             pulse.pinged = False
-            self._channel.tell("alive", supervisor=pulse.pid, silent=pulse.silent)
+            self._channel.report("alive", supervisor=pulse.pid, silent=pulse.silent)
         pulse.rouse()
         while pulse.notices:
-            self._channel.tell("notice", text=pulse.notices.pop(0))
+            self._channel.report("notice", text=pulse.notices.pop(0))
 
     def _report_lost(self, state: RunState, tag: Tag) -> None:
-        """The supervisor is dead: do for it what it would have done."""
+        """The supervisor is dead: end the processes of the run in its place, and report it."""
         supervisor = self._supervisor
         end = supervisor.await_end()
         take = supervisor.child_ended if supervisor.subreaper else None
@@ -192,27 +192,27 @@ class Relay:
         died = "the supervisor died: %s%s" % (end, "\n" + log if log else "")
         reason = state.why_lost(died, supervisor.end)
         hint = "" if reason == died else "a job must not change the files in $DTRAIN_RUN_DIR"
-        self._channel.tell("lost", reason=reason, survivors=name_list(survivors), hint=hint)
+        self._channel.report("lost", reason=reason, survivors=name_list(survivors), hint=hint)
         supervisor.close()
 
     def _listen(self) -> None:
-        """Pass commands on, whatever the other thread waits for. Runs in a thread of its own."""
+        """Forward commands even while the main thread blocks. Runs in a thread of its own."""
         for line in iter(self._stdin.readline, b""):
             if signal.alarm(0):
                 signal.alarm(ALONE)
             if self._launch is None or self._launch.up:
-                # Pings must not block: they fill the socket of a supervisor that is stopped.
+                # Pings must not block: they fill the socket of a stopped supervisor.
                 pulse = self._supervisor.pulse
                 self._supervisor.send(line, socket.MSG_DONTWAIT if pulse.note(line) else 0)
-                pulse.rouse()  # at once: this may be the last command before we are left
+                pulse.rouse()  # at once: this may be the last command
             elif b'"ping"' not in line:
                 self._launch.aborted = True
-        # Nobody is there any more. What is not yet started the supervisor or the guard undoes.
+        # The launcher has disconnected. The supervisor or the guard undoes an unstarted launch.
         os._exit(0)
 
 
 def end_previous(command: Json) -> None:
-    """Kill the relay that this one replaces, if the launcher names one: it does not answer."""
+    """Kill the unresponsive relay that this one replaces, if the launcher names one."""
     pid = command.get("previous")
     proc = look(pid) if pid else None
     words = (read_file("/proc/%d/cmdline" % pid) or b"").split(b"\0") if pid else []

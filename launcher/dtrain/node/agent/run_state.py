@@ -1,4 +1,4 @@
-"""How a run stands on this host, from what its supervisor left in the run's folder."""
+"""The state of a run on this host, from the files in its folder."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class RunState:
         self._events_file: bytes | int = os.path.join(folder, b"events")
 
     def find_supervisor(self) -> tuple[Json | None, socket.socket | None]:
-        """The supervisor's record, and a connection to it if it answers. Neither is there before
-        the run is prepared. Raises as `_record` does."""
+        """The supervisor's record, and a connection to the supervisor if it answers. Both are None
+        before the run is prepared. Raises the same errors as `_record`."""
         problem: Exception | None = None
         try:
             record = self._record()
@@ -55,9 +55,10 @@ class RunState:
         return record, sock
 
     def _record(self) -> Json | None:
-        """What the supervisor left in the run's folder; None before it is prepared.
+        """The supervisor's record in the run's folder; None before the run is prepared.
 
-        Raises FileNotFoundError without the folder, RefusedError if it is unsafe, and DamagedError.
+        Raises FileNotFoundError if there is no folder, RefusedError if it is unsafe, and
+        DamagedError.
         """
         try:
             folder = open_run(self.trust, self.folder)
@@ -77,21 +78,21 @@ class RunState:
             return record_in(file.read(MAX_RECORD), self.folder)
 
     def open_events(self, supervisor: int) -> bool:
-        """Read events from the open file from now on. ``supervisor`` is the process that has it
-        open, or 0."""
+        """Open the events file and read events from it from now on. ``supervisor`` is the process
+        that has it open, or 0. Returns whether it was opened."""
         with contextlib.suppress(OSError):
             self._events_file = open_events(supervisor, self.folder)
         return isinstance(self._events_file, int)
 
     def events(self) -> EventReader:
-        """A reader of the events, from the first one on."""
+        """A reader of all events."""
         return EventReader(self._events_file)
 
     def has_ended(self) -> bool:
         return any(event["event"] == "ended" for event in self.events().all())
 
     def status(self) -> Json:
-        """The ``status`` message: how the run stands on this host."""
+        """The ``status`` message: the state of the run on this host."""
         try:
             record, sock = self.find_supervisor()
         except FileNotFoundError:
@@ -120,7 +121,7 @@ class RunState:
     def _standing(
         self, record: Json | None, sock: socket.socket | None, started: bool
     ) -> tuple[str, str]:
-        """The state of a run that has reported no end, and why it is in that state."""
+        """The state of a run without an ``ended`` event, and the reason for it."""
         if sock is not None:
             return "running" if started else "ready", ""
         if record is None:
@@ -129,15 +130,15 @@ class RunState:
             return "gone", RESTARTED
         if lives(record):
             return "running", "its supervisor (process %d) does not answer" % record["pid"]
-        return "gone", self.why_lost("something ended its supervisor", UNSEEN)
+        return "gone", self.why_lost("its supervisor was killed", UNSEEN)
 
     def why_lost(self, died: str, end: str) -> str:
-        """Why the end of the run is unknown: ``died``, unless the events file is to blame.
-        ``end`` is how the supervisor ended."""
+        """Why the end of the run is unknown: ``died``, unless a process of the job has changed the
+        events file. ``end`` is how the supervisor ended."""
         path = os.path.join(self.folder, b"events")
         wrong = damage(path) if end in (UNSEEN, ENDED_WELL) else ""
         if end == ENDED_WELL and not wrong:
-            wrong = "does not say how"
+            wrong = "has no record of the end"
         if not wrong:
             return died
         return "the supervisor has ended, but %s %s; a process of the job has changed that file" % (

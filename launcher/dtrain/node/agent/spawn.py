@@ -1,4 +1,4 @@
-"""Starting a process, and why one cannot be started."""
+"""Starts processes, and explains why a program cannot be executed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def spawn(
     extra: dict[int, int] | None = None,
     prctl: Callable[..., int] | None = None,
 ) -> tuple[int, OSError | None]:
-    """Start a program in a session of its own: its process id, and why it could not be executed.
+    """Start a program in its own session. Returns its process id, and the error if it could not be
+    executed.
 
-    It gets /dev/null as stdin, ``outputs`` as stdout and stderr, and of all other descriptors
-    only those in ``extra`` (number there -> number here). With ``prctl`` it dies with us.
+    Its stdin is /dev/null, its stdout and stderr are ``outputs``. It inherits no other descriptors
+    than those in ``extra`` (number there -> number here). With ``prctl``, it dies with us.
     """
     me = os.getpid()
     reading, writing = os.pipe()
@@ -47,7 +48,7 @@ def spawn(
             null = os.open(os.devnull, os.O_RDONLY)
             wanted = {0: null, 1: outputs[0], 2: outputs[1]}
             wanted.update(extra or {})
-            # Out of the way first: a descriptor may have the number that another one is to get.
+            # Move all descriptors up first: one may have the number that another one gets.
             aside = {to: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 32) for to, fd in wanted.items()}
             writing = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, 32)
             keep = {writing, *aside.values()}
@@ -68,22 +69,22 @@ def spawn(
             os._exit(127)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.close(writing)
-    told = b""
+    failure = b""
     while True:
         part = os.read(reading, 1 << 16)
         if not part:
             break
-        told += part
+        failure += part
     os.close(reading)
-    if not told:
+    if not failure:
         return pid, None
-    code, _, subject = told.partition(b" ")
+    code, _, subject = failure.partition(b" ")
     return pid, OSError(int(code), os.strerror(int(code)), shown(subject))
 
 
 def execute(argv: list[bytes], environment: dict[bytes, bytes]) -> OSError:
-    """Become ``argv``, searched for as a shell would: the first that is there and may be run.
-    If this returns, it returns why not."""
+    """Replace this process by ``argv``, searched on PATH as by a shell. Returns only on failure,
+    with the error."""
     failure: OSError | None = None
     for path in search(argv[0], environment):
         try:
@@ -100,7 +101,7 @@ def execute(argv: list[bytes], environment: dict[bytes, bytes]) -> OSError:
 
 
 def search(program: bytes, environment: dict[bytes, bytes]) -> list[bytes]:
-    """Where ``program`` may be, in order."""
+    """The paths that ``program`` may have, in order."""
     if b"/" in program:
         return [program]
     folders = environment.get(b"PATH", os.fsencode(os.defpath)).split(b":")

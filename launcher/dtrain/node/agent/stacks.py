@@ -1,4 +1,4 @@
-"""Where a Python process is, seen from outside."""
+"""Reads the stacks of Python processes with py-spy."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dtrain.node.agent.processes import environment_of, read_file
 from dtrain.node.agent.wire import MAX_TRACEBACK, shown
 
 SPY_LIMIT = 10.0
-"""Seconds for py-spy to look at all workers."""
+"""Seconds for py-spy to read the stacks of all workers."""
 
 
 def spy_command(pid: int) -> list[bytes]:
-    """How to have a process's Python stack shown: by the py-spy of its own environment. Empty
-    without one."""
+    """The command that prints a process's Python stack, with the py-spy of its own environment.
+    Empty if there is none."""
     environment = environment_of(pid)
     try:
         python = os.readlink(b"/proc/%d/exe" % pid)
-    except OSError:  # it has ended meanwhile
+    except OSError:  # it has ended
         return []
-    # What it was called as: in a virtual environment, a link to the python that it was made from.
+    # In a virtual environment, argv[0] is a link to the base Python.
     called = (read_file("/proc/%d/cmdline" % pid) or b"").partition(b"\0")[0]
     paths = environment.get(b"PATH", b"").split(b":")
     places = [os.path.dirname(called), os.path.dirname(python), *paths]
@@ -36,8 +36,8 @@ def spy_command(pid: int) -> list[bytes]:
 
 
 def spy(pids: list[int]) -> dict[int, str]:
-    """The Python stacks of those processes that py-spy is there for, and may look at."""
-    import subprocess  # which takes long to import, and is needed once in a run's life at most
+    """The Python stacks by process id, of the processes that have a py-spy that can read them."""
+    import subprocess  # slow to import, and rarely needed
 
     spies = {}
     for pid in pids:
@@ -51,11 +51,11 @@ def spy(pids: list[int]) -> dict[int, str]:
     found = {}
     for pid, process in spies.items():
         try:
-            said = process.communicate(timeout=max(0.0, deadline - time.monotonic()))[0]
+            output = process.communicate(timeout=max(0.0, deadline - time.monotonic()))[0]
         except subprocess.TimeoutExpired:
             process.kill()
-            said = process.communicate()[0]
-        # Its status says nothing: the supervisor may have reaped it.
-        if said:
-            found[pid] = shown(said[:MAX_TRACEBACK])
+            output = process.communicate()[0]
+        # Its status is unknown if the supervisor has reaped it.
+        if output:
+            found[pid] = shown(output[:MAX_TRACEBACK])
     return found

@@ -115,7 +115,7 @@ class Supervisor:
     def _give_up(self, message: Json) -> None:
         """End a run that has not started and remove its traces. ``message`` says why."""
         self._sweep_now(self._child_ended)  # what setup left running
-        discard(self._folder, [raw(path) for path in self._request["made"]])
+        discard(self._folder, [raw(path) for path in self._request["created"]])
         self._control.broadcast(message)
         self._over = True
 

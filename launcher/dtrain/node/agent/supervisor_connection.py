@@ -25,19 +25,19 @@ UNSEEN = "its end was not seen"
 
 
 class SupervisorConnection:
-    """The socket to the supervisor, and the supervisor itself where it is our child."""
+    """The socket to the supervisor, and the supervisor's process if it is our child."""
 
     def __init__(self) -> None:
         self.pid = 0
-        """The supervisor's process, as long as it is our child."""
+        """The supervisor's process id while it is our child, else 0."""
         self.end = UNSEEN
-        """How the supervisor has ended."""
+        """How the supervisor ended."""
         self.subreaper = False
-        """Whether this process becomes the parent of orphans below it."""
+        """Whether this process adopts its orphaned descendants."""
         self.pulse = Pulse()
         self._sock: socket.socket | None = None
         self._partial = b""
-        self._waiting_for: Json | None = None  # record of a supervisor that takes no connection yet
+        self._waiting_for: Json | None = None  # record of a supervisor that accepts no connection
         self._unsent: list[bytes] = []
         self._connecting = threading.Lock()
 
@@ -45,15 +45,15 @@ class SupervisorConnection:
         self._sock = sock
 
     def wait_for(self, record: Json) -> None:
-        """Connect later to a supervisor that lives and takes no connection now."""
+        """Connect later to a running supervisor that accepts no connection now."""
         self._waiting_for = record
 
     def close(self) -> None:
         self._sock = None
 
     def retry(self, pause: float) -> None:
-        """Try again to connect, if a supervisor is waited for. One that is stopped takes no
-        connection once its queue is full, but it may be continued."""
+        """Try again to connect after `wait_for`. A stopped supervisor accepts no connection once
+        its queue is full, but it may be continued."""
         record = self._waiting_for
         if record is None:
             return
@@ -69,7 +69,8 @@ class SupervisorConnection:
         time.sleep(pause)
 
     def read(self, timeout: float) -> list[Json] | None:
-        """The supervisor's messages within ``timeout`` seconds; None once it has hung up."""
+        """The supervisor's messages within ``timeout`` seconds; None once it has closed the
+        connection."""
         if self._sock is None:
             return None if self._waiting_for is None else []
         if not select.select([self._sock], [], [], timeout)[0]:
@@ -97,7 +98,7 @@ class SupervisorConnection:
                 sock.sendall(line, flags)
 
     def await_end(self) -> str:
-        """How the supervisor has ended, if it is our child."""
+        """Wait for the end of the supervisor if it is our child. Returns how it ended."""
         for _ in range(100):
             if reap(self.child_ended) or self.pid == 0:
                 break

@@ -1,11 +1,11 @@
-"""Which processes belong to a run, and how to end all of them.
+"""Finds and ends all processes of a run.
 
-The descendants of its supervisor belong to a run, whatever is in their environment, and so does
-every process with the run's tag. The supervisor is a subreaper, so that descendants stay below it
-when their parents end. The one exception is a run inside a run: the supervisor of the inner run,
-known by its record, and all below it.
+All descendants of the supervisor belong to the run, whatever their environment contains, and all
+processes with the run's tag. The supervisor is a subreaper, so descendants stay below it when
+their parents end. The only exception is a run inside a run: the supervisor of the inner run, known
+by its record, and its descendants.
 
-What can still escape:
+These processes can still escape:
 
 - a process that a service outside the run starts (cron, a container engine, ``ssh localhost``)
   without the tag;
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from typing import Callable
 
 PATIENCE = 10.0
-"""Seconds of KILL before what is left counts as a survivor."""
+"""Seconds of KILL before a remaining process counts as a survivor."""
 ABORT_LIMIT = 5.0
-"""Seconds in which Python should have written its stack after SIGABRT."""
+"""Seconds for Python to write its stack after SIGABRT."""
 
 HELPERS: set[int] = set()
-"""Children of ours that no sweep ends: they end by themselves."""
+"""Our children that no sweep ends, because they end by themselves."""
 
 
 class Tag:
-    """What every process of one run on one host has in its environment.
+    """The variables in the environment of all processes of one run on one host.
 
-    The folder is what makes it unique: it was made for this launch and existed before no other.
+    The folder makes the tag unique: each launch creates a new one.
     """
 
     def __init__(self, run: str, host: str, folder: bytes) -> None:
@@ -62,7 +62,7 @@ class Tag:
 
     def of(self, pid: int) -> bool | None:
         """True for a process with this run's tag, False for the supervisor of another run, None
-        for all others. Any process can set a tag, so another run's alone proves nothing."""
+        for other processes. Any process can set a tag, so another run's tag proves nothing."""
         entries = environment_of(pid, having=b"DTRAIN_RUN_DIR=")
         found = {name: entries.get(name) for name in self.environment}
         if found == self.environment:
@@ -81,8 +81,8 @@ def supervises(pid: int, folder: bytes) -> bool:
 
 
 def members(tag: Tag, root: int) -> list[Proc]:
-    """The living processes of a run: below ``root`` (itself left out) if it is not 0, or tagged,
-    or below those. The supervisors of other runs and all below them are left out.
+    """The living processes of a run: descendants of ``root`` if it is not 0, tagged processes, and
+    their descendants. Without supervisors of other runs and their descendants.
     """
     table = processes()
     children: dict[int, list[Proc]] = {}
@@ -113,7 +113,7 @@ def members(tag: Tag, root: int) -> list[Proc]:
 
 
 def await_ends(procs: list[Proc], limit: float) -> None:
-    """Wait until all of them have ended, or so many seconds."""
+    """Wait up to ``limit`` seconds until all ``procs`` have ended."""
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
         now = [(proc, look(proc.pid)) for proc in procs]
@@ -125,11 +125,11 @@ def await_ends(procs: list[Proc], limit: float) -> None:
 class Sweep:
     """Ends the processes of a run, one step at a time.
 
-    A scan of /proc can miss a process that forks and exits again and again. The kernel misses
-    none: while anything lives below a subreaper, the subreaper has a child. So a subreaper is
-    done when it has no child but those of other runs, and what hops from process to process it
-    kills where each hop ends: among its own children. Scans serve to find what is far down, or
-    was started by setup and is not below us; without a subreaper, many of them have to do.
+    A scan of /proc can miss a process that repeatedly forks and exits. The kernel does not: a
+    subreaper has a child as long as it has any living descendant. So a subreaper is done when only
+    children of other runs are left, and it kills a process that keeps forking when that becomes
+    its child. Scans find deeper descendants, and processes of setup, which are not below us.
+    Without a subreaper, many scans replace the proof.
     """
 
     def __init__(
@@ -140,19 +140,20 @@ class Sweep:
         subreaper: bool = True,
         groups: frozenset[int] | set[int] = frozenset(),
     ) -> None:
-        """``take`` is told of our children's ends; None if the run is not below us at all.
-        ``groups`` are process groups known to hold nothing but this run's processes."""
+        """``take`` gets the process id and status of each child that ends; None if the run's
+        processes are not our descendants. ``groups`` are process groups that contain only
+        processes of this run."""
         self._tag, self._take, self._groups = tag, take, set(groups)
         self._proof = subreaper and take is not None
         self.kill_at = time.monotonic() + grace
         self.survivors: list[Proc] = []
-        self._told: set[tuple[int, int]] = set()
+        self._terminated: set[tuple[int, int]] = set()
         self._last: set[int] = set()
         self._clean = 0
         self._ended: set[int] = set()
 
     def step(self) -> float | None:
-        """Do what is due. Seconds until the next step, or None when it is over."""
+        """Do what is due. Returns the seconds until the next step, or None when it is over."""
         now = time.monotonic()
         if now >= self.kill_at:
             self._strike()
@@ -166,8 +167,8 @@ class Sweep:
         self._clean = 0
         if now < self.kill_at:
             for proc in found:
-                if (proc.pid, proc.start) not in self._told:
-                    self._told.add((proc.pid, proc.start))
+                if (proc.pid, proc.start) not in self._terminated:
+                    self._terminated.add((proc.pid, proc.start))
                     send(proc, signal.SIGTERM)
                     if proc.state == b"T":
                         send(proc, signal.SIGCONT)
@@ -175,12 +176,12 @@ class Sweep:
         if now > self.kill_at + PATIENCE:
             seen = found or [proc for proc in map(look, children or ()) if proc is not None]
             alive = [proc for proc in seen if proc.alive]
-            # An ended child that a debugger traces cannot be reaped; another one is by now.
+            # We cannot reap an ended child that a debugger traces; other children are reaped now.
             before, self._ended = self._ended, {proc.pid for proc in seen}
             if alive or self._ended == before:
                 self.survivors = alive or seen
                 return None
-        # A group is killed in one stroke, before any of its processes can fork again.
+        # Killing a group is atomic: none of its processes can fork in between.
         self._groups.update(proc.pid for proc in found if proc.pid == proc.pgrp)
         for group in self._groups.intersection(proc.pgrp for proc in found):
             with contextlib.suppress(OSError):
@@ -192,14 +193,15 @@ class Sweep:
         return 0.0 if fresh else 0.02
 
     def _children(self) -> list[int] | None:
-        """Our children that belong to the run, or None if that cannot be told."""
+        """Our children that belong to the run, or None if the kernel does not list them."""
         found = own_children() if self._proof else None
         return found and [
             pid for pid in found if pid not in HELPERS and self._tag.of(pid) is not False
         ]
 
     def _strike(self) -> None:
-        """Kill our children, and those that become our children by that, as fast as can be."""
+        """Kill our children, and the orphans that become our children by that, as fast as
+        possible."""
         before = None
         while self._take is not None:
             reap(self._take)
@@ -212,7 +214,7 @@ class Sweep:
             before = children
 
     def finish(self) -> list[Proc]:
-        """Take every step. The survivors."""
+        """Take all steps. Returns the survivors."""
         while True:
             pause = self.step()
             if pause is None:
@@ -224,7 +226,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def load_prctl() -> Callable[..., int]:
-    """The C function prctl. Where Python was built without ctypes, one that always fails."""
+    """The C function prctl, or a function that always fails if Python has no ctypes."""
     try:
         import ctypes
 
@@ -235,5 +237,5 @@ def load_prctl() -> Callable[..., int]:
 
 
 def adopt_orphans(prctl: Callable[..., int]) -> bool:
-    """Become the parent of every descendant whose own parent ends. False if we cannot."""
+    """Become the parent of every descendant whose parent ends. Returns False on failure."""
     return prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0

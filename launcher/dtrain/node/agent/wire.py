@@ -1,4 +1,4 @@
-"""What the launcher and a node's relay say to each other, as bytes.
+"""The protocol between the launcher and a node's relay.
 
 The launcher writes lines of JSON (commands) to the relay's stdin; the relay writes frames to its
 stdout. A frame is a header and a payload:
@@ -9,10 +9,10 @@ stdout. A frame is a header and a payload:
     length  u32   bytes of payload
 
 A MESSAGE is one JSON object with a ``type``; DATA is raw bytes of a worker's output file.
-Before the first frame the relay writes ``PREAMBLE``: whatever a login shell printed ahead of it
-is noise, kept to explain a failed start.
+Before the first frame the relay writes ``PREAMBLE``. Output of a login shell before it is noise,
+kept to explain a failed start.
 
-Commands, by ``op``; the first one says what this relay is for:
+Commands, by ``op``. The first command of a relay is ``launch``, ``attach`` or ``look``:
 
     launch   protocol, run, host, run_dir, trust_group, workdir, script, python, setup, environment,
              node_variables, secrets, runtime, processes [{role, index, rank, argv, environment,
@@ -24,62 +24,62 @@ Commands, by ``op``; the first one says what this relay is for:
              see `dtrain.launchplan.environment`
     attach   protocol, run, host, run_dir, trust_group, offsets, outputs, previous: follow a run
              that was launched before, each stream (``events`` and progress files too) from the
-             offset given, or from its beginning; where ``outputs`` is false, events alone.
+             offset given, or from its beginning; if ``outputs`` is false, only events.
              ``previous`` is the process id of a relay of this launcher that no longer answers (or
              null): it is killed
     look     protocol, run, host, run_dir, trust_group: report the state of a run that was launched
              before, and end
     start    start the processes of a launch that is prepared
-    abort    forget a launch; once it has started, the same as ``kill``
+    abort    undo a launch; once it has started, the same as ``kill``
     stop     grace, reason: TERM, ``grace`` seconds, KILL. A later stop may only shorten the wait
     kill     KILL at once
-    stacks   abort: tell where every worker is, and every rank of a torchrun. Where py-spy cannot,
-             and ``abort`` is true, they get SIGABRT, on which Python writes its stack to stderr, if
-             PYTHONFAULTHANDLER is set. Where NCCL's process group listens, its flight recorder is
-             asked, too
-    ping     a launcher is connected, as every command shows. The relay answers ``alive``, and
-             passes it on to the supervisor, which answers the relay with ``pong``
+    stacks   abort: report the stack of every worker, and of every rank of a torchrun. If ``abort``
+             is true, processes that py-spy cannot read get SIGABRT: Python then writes its stack
+             to stderr if PYTHONFAULTHANDLER is set. NCCL's flight recorders write dumps if their
+             process groups accept requests
+    ping     shows that a launcher is connected, as every command does. The relay answers ``alive``
+             and forwards the ping to the supervisor, which answers the relay with ``pong``
 
 Messages, by ``type``:
 
     hello     protocol, python, hostname, time (the node's clock, seconds since the epoch), pid
-    prepared  workdir, folder (both absolute): a ``start`` would find everything it needs
+    prepared  workdir, folder (both absolute): the launch is ready for ``start``
     refused   what (python, setup, workdir, script, port, disk, permission, gone or agent), reason,
-              hint: it cannot, and nothing is left of a launch. The last message. ``gone`` answers
-              ``attach``: the run has no folder here, so it never started, or was removed
+              hint: the job cannot start here, and the launch is undone. The last message. ``gone``
+              answers ``attach``: the run has no folder here, so it never started, or was removed
     attached  folder, running
     status    state (missing, preparing, ready, running, ended or gone), since (or null), why,
               processes [{role, index, rank, pid, started, ended, code, signal}]: the answer to
-              ``look``. A run that is gone has not ended as it should: the machine was restarted, or
-              the supervisor killed. The last message
+              ``look``. A run that is gone has no recorded end: the machine was restarted, or the
+              supervisor was killed. The last message
     stream    id, name, role, index, rank, fd: the next output file. Its DATA follows
     event     offset, event: one line of the run's events; ``offset`` is where the next begins
     progress  name, offset, said: the known fields of one line that a worker wrote through
               `dtrain.runtime` into the file ``name`` of the run's folder; ``offset`` is where the
               next begins
     alive     supervisor, silent: the answer to ``ping``: the supervisor's process id (or null), and
-              for how many seconds it has not answered (0 where it has)
-    notice    text: something that a person should know
-    lost      reason, survivors: the supervisor died, and what it had started has been ended
+              for how many seconds it has not answered (0 if it has)
+    notice    text: a message for the user
+    lost      reason, survivors: the supervisor died, and the relay has ended the run's processes
     bye       everything has been sent
 
 An event is an object with ``event`` and ``time``:
 
     started   role, index, rank, pid
-    rank      role, index, local_rank, rank, pid (null if it was too quick), logs: torchrun has
+    rank      role, index, local_rank, rank, pid (null if it ended too soon), logs: torchrun has
               started a rank. Its streams are ``rank-<rank>.out`` and ``.err``
     exited    role, index, rank, pid, code, signal, stopping, error {message, traceback, time},
               out_of_memory; for torchrun also ranks [{rank, local_rank, pid, exitcode, signal,
               message, traceback, time}] of those that failed
-    kernel    lines [[time, line]], gpus: what the kernel's log has said of trouble since the start
-              or the last such event, where it may be read, and the PCI addresses of the host's
-              NVIDIA GPUs, in order. Told after a process's bad end or ``stopping``, before
-              ``ended``; so are ``collectives``
-    stack     role, index, rank, text: what py-spy says of a worker, or of a rank of a torchrun
-    collectives  rank, groups [{id, name, ranks, calls}]: what torch's flight recorder has written
-              for a rank: the last collectives in each process group, but no messages from rank to
-              rank. A call has seq, op, tensors [[type, sizes]], done, and frames [[function, file,
-              line]], innermost first (of the last one alone)
+    kernel    lines [[time, line]], gpus: the problems in the kernel's log since the start or the
+              last such event, if this user may read it, and the PCI addresses of the host's NVIDIA
+              GPUs, in order. Reported after the failure of a process or ``stopping``, before
+              ``ended``, like ``collectives``
+    stack     role, index, rank, text: the stack of a worker, or of a rank of a torchrun, by py-spy
+    collectives  rank, groups [{id, name, ranks, calls}]: the flight recorder dump of a rank: the
+              last collectives in each process group, without point-to-point messages. A call has
+              seq, op, tensors [[type, sizes]], done, and (only the last call) frames [[function,
+              file, line]], innermost first
     stacks_done  everything that ``stacks`` asked for is reported
     stopping  reason
     ended     survivors [{pid, name}], connected (whether a worker was ever seen connected to
@@ -120,12 +120,12 @@ class RefusedError(Exception):
 
 
 def raw(text: str) -> bytes:
-    """The bytes that ``text`` stands for, whatever this host's locale."""
+    """The bytes of ``text``, independent of this host's locale."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def shown(data: bytes) -> str:
-    """``data`` for a message to a person."""
+    """``data`` as text for a message."""
     return data.decode("utf-8", "backslashreplace")
 
 

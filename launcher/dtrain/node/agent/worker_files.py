@@ -1,7 +1,7 @@
-"""Files that a worker can write or replace: none of them is trusted.
+"""Reads files that a worker can write or replace, and trusts none of them.
 
-Workers run as the same user, so there may be a FIFO, a link, a device or any content at every name
-in the run's folder. Nothing here blocks, follows a link, or reads without a limit.
+Workers run as the same user, so every name in the run's folder may be a FIFO, a link, a device or
+a file with any content. No function here blocks, follows a link, or reads without a limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_DEPTH = 16
 """Levels of nesting in a JSON line."""
 MAX_READ = 1 << 20
-"""Bytes that one look at a growing file reads."""
+"""Bytes that one read of a growing file returns."""
 
 
 def open_regular(path: bytes, dir_fd: int | None = None) -> int:
@@ -41,8 +41,8 @@ def open_regular(path: bytes, dir_fd: int | None = None) -> int:
 def read_regular(
     path: bytes, limit: int, start: int = 0, dir_fd: int | None = None
 ) -> bytes | None:
-    """Up to ``limit`` bytes from ``start`` on, or from so many bytes before the end where
-    ``start`` is negative. None for a file that cannot be opened."""
+    """Up to ``limit`` bytes from ``start`` on. A negative ``start`` counts from the end. None if
+    the file cannot be read."""
     try:
         fd = open_regular(path, dir_fd)
     except OSError:
@@ -62,8 +62,8 @@ class Lines:
     """The lines of a growing file from ``offset`` on."""
 
     def __init__(self, file: bytes | int, offset: int, limit: int, end: bytes = b"") -> None:
-        """``file`` is a path, or an open file. A line has at most ``limit`` bytes; what follows the
-        byte ``end`` is not there yet."""
+        """``file`` is a path or an open file. A line has at most ``limit`` bytes. The data end at
+        the byte ``end``, if given."""
         self._file, self._limit, self._end = file, limit, end
         self._skipping = False  # the rest of a line that is too long
         self.offset = offset
@@ -76,8 +76,8 @@ class Lines:
         return b""
 
     def read(self) -> list[tuple[bytes | None, int]]:
-        """The lines that are complete by now, each with the offset of the next one. None stands
-        for a line that is too long."""
+        """The new complete lines, each with the offset of the next one. None represents a line
+        that is too long."""
         data = self._read()
         if self._end:
             data = data.partition(self._end)[0]
@@ -97,7 +97,7 @@ class Lines:
 
 
 def last_line(path: bytes, limit: int) -> int:
-    """The offset of a file's last line, if that is not longer than ``limit``."""
+    """The offset of a file's last line, if it is not longer than ``limit``."""
     try:
         fd = open_regular(path)
     except OSError:
@@ -110,7 +110,7 @@ def last_line(path: bytes, limit: int) -> int:
 
 
 def integer(text: str) -> int:
-    """An integer of JSON. Raises ValueError for one of more than 64 bits."""
+    """Parses an integer in JSON. Raises ValueError if it has more than 64 bits."""
     number = int(text) if len(text) <= 20 else 1 << 64
     if not -(1 << 63) <= number < 1 << 63:
         raise ValueError("an integer of more than 64 bits")
@@ -118,7 +118,7 @@ def integer(text: str) -> int:
 
 
 def decode(line: bytes) -> Json | None:
-    """A JSON object; None for anything else, and where it is nested too deep."""
+    """A JSON object; None for anything else, and if it is nested too deep."""
     try:
         body = json.loads(line, parse_int=integer)
     except (ValueError, RecursionError, MemoryError):

@@ -1,10 +1,11 @@
 """Plain facts about a host, for `dtrain check`. Python 3.8, standard library only.
 
-The launcher sends orders and gets one answer to each, see `dtrain.node.facts.wire`.
+The launcher sends orders, and the program answers each, see `dtrain.node.facts.wire`.
 
-Nothing is judged here: what a fact means is decided in `dtrain/checks/`. Every probe runs in a
-thread of its own with a time limit, so that a dead file server or a driver that hangs costs its
-own fact alone; a probe that fails or does not answer is a fact too: ``{"error": reason}``.
+This program only collects facts; `dtrain/checks/` judges them. Every probe runs in its own thread
+with a time limit, so that a dead file server or a driver that hangs affects only one fact. If a
+probe fails or does not answer, the fact is ``{"error": reason}``.
 
-Nothing stays behind. When the launcher hangs up, what was started here is killed.
+The program leaves nothing behind. When the launcher disconnects, it kills the programs that it
+started.
 """

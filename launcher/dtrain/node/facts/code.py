@@ -1,4 +1,4 @@
-"""The script and the code beside it."""
+"""Digests of the script and of the code in its folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_CODE = 1 << 20
 
 
 def script(request: Json) -> Json:
-    """The script and the code beside it, as digests."""
+    """The digests of the script and of the code in the working folder."""
     workdir = expand(request["workdir"])
     found: Json = {
         "workdir": workdir,
@@ -34,14 +34,14 @@ def script(request: Json) -> Json:
         found.update(path=path, exists=os.path.isfile(path))
         if found["exists"]:
             found["digest"] = digest(path)
-    # A home folder holds much that is no part of the job.
+    # A home folder contains many files that are not part of the job.
     if request.get("code") and workdir != os.path.expanduser("~"):
         found["code"] = dict(code_below(workdir))
     return found
 
 
 def why_unsafe_to_run(request: Json) -> Json | None:
-    """Why a launch would refuse to run something in the job's folder."""
+    """Why a launch would refuse to run the job's code. None if it would not."""
 
     def check(trust: Trust) -> None:
         workdir = os.fsencode(expand(request["workdir"]))
@@ -53,11 +53,11 @@ def why_unsafe_to_run(request: Json) -> Json | None:
 
 
 def digest(path: str) -> str:
-    made = hashlib.sha256()
+    hashed = hashlib.sha256()
     with open(path, "rb") as file:
         for block in iter(lambda: file.read(1 << 20), b""):
-            made.update(block)
-    return made.hexdigest()
+            hashed.update(block)
+    return hashed.hexdigest()
 
 
 def code_below(workdir: str) -> Iterator[tuple[str, str]]:

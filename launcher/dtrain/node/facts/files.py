@@ -1,4 +1,4 @@
-"""Reading small files, most of them of the kernel."""
+"""Reads small files, most of them in /proc and /sys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def read(path: str, limit: int = 1 << 20) -> str:
-    """A small file as text without the white space around it. Raises OSError."""
+    """A small file as text, without leading and trailing white space. Raises OSError."""
     with open(path, "rb") as file:
         return file.read(limit).decode("utf-8", "backslashreplace").strip()
 
@@ -42,14 +42,14 @@ def listed(path: str) -> list[str]:
 
 
 def expand(path: str) -> str:
-    """``~/`` is the home folder, and what is relative starts there."""
+    """An absolute path. ``~/`` is the home folder, and relative paths start there."""
     home = os.path.expanduser("~")
     return os.path.normpath(os.path.join(home, os.path.expanduser(path)))
 
 
 def why_unsafe(request: Json, key: str, check: Callable[[Trust], None]) -> Json | None:
-    """What is wrong with a folder or file that ``key`` names, and the remedy. None if nothing is,
-    or if it cannot be read, which other facts report."""
+    """Why the folder or file in the setting ``key`` is unsafe, and the remedy. None if it is safe
+    or cannot be read, which other facts report."""
     try:
         check(Trust(request.get("trust_group")))
     except UnsafeError as error:

@@ -1,4 +1,4 @@
-"""All facts at once, each with a time limit."""
+"""Collects all facts in parallel, each with a time limit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROBES: dict[str, Callable[[Json], Json]] = {
 
 
 def gather(request: Json) -> Json:
-    """All facts asked for; ports first, because they stay open for the others to dial."""
+    """All requested facts. Ports come first, because they stay open for other hosts to dial."""
     listener = Listener(request["host"], request["token"])
     facts: Json = {"ports": guarded(lambda order: ports(order, listener), request)}
     answers: queue.SimpleQueue[tuple[str, Json]] = queue.SimpleQueue()
@@ -54,7 +54,7 @@ def gather(request: Json) -> Json:
 
         def work(name: str = name) -> None:
             if name == "script":
-                is_set_up.wait()  # the setup lines may bring it
+                is_set_up.wait()  # the setup lines may create it
             answers.put((name, guarded(PROBES[name], request)))
             if name == "interpreter":
                 is_set_up.set()

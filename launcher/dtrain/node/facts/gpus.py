@@ -1,4 +1,4 @@
-"""GPUs, from their drivers."""
+"""Facts about GPUs, from their drivers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def gpus(_request: Json) -> Json:
 
 
 def pci_gpus() -> Json:
-    """Display and accelerator devices on the bus by vendor, driver or not."""
+    """The number of display and accelerator devices on the bus by vendor, with or without a
+    driver."""
     vendors = {"0x10de": "NVIDIA", "0x1002": "AMD"}
     found: Json = {}
     base = "/sys/bus/pci/devices"
@@ -41,7 +42,7 @@ def pci_gpus() -> Json:
 
 
 def nvidia() -> Json:
-    """What `nvidia-smi -q -x` says: XML is the same in every locale."""
+    """The output of `nvidia-smi -q -x`. XML is the same in every locale."""
     tool = find_program("nvidia-smi") or ""
     status, out, err = run([tool, "-q", "-x"], 30.0, environment=plain())
     if status != 0:
@@ -121,7 +122,7 @@ def nvidia_process(node: Any) -> Json:
 
 
 def xids() -> Json:
-    """How often the driver reported which Xid error since the boot, where that may be seen."""
+    """The number of each Xid error since the boot, if this user may read the kernel's log."""
     for argv in (["journalctl", "-k", "-b", "-q", "-o", "cat", "--no-pager"], ["dmesg"]):
         tool = find_program(argv[0])
         if tool is None:
@@ -134,7 +135,7 @@ def xids() -> Json:
                     key = "%s %s" % (place, code)
                     found[key] = found.get(key, 0) + 1
                 return found
-    return {"error": "the kernel's log cannot be read"}
+    return {"error": "cannot read the kernel's log"}
 
 
 def rocm() -> Json:

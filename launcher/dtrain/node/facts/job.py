@@ -1,4 +1,4 @@
-"""Running something as the job would: after its setup, with its own interpreter."""
+"""Runs programs like the job: after its setup, with its own interpreter."""
 
 from __future__ import annotations
 
@@ -23,43 +23,45 @@ STAGE = (
     "import json,os;d=json.loads(open(%d,'rb',0,closefd=False).readline());e=dict(os.environ);"
     "e.update(d['environment']);os.execvpe(d['argv'][0],d['argv'],e)"
 )
-"""Unbuffered: what follows the first line is for the program that it becomes."""
+"""Reads unbuffered: the data after the first line are for the program that it executes."""
 
 
 def in_job(request: Json, program: Json, limit: float) -> Json:
-    """Run a program in the job's Python as the job's processes are run: in its folder, after the
-    setup lines, and with the environment laid over theirs. ``program`` is its packed ``code`` and
-    its ``options``, see `dtrain.node.boot`. What it wrote to the descriptor that DTRAIN_SAY names
-    comes back in ``said``, line by line."""
+    """Run a program in the job's Python like a process of the job: in its folder, after the setup
+    lines, with the job's environment on top of theirs. ``program`` has its packed ``code`` and its
+    ``options``, see `dtrain.node.boot`. The answer's ``said`` has the lines that it wrote to the
+    descriptor in DTRAIN_REPORT_FD."""
     workdir = expand(request["workdir"])
     unsafe = why_unsafe_to_run(request)
     if unsafe is not None:
         return {"status": 126, "said": [], "output": unsafe["seen"], "unsafe": True}
     try:
-        # Once this succeeds, no other user can make or replace the folder.
+        # If this succeeds, no other user can create or replace the folder.
         os.close(Trust(request.get("trust_group")).open_folder(os.fsencode(workdir))[0])
     except OSError:
         workdir = os.path.expanduser("~")
-    say, told = os.pipe()
+    reports, report_fd = os.pipe()
     setup = request.get("setup") or []
-    environment = {**request["environment"], "DTRAIN_SAY": str(told)}
+    environment = {**request["environment"], "DTRAIN_REPORT_FD": str(report_fd)}
     python = request["python"]
     python = expand(python) if python.startswith("~/") else python
     feed = framed(program["code"].encode()) + json.dumps(program["options"]).encode() + b"\n"
     lines: list[str] = []
-    listener = threading.Thread(target=hear, args=(say, lines), daemon=True)
+    listener = threading.Thread(target=read_lines, args=(reports, lines), daemon=True)
     listener.start()
     try:
         if setup:
-            status, out, err = after_setup(setup, told, python, feed, environment, workdir, limit)
+            status, out, err = after_setup(
+                setup, report_fd, python, feed, environment, workdir, limit
+            )
         else:
             everything = {**os.environ, **environment}
             argv = [python, "-c", boot_text(isolated=False), LABEL]
             status, out, err = run(
-                argv, limit, cwd=workdir, environment=everything, feed=feed, pipes=(told,)
+                argv, limit, cwd=workdir, environment=everything, feed=feed, pipes=(report_fd,)
             )
     except OSError as error:
-        os.close(told)
+        os.close(report_fd)
         return {"status": 127, "said": [], "output": "%s: %s" % (python, error.strerror)}
     listener.join(1.0)
     steps = [int(line[6:]) for line in lines if line.startswith("setup ")]
@@ -72,31 +74,31 @@ def in_job(request: Json, program: Json, limit: float) -> Json:
 
 def after_setup(
     setup: list[str],
-    told: int,
+    report_fd: int,
     python: str,
     feed: bytes,
     environment: dict[str, str],
     workdir: str,
     limit: float,
 ) -> tuple[int | None, str, str]:
-    """`run` through a shell that has run the setup lines, and told of each. Raises OSError."""
-    giving, given = os.pipe()  # what the last stage reads, and where it is written
-    stream = boot_text('open(%d,"rb")' % giving, isolated=False)
+    """`run` through a shell that runs the setup lines and reports each. Raises OSError."""
+    stage_fd, feed_fd = os.pipe()  # the last stage reads from it, and we write to it
+    stream = boot_text('open(%d,"rb")' % stage_fd, isolated=False)
     plan = {"environment": environment, "argv": [python, "-c", stream, LABEL]}
     data = json.dumps(plan).encode() + b"\n" + feed
-    threading.Thread(target=pour, args=(given, data), daemon=True).start()
-    # Setup lines may hold secrets, and everybody on the host can read a command line.
-    everything = {**os.environ, "DTRAIN_SETUP": setup_script(setup, told, giving)}
+    threading.Thread(target=write_all, args=(feed_fd, data), daemon=True).start()
+    # Setup lines may contain secrets, and all users of the host can read command lines.
+    everything = {**os.environ, "DTRAIN_SETUP": setup_script(setup, report_fd, stage_fd)}
     command = [find_program("bash") or "/bin/sh", "-c", 'eval "$DTRAIN_SETUP"']
-    return run(command, limit, cwd=workdir, environment=everything, pipes=(told, giving))
+    return run(command, limit, cwd=workdir, environment=everything, pipes=(report_fd, stage_fd))
 
 
-def pour(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes) -> None:
     with contextlib.suppress(OSError), os.fdopen(fd, "wb") as file:
         file.write(data)
 
 
-def hear(fd: int, lines: list[str]) -> None:
+def read_lines(fd: int, lines: list[str]) -> None:
     with contextlib.suppress(OSError), os.fdopen(fd, errors="backslashreplace") as file:
         for line in file:
             lines.append(line.rstrip("\n"))
@@ -106,27 +108,27 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def setup_script(setup: list[str], told: int, giving: int) -> str:
-    """A shell script that runs the setup lines, says how far it came, and becomes `STAGE`."""
+def setup_script(setup: list[str], report_fd: int, stage_fd: int) -> str:
+    """A shell script that runs the setup lines, reports each step, and executes `STAGE`."""
     lines = ["unset DTRAIN_SETUP"]
     for step, line in enumerate(setup, 1):
-        lines.append("echo setup %d >/proc/self/fd/%d" % (step, told))
+        lines.append("echo setup %d >/proc/self/fd/%d" % (step, report_fd))
         lines.append("eval %s || exit 1" % quoted(line))
-    lines.append("echo setup %d >/proc/self/fd/%d" % (len(setup) + 1, told))
-    stage = [sys.executable, ISOLATED, "-c", STAGE % giving]
+    lines.append("echo setup %d >/proc/self/fd/%d" % (len(setup) + 1, report_fd))
+    stage = [sys.executable, ISOLATED, "-c", STAGE % stage_fd]
     lines.append("exec " + " ".join(map(quoted, stage)))
     return "\n".join(lines)
 
 
 def interpreter(request: Json) -> Json:
-    """What `dtrain.node.interpreter`, which the launcher sent along, says in the job's Python."""
-    asked = request["interpreter"]
-    answer = in_job(request, asked, asked["limit"])
-    said = answer.pop("said")
-    for line in said:
+    """The facts that `dtrain.node.interpreter`, sent by the launcher, reports in the job's
+    Python."""
+    program = request["interpreter"]
+    answer = in_job(request, program, program["limit"])
+    for line in answer.pop("said"):
         with contextlib.suppress(ValueError):
             answer.update(json.loads(line))
     if "python" in answer:
-        # What setup prints when all is well may be anybody's secret.
+        # The output of a setup that succeeds is not needed and may contain secrets.
         del answer["output"]
     return answer

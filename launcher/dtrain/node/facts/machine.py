@@ -1,4 +1,4 @@
-"""The machine: system, processors, memory, what earlier runs have left."""
+"""Facts about the machine: system, processors, memory, and processes left by earlier runs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def container() -> str:
 
 
 def governors() -> dict[str, int]:
-    """How many CPUs have which frequency governor."""
+    """The number of CPUs by frequency governor."""
     found: dict[str, int] = {}
     base = "/sys/devices/system/cpu"
     for name in listed(base):
@@ -77,7 +77,7 @@ def governors() -> dict[str, int]:
 
 
 def memory(_request: Json) -> Json:
-    """In bytes. A cgroup may allow less than the machine has."""
+    """The memory in bytes. ``limit`` is that of a cgroup, if it is below the machine's memory."""
     rows = dict(line.split(":", 1) for line in read("/proc/meminfo").splitlines() if ":" in line)
     found = {name: (number(rows.get(key)) or 0) << 10 for name, key in MEMINFO}
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
@@ -91,7 +91,7 @@ MEMINFO = (("total", "MemTotal"), ("available", "MemAvailable"))
 
 
 def leftovers(_request: Json) -> Json:
-    """Processes of earlier runs of this user: what dtrain started bears the run's name."""
+    """The process ids of this user's earlier runs, by run id."""
     runs: dict[str, list[int]] = {}
     for name in listed("/proc"):
         if not name.isdigit():

@@ -1,4 +1,4 @@
-"""Where the program starts: orders in, answers out."""
+"""The facts program: reads orders and writes answers."""
 
 from __future__ import annotations
 

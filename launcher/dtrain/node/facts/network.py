@@ -1,4 +1,4 @@
-"""Names, interfaces, routes and InfiniBand."""
+"""Facts about host names, interfaces, routes and InfiniBand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def resolve(name: str) -> Json:
 
 
 def names(request: Json) -> Json:
-    """Where names lead on this host, and what its own and the first host's addresses are called."""
+    """The addresses of all host names on this host, and the name of the first host's address."""
     wanted = list(dict.fromkeys(request["addresses"].values()))
     answers = at_once(resolve, wanted)
     found: Json = {
@@ -63,13 +63,13 @@ def interfaces() -> dict[str, Json]:
                 "up": bool(flags & 1),
                 "state": text_of(base + "/operstate"),
                 "mtu": number(text_of(base + "/mtu")),
-                # Megabits per second; -1 and nothing for what has no speed.
+                # Megabits per second; -1 or empty for virtual interfaces.
                 "speed": speed if speed and speed > 0 else None,
                 "virtual": not os.path.exists(base + "/device"),
             }
     for line in (text_of("/proc/net/if_inet6") or "").splitlines():
         fields = line.split()
-        # Link-local addresses (scope 0x20) mean nothing without the interface's name.
+        # Link-local addresses (scope 0x20) are ambiguous without the interface's name.
         if fields[-1] in found and fields[3] != "20":
             raw = bytes.fromhex(fields[0])
             found[fields[-1]]["addresses"].append(socket.inet_ntop(socket.AF_INET6, raw))
@@ -89,7 +89,7 @@ def network(request: Json) -> Json:
 
 
 def source_towards(address: str) -> str | None:
-    """Our own address that the kernel would use towards ``address``. Sends nothing."""
+    """Our own address on the route to ``address``; None without a route. Sends no packet."""
     with contextlib.suppress(OSError, UnicodeError):
         for family, kind, _, _, place in socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
@@ -99,7 +99,7 @@ def source_towards(address: str) -> str | None:
 
 
 def infiniband(_request: Json) -> Json:
-    """Every port of every RDMA device, by ``device/port``."""
+    """The ports of all RDMA devices, by ``device/port``."""
     found: Json = {}
     base = "/sys/class/infiniband"
     for device in listed(base):

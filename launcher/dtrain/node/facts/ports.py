@@ -1,19 +1,18 @@
-"""Ports that are free, and hosts that dial each other."""
+"""Checks which ports are free, and dials other hosts."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import json
-import os
 import socket
 import struct
 import threading
 import time
 
-from dtrain.node.facts.files import listed, text_of, user_name
 from dtrain.node.facts.network import source_towards
 from dtrain.node.facts.probing import at_once
+from dtrain.node.port_holder import UNKNOWN_HOLDER, port_holder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,26 +21,26 @@ if TYPE_CHECKING:
     from dtrain.node.facts.files import Json
 
 BULK = 256 << 10
-"""Bytes that each dialed connection carries, so that a path that swallows large packets shows."""
+"""Bytes that each dialed connection carries, to detect a path that drops large packets."""
 LISTENING: list[socket.socket] = []
 
 
 class Listener:
-    """Answers whoever dials with this host's name, then swallows `BULK` bytes and says so."""
+    """Answers each connection with this host's name, reads `BULK` bytes and confirms them."""
 
     def __init__(self, host: str, token: str) -> None:
         self._greeting = json.dumps([token, host]).encode() + b"\n"
 
     def open(self, port: int) -> int:
-        """Listen on all addresses; the port. Raises OSError if it is taken."""
-        made = []
+        """Listen on all addresses. Returns the port. Raises OSError if it is taken."""
+        sockets = []
         try:
             for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
                 try:
                     sock = socket.socket(family, socket.SOCK_STREAM)
                 except OSError:
                     continue  # no IPv6 here
-                made.append(sock)
+                sockets.append(sock)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
                     sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -54,11 +53,11 @@ class Listener:
                     raise
                 port = port or sock.getsockname()[1]
         except OSError:
-            for sock in made:
+            for sock in sockets:
                 sock.close()
             raise
-        LISTENING.extend(made)
-        for sock in made:
+        LISTENING.extend(sockets)
+        for sock in sockets:
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
         return port
 
@@ -81,12 +80,12 @@ class Listener:
                     return
                 left -= len(data)
             peer.sendall(b".")
-            # Whoever closes first keeps the port busy for a minute, and here it is the job's.
+            # Let the peer close first: the side that does keeps its port busy for a minute.
             peer.recv(1)
 
 
 def stop_listening() -> None:
-    """Free the job's ports. A thread that accepts keeps a socket open until it is shut down."""
+    """Free the job's ports. An accepting thread keeps a socket open until it is shut down."""
     while LISTENING:
         sock = LISTENING.pop()
         with contextlib.suppress(OSError):
@@ -95,9 +94,10 @@ def stop_listening() -> None:
 
 
 def ports(request: Json, listener: Listener) -> Json:
-    """Whether the job's ports are free. Those that are stay open, for the others to dial.
+    """Whether the job's ports are free. Free ports stay open for other hosts to dial.
 
-    ``draw``: the first and last port that a launch may draw instead, and how many it needs.
+    ``draw`` in the request: the first and last port that a launch may draw instead, and how many
+    it needs.
     """
     found: Json = {}
     draw = request.get("draw")
@@ -106,9 +106,9 @@ def ports(request: Json, listener: Listener) -> Json:
             listener.open(port)
             found[str(port)] = {"free": True}
         except OSError as error:
-            taken = {"free": False, "reason": error.strerror, "holder": holder(port)}
+            taken = {"free": False, "reason": error.strerror, "holder": port_holder(port)}
             if error.errno == errno.EADDRINUSE:
-                taken["holder"] = taken["holder"] or UNNAMED
+                taken["holder"] = taken["holder"] or UNKNOWN_HOLDER
             found[str(port)] = taken
     own = {int(port) for port, one in found.items() if one["free"]}
     if draw is not None and len(own) < len(found):
@@ -118,11 +118,8 @@ def ports(request: Json, listener: Listener) -> Json:
     return found
 
 
-UNNAMED = "a process that does not listen there, such as another launch; Linux does not say which"
-
-
 def has_room(low: int, high: int, needed: int, *, own: Collection[int]) -> bool:
-    """Whether so many consecutive ports are free. We have our ``own`` open."""
+    """Whether ``needed`` consecutive ports are free, or open in this process (``own``)."""
     run = 0
     for port in range(low, high + 1):
         run = run + 1 if port in own or can_bind(port) else 0
@@ -133,7 +130,7 @@ def has_room(low: int, high: int, needed: int, *, own: Collection[int]) -> bool:
 
 def can_bind(port: int) -> bool:
     with socket.socket() as sock:
-        # The closed connections of an earlier job are no obstacle.
+        # Ignore closed connections (TIME_WAIT) of an earlier job.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind(("", port))
@@ -142,33 +139,8 @@ def can_bind(port: int) -> bool:
     return True
 
 
-def holder(port: int) -> str:
-    """The process that listens on ``port``, where this user may see it, and its user."""
-    users: dict[str, int] = {}
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in (text_of(table) or "").splitlines()[1:]:
-            fields = line.split()
-            if int(fields[1].rpartition(":")[2], 16) == port and fields[3] == "0A":
-                users["socket:[%s]" % fields[9]] = int(fields[7])
-    for uid in users.values():
-        owner = "" if uid == os.geteuid() else " of user %s" % user_name(uid)
-        return (process_with(users) or "a process") + owner
-    return ""
-
-
-def process_with(sockets: Collection[str]) -> str:
-    """The first process that has one of ``sockets`` open; empty if none can be seen."""
-    for name in listed("/proc"):
-        for fd in listed("/proc/%s/fd" % name) if name.isdigit() else ():
-            with contextlib.suppress(OSError):
-                if os.readlink("/proc/%s/fd/%s" % (name, fd)) in sockets:
-                    words = (text_of("/proc/%s/cmdline" % name) or "").replace("\0", " ")
-                    return "process %s (%s)" % (name, words.strip()[:120])
-    return ""
-
-
 def dial(order: Json) -> list[Json]:
-    """Connect to every target; what failed, and what is odd. A target is
+    """Connect to every target. Returns the error or the measurements of each. A target is
     ``[host, kind, address, port, own address or null]``."""
     token, limit = order["token"], order["limit"]
     targets = [tuple(target) for target in order["targets"]]
@@ -190,7 +162,7 @@ def dial_one(target: tuple[Any, ...], token: str, limit: float) -> Json:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return {"error": reason.lower()}
     with sock:
-        # Closing resets the connection: it lingers on neither side.
+        # Reset the connection on close, so that neither side keeps it in TIME_WAIT.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         found: Json = {"seconds": round(time.monotonic() - begun, 6)}
         try:
@@ -214,17 +186,18 @@ def dial_one(target: tuple[Any, ...], token: str, limit: float) -> Json:
 
 
 def greeted_by(line: bytes, token: str) -> str:
-    """The host whose `Listener` sent this line; empty where something else did."""
+    """The host whose `Listener` sent this line; empty if another program did."""
     try:
-        said = json.loads(line)
+        greeting = json.loads(line)
     except (ValueError, RecursionError):
         return ""
-    known = isinstance(said, list) and len(said) == 2 and said[0] == token
-    return said[1] if known and isinstance(said[1], str) else ""
+    known = isinstance(greeting, list) and len(greeting) == 2 and greeting[0] == token
+    return greeting[1] if known and isinstance(greeting[1], str) else ""
 
 
 def line_of(sock: socket.socket, deadline: float) -> bytes:
-    """Raises OSError. The peer may be slow on purpose."""
+    """The first line from the peer, read until ``deadline`` at most: the peer may be hostile and
+    slow. Raises OSError."""
     data = b""
     while not data.endswith(b"\n") and len(data) < 1024:
         sock.settimeout(max(0.01, deadline - time.monotonic()))

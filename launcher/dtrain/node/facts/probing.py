@@ -1,4 +1,4 @@
-"""Probes: each has a time limit, and none raises."""
+"""Runs probes so that none raises."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from dtrain.node.facts.files import Json
 
 LIMIT = 20.0
-"""Seconds that a probe may take, unless it says otherwise."""
+"""The default time limit of a probe in seconds."""
 MAX_ERROR = 2000
-"""Characters of why a probe has failed."""
+"""Characters of an error message."""
 AT_ONCE = 32
-"""Connections that one host dials at a time."""
+"""Connections that one host dials at the same time."""
 
 
 def at_once(function: Callable[[Any], Any], items: list[Any]) -> dict[Any, Any]:
-    """The answers of ``function`` by item, several being worked on at a time."""
+    """The results of ``function`` by item, computed in parallel."""
     found: dict[Any, Any] = {}
     left = iter(items)
     lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Running programs with a time limit, and ending them."""
+"""Runs programs with a time limit, and ends them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dtrain.node.facts.probing import LIMIT
 
 MAX_OUTPUT = 4 << 20
 CHILDREN: set[int] = set()
-"""Process groups that were started here and may still run."""
+"""Process groups that we started and that may still run."""
 STARTING: set[int] = set()
-"""Threads of which each is about to add one."""
+"""Threads that are about to start a process group."""
 MAY_START = threading.Lock()
 START_LIMIT = 5.0
-"""Seconds for a program to start before we leave without it: its file system may not answer."""
+"""Seconds that `leave` waits for a program to start: its file system may not answer."""
 
 
 def end_group(pid: int) -> None:
@@ -29,8 +29,8 @@ def end_group(pid: int) -> None:
 
 
 def leave() -> None:
-    """End all programs that were started here, and this process."""
-    MAY_START.acquire()  # for good
+    """End all programs that we started, and this process."""
+    MAY_START.acquire()  # never released
     deadline = time.monotonic() + START_LIMIT
     while STARTING and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -48,10 +48,10 @@ def run(
     feed: bytes = b"",
     pipes: tuple[int, ...] = (),
 ) -> tuple[int | None, str, str]:
-    """Run a program to its end: its status (None when it took longer than ``limit`` seconds and
-    was killed), stdout and stderr. Raises OSError when it cannot be executed.
+    """Run a program to its end. Returns its status (None if it was killed after ``limit`` seconds),
+    stdout and stderr. Raises OSError if it cannot be executed.
 
-    What it leaves in the background may hold its output open: that is not waited for.
+    Does not wait for background processes that keep the output open.
     """
     thread = threading.get_ident()
     with MAY_START:
@@ -109,7 +109,7 @@ def run(
 
 
 def find_program(name: str) -> str | None:
-    """Where a program is, on PATH or where vendors put theirs."""
+    """The path of a program on PATH or in the folders that vendors use."""
     folders = os.environ.get("PATH", os.defpath).split(":")
     folders += ["/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/lib/wsl/lib", "/opt/rocm/bin"]
     for folder in folders:
@@ -120,5 +120,5 @@ def find_program(name: str) -> str | None:
 
 
 def plain() -> dict[str, str]:
-    """Our environment, in which programs speak English."""
+    """Our environment, with English messages."""
     return {**os.environ, "LC_ALL": "C", "LANGUAGE": ""}

@@ -1,4 +1,4 @@
-"""Folders and file systems."""
+"""Facts about folders and file systems."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def storage(request: Json) -> Json:
 
 
 def unsafe(request: Json, name: str, path: str) -> Json | None:
-    """Why a launch would refuse a folder that it makes, or one above it."""
+    """Why a launch would refuse a folder that it creates, or a folder above it. None if it would
+    not."""
 
     def check(trust: Trust) -> None:
         os.close(trust.open_folder(os.fsencode(expand(path)), own=1)[0])
@@ -72,7 +73,8 @@ def folder(path: str, table: list[tuple[str, str, str, str]]) -> Json:
 
 
 def why_not_writable(path: str) -> str:
-    """Empty when a file can be made there: permissions alone do not tell of a file server's."""
+    """The reason; empty if a test file can be created. A file server may refuse what the
+    permissions allow."""
     name = os.path.join(path, ".dtrain-check-%d-%s" % (os.getpid(), os.urandom(4).hex()))
     try:
         os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

@@ -1,6 +1,6 @@
-"""What the launcher and the facts program exchange.
+"""The protocol between the launcher and the facts program.
 
-The program writes `PREAMBLE`. Then each order, a line of JSON, is answered by a line of JSON:
+The program writes `PREAMBLE`. Then it answers each order, a line of JSON, by a line of JSON:
 
     {"op": "clock"}                        -> {"time": seconds since the epoch}
     {"op": "gather", ...}                  -> {"facts": {...}, "listening": {...}}

@@ -41,10 +41,10 @@ class SnapshotStore:
         self.workdir = path
         if not self._name:
             raise self._occupied("is the root of the file system")
-        made: list[bytes] = []
+        created: list[bytes] = []
         # The folder above WORKDIR may be sticky, as /tmp is; the one of the snapshots may not.
         self._fd, self.container = trust.open_folder(
-            path + b".dtrain", own=1, made=made, private=False
+            path + b".dtrain", own=1, created=created, private=False
         )
         os.fchdir(self._fd)
         self.workdir = self.container[: -len(b".dtrain")]
@@ -54,7 +54,7 @@ class SnapshotStore:
         try:
             self.check()
         except SyncRefusedError:
-            for folder in reversed(made):
+            for folder in reversed(created):
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
             raise
