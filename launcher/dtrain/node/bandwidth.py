@@ -1,10 +1,10 @@
-"""How fast the fabric is: one rank of what `dtrain check --bandwidth` measures.
+"""Measures the speed of the network: one rank of `dtrain check --bandwidth`.
 
-Started by `dtrain.node.ranks` for every rank of the job. All ranks
+`dtrain.node.ranks` starts it for every rank of the job. The ranks
 
-1. sum buffers of several sizes over all ranks, and over those of each host,
-2. and the first ranks of all hosts send to each other in the rounds of a tournament, so that no
-   host shares its link with another pair.
+1. all-reduce buffers of several sizes over all ranks, and over the ranks of each host;
+2. send buffers from host to host: the first ranks of all hosts meet in pairs, in the rounds of a
+   tournament, so that no two pairs share a host's link.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIZES = (64 << 10, 1 << 20, 16 << 20, 64 << 20)
 """Bytes on each rank."""
 PAIR_SIZES = (1 << 20, 16 << 20)
 LONG = 0.3
-"""Seconds of one measurement, after two rounds to warm up."""
+"""Seconds of one measurement, after two warm-up rounds."""
 MOST = 20
 TRIES = 4
 LIMIT = 120.0
@@ -58,7 +58,7 @@ def measure(options: Json) -> Json:
         dist.barrier()
         report["pairs"] = fabric.tournament(options["rounds"])
         report["failed"] = ""
-    except BaseException as failure:  # noqa: BLE001 - it is what is to be told
+    except BaseException as failure:  # noqa: BLE001 - reported to the launcher
         lines = str(failure).strip().splitlines() or [type(failure).__name__]
         report["error"] = lines[0][:300]
     return report
@@ -75,8 +75,8 @@ class Fabric:
         return self._seconds(lambda: self._dist.all_reduce(buffer, group=group), group)
 
     def tournament(self, rounds: list[list[list[int]]]) -> list[list[Any]]:
-        """``[from, to, bytes, seconds]`` of both ways between this rank and each higher one that it
-        met."""
+        """``[from, to, bytes, seconds]`` in both directions, for each pair of which this rank is
+        the first."""
         found: list[list[Any]] = []
         for pairs in rounds:
             self._dist.barrier()
@@ -93,7 +93,7 @@ class Fabric:
         return found
 
     def _time(self, other: int, there: int, back: int) -> float:
-        """Seconds until ``there`` bytes have been sent and ``back`` have come: the quickest try."""
+        """Seconds to send ``there`` bytes and receive ``back`` bytes: the fastest try."""
         times = []
         out, into = self._numbers(there), self._numbers(back)
         for _ in range(TRIES):
@@ -111,11 +111,12 @@ class Fabric:
             self._dist.send(out, other)
 
     def _numbers(self, size: int) -> Any:
-        """``size`` bytes, one number at least."""
+        """A tensor of ``size`` bytes, with at least one number."""
         return self._torch.zeros(max(1, size // 4), device=self._device)
 
     def _seconds(self, act: Callable[[], Any], group: Any) -> float:
-        """Of ``act``, which all ranks of the group do together: so all must do it as often."""
+        """Seconds of one ``act``. All ranks of the group act together, so they agree on the number
+        of repetitions."""
         for _ in range(2):
             act()
         self._wait()

@@ -1,9 +1,9 @@
-"""How a program starts on a node: what its command line and the stream after it hold.
+"""Starts a program on a node: its command line, and the stream that follows.
 
-The command is a bare Python with `boot_text`, which has room for no request and no secret. It
-reads ``<bytes>\\n`` and a packed program from a stream, executes it, and leaves the rest of the
-stream to the program. The launcher starts programs in this way through SSH. So do programs on a
-node that start others: the relay its supervisor, and the facts what runs in the job's Python.
+The command is a bare Python with `boot_text`, which contains no request and no secret. It reads
+``<bytes>\\n`` and a packed program from a stream, executes it, and leaves the rest of the stream to
+the program. The launcher starts programs in this way through SSH. On a node, the relay starts its
+supervisor in this way, and the facts program starts programs in the job's Python.
 
 Shipped to nodes: Python 3.8, standard library only.
 """
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from typing import Mapping
 
 TOO_OLD = 86
-"""Exit status where Python is older than 3.8; stderr names the version."""
+"""Exit status if Python is older than 3.8; stderr names the version."""
 ISOLATED = "-ESs"
-"""Keeps the PYTHON* variables, user packages and site packages of the host away."""
+"""Ignores the PYTHON* variables, user packages and site packages of the host."""
 IMPORTER = "dtrain.node.importer"
 STDIN = "sys.stdin.buffer"
 
 
 def boot_text(stream: str = STDIN, *, isolated: bool = True) -> str:
-    """The program for ``python -c``, which reads from the expression ``stream``.
+    """The program for ``python -c``. It reads from the expression ``stream``.
 
-    ``isolated`` keeps modules of the working folder away; a program that runs in place of a worker
-    imports what the worker would.
+    ``isolated`` hides modules of the working folder. A program that runs in place of a worker is
+    not isolated, so that it imports the same modules as the worker.
     """
-    # Runs on any Python since 2.7, as far as saying that it is too old. One line, without single
-    # quotes, exclamation marks and backslashes, so that sh, csh and fish all pass it on unchanged
-    # between single quotes. A program that has not arrived whole is not executed.
+    # Any Python since 2.7 runs it far enough to report that it is too old. It is one line without
+    # single quotes, exclamation marks and backslashes, so that sh, csh and fish all pass it
+    # unchanged between single quotes. It does not execute an incomplete program.
     return (
         "import sys;"
         "v=sys.version_info;"
@@ -46,8 +46,8 @@ def boot_text(stream: str = STDIN, *, isolated: bool = True) -> str:
 
 
 def pack(main: str, modules: Mapping[str, str], compiled: bytes = b"") -> bytes:
-    """The program whose ``main`` module is one of ``modules`` (source text by name, the importer
-    among them), with what `Importer.compiled` gave for the same Python."""
+    """The program whose ``main`` module is one of ``modules`` (source text by name, including the
+    importer). ``compiled`` is the result of `Importer.compiled` of the same Python."""
     return (
         "modules=%r\n"
         "exec(compile(modules[%r],%r,'exec'))\n"
@@ -62,5 +62,5 @@ def framed(program: bytes) -> bytes:
 
 
 def file_of(module: str) -> str:
-    """What tracebacks call a module's file."""
+    """The file name of a module in tracebacks."""
     return module.replace(".", "/") + ".py"

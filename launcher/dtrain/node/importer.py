@@ -1,7 +1,7 @@
 """Imports dtrain's modules from memory, on a node that has no dtrain.
 
 `pack` in `dtrain.node.boot` sends this module first; `start` then runs the program. Packages are
-empty here: what their ``__init__`` says is for the launcher. Nothing is written to a disk.
+empty here: only the launcher uses their ``__init__``. Nothing is written to disk.
 
 Shipped to nodes: Python 3.8, standard library only.
 """
@@ -23,8 +23,8 @@ class Importer:
     """A finder and loader for ``sys.meta_path``."""
 
     def __init__(self, modules: dict[str, str], compiled: bytes = b"") -> None:
-        """``modules`` are source texts by name; ``compiled`` is what another importer of the same
-        Python gave for them."""
+        """``modules`` are source texts by name; ``compiled`` is the result of `compiled` of another
+        importer of the same Python."""
         self.modules = modules
         self._code: dict[str, CodeType] = marshal.loads(compiled) if compiled else {}
         self._packages = {
@@ -32,7 +32,7 @@ class Importer:
         }
 
     def compiled(self) -> bytes:
-        """The code of the modules imported so far, so that a next process need not compile."""
+        """The code of the modules imported so far, so that the next process need not compile."""
         return marshal.dumps(self._code)
 
     def find_spec(
@@ -40,12 +40,12 @@ class Importer:
     ) -> ModuleSpec | None:
         if name not in self.modules and name not in self._packages:
             return None
-        # It has all that a loader needs; importlib.abc would cost more than the rest together.
+        # It has all methods of a loader. Importing importlib.abc would be slow.
         loader: Any = self
         return ModuleSpec(name, loader, is_package=name in self._packages)
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """The usual module object will do."""
+        """Use the default module object."""
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__

@@ -1,8 +1,8 @@
-"""What the job's own interpreter reports about itself, for `dtrain check`.
+"""Facts about the job's own interpreter, for `dtrain check`.
 
-Runs as the job's workers run: with their interpreter, folder and environment, after the setup
-lines. It writes one line of JSON to the descriptor in DTRAIN_REPORT_FD. Python 3.8, and each
-part by itself: a framework that cannot be imported is what somebody wants to know.
+Runs like the job's workers: with their interpreter, folder and environment, after the setup lines.
+Writes one line of JSON to the descriptor in DTRAIN_REPORT_FD. Each part may fail on its own: a
+framework that cannot be imported is a fact. Python 3.8.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def packages() -> Json:
 
 
 def distributed(name: str) -> str | None:
-    """The version of the distribution that a package came with, if it is called like it."""
+    """The version of the distribution of the same name as a package."""
     from importlib.metadata import PackageNotFoundError, version
 
     for variant in ("", "-cpu", "-rocm", "-intel"):
@@ -55,7 +55,7 @@ def distributed(name: str) -> str | None:
 
 
 def installed(name: str) -> Json | None:
-    """The version of a package whose import would take seconds."""
+    """The version of a package, without its slow import."""
     from importlib.util import find_spec
 
     spec = find_spec(name)
@@ -64,8 +64,8 @@ def installed(name: str) -> Json | None:
     scope: Json = {}
     try:
         with open(os.path.join(next(iter(spec.submodule_search_locations)), "version.py")) as file:
-            exec(file.read(), scope)  # what `import torch.version` runs
-    except Exception:  # noqa: BLE001 - not every package has such a file
+            exec(file.read(), scope)  # like `import torch.version`
+    except Exception:  # noqa: BLE001 - some packages have no such file
         return {"version": distributed(name)}
     names = {"version": "__version__", "cuda": "cuda", "hip": "hip"}
     return {key: scope.get(name) for key, name in names.items()}
@@ -126,7 +126,7 @@ FRAMEWORKS = {"torch": look_at_torch, "tensorflow": look_at_tensorflow, "jax": l
 def attempt(probe: Callable[[], Json]) -> Json:
     try:
         return probe()
-    except BaseException as failure:  # noqa: BLE001 - it is what is to be told
+    except BaseException as failure:  # noqa: BLE001 - the failure is the fact
         words = str(failure).strip().splitlines() or [""]
         return {"error": "%s: %s" % (type(failure).__name__, words[0])}
 
@@ -150,9 +150,9 @@ def main(stream: BinaryIO, importer: Importer) -> None:
     if options.get("module"):
         from importlib.util import find_spec
 
-        # To look below a package is to import it.
+        # Finding a submodule imports its package.
         name = options["module"] if options.get("import") else options["module"].split(".")[0]
         sys.path.insert(0, os.getcwd())
         found["module_found"] = attempt(lambda: {"found": find_spec(name) is not None})
-    with os.fdopen(int(os.environ["DTRAIN_REPORT_FD"]), "w") as say:
-        say.write(json.dumps(found) + "\n")
+    with os.fdopen(int(os.environ["DTRAIN_REPORT_FD"]), "w") as report:
+        report.write(json.dumps(found) + "\n")

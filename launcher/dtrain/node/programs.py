@@ -10,7 +10,7 @@ from dtrain.node.boot import IMPORTER, ISOLATED, boot_text, file_of, pack
 from dtrain.quoting import path, sh, words
 
 PROGRAMS = {
-    # What a launch needs: the relay starts the supervisor with modules that came with it.
+    # The relay starts the supervisor with modules that were sent along.
     "agent": ("dtrain.node.agent.relay", "dtrain.node.agent.supervisor"),
     "relay": ("dtrain.node.agent.relay",),
     "facts": ("dtrain.node.facts.main",),
@@ -20,10 +20,9 @@ PROGRAMS = {
     "rehearsal_tensorflow": ("dtrain.node.ranks", "dtrain.node.rehearsal_tensorflow"),
     "bandwidth": ("dtrain.node.ranks", "dtrain.node.bandwidth"),
 }
-"""The module with a program's ``main``, and those that it imports only while it runs."""
+"""The module with a program's ``main``, and the modules that it imports only while it runs."""
 
-# What shipped modules have at the left margin is all that they need: imports for the type checker
-# are indented.
+# Only imports at the left margin are needed: imports for the type checker are indented.
 _IMPORT = re.compile(r"^from (dtrain[\w.]*) import", re.MULTILINE)
 
 
@@ -43,15 +42,15 @@ def modules(program: str) -> dict[str, str]:
 
 @functools.cache
 def program(name: str) -> bytes:
-    """What goes to the stdin of `boot_command` after its length, see `dtrain.node.boot.framed`."""
+    """The packed program for the stdin of `boot_command`, see `dtrain.node.boot.framed`."""
     return pack(PROGRAMS[name][0], modules(name))
 
 
 def boot_command(python: str, label: str) -> str:
     """The shell command that runs a program on a host with ``python``.
 
-    ``~/`` at the start of ``python`` is expanded by the host's shell. A list of processes shows
-    ``label``. Raises ValueError on a NUL.
+    The host's shell expands ``~/`` at the start of ``python``. Process lists show ``label``.
+    Raises ValueError on a NUL.
     """
     arguments = words([boot_text(), "dtrain-agent", label])
     return str(sh("exec ", path(python), f" {ISOLATED} -c ", arguments))

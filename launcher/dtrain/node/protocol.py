@@ -28,7 +28,7 @@ class Data:
 
 
 class FrameDecoder:
-    """Turns the relay's stdout, in pieces of any size, into frames."""
+    """Decodes frames from the relay's stdout, which arrives in pieces of any size."""
 
     def __init__(self) -> None:
         self._noise: bytes | None = None
@@ -37,7 +37,7 @@ class FrameDecoder:
 
     @property
     def noise(self) -> bytes:
-        """The end of what came before the preamble."""
+        """The last bytes before the preamble."""
         return bytes(self._buffer[-KEPT_NOISE:]) if self._noise is None else self._noise
 
     def feed(self, data: bytes) -> Iterator[Message | Data]:
@@ -67,9 +67,7 @@ class FrameDecoder:
     def _sync(self) -> bool:
         at = self._buffer.find(PREAMBLE, self._searched)
         if at < 0 and len(self._buffer) > MAX_NOISE:
-            raise ProtocolError(
-                f"it printed {MAX_NOISE >> 20} MiB, but not what the agent prints first"
-            )
+            raise ProtocolError(f"it printed {MAX_NOISE >> 20} MiB without the agent's preamble")
         if at < 0:
             # The preamble may be cut in two.
             self._searched = max(0, len(self._buffer) - len(PREAMBLE) + 1)

@@ -1,9 +1,9 @@
-"""Starts one process for each rank (or task) of a host, and passes on what each says.
+"""Starts one process for each rank (or task) of a host, and forwards their reports.
 
-Runs in the job's own interpreter, for what `dtrain check` tries out: the rank's program is the one
-other module with a ``main`` that was sent along. What a rank reports is the last line that begins
-with ``dtrain:``, and JSON; the lines go to the descriptor in DTRAIN_REPORT_FD, in the ranks'
-order.
+Runs in the job's own interpreter, for the rehearsals of `dtrain check`. The rank's program is
+another module with a ``main`` that was sent along. A rank's report is its last line of output that
+begins with ``dtrain:``, followed by JSON. The reports go to the descriptor in DTRAIN_REPORT_FD, in
+the order of the ranks.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def main(stream: BinaryIO, importer: Importer) -> None:
         with rank.stdin as stdin, contextlib.suppress(BrokenPipeError):
             stdin.write(feed)
         ranks.append(rank)
-    with os.fdopen(int(os.environ["DTRAIN_REPORT_FD"]), "w") as say:
+    with os.fdopen(int(os.environ["DTRAIN_REPORT_FD"]), "w") as reports:
         for rank in ranks:
             output = rank.communicate()[0].decode("utf-8", "replace").strip().splitlines()
-            said = [line[len(MARK) :] for line in output if line.startswith(MARK)]
+            found = [line[len(MARK) :] for line in output if line.startswith(MARK)]
             lost = {"failed": "start", "error": (output or ["status %d" % rank.returncode])[-1]}
-            say.write((said[-1] if said else json.dumps(lost)) + "\n")
+            reports.write((found[-1] if found else json.dumps(lost)) + "\n")

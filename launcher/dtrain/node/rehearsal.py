@@ -1,11 +1,11 @@
-"""A process group started for real, and ended again: one rank of `dtrain check --rendezvous`.
+"""Starts and ends a real process group: one rank of `dtrain check --rendezvous`.
 
-Started by `dtrain.node.ranks` for every rank of the job. Each rank
+`dtrain.node.ranks` starts it for every rank of the job. Each rank
 
-1. connects to the store of rank 0,
-2. forms the process group of all ranks and sums a one from each,
-3. where that fails, meets every other host in a group of two, in the rounds of a tournament:
-   who cannot meet whom is what a group of all does not tell.
+1. connects to the store of rank 0;
+2. forms the process group of all ranks and all-reduces a one;
+3. if that fails, forms a group of two with every other host, in the rounds of a tournament. This
+   shows which pairs of hosts cannot connect.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Rounds = list[list[list[int]]]
 
 STORE = 60.0
-"""Seconds that ranks may be apart in their start: importing torch takes long from cold disks."""
+"""Seconds that the ranks' starts may differ: importing torch from a cold disk is slow."""
 GROUP = 20.0
 """Seconds for the group of all ranks."""
 PAIR = 6.0
@@ -35,15 +35,15 @@ PAIR = 6.0
 
 
 def within(limit: float, action: Callable[[], None]) -> None:
-    """Do ``action`` in a thread. Raises what it raises, and TimeoutError after ``limit`` seconds:
-    gloo goes on trying to connect for long after its own timeout."""
+    """Do ``action`` in a thread, because gloo tries to connect long after its own timeout. Raises
+    the errors of ``action``, and TimeoutError after ``limit`` seconds."""
     raised: list[BaseException | None] = []
 
     def act() -> None:
         try:
             action()
             raised.append(None)
-        except BaseException as failure:  # noqa: BLE001 - raised again by whoever waits
+        except BaseException as failure:  # noqa: BLE001 - raised again in the waiting thread
             raised.append(failure)
 
     thread = threading.Thread(target=act, daemon=True)
@@ -61,7 +61,8 @@ def first_line(failure: BaseException) -> str:
 
 
 def rehearse(rounds: Rounds) -> Json:
-    """Which step failed, and for whom; ``rounds`` are of pairs of hosts, by their first ranks."""
+    """The report: which step failed, and for which ranks. ``rounds`` contain pairs of hosts, as
+    their first ranks."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     report: Json = {"rank": rank, "failed": "import"}
     begun = time.monotonic()
@@ -104,7 +105,7 @@ def rehearse(rounds: Rounds) -> Json:
 
         within(GROUP, sum_up)
         report.update(failed="", backend=backend)
-    except BaseException as failure:  # noqa: BLE001 - it is what is to be told
+    except BaseException as failure:  # noqa: BLE001 - reported to the launcher
         report["error"] = first_line(failure)
     report["seconds"] = round(time.monotonic() - begun, 3)
     try:
@@ -113,14 +114,14 @@ def rehearse(rounds: Rounds) -> Json:
             report["pairs"] = tournament(store, rank, rounds, present)
         if report["failed"] in ("", "group"):
             meet(store, "end", rank, present, GROUP)
-    except BaseException as failure:  # noqa: BLE001 - what has been found out counts
+    except BaseException as failure:  # noqa: BLE001 - the report so far still counts
         report.setdefault("error", first_line(failure))
     return report
 
 
 def meet(store: Any, name: str, rank: int, ranks: Sequence[int], limit: float) -> list[int]:
-    """Wait for all ``ranks``; who has come by the time that rank 0, which is one of them and has
-    the store, stops waiting."""
+    """Wait up to ``limit`` seconds for all ``ranks``. Returns those that arrived in time for rank 0,
+    which has the store and is one of ``ranks``."""
     store.set("%s/%d" % (name, rank), "here")
     if rank == 0:
         deadline = time.monotonic() + limit
@@ -135,10 +136,10 @@ def meet(store: Any, name: str, rank: int, ranks: Sequence[int], limit: float) -
 
 
 def tournament(store: Any, rank: int, rounds: Rounds, present: list[int]) -> list[list[Any]]:
-    """The pairs of hosts, by first rank, of which this one is part and that cannot meet.
+    """The pairs with this host that cannot connect, each with the reason.
 
-    All ranks that are ``present`` wait for each other before each round: who has lost time with
-    somebody out of reach would otherwise be missed by the next one.
+    All ranks in ``present`` wait for each other before each round. Otherwise a host delayed by an
+    unreachable peer would miss its next pair.
     """
     torch, dist = import_module("torch"), import_module("torch.distributed")
     failed: list[list[Any]] = []
@@ -157,7 +158,7 @@ def tournament(store: Any, rank: int, rounds: Rounds, present: list[int]) -> lis
 
             try:
                 within(PAIR, sum_up)
-            except BaseException as failure:  # noqa: BLE001 - it is what is to be told
+            except BaseException as failure:  # noqa: BLE001 - reported to the launcher
                 failed.append([*pair, first_line(failure)])
     return failed
 
@@ -165,5 +166,5 @@ def tournament(store: Any, rank: int, rounds: Rounds, present: list[int]) -> lis
 def main(stream: BinaryIO, importer: Importer) -> None:
     options = json.loads(stream.readline())
     print("\ndtrain:" + json.dumps(rehearse(options["rounds"])), flush=True)
-    # A process group that has failed may hang when it is taken down.
+    # The destructor of a failed process group may hang.
     os._exit(0)

@@ -1,7 +1,7 @@
-"""A TensorFlow server, asked by all others: one task of `dtrain check --rendezvous`.
+"""A TensorFlow server that contacts all other servers: one task of `dtrain check --rendezvous`.
 
-Started by `dtrain.node.ranks` for every task of the job. It serves at its port of TF_CONFIG, and
-waits for every other task's server to answer.
+`dtrain.node.ranks` starts it for every task of the job. It serves at its port of TF_CONFIG, and
+waits until the servers of all other tasks answer.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ if TYPE_CHECKING:
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 """An empty HTTP/2 frame of type 4."""
 ALL = 60.0
-"""Seconds that servers may be apart in their start: importing TensorFlow takes long."""
+"""Seconds that the servers' starts may differ: importing TensorFlow is slow."""
 STAY = 5.0
-"""Seconds that a server stays up once it has reached all others: then all of them are up, and
-each needs only a moment to ask it."""
+"""Seconds that a server stays up once it has reached all other servers, so that they reach it."""
 
 
 def greets(place: str) -> bool:
-    """Whether a gRPC server is there: it answers HTTP/2's opening words with its settings.
+    """Whether a gRPC server answers the HTTP/2 preface with its settings.
 
-    TensorFlow's own clients wait for a server without a limit, and hold on to the interpreter.
+    TensorFlow's own clients wait for a server without a limit and block the interpreter.
     """
     host, _, port = place.rpartition(":")
     try:
@@ -45,7 +44,7 @@ def greets(place: str) -> bool:
 
 
 def rehearse() -> Json:
-    """Which servers did not answer this task."""
+    """The report: which servers did not answer this task."""
     config = json.loads(os.environ["TF_CONFIG"])
     own = [config["task"]["type"], int(config["task"]["index"])]
     report: Json = {"task": own, "failed": "import", "silent": []}
@@ -57,7 +56,7 @@ def rehearse() -> Json:
         at = places[own[0]][own[1]]
         server = tf.distribute.Server({"alone": [at]}, "alone", 0, start=True)
         report["failed"] = ""
-    except BaseException as failure:  # noqa: BLE001 - it is what is to be told
+    except BaseException as failure:  # noqa: BLE001 - reported to the launcher
         lines = str(failure).strip().splitlines() or [type(failure).__name__]
         report["error"] = lines[0][:300]
         return report
@@ -88,4 +87,4 @@ def rehearse() -> Json:
 
 def main(stream: BinaryIO, importer: Importer) -> None:
     print("\ndtrain:" + json.dumps(rehearse()), flush=True)
-    os._exit(0)  # a server cannot be ended otherwise
+    os._exit(0)  # TensorFlow has no other way to end a server

@@ -1,4 +1,4 @@
-"""`dtrain.runtime` in the form in which it travels to hosts that have no dtrain of their own."""
+"""Packs `dtrain.runtime` for hosts without dtrain."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from dtrain import runtime
 
 _PACKAGE = """\
-# An installed dtrain is still found behind this one.
+# Modules of an installed dtrain can still be imported.
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 """
 
 
 @functools.cache
 def runtime_archive() -> str:
-    """A zip archive, in base64, that Python imports `dtrain.runtime` from."""
+    """A zip archive, in base64, from which Python can import `dtrain.runtime`."""
     folder = Path(runtime.__file__).parent
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:

@@ -4,10 +4,10 @@ The rule: a folder, and each folder above it, belongs to the user or to root, an
 write to it. A folder above may be sticky, as /tmp is: nobody can rename what belongs to someone
 else there. With `cluster.trust_group`, the members of that group count as the user.
 
-A path is walked from the root, and each component is opened relative to the one before. So what was
-checked is what is used, even if someone renames a folder meanwhile.
+A path is walked from the root, and each component is opened relative to the one before. So the
+checked folder is the one that is used, even if someone renames a folder at the same time.
 
-Python 3.8, standard library alone: nodes get this module with the agent, the facts and the sync.
+Python 3.8, standard library only: the agent, the facts and the sync ship this module to nodes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 COMPONENT = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Needs no read permission: the folders above a home folder often allow search alone."""
+"""Needs no read permission: the folders above a home folder often allow only search."""
 CONTROL_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """`O_NONBLOCK`: opening a FIFO must not wait for its other end."""
 ACL_USER, ACL_GROUP_OBJ, ACL_GROUP, ACL_MASK, ACL_WRITE = 2, 4, 8, 16, 2
-"""Of Linux: the kinds of entries of an access control list, and the permission to write."""
+"""Linux's types of entries in an access control list, and the permission to write."""
 MAX_DETOURS = 100
-"""Symbolic links to follow and folders to make on one path. Someone else may keep both changing."""
+"""Symbolic links to follow and folders to create on one path. Another user may keep changing
+both."""
 
 
 class UnsafeError(OSError):
@@ -89,9 +90,9 @@ class Trust:
     ) -> tuple[int, bytes]:
         """An open folder that can be trusted, and its path without symbolic links.
 
-        The last ``own`` components may not be links: dtrain makes them itself. With ``created``,
-        missing folders are made and their paths added to it. They are for the user alone, unless
-        ``private`` is false and the folder around them is shared with the trusted group.
+        The last ``own`` components must not be links: dtrain creates them itself. With ``created``,
+        missing folders are created and their paths are added to it. Only the user can access them,
+        unless ``private`` is false and their parent is shared with the trusted group.
 
         Raises UnsafeError, and OSError with the whole path.
         """
@@ -131,7 +132,7 @@ class Trust:
     def open_file(
         self, name: bytes, flags: int, folder: int, where: bytes, mode: int = 0o600
     ) -> int:
-        """A regular file of dtrain's own in an open folder, whose path is ``where``.
+        """Open a regular file of dtrain in an open folder, whose path is ``where``.
 
         Raises UnsafeError, and OSError with the whole path.
         """
@@ -163,7 +164,7 @@ class Trust:
             os.close(folder)
 
     def check_script(self, path: bytes) -> None:
-        """Raises UnsafeError if another user could change a script, or what it imports."""
+        """Raises UnsafeError if another user can change a script or its folder."""
         for _ in range(MAX_DETOURS):
             folder, where = self.open_folder(os.path.dirname(path))
             try:
@@ -204,20 +205,21 @@ class Trust:
             raise UnsafeError(path, why, "remove it")
 
     def owns(self, status: os.stat_result) -> bool:
-        """Whether something belongs to the user, to root or to a member of the trusted group."""
+        """Whether a file belongs to the user, to root or to a member of the trusted group."""
         return self._trusts(status.st_uid)
 
     def _trusts(self, uid: int) -> bool:
         return uid in (0, self.uid) or (self.gid is not None and belongs(uid, self.gid))
 
     def shares(self, status: os.stat_result) -> bool:
-        """Whether a folder is one that the trusted group writes to."""
+        """Whether the trusted group can write to a folder."""
         return status.st_gid == self.gid and bool(status.st_mode & stat.S_IWGRP)
 
     def _stranger(self, fd: int, status: os.stat_result) -> str:
-        """Who can write to a file that its group can write to and is not trusted; may be empty.
+        """An untrusted user or group that can write to a group-writable file; empty if there is
+        none.
 
-        With an access control list, the group's bits stand for everyone in the list.
+        With an access control list, the group bits apply to all entries of the list.
         """
         users, groups = writers_in_list(fd, status.st_gid)
         for uid in users:
@@ -242,7 +244,7 @@ class Trust:
 
 
 class Walk:
-    """A way down from the root, in which every folder stays open for `..`."""
+    """A walk down from the root. Every folder stays open for `..`."""
 
     def __init__(self, trust: Trust) -> None:
         self._trust = trust
@@ -265,7 +267,7 @@ class Walk:
         """Go down into a folder. If it is a symbolic link, stay, and return its target."""
         path = self.path_of(part)
         try:
-            # With O_DIRECTORY, so that an automounter mounts it.
+            # O_DIRECTORY triggers an automounter.
             fd = os.open(part, COMPONENT | os.O_DIRECTORY, dir_fd=self.fd)
         except OSError as error:
             if error.errno not in (errno.ENOTDIR, errno.ELOOP):
@@ -288,7 +290,7 @@ class Walk:
             os.close(fd)
 
     def make(self, part: bytes, private: bool) -> bool:
-        """Make a folder here. False if someone else has just done so."""
+        """Create a folder here. False if another process has just created it."""
         shared = not private and self._trust.shares(os.fstat(self.fd))
         try:
             os.mkdir(part, 0o700, dir_fd=self.fd)
@@ -322,7 +324,7 @@ def components(path: bytes) -> list[bytes]:
 
 @functools.lru_cache(maxsize=None)  # a directory service may take long to list its users
 def is_private(gid: int, uid: int) -> bool:
-    """Whether a group holds one user alone. False if the answer is not known."""
+    """Whether a user is the only member of a group. False if that is unknown."""
     try:
         user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
     except (KeyError, OSError):
@@ -337,7 +339,7 @@ def is_private(gid: int, uid: int) -> bool:
 
 
 def belongs(uid: int, gid: int) -> bool:
-    """Whether a user is a member of a group. False if the answer is not known."""
+    """Whether a user is a member of a group. False if that is unknown."""
     try:
         user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
     except (KeyError, OSError):
@@ -346,12 +348,12 @@ def belongs(uid: int, gid: int) -> bool:
 
 
 def writers_in_list(fd: int, gid: int) -> tuple[list[int], list[int]]:
-    """The users and groups that can write to a file whose group is ``gid`` and can write: by the
-    file's access control list if it has one. Raises OSError if that cannot be read."""
+    """The users and groups that can write to a group-writable file of group ``gid``, by its access
+    control list if it has one. Raises OSError if the list cannot be read."""
     if not hasattr(os, "getxattr"):  # the launching machine may run macOS
         return [], [gid]
     try:
-        # By the open file, which may be open as a path alone.
+        # Through /proc, because the file may be open with O_PATH.
         data = os.getxattr("/proc/self/fd/%d" % fd, "system.posix_acl_access")
     except OSError as error:
         if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
@@ -367,8 +369,8 @@ def writers_in_list(fd: int, gid: int) -> tuple[list[int], list[int]]:
 
 @functools.lru_cache(maxsize=None)
 def foreign_uid() -> int | None:
-    """The user to whom an unprivileged container shows all files of users outside it, such as the
-    machine's root. Without such a container, None."""
+    """The apparent owner of files of users outside an unprivileged container, such as the machine's
+    root. None outside such a container."""
     try:
         with open("/proc/self/uid_map", "rb") as file:
             if file.read().split() == [b"0", b"0", b"4294967295"]:
@@ -394,6 +396,6 @@ def group_of(gid: int) -> str:
 
 
 def printable(path: bytes) -> str:
-    """A path for a message: on one line."""
+    """A path as text for a message, on one line."""
     name = path.decode("utf-8", "backslashreplace")
     return name if name.isprintable() else ascii(name)

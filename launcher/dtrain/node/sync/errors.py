@@ -1,4 +1,4 @@
-"""Why a sync cannot be done."""
+"""Reasons why a sync fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SyncRefusedError(Exception):
-    """The sync cannot be done; the reason and the hint are for the user."""
+    """The sync fails; the reason and the hint are for the user."""
 
     def __init__(self, reason: str, hint: str = "", **more: Any) -> None:
         super().__init__(reason)
@@ -22,11 +22,11 @@ class SyncRefusedError(Exception):
 
 
 class LauncherGoneError(Exception):
-    """The launcher is not there any more, or has given up."""
+    """The launcher has disconnected or given up."""
 
 
 def check_free_space(folder: bytes, needed: int) -> None:
-    """Refuse early what cannot fit."""
+    """Raises SyncRefusedError if ``needed`` bytes do not fit."""
     disk = os.statvfs(folder)
     if needed > disk.f_bavail * disk.f_frsize:
         raise no_space(folder, needed)
@@ -48,7 +48,7 @@ def no_space(folder: bytes, needed: int | None = None) -> SyncRefusedError:
 
 @contextlib.contextmanager
 def full_disk_explained(folder: bytes) -> Iterator[None]:
-    """Measure what is free when the disk is full, not after the cleanup."""
+    """Report the free space at the time the disk is full, not after the cleanup."""
     try:
         yield
     except OSError as error:
@@ -58,7 +58,7 @@ def full_disk_explained(folder: bytes) -> Iterator[None]:
 
 
 def explain(error: OSError, workdir: bytes) -> SyncRefusedError:
-    """What the system said, for a person."""
+    """A system error as a refusal for the user."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         folder = os.path.join(os.path.expanduser(b"~"), os.path.expanduser(workdir))
         while not os.path.isdir(folder):

@@ -1,4 +1,4 @@
-"""The sync from its request to its answer."""
+"""The sync program: from the request to the answer."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def synchronize(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
         name = place.check()
         place.sweep()
         snapshots = place.snapshots(name)
-        # Before outputs are looked for: what a process writes later, it must be seen running for.
+        # Before the search for outputs, so that a process that writes later is seen running.
         idle = unused_here(snapshots, float(request["grace"]))
         for snapshot in snapshots:
             snapshot.examine()
             lock.beat()
         current = next((s for s in snapshots if s.name == name), None)
-        # First of all, so that what was deleted on a full disk makes room now.
+        # Early, so that the files deleted on a full disk make room now.
         gone = delete_unused(place, [snapshot for snapshot in idle if snapshot is not current])
         snapshots = [snapshot for snapshot in snapshots if snapshot not in gone]
         carried = CarriedOutputs(snapshots, current, tree)
@@ -59,7 +59,7 @@ def synchronize(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
             try:
                 with full_disk_explained(place.container):
                     receive(channel, lock, tree, current, root)
-                    # Once more: receiving may have taken long, and jobs go on writing.
+                    # Again: receiving may have taken long, and jobs continue to write.
                     for snapshot in snapshots:
                         snapshot.examine()
                     carried = CarriedOutputs(snapshots, current, tree)

@@ -1,4 +1,4 @@
-"""What the launcher sent: the files, links and folders of one snapshot."""
+"""The files, links and folders that the launcher sent for one snapshot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def raw(text: str) -> bytes:
-    """The bytes of a path. Explicit, because the node's locale may be anything."""
+    """The bytes of a path, independent of the node's locale."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -31,7 +31,7 @@ class SentFile:
         self.executable = bool(row[2])
         self.sha256 = str(row[3])
         self.mtime_ns = int(row[4])
-        # In a manifest on the node: what its file system has made of the mode.
+        # Only in a manifest on the node: the mode on its file system.
         self.mode = int(row[5]) if len(row) > 5 else None
 
     def row(self) -> list[Any]:
@@ -40,9 +40,9 @@ class SentFile:
 
 
 class Manifest:
-    """What a snapshot is to hold, checked.
+    """The sent contents of a snapshot.
 
-    Raises SyncRefusedError for a path that leads elsewhere.
+    Raises SyncRefusedError for a path that leads outside.
     """
 
     def __init__(self, body: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ class Manifest:
         names = [*self.folders, *self.links, *(file.path for file in self.files)]
         for at, path in enumerate(names):
             safe = all(part not in (b"", b".", b"..") for part in path.split(b"/"))
-            # Each parent is a folder of the tree, so nothing is ever written through a link.
+            # Each parent is a folder of the tree, so no file is written through a link.
             if not safe or b"\0" in path or path in known or os.path.dirname(path) not in known:
                 raise SyncRefusedError("the launcher sent an unsafe path: %r" % path)
             if at < len(self.folders):

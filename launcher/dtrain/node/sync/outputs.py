@@ -1,4 +1,4 @@
-"""Which outputs of older snapshots a new one shows."""
+"""Chooses the outputs of older snapshots that a new snapshot shows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from dtrain.node.sync.snapshots import Output, Snapshot
 
 SHOWN = 5
-"""Outputs that one notice names."""
+"""Outputs that one notice lists."""
 
 
 class CarriedOutputs:
-    """Which outputs of all snapshots a new one with ``tree`` shows."""
+    """The outputs of all snapshots that a new snapshot with ``tree`` shows."""
 
     def __init__(self, snapshots: list[Snapshot], current: Snapshot | None, tree: Manifest) -> None:
         self.shown: dict[bytes, Output] = {}
@@ -35,7 +35,7 @@ class CarriedOutputs:
                     versions.setdefault(output.path, []).append(output)
         taken = set(tree.by_path) | set(tree.links)
         folders = set(tree.folders)
-        # In this order a file comes before what another snapshot has in a folder of its name.
+        # Sorted, so that a file comes before the contents of another snapshot's folder of its name.
         for path in sorted(versions):
             if path in taken or path in folders or not taken.isdisjoint(parents(path)):
                 self.hidden += versions[path]
@@ -57,12 +57,13 @@ class CarriedOutputs:
         self.folders = {
             path: mode
             for path, mode in sorted(self.folders.items())
-            # A folder that somebody made here, even an empty one, or that holds an output.
+            # Folders that contain an output, and folders that a job created, even if empty.
             if path in needed or (path in own and path not in old and path not in sent)
         }
 
     def show_in(self, root: bytes) -> list[Output]:
-        """Show them in the snapshot at ``root``. Returns those that the file system refuses."""
+        """Show the outputs in the snapshot at ``root``. Returns those that the file system cannot
+        link."""
         for path, mode in self.folders.items():
             with contextlib.suppress(FileExistsError):
                 os.mkdir(os.path.join(root, path), mode)
@@ -87,9 +88,10 @@ def parents(path: bytes) -> Iterator[bytes]:
 
 
 def hidden_notices(outputs: list[Output], only: Snapshot | None, why: str) -> list[str]:
-    """One notice for outputs that the new snapshot does not show. Older ones had theirs."""
-    told = [output for output in outputs if only is None or output.snapshot is only]
-    paths = [os.path.join(output.snapshot.path, output.path) for output in told]
+    """A notice for the outputs that the new snapshot does not show; only those of the snapshot
+    ``only`` if given, because earlier syncs have reported the rest."""
+    new = [output for output in outputs if only is None or output.snapshot is only]
+    paths = [os.path.join(output.snapshot.path, output.path) for output in new]
     if not paths:
         return []
     more = " and %d more" % (len(paths) - SHOWN) if len(paths) > SHOWN else ""

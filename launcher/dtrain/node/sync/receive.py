@@ -1,4 +1,4 @@
-"""Filling a new snapshot, from the last one and from the launcher."""
+"""Fills a new snapshot from the last snapshot and from the launcher."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def receive(
     channel: Channel, lock: StoreLock, tree: Manifest, current: Snapshot | None, root: bytes
 ) -> None:
-    """Fill ``root`` with ``tree``: from ``current`` what is there, from the launcher the rest."""
+    """Fill ``root`` with ``tree``: copy the files that ``current`` has, and receive the rest."""
     have = dict(current.contents) if current else {}
     wanted: list[int] = []
     asked: set[str] = set()
@@ -92,7 +92,7 @@ def write(file: Any, data: bytes) -> None:
 
 
 def copy(source: bytes, expected: tuple[int, int], file: Any) -> None:
-    """Copy a sent file into a new snapshot; the disk shares the bytes where it can."""
+    """Copy a sent file into a new snapshot. The copy shares disk blocks if the file system can."""
     with open(source, "rb", buffering=0) as content:
         try:
             while os.copy_file_range(content.fileno(), file.fileno(), 1 << 30):
@@ -101,7 +101,7 @@ def copy(source: bytes, expected: tuple[int, int], file: Any) -> None:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
         except AttributeError:
-            pass  # A Python built for an old system.
+            pass  # Python was built for an old system.
         if file.tell() != expected[0]:
             content.seek(0)
             file.seek(0)
@@ -116,7 +116,7 @@ def copy(source: bytes, expected: tuple[int, int], file: Any) -> None:
 
 
 def finish(file: Any, sent: SentFile) -> None:
-    """Set the time, and note how it reads here: not every file system keeps nanoseconds."""
+    """Set the time, and note the result: some file systems do not keep nanoseconds."""
     os.utime(file.fileno(), ns=(sent.mtime_ns, sent.mtime_ns))
     status = os.fstat(file.fileno())
     sent.mtime_ns, sent.mode = status.st_mtime_ns, stat.S_IMODE(status.st_mode)

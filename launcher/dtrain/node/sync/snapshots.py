@@ -1,4 +1,4 @@
-"""Snapshots, and what jobs wrote in them."""
+"""Snapshots, and the outputs of jobs in them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from dtrain.node.sync.store import SnapshotStore
 
 REHASHED = 64 << 20
-"""A touched file of at most so many bytes is compared by content before it counts as edited."""
+"""Bytes up to which a touched file is compared by content before it counts as edited."""
 
 
 class Output:
-    """Something in a snapshot that was not sent, or is not as it was sent."""
+    """A file or link in a snapshot that was not sent, or has changed since."""
 
     def __init__(self, snapshot: Snapshot, path: bytes, status: os.stat_result) -> None:
         self.snapshot = snapshot
@@ -39,7 +39,7 @@ class Output:
                 target = os.path.relpath(target, folder)
             self.target = target
         self.mark = [text(self.target)] if self.target is not None else [status.st_ino]
-        """Equal marks at one path in two snapshots: the same output."""
+        """Equal marks at one path in two snapshots mean the same output."""
 
     @property
     def where(self) -> bytes:
@@ -47,7 +47,7 @@ class Output:
 
     @property
     def signature(self) -> list[Any]:
-        """Tells it from a later file at its place, which may get the inode of a deleted one."""
+        """Differs from the signature of a later file at this path, which may reuse the inode."""
         return [*self.mark, self.mtime_ns]
 
     @property
@@ -80,12 +80,12 @@ class Snapshot:
         self.outputs: list[Output] = []
         self.folders: dict[bytes, int] = {}
         self.contents: dict[str, tuple[bytes, tuple[int, int]]] = {}
-        """By hash: a file that still is as sent, and the signature that says so."""
+        """By hash: the path of an unchanged sent file, and its signature."""
         self.pristine = False
-        """Whether all that was sent is there, unchanged."""
+        """Whether all sent files are present and unchanged."""
 
     def examine(self) -> None:
-        """See what is as it was sent, and what is an output."""
+        """Find the unchanged sent files and the outputs."""
         self.outputs, self.folders, self.contents = [], {}, {}
         missing = len(self.tree.files) + len(self.tree.links)
         for path, status in walk(self.root):
@@ -111,7 +111,7 @@ class Snapshot:
             return False
         if status.st_mtime_ns == sent.mtime_ns:
             return True
-        # Touched, or moved here by a backup: no reason to send it again.
+        # Only touched, or restored from a backup: it need not be sent again.
         try:
             return sent.size <= REHASHED and (
                 sha256(os.path.join(self.root, sent.path)) == sent.sha256
@@ -120,7 +120,7 @@ class Snapshot:
             return False
 
     def give(self, machine: str) -> None:
-        """Note that ``machine`` is about to run something in it."""
+        """Note that ``machine`` is about to run a job in it."""
         self.users[machine] = time.time()
         self.save()
 
@@ -128,14 +128,14 @@ class Snapshot:
         self._place.write_json(self._state_file, {"users": self.users, "settled": self.settled})
 
     def delete(self, trash: bytes) -> None:
-        # The name goes first: nobody ever sees half of it.
+        # Rename first, so that a half-deleted snapshot is never visible.
         os.rename(self.root, trash)
         shutil.rmtree(trash, ignore_errors=True)
         discard(self.root)
 
 
 def discard(root: bytes) -> None:
-    """Remove a snapshot, or what there is of one, and what is noted about it."""
+    """Remove a complete or partial snapshot, its manifest and its state."""
     shutil.rmtree(root, ignore_errors=True)
     for file in (root + b".json", root + b".state.json"):
         with contextlib.suppress(OSError):
@@ -143,8 +143,8 @@ def discard(root: bytes) -> None:
 
 
 def walk(root: bytes) -> Iterator[tuple[bytes, os.stat_result]]:
-    """Every folder, file and link below ``root``, a folder before what it holds. Not sockets and
-    the like, nor the names under which NFS keeps deleted files for their readers."""
+    """All folders, files and links below ``root``, a folder before its contents. Skips sockets and
+    other special files, and the names under which NFS keeps deleted files that are still open."""
     pending = [b""]
     while pending:
         folder = pending.pop()

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 NAME = re.compile(rb"(\d+)-[0-9a-f]{12}")
-"""Of a snapshot."""
+"""The name of a snapshot."""
 
 
 class SnapshotStore:
-    """WORKDIR and the folder beside it that holds its snapshots, the working directory of this
-    process from now on. Raises SyncRefusedError, UnsafeError and OSError."""
+    """WORKDIR and the folder beside it that holds its snapshots. The latter becomes the working
+    directory of this process. Raises SyncRefusedError, UnsafeError and OSError."""
 
     def __init__(self, workdir: str, trust: Trust) -> None:
         path = os.path.expanduser(raw(workdir))
@@ -42,7 +42,7 @@ class SnapshotStore:
         if not self._name:
             raise self._occupied("is the root of the file system")
         created: list[bytes] = []
-        # The folder above WORKDIR may be sticky, as /tmp is; the one of the snapshots may not.
+        # The folder above WORKDIR may be sticky, like /tmp; the folder of the snapshots may not.
         self._fd, self.container = trust.open_folder(
             path + b".dtrain", own=1, created=created, private=False
         )
@@ -60,7 +60,8 @@ class SnapshotStore:
             raise
 
     def check(self) -> bytes | None:
-        """The name of the current snapshot; SyncRefusedError if WORKDIR is not ours to replace."""
+        """The name of the current snapshot, if any. Raises SyncRefusedError if WORKDIR is not
+        ours to replace."""
         try:
             status = os.stat(self._name, dir_fd=self._parent, follow_symlinks=False)
         except FileNotFoundError:
@@ -84,7 +85,7 @@ class SnapshotStore:
         return None
 
     def check_moved(self) -> None:
-        """RefusedError if the snapshots are no longer at their path."""
+        """Raises SyncRefusedError if the snapshots are no longer at their path."""
         fd, _ = self._trust.open_folder(self.container, own=1)
         same = os.path.samestat(os.fstat(fd), os.fstat(self._fd))
         os.close(fd)
@@ -101,7 +102,8 @@ class SnapshotStore:
         )
 
     def read_json(self, name: bytes) -> dict[str, Any] | None:
-        """None where there is no such file, or it holds something else."""
+        """The JSON object in a file. None if there is no such file, or it contains anything
+        else."""
         try:
             fd = self._trust.open_file(name, os.O_RDONLY, self._fd, self.container)
             with open(fd, "rb") as file:
@@ -113,7 +115,7 @@ class SnapshotStore:
         return body if isinstance(body, dict) else None
 
     def read_manifest(self, name: bytes) -> Manifest | None:
-        """What was sent for a snapshot. None where that is unknown: a job may damage the file."""
+        """The manifest of a snapshot. None if it is missing or damaged, as a job may damage it."""
         body = self.read_json(name + b".json")
         try:
             return None if body is None else Manifest(body)
@@ -176,7 +178,7 @@ class SnapshotStore:
             yield StoreLock(file)
 
     def sweep(self) -> None:
-        """Remove what killed syncs have left. Under the lock nothing of it is in use."""
+        """Remove the leftovers of killed syncs. Under the lock, none of them is in use."""
         for name in os.listdir(b"."):
             if name.startswith((b".incoming-", b".trash-", b".link-")):
                 if os.path.isdir(name) and not os.path.islink(name):
@@ -185,7 +187,7 @@ class SnapshotStore:
                     os.unlink(name)
 
     def snapshots(self, current: bytes | None) -> list[Snapshot]:
-        """All that are known, oldest first."""
+        """All known snapshots, oldest first."""
         found = []
         for name in os.listdir(b"."):
             if NAME.fullmatch(name):
@@ -200,7 +202,7 @@ class SnapshotStore:
         return sorted(found, key=lambda snapshot: snapshot.number)
 
     def next_number(self) -> int:
-        """Above those of all snapshots, also of those that nothing is known about."""
+        """One above the highest number of all snapshots, known or not."""
         names = map(NAME.fullmatch, os.listdir(b"."))
         return 1 + max((int(name[1]) for name in names if name), default=0)
 
@@ -211,7 +213,7 @@ class SnapshotStore:
         return name
 
     def switch(self, snapshot: Snapshot) -> None:
-        """Let WORKDIR be ``snapshot``, in one step."""
+        """Point WORKDIR at ``snapshot``, atomically."""
         link = b".link-%d" % os.getpid()
         os.symlink(os.path.join(os.path.basename(self.container), snapshot.name), link)
         if self.check() is None:
@@ -221,7 +223,7 @@ class SnapshotStore:
 
 
 class StoreLock:
-    """The lock while it is held; `beat` tells those who wait that there is progress."""
+    """The lock while it is held. `beat` shows waiting syncs that there is progress."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

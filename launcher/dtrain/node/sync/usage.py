@@ -1,4 +1,4 @@
-"""Which snapshots are in use, and the end of those that are not."""
+"""Finds the snapshots that are in use, and deletes those that are not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def machine() -> str:
-    """A name for this view of processes: what `used_here` can see all of. Survives a reboot."""
+    """An id of this machine and process namespace, within which `used_here` sees all processes.
+    Survives a reboot."""
     try:
         with open("/etc/machine-id") as file:
             identity = file.read().strip()
@@ -29,7 +30,8 @@ def machine() -> str:
 
 
 def used_here(roots: Iterable[bytes]) -> set[bytes]:
-    """Those of ``roots`` that a process on this machine works in, or was started with."""
+    """The ``roots`` that a process on this machine works in, or has in its command line or
+    environment."""
     roots = set(roots)
     used: set[bytes] = set()
     try:
@@ -48,15 +50,15 @@ def used_here(roots: Iterable[bytes]) -> set[bytes]:
 
 
 def unused_here(snapshots: list[Snapshot], grace: float) -> list[Snapshot]:
-    """The snapshots that this machine needs no more: nothing runs there, and it was not given
-    one in the last ``grace`` seconds, so that a launch that is about to start there can."""
+    """The snapshots that this machine no longer needs: no process uses them, and no launch got
+    them in the last ``grace`` seconds, in which it may still start."""
     me, now = machine(), time.time()
     used = used_here(snapshot.path for snapshot in snapshots)
     return [s for s in snapshots if s.path not in used and now - s.users.get(me, 0.0) > grace]
 
 
 def delete_unused(place: SnapshotStore, idle: list[Snapshot]) -> list[Snapshot]:
-    """Give up snapshots for this machine. Returns those deleted, because it was the last."""
+    """Give up snapshots for this machine. Returns those deleted: no other machine uses them."""
     deleted = []
     for snapshot in idle:
         if snapshot.users.pop(machine(), None) is not None:

@@ -1,7 +1,7 @@
-"""What the launcher and the receiver of the working folder exchange.
+"""The protocol between the launcher and the receiver of the working folder.
 
 The launcher sends frames: a kind (u8), a length (u32) and that many bytes, big endian. A REQUEST is
-compressed JSON; then follow the contents that the receiver asks for, RAW or DEFLATED, or ABANDONED.
+compressed JSON. It is followed by the requested contents, RAW or DEFLATED, or by ABANDONED.
 The receiver writes `PREAMBLE`, and each answer as a length (u32) and JSON, see
 `dtrain.messages.sync`.
 
