@@ -120,8 +120,8 @@ def rehearse(rounds: Rounds) -> Json:
 
 
 def meet(store: Any, name: str, rank: int, ranks: Sequence[int], limit: float) -> list[int]:
-    """Wait up to ``limit`` seconds for all ``ranks``. Returns those that arrived in time for rank 0,
-    which has the store and is one of ``ranks``."""
+    """Wait up to ``limit`` seconds for all ``ranks``. Returns those that arrived in time for rank
+    0, which has the store and is one of ``ranks``."""
     store.set("%s/%d" % (name, rank), "here")
     if rank == 0:
         deadline = time.monotonic() + limit
