@@ -1,4 +1,4 @@
-"""What the transport tests share: a home folder of their own, servers, and hosts on them."""
+"""Fixtures of the transport tests: an isolated home folder, servers, and hosts on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.sshd import Sshd, running_sshd
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home folder and no agent: the person's own must not matter."""
+    """An empty home folder and no agent, so that the user's own have no effect."""
     folder = tmp_path / "home"
     (folder / ".ssh").mkdir(parents=True, mode=0o700)
     monkeypatch.setenv("HOME", str(folder))
@@ -24,21 +24,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    """One real server for all tests that leave it as it is."""
-    # Many tests connect, and some on purpose without logging in.
+    """One real server, shared by all tests that do not change it."""
+    # Many tests connect, some without logging in.
     with running_sshd(tmp_path_factory.mktemp("shared"), settings={"MaxStartups": "100"}) as server:
         yield server
 
 
 @pytest.fixture
 def notices() -> list[str]:
-    """What the transport told the user."""
+    """Notices that the transport gave to the user."""
     return []
 
 
 @pytest.fixture
 def make_transport(tmp_path: Path, notices: list[str]) -> Iterator[Callable[..., SshTransport]]:
-    """Makes SshTransports that ignore this machine's own configuration."""
+    """Creates SshTransports that ignore this machine's ssh configuration."""
     made: list[SshTransport] = []
 
     def make(**options: Any) -> SshTransport:

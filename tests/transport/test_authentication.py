@@ -1,4 +1,4 @@
-"""Logging in to a real sshd: which keys are offered, passphrases, the agent, refusals."""
+"""Authentication with a real sshd: offered keys, passphrases, the agent, refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECRET = "correct horse: battery ' staple"  # noqa: S105 (no secret)
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
-    """A real ssh-agent; call it with a key file to add that key."""
+    """A real ssh-agent. Call it with a key file to add that key."""
     path = tmp_path / "agent.sock"
     process = subprocess.Popen(
         ["ssh-agent", "-D", "-a", str(path)],
@@ -30,7 +30,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         env={**os.environ, "SSH_ASKPASS": "/bin/false", "SSH_ASKPASS_REQUIRE": "force"},
     )
     assert process.stdout
-    process.stdout.readline()  # It prints its variables once it listens.
+    process.stdout.readline()  # The agent prints its variables when it is ready.
     monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
 
     def add(key: Path) -> None:
@@ -49,7 +49,7 @@ def fingerprint(key: Path) -> str:
 
 @pytest.fixture
 def allow(sshd: Sshd) -> Iterator[Callable[[Path], None]]:
-    """Adds a key to those that the shared server lets in, for one test."""
+    """Authorizes a key on the shared server, for one test."""
     before = sshd.authorized_keys.read_text()
     yield lambda key: sshd.authorized_keys.write_text(before + Path(f"{key}.pub").read_text())
     sshd.authorized_keys.write_text(before)
@@ -63,7 +63,7 @@ def test_default_key_files_are_found(
     transport.connect(host_on(sshd, identity=None)).close()
 
 
-def test_identity_files_of_the_configuration_are_tried_in_turn(
+def test_identity_files_of_the_configuration_are_tried_in_order(
     transport: SshTransport, sshd: Sshd, home: Path
 ) -> None:
     generate_key(home / "wrong")
@@ -91,7 +91,7 @@ def test_agent_keys_are_used(
             connection.close()
 
 
-def test_a_public_identity_file_picks_a_key_of_the_agent(
+def test_a_public_identity_file_selects_a_key_of_the_agent(
     transport: SshTransport,
     sshd: Sshd,
     tmp_path: Path,
@@ -99,7 +99,7 @@ def test_a_public_identity_file_picks_a_key_of_the_agent(
     allow: Callable[[Path], None],
 ) -> None:
     for number in range(6):
-        # More wrong keys than sshd has patience for (MaxAuthTries 6).
+        # More wrong keys than sshd allows (MaxAuthTries 6).
         agent(generate_key(tmp_path / f"wrong{number}"))
     key = generate_key(tmp_path / "key")
     allow(key)
@@ -108,7 +108,7 @@ def test_a_public_identity_file_picks_a_key_of_the_agent(
     transport.connect(host_on(sshd, identity=str(key))).close()
 
 
-def test_the_named_key_comes_before_a_crowd_in_the_agent(
+def test_the_configured_key_comes_before_many_agent_keys(
     transport: SshTransport, sshd: Sshd, tmp_path: Path, agent: Callable[[Path], None]
 ) -> None:
     for number in range(7):
@@ -116,18 +116,18 @@ def test_the_named_key_comes_before_a_crowd_in_the_agent(
     transport.connect(host_on(sshd)).close()
 
 
-def test_a_crowd_of_wrong_agent_keys_is_explained(
+def test_too_many_wrong_agent_keys_are_explained(
     transport: SshTransport, sshd: Sshd, tmp_path: Path, agent: Callable[[Path], None]
 ) -> None:
     for number in range(8):
         agent(generate_key(tmp_path / f"wrong{number}", comment=f"key number {number}"))
-    with pytest.raises(AuthError, match="it hung up after") as caught:
+    with pytest.raises(AuthError, match="it closed the connection after 6") as caught:
         transport.connect(host_on(sshd, identity=None))
     assert "agent key 'key number 0' (SHA256:" in caught.value.reason
     assert "`identity`" in caught.value.hint
 
 
-def test_identities_only_leaves_the_agent_out(
+def test_identities_only_ignores_the_agent(
     transport: SshTransport,
     sshd: Sshd,
     tmp_path: Path,
@@ -145,7 +145,7 @@ def test_identities_only_leaves_the_agent_out(
     assert "agent key" not in caught.value.reason
 
 
-def test_an_agent_that_is_gone_does_no_harm(
+def test_a_dead_agent_is_ignored(
     transport: SshTransport, sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "nobody"))
@@ -159,7 +159,7 @@ def test_an_agent_that_declines_does_not_end_the_connection(
     agent: Callable[[Path], None],
     allow: Callable[[Path], None],
 ) -> None:
-    # The agent lists the key, and before it signs it asks a program that says no.
+    # The agent lists the key, but its confirmation program declines to sign.
     key = generate_key(home / "confirm")
     allow(key)
     subprocess.run(["ssh-add", "-q", "-c", str(key)], check=True, stdin=subprocess.DEVNULL)
@@ -194,7 +194,7 @@ def test_a_passphrase_is_asked_once_for_eight_hosts(
     assert prompts == [f"Passphrase for {key}: "]
 
 
-def test_no_passphrase_is_asked_for_a_key_that_the_server_would_refuse(
+def test_no_passphrase_prompt_for_a_key_that_the_server_would_refuse(
     make_transport: Callable[..., SshTransport], sshd: Sshd, tmp_path: Path, home: Path
 ) -> None:
     wrong = generate_key(tmp_path / "wrong", passphrase=SECRET)
@@ -210,11 +210,11 @@ def test_no_passphrase_is_asked_for_a_key_that_the_server_would_refuse(
 @pytest.mark.parametrize(
     ("answers", "reason"),
     [
-        (["no", "nope", "never"], "3 wrong passphrases"),
-        ([None], "no passphrase was given"),
+        (["no", "nope", "never"], "3 passphrases were wrong"),
+        ([None], "the user gave no passphrase"),
     ],
 )
-def test_giving_up_on_a_passphrase_counts_for_every_host(
+def test_a_missing_passphrase_counts_for_every_host(
     make_transport: Callable[..., SshTransport],
     sshd: Sshd,
     tmp_path: Path,
@@ -235,7 +235,7 @@ def test_giving_up_on_a_passphrase_counts_for_every_host(
     assert not left
 
 
-def test_a_second_chance_for_a_mistyped_passphrase(
+def test_a_wrong_passphrase_can_be_corrected(
     make_transport: Callable[..., SshTransport],
     sshd: Sshd,
     tmp_path: Path,
@@ -253,9 +253,9 @@ def test_an_encrypted_key_without_a_terminal(
 ) -> None:
     key = generate_key(tmp_path / "key", passphrase=SECRET)
     allow(key)
-    with pytest.raises(AuthError, match="there is no key to offer") as caught:
+    with pytest.raises(AuthError, match="no key to offer") as caught:
         transport.connect(host_on(sshd, identity=str(key)))
-    assert f"{key} ({fingerprint(key)}): encrypted, and there is no terminal" in caught.value.reason
+    assert f"{key} ({fingerprint(key)}): encrypted, and dtrain cannot ask" in caught.value.reason
     assert "ssh-add" in caught.value.hint
 
 
@@ -276,7 +276,7 @@ def test_an_encrypted_key_that_the_agent_holds(
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sshd, Path]]:
-    """A server that trusts a CA instead of keys, and the CA."""
+    """A CA, and a server that trusts the CA instead of keys."""
     folder = tmp_path_factory.mktemp("authority")
     ca = generate_key(folder / "ca")
     with running_sshd(folder, settings={"TrustedUserCAKeys": f"{ca}.pub"}) as sshd:
@@ -299,7 +299,7 @@ def test_certificates(
     sshd, ca = authority
     key = generate_key(tmp_path / "key", kind)
     if where in {"agent, beside", "agent, named"}:
-        agent(key)  # Without its certificate, which is made below.
+        agent(key)  # Without its certificate, which is created below.
     sign = ["ssh-keygen", "-q", "-s", str(ca), "-I", "me", "-n", sshd.user, f"{key}.pub"]
     subprocess.run(sign, check=True)
     identity: str | None = str(key)
@@ -318,7 +318,7 @@ def test_certificates(
     assert 'Accepted certificate ID "me" (serial 0) signed by ED25519' in sshd.log()[before:]
 
 
-def test_a_certificate_that_has_expired_leaves_the_plain_key(
+def test_the_plain_key_is_used_if_the_certificate_has_expired(
     transport: SshTransport, sshd: Sshd, tmp_path: Path, allow: Callable[[Path], None]
 ) -> None:
     key, authority = generate_key(tmp_path / "key"), generate_key(tmp_path / "authority")
@@ -328,7 +328,7 @@ def test_a_certificate_that_has_expired_leaves_the_plain_key(
     transport.connect(host_on(sshd, identity=str(key))).close()
 
 
-def test_refused_keys_are_listed_with_the_way_out(
+def test_refused_keys_are_listed_with_a_remedy(
     transport: SshTransport, sshd: Sshd, home: Path
 ) -> None:
     one, two = generate_key(home / "one"), generate_key(home / "two")
@@ -343,7 +343,7 @@ def test_refused_keys_are_listed_with_the_way_out(
     assert error.message.startswith(
         f"gpu01: connecting to gpu01 (127.0.0.1:{sshd.port}) as {sshd.user}: it refused every key: "
         f"{one} ({fingerprint(one)}); {two} ({fingerprint(two)}) "
-        f"(not tried: {open_to_others}: its mode 0644 lets others use it: "
+        f"(not tried: {open_to_others}: its mode 0644 gives other users access: "
         f"chmod 600 {open_to_others}; {home}/gone: no such"
     )
     assert f"-p {sshd.port} {sshd.user}@127.0.0.1`" in error.hint
@@ -351,19 +351,21 @@ def test_refused_keys_are_listed_with_the_way_out(
     assert "ssh-add" in error.hint
 
 
-def test_no_key_at_all(transport: SshTransport, sshd: Sshd) -> None:
-    with pytest.raises(AuthError, match="there is no key to offer") as caught:
+def test_no_key(transport: SshTransport, sshd: Sshd) -> None:
+    with pytest.raises(AuthError, match="no key to offer") as caught:
         transport.connect(host_on(sshd, identity=None))
     assert "ssh-keygen" in caught.value.hint
 
 
-def test_something_that_is_not_a_key(transport: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
+def test_an_identity_file_that_is_not_a_key(
+    transport: SshTransport, sshd: Sshd, tmp_path: Path
+) -> None:
     (tmp_path / "key").write_text("my diary")
     with pytest.raises(AuthError, match="key: not a private key"):
         transport.connect(host_on(sshd, identity="key"))
 
 
-def test_a_server_that_takes_only_passwords(transport: SshTransport, tmp_path: Path) -> None:
+def test_a_server_that_accepts_only_passwords(transport: SshTransport, tmp_path: Path) -> None:
     settings = {"PubkeyAuthentication": "no", "PasswordAuthentication": "yes"}
     with (
         running_sshd(tmp_path, settings=settings) as sshd,
@@ -378,7 +380,7 @@ def test_a_server_that_allows_nothing(transport: SshTransport, tmp_path: Path) -
     settings = {f"{method}Authentication": "no" for method in off}
     with (
         running_sshd(tmp_path, settings=settings) as sshd,
-        pytest.raises(AuthError, match=r"it allows no method to log in$") as caught,
+        pytest.raises(AuthError, match=r"it allows no authentication method$") as caught,
     ):
         transport.connect(host_on(sshd))
     assert "sshd_config" in caught.value.hint
@@ -391,6 +393,6 @@ def test_a_server_that_wants_more_than_a_key(transport: SshTransport, tmp_path: 
     }
     with (
         running_sshd(tmp_path, settings=settings) as sshd,
-        pytest.raises(AuthError, match="accepted a key but wants password as well"),
+        pytest.raises(AuthError, match="accepted a key but also requires password"),
     ):
         transport.connect(host_on(sshd))

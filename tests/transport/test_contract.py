@@ -1,4 +1,4 @@
-"""What every transport promises, held to by all of them."""
+"""The transport contract, tested on every transport."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ def run(connection: Connection, command: str, stdin: bytes = b"") -> tuple[int, 
     return status, output, process.stderr()
 
 
-def test_output_errors_and_status_are_kept_apart(connection: Connection) -> None:
+def test_stdout_stderr_and_status_are_separate(connection: Connection) -> None:
     assert run(connection, "echo out; echo err >&2; exit 3") == (3, b"out\n", b"err\n")
 
 
-def test_every_byte_value_passes_both_ways(connection: Connection) -> None:
+def test_every_byte_value_passes_in_both_directions(connection: Connection) -> None:
     everything = bytes(range(256)) * 10
     assert run(connection, "tee /dev/stderr", everything) == (0, everything, everything)
 
 
-def test_ten_megabytes_pass_both_ways_at_once(connection: Connection) -> None:
+def test_ten_megabytes_pass_in_both_directions_at_once(connection: Connection) -> None:
     data = os.urandom(10 << 20)
     process = connection.start("cat")
     writer = threading.Thread(target=lambda: (process.write(data), process.close_stdin()))
@@ -89,7 +89,7 @@ def test_ten_megabytes_pass_both_ways_at_once(connection: Connection) -> None:
     assert process.wait(SECONDS) == 0
 
 
-def test_a_port_of_the_host_is_dialled(connection: Connection) -> None:
+def test_dial_connects_to_a_port_of_the_host(connection: Connection) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     stream = connection.dial(listener.getsockname()[1], SECONDS)
     peer, _ = listener.accept()
@@ -108,7 +108,7 @@ def test_a_port_of_the_host_is_dialled(connection: Connection) -> None:
         connection.dial(port, SECONDS)
 
 
-def test_stdin_that_is_not_closed_stays_open(connection: Connection) -> None:
+def test_stdin_stays_open_until_closed(connection: Connection) -> None:
     process = connection.start("read -r first; echo got $first; read -r second; echo got $second")
     process.write(b"one\n")
     assert process.read() == b"got one\n"
@@ -116,7 +116,7 @@ def test_stdin_that_is_not_closed_stays_open(connection: Connection) -> None:
     assert read_all(process) == b"got two\n"
 
 
-def test_read_gives_at_most_what_it_is_asked_for(connection: Connection) -> None:
+def test_read_returns_at_most_the_requested_size(connection: Connection) -> None:
     process = connection.start("printf 0123456789")
     pieces = []
     while piece := process.read(3):
@@ -132,7 +132,7 @@ def test_exit_status(connection: Connection) -> None:
 
 
 def test_a_signal_is_a_negative_status(connection: Connection) -> None:
-    # 1 is SIGHUP: paramiko's own "no status" is -1.
+    # SIGHUP is 1, and paramiko's value for "no status" is -1.
     for name, number in (("TERM", 15), ("KILL", 9), ("HUP", 1), ("SEGV", 11)):
         process = connection.start(f"ulimit -c 0; kill -{name} $$")
         assert process.wait(SECONDS) == -number
@@ -160,14 +160,14 @@ HOSTILE = [
 ]
 
 
-def test_hostile_words_arrive_as_they_are(connection: Connection) -> None:
+def test_hostile_arguments_arrive_unchanged(connection: Connection) -> None:
     for word in HOSTILE:
         status, output, _ = run(connection, f"printf %s {quote(word)}")
         assert (status, output) == (0, word.encode("utf-8", "surrogateescape"))
 
 
-def test_a_flood_on_stderr_does_not_hold_up_stdout(connection: Connection) -> None:
-    # More than any window or pipe holds, and nobody reads stdout until it is over.
+def test_a_flood_on_stderr_does_not_block_stdout(connection: Connection) -> None:
+    # More than fits in any window or pipe. The test reads stdout only afterwards.
     command = "head -c 20000000 /dev/zero >&2; echo end >&2; echo done"
     status, output, stderr = run(connection, command)
     assert (status, output) == (0, b"done\n")
@@ -175,7 +175,7 @@ def test_a_flood_on_stderr_does_not_hold_up_stdout(connection: Connection) -> No
     assert stderr.endswith(b"\0\0end\n")
 
 
-def test_wait_gives_up_when_its_time_is_over(connection: Connection) -> None:
+def test_wait_raises_after_its_timeout(connection: Connection) -> None:
     process = connection.start("echo started; exec cat")
     assert process.read() == b"started\n"
     with pytest.raises(TimeoutError):
@@ -192,7 +192,7 @@ def test_several_processes_share_a_connection(connection: Connection) -> None:
     assert outputs == [b"%d" % number + bytes(300_000) for number in range(8)]
 
 
-def test_writes_of_several_threads_do_not_mix(connection: Connection) -> None:
+def test_writes_of_several_threads_do_not_interleave(connection: Connection) -> None:
     process = connection.start("cat")
     with ThreadPoolExecutor(4) as pool:
         written = pool.map(lambda letter: process.write(letter * 200_000), [b"a", b"b", b"c", b"d"])
@@ -215,7 +215,7 @@ def test_writing_to_a_process_that_has_ended_is_harmless(connection: Connection)
     assert process.wait(SECONDS) == 5
 
 
-def test_closing_a_process_ends_a_read_that_waits(connection: Connection) -> None:
+def test_closing_a_process_ends_a_blocked_read(connection: Connection) -> None:
     process = connection.start("echo started; exec cat")
     assert process.read() == b"started\n"
     with ThreadPoolExecutor(1) as pool:
@@ -225,7 +225,7 @@ def test_closing_a_process_ends_a_read_that_waits(connection: Connection) -> Non
     process.close()
 
 
-def test_closing_a_process_ends_a_write_that_waits(connection: Connection, tmp_path: Path) -> None:
+def test_closing_a_process_ends_a_blocked_write(connection: Connection, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     process = connection.start(f"echo started; read -r word <{gate}")

@@ -1,4 +1,4 @@
-"""A jump host that `ssh` holds a connection to: dtrain goes through it and logs in nowhere."""
+"""Jump hosts over an open connection of `ssh` (ControlMaster): dtrain does not log in again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def host(tmp_path: Path, sshd: Sshd, bastion: Sshd, control_path: Path) -> Host:
 
 @pytest.fixture
 def master(bastion: Sshd, control_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """An `ssh` that is logged in to the bastion, where nobody can log in any more."""
+    """An `ssh` that is logged in to the bastion. New logins there fail."""
     options = [
         f"ControlPath={control_path}",
         f"UserKnownHostsFile={bastion.known_hosts}",
@@ -80,10 +80,10 @@ def test_hosts_are_reached_through_the_open_connection(
         connection.close()
     assert notices == [f"127.0.0.1: using the connection that ssh holds open ({control_path})"]
     transport.close()
-    assert master.poll() is None  # It is the user's to end.
+    assert master.poll() is None  # The connection belongs to the user's ssh.
 
 
-def test_the_end_of_the_open_connection_is_noticed(
+def test_the_end_of_the_open_connection_is_detected(
     transport: SshTransport, host: Host, master: subprocess.Popen[bytes]
 ) -> None:
     process = transport.connect(host).start("echo started; exec cat")
@@ -92,7 +92,7 @@ def test_the_end_of_the_open_connection_is_noticed(
     with pytest.raises(ConnectError, match="was lost"):
         process.read()
     master.wait()
-    # Then the bastion is asked, which refuses.
+    # dtrain then connects to the bastion itself, which refuses.
     with pytest.raises(AuthError, match="it refused every key"):
         transport.connect(host)
 
@@ -113,7 +113,7 @@ def test_an_address_that_the_jump_host_cannot_reach(
 
 
 @pytest.mark.parametrize("kind", ["missing", "file", "stale", "garbage", "hangs up"])
-def test_what_is_no_master_is_passed_over(
+def test_a_socket_of_another_program_is_ignored(
     transport: SshTransport, host: Host, control_path: Path, bastion: Sshd, kind: str
 ) -> None:
     listener = socket.socket(socket.AF_UNIX)

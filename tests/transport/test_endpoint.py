@@ -1,4 +1,4 @@
-"""Where a host is and how it is reached: cluster file over ssh's configuration over defaults."""
+"""Endpoints: the cluster file overrides ssh's configuration, which overrides defaults."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Host gpu01
 """
 
 
-def test_the_configuration_fills_what_the_cluster_file_leaves_open(
+def test_the_configuration_sets_what_the_cluster_file_does_not(
     resolve: Resolve, home: Path
 ) -> None:
     endpoint = resolve(CONFIG)
@@ -74,7 +74,7 @@ def test_the_configuration_fills_what_the_cluster_file_leaves_open(
     assert endpoint.hash_known_hosts
 
 
-def test_the_cluster_file_wins(resolve: Resolve, tmp_path: Path) -> None:
+def test_the_cluster_file_overrides_the_configuration(resolve: Resolve, tmp_path: Path) -> None:
     endpoint = resolve(
         CONFIG, user="root", port=22, identity="id", known_hosts="./known", connect_timeout=30.0
     )
@@ -83,7 +83,9 @@ def test_the_cluster_file_wins(resolve: Resolve, tmp_path: Path) -> None:
     assert endpoint.user_known_hosts == (tmp_path / "cluster" / "known",)
 
 
-def test_a_config_of_the_cluster_replaces_the_users_own(resolve: Resolve, tmp_path: Path) -> None:
+def test_a_config_of_the_cluster_file_replaces_the_users_own(
+    resolve: Resolve, tmp_path: Path
+) -> None:
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster" / "ssh_config").write_text("Host gpu01\n  User other\n")
     assert resolve(CONFIG, config="ssh_config").user == "other"
@@ -92,7 +94,7 @@ def test_a_config_of_the_cluster_replaces_the_users_own(resolve: Resolve, tmp_pa
         resolve(CONFIG, config="missing")
 
 
-def test_names_under_which_known_hosts_may_have_it(resolve: Resolve) -> None:
+def test_names_of_a_host_in_known_hosts(resolve: Resolve) -> None:
     endpoint = resolve("", port=2201)
     assert endpoint.known_names == ("[10.0.0.1]:2201", "10.0.0.1", "[gpu01]:2201", "gpu01")
 
@@ -134,7 +136,7 @@ def test_a_jump_host_has_its_own_jump_host_in_the_configuration(resolve: Resolve
     assert endpoint.via and endpoint.via.via and endpoint.via.via.host == "gate"
 
 
-def test_a_jump_host_for_all_is_not_its_own(resolve: Resolve) -> None:
+def test_a_jump_host_for_all_hosts_is_not_its_own_jump_host(resolve: Resolve) -> None:
     endpoint = resolve("Host *\n  ProxyJump bastion\n")
     assert endpoint.via and endpoint.via.host == "bastion"
     assert endpoint.via.via is None
@@ -146,7 +148,7 @@ def test_jump_none_and_proxy_command_none(resolve: Resolve) -> None:
     assert resolve("ProxyCommand none\n").proxy_command is None
 
 
-def test_the_cluster_jump_beats_a_proxy_command(resolve: Resolve) -> None:
+def test_the_cluster_jump_overrides_a_proxy_command(resolve: Resolve) -> None:
     endpoint = resolve("Host gpu01\n  ProxyCommand nc %h %p\n", jump="bastion")
     assert endpoint.via and endpoint.proxy_command is None
 
@@ -160,7 +162,7 @@ def test_the_configuration_can_only_be_stricter_about_host_keys(
     resolve: Resolve, notices: list[str]
 ) -> None:
     assert not resolve("StrictHostKeyChecking no\n").accept_new
-    assert "dtrain checks host keys all the same" in notices[0]
+    assert "dtrain always checks host keys" in notices[0]
     assert not resolve("StrictHostKeyChecking accept-new\n").accept_new
     assert resolve("", host_keys="accept-new").accept_new
     assert not resolve("StrictHostKeyChecking yes\n", host_keys="accept-new").accept_new

@@ -1,4 +1,4 @@
-"""Host keys against a real sshd: known, unknown, changed, revoked, accepted."""
+"""Host keys of a real sshd: known, unknown, changed, revoked, accepted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def known_hosts(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_known_host_is_let_through(transport: SshTransport, sshd: Sshd) -> None:
+def test_a_known_host_is_accepted(transport: SshTransport, sshd: Sshd) -> None:
     connection = transport.connect(host_on(sshd))
     assert connection.start("exit 7").wait(HANG) == 7
     connection.close()
@@ -61,7 +61,7 @@ def test_hashed_names_are_recognised(transport: SshTransport, sshd: Sshd, tmp_pa
         "GPU01",
     ],
 )
-def test_names_that_mean_the_host(
+def test_names_that_match_the_host(
     transport: SshTransport, sshd: Sshd, tmp_path: Path, names: str
 ) -> None:
     line = f"{names.format(port=sshd.port)} {sshd.host_key()}\n"
@@ -84,7 +84,7 @@ def test_an_unknown_host_is_refused_with_both_remedies(
     )
 
 
-def test_a_host_known_to_another_port_is_unknown(
+def test_a_host_known_on_another_port_is_unknown(
     transport: SshTransport, sshd: Sshd, tmp_path: Path
 ) -> None:
     path = known_hosts(tmp_path, f"[127.0.0.1]:1 {sshd.host_key()}\n")
@@ -107,7 +107,7 @@ def test_a_changed_key_names_the_line_and_both_fingerprints(
     assert len(Path(path).read_text().splitlines()) == 3
 
 
-def test_a_key_of_another_type_does_not_pass_for_new(
+def test_a_key_of_another_type_is_not_accepted_as_new(
     transport: SshTransport, sshd: Sshd, tmp_path: Path
 ) -> None:
     other = public_key(tmp_path / "other", "ecdsa")
@@ -136,18 +136,18 @@ def test_a_revoked_key_is_refused_even_when_it_is_known(
     assert f"{path}:2" in caught.value.reason
 
 
-def test_a_certificate_authority_is_not_taken_for_a_host_key(
+def test_the_key_of_a_certificate_authority_is_not_a_host_key(
     transport: SshTransport, sshd: Sshd, tmp_path: Path
 ) -> None:
     path = known_hosts(tmp_path, f"@cert-authority * {sshd.host_key()}\n")
     with pytest.raises(
-        HostKeyError, match=r"its host key is unknown: .* it shows no certificate from the CA"
+        HostKeyError, match=r"its host key is unknown: .* it has no certificate from the CA"
     ):
         transport.connect(host_on(sshd, known_hosts=path))
 
 
 class BorrowedKey(paramiko.ECDSAKey):
-    """Shows another server's public key and signs with its own."""
+    """Presents another server's public key but signs with its own."""
 
     def __init__(self, shown: bytes) -> None:
         own = paramiko.ECDSAKey.generate()
@@ -159,14 +159,14 @@ class BorrowedKey(paramiko.ECDSAKey):
 
 
 @pytest.mark.parametrize("kind", ["ecdsa", "ed25519"])
-def test_a_server_that_does_not_have_the_key_that_it_shows(
+def test_a_server_without_the_private_key_is_refused(
     transport: SshTransport, tmp_path: Path, kind: str
 ) -> None:
     known = public_key(tmp_path / "known_key", kind)
     with SshServer(b"", BorrowedKey(base64.b64decode(known.split()[1]))) as server:
         path = known_hosts(tmp_path, f"[127.0.0.1]:{server.port} {known}\n")
         host = Host("gpu01", "127.0.0.1", ssh=Ssh(port=server.port, known_hosts=path))
-        with pytest.raises(HostKeyError, match="the server has not proved who it is"):
+        with pytest.raises(HostKeyError, match="the server did not prove its identity"):
             transport.connect(host)
         assert server.connections == 1
 
@@ -185,7 +185,7 @@ def test_a_server_that_changes_its_key_while_connected(
         served.add_server_key(paramiko.ECDSAKey.generate())
         with suppress(paramiko.SSHException, EOFError):
             served.renegotiate_keys()
-        with pytest.raises(ConnectError, match="it changed its host key while it was connected"):
+        with pytest.raises(ConnectError, match="its host key changed during the connection"):
             process.read()
 
 
@@ -198,7 +198,9 @@ def test_accept_new_records_the_key_for_next_time(
     assert path.read_text() == f"[127.0.0.1]:{sshd.port} {sshd.host_key()}\n"
     assert path.stat().st_mode & 0o777 == 0o600
     shown = fingerprint(sshd.folder / "host_ed25519.pub")
-    assert notices == [f"gpu01: accepted the new host key ssh-ed25519 {shown} into {path}"]
+    assert notices == [
+        f"gpu01: accepted the new host key ssh-ed25519 {shown} and recorded it in {path}"
+    ]
     make_transport().connect(host_on(sshd, known_hosts=None)).close()
 
 
@@ -210,7 +212,7 @@ def test_accept_new_hashes_when_ssh_is_configured_to(
     transport.connect(host).close()
     path = home / ".ssh" / "known_hosts"
     assert path.read_text().startswith("|1|")
-    # ssh's own tool finds it there.
+    # ssh-keygen finds it there.
     name = f"[127.0.0.1]:{sshd.port}"
     subprocess.run(["ssh-keygen", "-F", name, "-f", path], check=True, capture_output=True)
 
@@ -220,7 +222,7 @@ def test_many_hosts_accepted_at_once_make_one_line_each(
 ) -> None:
     path = tmp_path / "new" / "known_hosts"
     path.parent.mkdir()
-    # The last line lacks its newline, as hand-edited files do.
+    # The last line has no newline, as in files edited by hand.
     path.write_text("unrelated ssh-ed25519 AAAA")
     config = tmp_path / "config"
     # Sixteen hosts under eight names: two threads race for each line.
@@ -248,7 +250,7 @@ def test_a_key_that_cannot_be_recorded_is_not_accepted(
     transport: SshTransport, sshd: Sshd, tmp_path: Path
 ) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(HostKeyError, match=r"cannot be (recorded|read)"):
+    with pytest.raises(HostKeyError, match=r"cannot (record|read)"):
         transport.connect(
             host_on(sshd, known_hosts=str(tmp_path / "folder"), host_keys="accept-new")
         )

@@ -1,4 +1,4 @@
-"""A server's own questions (keyboard-interactive), as a second factor and instead of a key."""
+"""Keyboard-interactive: a server's questions as a second factor, and instead of a key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.sshd
 
 
 class Person:
-    """Answers questions, and remembers them."""
+    """Answers questions and records them."""
 
     def __init__(self, *answers: str | None) -> None:
         self._answers = list(answers)
@@ -108,7 +108,7 @@ def test_a_real_sshd_asks_through_pam(make_transport: Make, tmp_path: Path, meth
         assert "Accepted keyboard-interactive/pam" in sshd.log()
 
 
-def test_a_second_chance_after_a_wrong_answer(make_transport: Make, serve: Serve) -> None:
+def test_a_wrong_answer_can_be_corrected(make_transport: Make, serve: Serve) -> None:
     person = Person("me", "wrong", "me", CODE)
     server, host = serve(TwoFactor)
     with server:
@@ -123,17 +123,17 @@ def test_three_wrong_answers_end_it(make_transport: Make, serve: Serve) -> None:
     with server, pytest.raises(AuthError) as caught:
         make_transport(ask=person).connect(host)
     assert caught.value.reason == (
-        "it accepted a key but wants keyboard-interactive as well "
+        "it accepted a key but also requires keyboard-interactive "
         "(keyboard-interactive: it accepted no answer)"
     )
     assert "secret" not in str(caught.value.__dict__) + str(caught.value.__context__)
     assert server.connections == 1
 
 
-def test_nobody_answers(make_transport: Make, serve: Serve) -> None:
+def test_the_user_does_not_answer(make_transport: Make, serve: Serve) -> None:
     person = Person(None)
     server, host = serve(TwoFactor)
-    with server, pytest.raises(AuthError, match="keyboard-interactive: nobody answered"):
+    with server, pytest.raises(AuthError, match="keyboard-interactive: the user gave no answer"):
         make_transport(ask=person).connect(host)
     assert len(person.prompts) == 1
 
@@ -141,23 +141,26 @@ def test_nobody_answers(make_transport: Make, serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("methods", "reason"),
     [
-        (("publickey", "keyboard-interactive"), "it accepted a key but wants keyboard-interactive"),
+        (
+            ("publickey", "keyboard-interactive"),
+            "it accepted a key but also requires keyboard-interactive",
+        ),
         (("keyboard-interactive",), "it accepts no keys, only keyboard-interactive"),
     ],
 )
-def test_without_a_terminal_the_refusal_names_what_the_server_wants(
+def test_without_a_terminal_the_error_names_the_required_methods(
     transport: SshTransport, serve: Serve, methods: tuple[str, ...], reason: str
 ) -> None:
     server, host = serve(type("", (TwoFactor,), {"methods": methods}))
     with server, pytest.raises(AuthError) as caught:
         transport.connect(host)
     assert reason in caught.value.reason
-    assert "there is no terminal to answer its questions on" in caught.value.reason
-    assert "run dtrain on a terminal" in caught.value.hint
+    assert "there is no terminal to answer its questions" in caught.value.reason
+    assert "run dtrain in a terminal" in caught.value.hint
 
 
 @pytest.mark.parametrize("line", ["BatchMode yes", "KbdInteractiveAuthentication no"])
-def test_the_configuration_can_forbid_to_ask(
+def test_the_configuration_can_forbid_questions(
     make_transport: Make, serve: Serve, home: Path, line: str
 ) -> None:
     (home / ".ssh" / "config").write_text(f"{line}\n")
@@ -170,7 +173,7 @@ def test_the_configuration_can_forbid_to_ask(
 
 def test_a_server_that_allows_nothing(transport: SshTransport, serve: Serve) -> None:
     server, host = serve(type("", (TwoFactor,), {"methods": ("",)}))
-    with server, pytest.raises(AuthError, match="it allows no method to log in") as caught:
+    with server, pytest.raises(AuthError, match="it allows no authentication method") as caught:
         transport.connect(host)
     assert "AuthenticationMethods" in caught.value.hint
 
@@ -208,7 +211,7 @@ def test_many_hosts_behind_a_jump_host_ask_once(
 
 
 class Hostile(TwoFactor):
-    """Sends the requests in ``queries``, one after the other, and then the first again."""
+    """Sends the requests in ``queries`` in order, then repeats the first."""
 
     methods = ("keyboard-interactive",)
     queries: ClassVar[list[paramiko.InteractiveQuery]]
@@ -227,7 +230,7 @@ def hostile(*queries: paramiko.InteractiveQuery) -> type[Login]:
     return type("", (Hostile,), {"queries": list(queries)})
 
 
-def test_hostile_text_is_cleaned_and_marked_as_the_servers(
+def test_hostile_text_is_cleaned_and_marked_with_the_host(
     make_transport: Make, serve: Serve
 ) -> None:
     text = (
@@ -235,7 +238,7 @@ def test_hostile_text_is_cleaned_and_marked_as_the_servers(
     )
     person = Person(None)
     server, host = serve(hostile(paramiko.InteractiveQuery("a\nb" * 5000, text, (text, False))))
-    with server, pytest.raises(AuthError, match="nobody answered"):
+    with server, pytest.raises(AuthError, match="the user gave no answer"):
         make_transport(ask=person).connect(host)
     ((prompt, _),) = person.prompts
     lines = prompt.splitlines()
@@ -284,7 +287,7 @@ def test_a_server_that_hangs_up_ends_the_question(make_transport: Make, serve: S
             waiting.wait(0.01)
         return None
 
-    with server, pytest.raises(AuthError, match="it hung up while its questions were answered"):
+    with server, pytest.raises(AuthError, match="it closed the connection during its questions"):
         make_transport(ask=ask).connect(host)
     assert asked.is_set()
     assert server.connections == 1

@@ -89,7 +89,7 @@ def test_the_jump_host_comes_from_the_configuration(
     assert logins(bastion) == 1
 
 
-def test_a_jump_connection_that_died_is_made_again(
+def test_a_lost_jump_connection_is_opened_again(
     transport: SshTransport, sshd: Sshd, bastion: Sshd, known: str
 ) -> None:
     host = host_on(sshd, known_hosts=known, jump=spec(bastion))
@@ -97,7 +97,7 @@ def test_a_jump_connection_that_died_is_made_again(
     reader = first.start("echo started; exec cat")
     assert reader.read() == b"started\n"
     pids = re.findall(r"User child is on pid (\d+)", bastion.log())
-    # For root the session runs in the process that also logged in.
+    # For root, sshd runs the session in the process that authenticated.
     for pid in pids or re.findall(r"Starting session.*?pid (\d+)", bastion.log()):
         os.kill(int(pid), signal.SIGKILL)
     if not pids:
@@ -111,7 +111,7 @@ def test_a_jump_connection_that_died_is_made_again(
     second.close()
 
 
-def test_an_unknown_jump_host_key_is_not_passed_over(
+def test_an_unknown_jump_host_key_is_refused(
     transport: SshTransport, sshd: Sshd, bastion: Sshd
 ) -> None:
     hosts = [host_on(sshd, name, jump=spec(bastion)) for name in ("gpu01", "gpu02")]
@@ -119,7 +119,7 @@ def test_an_unknown_jump_host_key_is_not_passed_over(
         with pytest.raises(HostKeyError) as caught:
             transport.connect(host)
         assert caught.value.host == host.name
-        assert "its jump host is out of reach" in caught.value.reason
+        assert "cannot reach its jump host" in caught.value.reason
         assert "its host key is unknown" in caught.value.reason
         assert "via 127.0.0.1: " in caught.value.message
         assert f"-p {bastion.port}" in caught.value.hint

@@ -33,7 +33,7 @@ while data := server.recv(65536):
 
 @pytest.fixture
 def relay(tmp_path: Path, home: Path) -> Path:
-    """Configures a relay as the ProxyCommand; returns the file with its process id."""
+    """Configures a relay as the ProxyCommand. Returns the file with its process id."""
     script, pid = tmp_path / "relay.py", tmp_path / "pid"
     script.write_text(RELAY)
     command = f"'{sys.executable}' {script} {pid} %h %p"
@@ -83,7 +83,7 @@ def test_a_program_that_dies_breaks_the_connection(
     connection.close()
 
 
-def test_what_the_program_says_is_in_the_error(
+def test_the_error_contains_the_stderr_of_the_program(
     transport: SshTransport, sshd: Sshd, home: Path
 ) -> None:
     text = "ProxyCommand sh -c 'echo tunnel to %h:%p is shut >&2; exit 5'\n"
@@ -91,11 +91,11 @@ def test_what_the_program_says_is_in_the_error(
     with pytest.raises(ConnectError) as caught:
         transport.connect(host_on(sshd))
     assert "through its ProxyCommand: " in caught.value.message
-    assert f"ended with status 5: tunnel to 127.0.0.1:{sshd.port} is shut" in caught.value.reason
+    assert f"exited with status 5: tunnel to 127.0.0.1:{sshd.port} is shut" in caught.value.reason
     assert "ProxyCommand=sh -c" in caught.value.hint
 
 
-def test_an_ssh_that_was_dropped_on_the_way_is_run_again(
+def test_an_ssh_that_was_dropped_is_started_again(
     transport: SshTransport, sshd: Sshd, relay: Path, home: Path, tmp_path: Path
 ) -> None:
     config = home / ".ssh" / "config"

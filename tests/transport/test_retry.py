@@ -1,4 +1,4 @@
-"""Which failures get another attempt, and when."""
+"""Which failures are retried, and when."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def test_pauses_double_up_to_a_bound() -> None:
     assert pauses == [0.25, 0.5, 1.0, 2.0, LONGEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE]
 
 
-def test_pauses_are_drawn_from_zero_on() -> None:
+def test_pauses_start_at_zero() -> None:
     draws: list[tuple[float, float]] = []
     pause(Transient.DROPPED, 3, 0.0, lambda low, high: draws.append((low, high)) or 0.5)  # type: ignore[func-returns-value]
     assert draws == [(0.0, 1.0)]
 
 
 @pytest.mark.parametrize("kind", list(Transient))
-def test_every_kind_is_given_up_in_time(kind: Transient) -> None:
+def test_retries_of_every_kind_end(kind: Transient) -> None:
     assert pause(kind, 1, 0.0, longest) is not None
     assert pause(kind, 50, kind.value, longest) is None
     assert pause(kind, 5, kind.value - 1, longest) is None

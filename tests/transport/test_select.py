@@ -1,4 +1,4 @@
-"""Choosing a host's transport, without loading what is not needed."""
+"""Selecting a host's transport without loading unneeded modules."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def lookup(home: Path, text: str, host: str = "gpu01", user: str | None = None) 
     return config.lookup(host, local_user="me", user=user)
 
 
-def test_the_first_value_counts_and_identity_files_add_up(home: Path) -> None:
+def test_the_first_value_wins_and_identity_files_accumulate(home: Path) -> None:
     options = lookup(
         home,
         """
@@ -37,7 +37,7 @@ def test_the_first_value_counts_and_identity_files_add_up(home: Path) -> None:
     assert options.get("proxyjump") is None
 
 
-def test_settings_before_the_first_host_line_are_for_all(home: Path) -> None:
+def test_settings_before_the_first_host_line_apply_to_all_hosts(home: Path) -> None:
     assert lookup(home, "Port=99\nHost gpu01\n  Port 22\n").get("port") == "99"
 
 
@@ -72,7 +72,7 @@ def test_include_follows_globs_relative_to_the_ssh_folder(home: Path) -> None:
     assert options.get("connecttimeout") == "7"
 
 
-def test_include_inside_a_host_block_is_for_that_host_alone(home: Path) -> None:
+def test_include_in_a_host_block_applies_to_that_host_only(home: Path) -> None:
     (home / "extra").write_text("User inside\nHost gpu02\n  User two\nHost *\n  Port 77\n")
     text = "Host gpu01\n  Include ~/extra\n  ConnectTimeout 3\nHost *\n  User outside\n"
     assert lookup(home, text, "gpu01").get("user") == "inside"
@@ -111,7 +111,7 @@ def test_match(home: Path, criteria: str, applies: bool) -> None:
     assert lookup(home, text).get("port") == ("99" if applies else "22")
 
 
-def test_a_host_line_matches_the_name_as_it_was_given(home: Path) -> None:
+def test_a_host_line_matches_the_name_as_given(home: Path) -> None:
     text = "Host GPU01\n  Port 1\nHost gpu01\n  Port 2\n"
     assert lookup(home, text, "gpu01").get("port") == "2"
     assert lookup(home, text, "GPU01").get("port") == "1"
@@ -126,7 +126,7 @@ def test_the_final_pass_matches_the_resolved_name(home: Path) -> None:
 @pytest.mark.parametrize(
     "criterion", ["exec true", "!exec false", "localnetwork 10.0.0.0/8", "!final"]
 )
-def test_what_only_ssh_can_decide_is_refused(home: Path, criterion: str) -> None:
+def test_criteria_that_need_ssh_are_refused(home: Path, criterion: str) -> None:
     text = f"Match host gpu* {criterion}\n  Port 99\n"
     with pytest.raises(SshConfigError, match="needs the `ssh` program"):
         lookup(home, text)
@@ -135,7 +135,7 @@ def test_what_only_ssh_can_decide_is_refused(home: Path, criterion: str) -> None
 
 
 @pytest.mark.parametrize("writable", [0o620, 0o602])
-def test_a_file_that_others_can_write_is_refused(home: Path, writable: int) -> None:
+def test_a_file_that_other_users_can_write_is_refused(home: Path, writable: int) -> None:
     lookup(home, "Include more\n")
     (home / ".ssh" / "more").write_text("Port 7\n")
     (home / ".ssh" / "more").chmod(writable)
@@ -166,9 +166,9 @@ def test_a_proxy_command_keeps_its_quotes(home: Path) -> None:
     ("text", "message"),
     [
         ("Port\n", "config:1: not `keyword value`"),
-        ('\nUser "ml\n', "config:2: a quote is not closed"),
+        ('\nUser "ml\n', "config:2: missing closing quote"),
         ("Match\n", "config:1"),
-        ("Match user\n", "config:1: `Match user` lacks its argument"),
+        ("Match user\n", "config:1: `Match user` needs an argument"),
         ("Prot 22\n", "config:1: bad configuration option: prot"),
         ("Port 22 23\n", "config:1: extra arguments"),
         ("Match nothing x\n", "config:1: unsupported Match attribute nothing"),

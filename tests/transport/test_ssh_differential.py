@@ -1,5 +1,5 @@
-"""dtrain against OpenSSH, on random configurations: the options that the fallback reader finds
-against `ssh -G`, and connections against those of `ssh`."""
+"""Compares dtrain with OpenSSH on random configurations: the options of the fallback reader with
+`ssh -G`, and connections with those of `ssh`."""
 
 from __future__ import annotations
 
@@ -110,11 +110,11 @@ REFUSED: dict[str, Draw] = {
     "Tunnel": one_of("no", "yes", "Ethernet"),
 }
 INVALID = ["Prt 22", "Port 0", "ProxyJump a:0", "Compression maybe", "Port 1 2", 'User "x', "User"]
-NEEDS_SSH = ("needs the `ssh` program", "changes OpenSSH's default")
+NEEDS_SSH = ("needs the `ssh` program", "modifies OpenSSH's default")
 
 
 class Writer:
-    """Writes one random configuration, with what it includes."""
+    """Writes one random configuration with its included files."""
 
     def __init__(self, draw: random.Random, folder: Path) -> None:
         self._draw = draw
@@ -169,8 +169,8 @@ def outcome(resolver: Resolver, host: Host) -> Endpoint | str:
 
 
 def comparable(endpoint: Endpoint) -> Endpoint:
-    """What does not depend on the version: ssh differs in the key files that it looks for, and
-    Debian's sets another interval under BatchMode."""
+    """The options that do not depend on the version: versions of ssh have different default key
+    files, and Debian's sets another interval with BatchMode."""
     return replace(
         endpoint,
         alive_interval=0 if endpoint.batch_mode else endpoint.alive_interval,
@@ -214,7 +214,7 @@ def test_the_fallback_reader_finds_what_ssh_finds(
             continue
         assert actual == expected, host
         resolved += 1
-    # Enough of them were neither refused nor left to ssh.
+    # Enough configurations were neither refused nor dependent on ssh.
     assert len(look_ups) >= 1000
     assert resolved > len(look_ups) // 3, resolved
 
@@ -233,11 +233,11 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory, keys: dict[str, Path]) -> Iterator[Path]:
-    """An agent with one key that files have too, and one of its own."""
+    """An agent with one key that is also in a file, and one that is not."""
     path = tmp_path_factory.mktemp("agent") / "socket"
     process = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.PIPE)
     assert process.stdout
-    process.stdout.readline()  # It prints its variables once it listens.
+    process.stdout.readline()  # The agent prints its variables when it is ready.
     own = generate_key(path.parent / "own")
     environment = {**os.environ, "SSH_AUTH_SOCK": str(path)}
     subprocess.run(["ssh-add", "-q", str(own), str(keys["e"])], check=True, env=environment)
@@ -252,7 +252,7 @@ def fingerprint(key: Path) -> str:
 
 
 class ConnectionWriter:
-    """Writes configurations for gpu01 on a real server; each line may be wrong in its own way."""
+    """Writes configurations for gpu01 on a real server. Each line may be wrong."""
 
     def __init__(
         self, draw: random.Random, folder: Path, sshd: Sshd, keys: dict[str, Path], agent: Path
@@ -316,13 +316,13 @@ class ConnectionWriter:
 
 
 def seen(sshd: Sshd, connect: Callable[[], str]) -> tuple[tuple[str, ...], ...]:
-    """What the server sees of a connection: both addresses, the user, the keys in order and
-    whether the last one was accepted. Without an attempt to log in, the client has refused the
+    """The connection as the server sees it: both addresses, the user, the keys in order and
+    whether the last one was accepted. If there is no login attempt, the client refused the
     host key. ``connect`` returns the client's message."""
     before = len(sshd.log())
     if "connection refused" in connect().lower():
         return (("no connection",),)
-    # Lines about an earlier connection may still come.
+    # Log lines of an earlier connection may still arrive.
     start = rf"(?s)\A.{{{before}}}.*?Connection from \S+ port (\d+) on "
     end = r"(?:Accepted|Connection (?:closed|reset)|[Dd]isconnect)[^\n]* port \1\b[^\n]*"
     log = sshd.wait_for_log(f"{start}.*?{end}")[before:]
@@ -361,7 +361,7 @@ def test_connections_are_those_of_ssh(
                 return error.reason
             return ""
 
-        # ssh shows the public half of a key whose private half it then ignores.
+        # ssh offers the public key even if it then ignores the private key.
         expected = tuple(part for part in seen(sshd, by_ssh) if open_to_others not in part)
         actual = seen(sshd, by_dtrain)
         assert actual == expected, config.read_text()

@@ -31,7 +31,7 @@ def resolver(tmp_path: Path, notices: list[str]) -> Resolver:
 
 @pytest.fixture
 def resolve(tmp_path: Path, resolver: Resolver) -> Resolve:
-    """Resolves gpu01 with a configuration that the cluster file names, which ssh itself reads."""
+    """Resolves gpu01 with the cluster file's configuration, which ssh itself reads."""
 
     def resolve(text: str, name: str = "gpu01", **ssh: object) -> Endpoint:
         (tmp_path / "config").write_text(text)
@@ -86,19 +86,19 @@ def test_jumps_of_the_cluster_file_and_of_the_configuration(resolve: Resolve) ->
     assert gate and (gate.host, gate.via) == ("gate", None)
 
 
-def test_a_jump_host_for_all_is_not_its_own(resolve: Resolve) -> None:
+def test_a_jump_host_for_all_hosts_is_not_its_own_jump_host(resolve: Resolve) -> None:
     endpoint = resolve("ProxyJump bastion\n")
     assert endpoint.via and (endpoint.via.host, endpoint.via.via) == ("bastion", None)
 
 
-def test_file_names_that_ssh_prints_without_quotes(resolve: Resolve) -> None:
+def test_paths_that_ssh_prints_without_quotes(resolve: Resolve) -> None:
     assert resolve("UserKnownHostsFile /a /b\n").user_known_hosts == (Path("/a"), Path("/b"))
     assert resolve("UserKnownHostsFile none\n").user_known_hosts == ()
     with pytest.raises(ConnectError, match=r"userknownhostsfile .* is ambiguous"):
         resolve('UserKnownHostsFile /a "/b c"\n')
 
 
-def test_the_error_is_that_of_ssh(resolve: Resolve, tmp_path: Path) -> None:
+def test_errors_of_ssh_are_passed_on(resolve: Resolve, tmp_path: Path) -> None:
     with pytest.raises(ConnectError) as caught:
         resolve("Port 22\nPrt 22\nMatch exec 'echo tty >&2; false'\n")
     assert caught.value.host == "gpu01"
@@ -113,7 +113,7 @@ def test_the_error_is_that_of_ssh(resolve: Resolve, tmp_path: Path) -> None:
 def test_a_name_that_looks_like_an_option_reaches_no_program(
     resolve: Resolve, tmp_path: Path
 ) -> None:
-    # dtrain refuses it; SshQuery would still pass it as a name.
+    # dtrain refuses it. SshQuery would still pass it as a name.
     with pytest.raises(ConnectError, match="OpenSSH refuses"):
         resolve("", name=f"-oProxyCommand=touch {tmp_path}/ran")
     with pytest.raises(SshConfigError, match="hostname contains invalid characters"):
@@ -121,11 +121,11 @@ def test_a_name_that_looks_like_an_option_reaches_no_program(
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_command_that_hangs_is_ended(tmp_path: Path) -> None:
+def test_a_hanging_command_is_killed(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(f'Match exec "echo $$ >{tmp_path}/pid; exec sleep 600"\n')
     query = SshQuery(SSH, timeout=1.0)
-    with pytest.raises(SshConfigError, match="did not answer within 1 s"):
+    with pytest.raises(SshConfigError, match="did not finish within 1 s"):
         query.options("gpu01", ("-F", str(config)), ())
     status = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
     deadline = time.monotonic() + 60
@@ -133,7 +133,7 @@ def test_a_command_that_hangs_is_ended(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
 
 
-def test_an_answer_is_kept_until_a_file_changes(resolver: Resolver, tmp_path: Path) -> None:
+def test_an_answer_is_cached_until_a_file_changes(resolver: Resolver, tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     config, more = tmp_path / "config", tmp_path / "more"
     config.write_text(f'Match exec "echo %n >>{asked}"\n  Include {more}\n')
@@ -152,14 +152,14 @@ def test_an_answer_is_kept_until_a_file_changes(resolver: Resolver, tmp_path: Pa
         names = sorted([*(host.name for host in hosts), "bastion"] * times)
         assert sorted(asked.read_text().split()) == names
     assert resolver.query
-    # Once more for OpenSSH's defaults.
+    # One more for OpenSSH's defaults.
     assert resolver.query.runs == 2 * 9 + 1
     assert resolver.query.seconds > 0
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="binds a folder over the account's home folder")
 def test_the_accounts_own_configuration(tmp_path: Path) -> None:
-    """In a mount namespace, so that the account's home folder can be one of the test."""
+    """Runs in a mount namespace, so that the test can replace the account's home folder."""
     home = tmp_path / "account"
     (home / ".ssh").mkdir(parents=True, mode=0o700)
     (home / ".ssh" / "config").write_text('Match exec "true"\n  Port 2201\n')

@@ -1,5 +1,8 @@
-"""Which algorithms and key sizes a connection may use: those of ssh's configuration that
-paramiko has, and none that OpenSSH's defaults exclude."""
+"""The algorithms and key sizes that a connection may use.
+
+These are the algorithms of ssh's configuration that paramiko supports, without those that
+OpenSSH's defaults exclude.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ _KRL = b"SSHKRL\n\0"
 
 def allow(transport: paramiko.Transport, endpoint: Endpoint, host_keys: tuple[str, ...]) -> None:
     """Restrict ``transport`` before its handshake. ``host_keys`` are the host key algorithms to
-    ask for. Raises ConnectError when paramiko has no algorithm that the configuration allows."""
+    request. Raises ConnectError if paramiko supports none of the allowed algorithms."""
     allowed = endpoint.algorithms
     options = transport.get_security_options()
 
@@ -47,7 +50,7 @@ def allow(transport: paramiko.Transport, endpoint: Endpoint, host_keys: tuple[st
             raise ConnectError(
                 endpoint.host,
                 endpoint.attempted,
-                f"paramiko has none of the {option} that ssh's configuration allows: "
+                f"paramiko supports none of the {option} that ssh's configuration allows: "
                 + ", ".join(wanted),
                 hint=f"allow one of these for this host: {option} {','.join(known)}",
             )
@@ -58,7 +61,7 @@ def allow(transport: paramiko.Transport, endpoint: Endpoint, host_keys: tuple[st
     options.kex = choose("KexAlgorithms", allowed.kex, options.kex)
     known = options.key_types
     if allowed.host_keys is not None:
-        # Known keys come first in `host_keys`, whatever the configuration prefers.
+        # Known keys come first in `host_keys`, regardless of the configured order.
         choose("HostKeyAlgorithms", allowed.host_keys, known)
         host_keys = tuple(name for name in host_keys if name in allowed.host_keys)
     options.key_types = host_keys
@@ -75,9 +78,12 @@ def _user_keys(transport: paramiko.Transport) -> tuple[str, ...]:
 
 
 def check_host_key(endpoint: Endpoint, key: HostKey, shown: bytes) -> None:
-    """Raises HostKeyError when a file of RevokedHostKeys lists ``key``, its certificate or the CA
-    of that, or cannot be read, and when an RSA key is smaller than RequiredRSASize. ``shown`` is
-    the key or the certificate as the server sent it."""
+    """Check the key against RevokedHostKeys and RequiredRSASize.
+
+    ``shown`` is the key or the certificate as the server sent it. Raises HostKeyError if a file of
+    RevokedHostKeys is unreadable or lists ``key``, its certificate or the certificate's CA, and
+    if an RSA key is smaller than RequiredRSASize.
+    """
     bits = paramiko.RSAKey(data=key.blob).get_bits() if key.kind == "ssh-rsa" else None
     if bits is not None and bits < endpoint.algorithms.rsa_bits:
         raise HostKeyError(
@@ -85,7 +91,7 @@ def check_host_key(endpoint: Endpoint, key: HostKey, shown: bytes) -> None:
             endpoint.attempted,
             f"its RSA host key has {bits} bits, and ssh's configuration requires "
             f"{endpoint.algorithms.rsa_bits} (RequiredRSASize)",
-            hint="give the host a longer key, or one of type ed25519",
+            hint="give the host a longer RSA key, or an ed25519 key",
         )
     for path in endpoint.revoked_host_keys:
         try:
@@ -94,7 +100,7 @@ def check_host_key(endpoint: Endpoint, key: HostKey, shown: bytes) -> None:
             raise HostKeyError(
                 endpoint.host,
                 endpoint.attempted,
-                f"RevokedHostKeys {path} cannot be checked: {error}",
+                f"cannot check RevokedHostKeys {path}: {error}",
                 hint="make the file readable, or remove RevokedHostKeys for this host",
             ) from error
         if revoked:
@@ -104,12 +110,12 @@ def check_host_key(endpoint: Endpoint, key: HostKey, shown: bytes) -> None:
                 f"its host key {key} or its certificate is revoked ({path})"
                 if key.certificate
                 else f"its host key {key} is revoked ({path})",
-                hint="do not connect; ask whoever runs the host for its new key",
+                hint="do not connect; ask the administrator of the host for its new key",
             )
 
 
 def _lists(path: Path, key: HostKey, shown: bytes) -> bool:
-    """Whether a file of revoked keys lists what a server has shown. Raises OSError."""
+    """Whether a file of revoked keys lists the server's key or certificate. Raises OSError."""
     data = path.read_bytes()
     encoded = base64.b64encode(shown).decode()
     if not data.startswith(_KRL):

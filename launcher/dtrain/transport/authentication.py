@@ -1,5 +1,5 @@
-"""Proving to a server who the user is: public keys in the order of `keys`, and answers to the
-server's questions (keyboard-interactive) where it wants those instead of a key or in addition."""
+"""Authenticates the user: with public keys in the order of `keys`, and with answers to the
+server's questions (keyboard-interactive) if the server requires them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INTERACTIVE = "keyboard-interactive"
 ANSWER_TRIES = 3
 
 _PK_OK = 60
-"""SSH_MSG_USERAUTH_PK_OK; paramiko knows the number only under its other meaning."""
+"""SSH_MSG_USERAUTH_PK_OK. paramiko defines this number only with its other meaning."""
 
 
 def authenticate(
@@ -36,14 +36,14 @@ def authenticate(
     timeout: float,
     explain: Callable[[], str],
 ) -> None:
-    """Log in as ``endpoint.user`` within ``timeout`` seconds, not counting questions to a person.
+    """Log in as ``endpoint.user`` within ``timeout`` seconds, without the user's time to answer.
 
-    ``ask`` asks a person the server's questions; None where no person can answer.
-    ``explain`` tells why the connection ended, when it has. Raises AuthError when the server
-    refuses, and DroppedError when it went away.
+    ``ask`` asks the user the server's questions; None if there is no terminal. ``explain`` returns
+    the reason why the connection ended. Raises AuthError if the server refuses, and DroppedError
+    if it closes the connection.
     """
     attempt = _Attempt(transport, endpoint, timeout, explain)
-    if attempt.accepts_anyone():
+    if attempt.with_nothing():
         return
     candidates, left_out = keyring.candidates(endpoint)
     waiting = list(candidates)
@@ -78,20 +78,21 @@ class _Attempt:
         self._excused = 0.0
         self._interactions = 0
         self.asked = False
-        """Whether a person answered a question."""
+        """Whether the user answered a question."""
         self.methods: list[str] | None = None
-        """What the server accepts next. None when it has not said."""
+        """The methods that the server accepts next. None if it has not listed them yet."""
         self.passed: list[str] = []
-        """The methods that it has accepted so far, and that were not enough."""
+        """The methods that the server accepted but that were not sufficient."""
         self.tried: list[str] = []
-        """The keys that it has refused."""
+        """The keys that the server refused."""
         self.unanswered = ""
-        """Why answers to its questions led to no login."""
+        """Why the server's questions did not lead to a login."""
         self.hung_up = ""
-        """Why the server ended the connection after a refused key or a wrong answer."""
+        """Why the server closed the connection after a refused key or a wrong answer."""
 
-    def accepts_anyone(self) -> bool:
-        """Some servers (Tailscale's) know who connects; others answer with their methods."""
+    def with_nothing(self) -> bool:
+        """Log in without credentials. Some servers (Tailscale) already know the user. Other
+        servers reply with their methods."""
         try:
             self._set_timeout()
             return self._passed("none", self._transport.auth_none(self._endpoint.user))
@@ -122,10 +123,10 @@ class _Attempt:
         return False
 
     def with_answers(self, ask: Ask | None) -> bool:
-        """Put the server's questions to a person. Called again after a wrong answer."""
+        """Ask the user the server's questions. Called again after a wrong answer."""
         if ask is None or self._endpoint.batch_mode or not self._endpoint.keyboard_interactive:
             self.unanswered = (
-                "there is no terminal to answer its questions on"
+                "there is no terminal to answer its questions"
                 if ask is None
                 else "ssh's configuration forbids questions "
                 "(BatchMode, KbdInteractiveAuthentication)"
@@ -152,7 +153,7 @@ class _Attempt:
             self.unanswered = str(problem)
         except (paramiko.SSHException, EOFError, OSError):
             if interaction.asked and not self._transport.is_active():
-                # Another connection would only ask the person again.
+                # Another connection would only ask the user again.
                 self.hung_up = self._explain()
                 return False
             self._raise_if_gone()
@@ -168,12 +169,12 @@ class _Attempt:
         return not more
 
     def _next_methods(self, names: list[str]) -> None:
-        # A server can send anything here, and messages show it.
+        # Messages show these names, which may be hostile.
         self.methods = [clean(name)[:40] for name in names[:8] if name]
 
     @contextmanager
     def _excuse(self) -> Iterator[None]:
-        """Do not count the seconds that a person takes."""
+        """Do not count the time that the user takes to answer."""
         started = time.monotonic()
         try:
             yield
@@ -183,7 +184,7 @@ class _Attempt:
             self._deadline += taken
 
     def _wanted(self, public: PublicKey) -> bool:
-        """Ask the server whether it would accept a key, without a signature."""
+        """Ask the server whether it would accept the key, without a signature."""
         handler = _Query(self._transport, self._endpoint.user, public)
         answered = threading.Event()
         self._transport.auth_handler = handler
@@ -217,17 +218,17 @@ class _Attempt:
         if self.tried and "authentication failures" in reason.lower():
             self.hung_up = reason
             return
-        # sshd's LoginGraceTime may have run out while a person looked for an answer.
+        # sshd's LoginGraceTime may have expired while the user typed an answer.
         raise DroppedError(
             Transient.DROPPED,
-            f"the server hung up during authentication ({reason})",
+            f"the server closed the connection during authentication ({reason})",
             excused=self._excused,
         )
 
 
 class _Query(AuthHandler):
-    """paramiko's client only ever sends signed requests. This sends the unsigned kind, which
-    the server answers with PK_OK or a failure (RFC 4252, section 7)."""
+    """Sends an unsigned request, which the server answers with PK_OK or a failure (RFC 4252,
+    section 7). paramiko's client sends only signed requests."""
 
     def __init__(self, transport: paramiko.Transport, user: str, public: PublicKey) -> None:
         super().__init__(transport)
@@ -251,7 +252,7 @@ class _Query(AuthHandler):
 
     def _parse_pk_ok(self, _message: paramiko.Message) -> None:
         self.acceptable = True
-        self.abort()  # Wakes whoever waits for the answer.
+        self.abort()  # Wakes the thread that waits for the reply.
 
     @property
     def _client_handler_table(self) -> dict[int, Callable[[paramiko.Message], None]]:
@@ -264,23 +265,24 @@ def _refused(
     endpoint: Endpoint, candidates: list[OfferedKey], left_out: list[str], attempt: _Attempt
 ) -> AuthError:
     paths = [candidate.path for candidate in candidates if candidate.path]
-    hint = f"see whether `{endpoint.command}` gets in; if not, install a key with "
+    hint = f"check whether `{endpoint.command}` works; if not, install a key with "
     hint += f"`{endpoint.copy_id(paths[0] if paths else None)}` or load one with `ssh-add`"
     wanted = " or ".join(attempt.methods or [])
     why = f" ({INTERACTIVE}: {attempt.unanswered})" if attempt.unanswered else ""
     if attempt.methods == []:
-        reason = "it allows no method to log in"
+        reason = "it allows no authentication method"
         hint = "check AuthenticationMethods and PubkeyAuthentication in its sshd_config"
     elif attempt.asked and attempt.hung_up:
-        reason = f"it hung up while its questions were answered ({attempt.hung_up})"
-        hint = f"try again, or see whether `{endpoint.command}` gets in"
+        reason = f"it closed the connection during its questions ({attempt.hung_up})"
+        hint = f"try again, or check whether `{endpoint.command}` works"
     elif attempt.hung_up:
-        reason = f"it hung up after {len(attempt.tried)} refused keys: {'; '.join(attempt.tried)}"
-        hint = "name the right key as `identity` under `ssh` in the cluster file"
+        reason = f"it closed the connection after {len(attempt.tried)} refused keys: "
+        reason += "; ".join(attempt.tried)
+        hint = "set `identity` under `ssh` in the cluster file to the right key"
     elif attempt.passed:
         passed = ["a key" if name == "publickey" else name for name in attempt.passed]
         accepted = " and ".join(dict.fromkeys(passed))
-        reason = f"it accepted {accepted} but wants {wanted} as well{why}"
+        reason = f"it accepted {accepted} but also requires {wanted}{why}"
         hint = _methods_hint(attempt)
     elif not attempt.may_use("publickey"):
         reason = f"it accepts no keys, only {wanted}{why}"
@@ -288,8 +290,8 @@ def _refused(
     elif attempt.tried:
         reason = f"it refused every key: {'; '.join(attempt.tried)}{why}"
     else:
-        reason = f"there is no key to offer{why}"
-        hint = f"make one with `ssh-keygen` and install it with `{endpoint.copy_id(None)}`"
+        reason = f"no key to offer{why}"
+        hint = f"create a key with `ssh-keygen` and install it with `{endpoint.copy_id(None)}`"
         hint += ", or load one with `ssh-add`"
     if left_out:
         reason += f" (not tried: {'; '.join(left_out)})"
@@ -300,7 +302,7 @@ def _refused(
 
 def _methods_hint(attempt: _Attempt) -> str:
     if not attempt.may_use(INTERACTIVE):
-        return "dtrain sends no passwords: let this user in with a key alone"
+        return "dtrain sends no passwords: configure sshd to accept only a key from this user"
     if attempt.asked:
-        return "try again, or let this user in with a key alone"
-    return "run dtrain on a terminal to answer, or let this user in with a key alone"
+        return "try again, or configure sshd to accept only a key from this user"
+    return "run dtrain in a terminal, or configure sshd to accept only a key from this user"

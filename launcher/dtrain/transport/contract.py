@@ -1,7 +1,7 @@
-"""What every transport does: reach a host, and run a command there as a process with pipes.
+"""The interface of every transport: connect to a host, and run a command there with pipes.
 
-All calls block. One connection carries several processes at once, each used by one thread for
-reading and any thread for writing.
+All calls block. One connection can run several processes at once. One thread reads from each
+process; any thread may write to it.
 """
 
 from __future__ import annotations
@@ -15,30 +15,34 @@ class RemoteProcess(Protocol):
     """A command running on a host."""
 
     def write(self, data: bytes) -> None:
-        """Write all of ``data`` to its stdin. Raises ConnectError when the connection is gone,
-        and silently drops the data when only the process is gone."""
+        """Write all of ``data`` to stdin. Raises ConnectError if the connection is lost. If only
+        the process has ended, the data is dropped silently."""
 
     def close_stdin(self) -> None: ...
 
     def read(self, size: int = 1 << 18) -> bytes:
-        """At least one byte of its stdout, at most ``size``; ``b""`` at its end, and once the
-        process or its connection was closed from here.
-        Raises ConnectError when the connection breaks first."""
+        """Between 1 and ``size`` bytes of stdout. Returns ``b""`` at its end, and after `close`
+        of this process or its connection.
+
+        Raises ConnectError if the connection is lost first.
+        """
 
     def stderr(self) -> bytes:
-        """The last 64 KiB that it has written to stderr so far; complete after `wait`,
-        unless something that the command left behind still holds it open."""
+        """The last 64 KiB of stderr so far. Complete after `wait`, unless a background process
+        of the command still holds stderr open."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, negative for a signal; 127 when the command was not found.
-        Raises TimeoutError after ``timeout`` seconds, ConnectError when the connection breaks."""
+        """The exit status: negative for a signal, 127 if the command was not found.
+
+        Raises TimeoutError after ``timeout`` seconds, and ConnectError if the connection is lost.
+        """
 
     def close(self) -> None:
-        """Let go of it: its pipes close; it is not killed. Safe to call twice."""
+        """Close the pipes. Does not kill the process. Safe to call twice."""
 
 
 class TcpStream(Protocol):
-    """A TCP connection, as a socket is one."""
+    """A TCP connection with the methods of a socket."""
 
     def recv(self, size: int, /) -> bytes: ...
     def sendall(self, data: bytes, /) -> None: ...
@@ -47,24 +51,27 @@ class TcpStream(Protocol):
 
 
 class Connection(Protocol):
-    """A host that has been reached."""
+    """An open connection to a host."""
 
     def start(self, command: str) -> RemoteProcess:
-        """Run ``command`` with the host's shell (quote with `dtrain.quoting`)."""
+        """Run ``command`` in the host's shell. The caller quotes it, see `dtrain.quoting`."""
 
     def dial(self, port: int, timeout: float) -> TcpStream:
-        """Connect to a port that something on the host listens on at 127.0.0.1.
-        Raises ConnectError when nothing does, or not within ``timeout`` seconds."""
+        """Connect to a port on 127.0.0.1 of the host.
+
+        Raises ConnectError if nothing accepts the connection within ``timeout`` seconds.
+        """
 
     def close(self) -> None:
-        """Close all of it, from any thread; blocked reads end. Safe to call twice."""
+        """Close the connection and its processes. Blocked reads return. Callable from any
+        thread, and twice."""
 
 
 class Transport(Protocol):
-    """Makes connections. One object serves a whole launch, from many threads at once."""
+    """Opens connections. All threads of a launch share one object."""
 
     def connect(self, host: Host) -> Connection:
         """Raises ConnectError, HostKeyError or AuthError, each with a hint."""
 
     def close(self) -> None:
-        """Close what connections share (a jump host, say)."""
+        """Close what connections share, such as the connection to a jump host."""

@@ -1,8 +1,8 @@
-"""A jump host's connection that `ssh` already holds open (ControlMaster).
+"""A connection to a jump host that `ssh` already holds open (ControlMaster).
 
-The master opens TCP connections for other programs of its user (OpenSSH's PROTOCOL.mux), so that
-no second login to the jump host is needed. It has checked the jump host's key; what is checked
-here is that the socket, and the process behind it, belong to the user.
+The master opens TCP connections for other programs of its user (OpenSSH's PROTOCOL.mux), so
+dtrain needs no second login to the jump host. The master has checked the jump host's key. dtrain
+checks that the socket and the process behind it belong to the user.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HELLO_TIMEOUT = 5.0
 
 
 class MasterStream:
-    """A TCP connection made by the jump host. It lasts as long as the control connection."""
+    """A TCP connection that the jump host opened. It ends with the control connection."""
 
     def __init__(self, control: socket.socket, write: socket.socket, read: socket.socket) -> None:
         self._control, self._write, self._read = control, write, read
@@ -50,7 +50,7 @@ class MasterStream:
 
     def close(self) -> None:
         for end in (self._write, self._read, self._control):
-            # A thread that sleeps in recv is woken by this, and not by close.
+            # close() does not wake a thread that sleeps in recv; shutdown() does.
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
@@ -72,8 +72,11 @@ class ControlMaster:
         return True
 
     def open_stream(self, address: str, port: int, timeout: float) -> MasterStream:
-        """A TCP connection made by the jump host. Raises paramiko's ChannelException when the
-        jump host refuses or cannot, and OSError when the master does not answer."""
+        """Let the jump host open a TCP connection.
+
+        Raises paramiko's ChannelException if the jump host refuses or cannot, and OSError if the
+        master does not answer.
+        """
         control = self._greet()
         ours_write, theirs_read = socket.socketpair()
         ours_read, theirs_write = socket.socketpair()
@@ -93,7 +96,7 @@ class ControlMaster:
                 said = clean(reply.get_binary()[:400].decode(errors="replace"))
                 raise paramiko.ChannelException(1 if "prohibited" in said else 2, said)
             if (kind, number) != (_SESSION_OPENED, _REQUEST):
-                raise OSError("the ControlMaster gave an answer of an unknown kind")
+                raise OSError("the ControlMaster sent an unknown reply")
         except BaseException:
             stream.close()
             raise
@@ -116,7 +119,7 @@ class ControlMaster:
             _send(control, paramiko.Message().add_int(_HELLO).add_int(_VERSION))
             hello = _receive(control)
             if (hello.get_int(), hello.get_int()) != (_HELLO, _VERSION):
-                raise OSError(f"what listens on {self.path} is no ControlMaster")
+                raise OSError(f"the program behind {self.path} is not a ControlMaster")
         except BaseException:
             control.close()
             raise
@@ -124,7 +127,7 @@ class ControlMaster:
 
 
 def find(endpoint: Endpoint) -> ControlMaster | None:
-    """The open connection to a jump host, if there is one."""
+    """The open connection to a jump host, if any."""
     if endpoint.control_path is None:
         return None
     master = ControlMaster(endpoint, endpoint.control_path)
@@ -139,7 +142,7 @@ def _send(control: socket.socket, message: paramiko.Message) -> None:
 def _receive(control: socket.socket) -> paramiko.Message:
     (size,) = struct.unpack(">I", _exactly(control, 4))
     if size > _MAX_PACKET:
-        raise OSError("the ControlMaster gave an answer that is too long")
+        raise OSError("the ControlMaster sent a reply that is too long")
     return paramiko.Message(_exactly(control, size))
 
 

@@ -1,13 +1,12 @@
-"""Where a host's sshd is and how to talk to it: the cluster file over ssh's configuration over
-defaults, put into one value.
+"""The address of a host's sshd and all options of a connection to it, as one value.
 
-The configuration is what `ssh -G` says. Only where `ssh` cannot be asked is it read here: on a
-machine without `ssh`, or where HOME is not the home folder of the account, which is the only one
-that `ssh` knows.
+The cluster file overrides ssh's configuration, which overrides the defaults. `ssh -G` evaluates
+the configuration. dtrain reads it itself only on a machine without `ssh`, or if HOME is not the
+account's home folder, because `ssh` ignores HOME.
 
-Security-relevant choices: ``StrictHostKeyChecking`` in ssh's configuration can make a launch
-stricter (``yes`` turns ``host_keys: accept-new`` off), never laxer; only the cluster file can
-ask for ``accept-new``, and nothing turns host key checks off.
+Security: ``StrictHostKeyChecking`` in ssh's configuration can make a launch stricter (``yes``
+disables ``host_keys: accept-new``) but never less strict. Only the cluster file can enable
+``accept-new``. Nothing disables host key checks.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 
 @dataclass(frozen=True, slots=True)
 class Algorithms:
-    """What ssh's configuration allows, best first; None is OpenSSH's default."""
+    """The algorithms that ssh's configuration allows, preferred first; None for the default."""
 
     ciphers: tuple[str, ...] | None = None
     macs: tuple[str, ...] | None = None
@@ -55,41 +54,41 @@ class Algorithms:
     host_keys: tuple[str, ...] | None = None
     user_keys: tuple[str, ...] | None = None
     authorities: tuple[str, ...] | None = None
-    """Signatures of certificate authorities."""
+    """Signature algorithms of certificate authorities."""
     rsa_bits: int = 0
-    """The least size of an RSA key."""
+    """Minimum size of an RSA key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One sshd and how to reach and trust it. Equal endpoints can share a connection."""
+    """One sshd, and how to connect to it and verify it. Equal endpoints can share a connection."""
 
     host: str
-    """The host's name in the cluster file, or a jump host's as it was written."""
+    """The host's name in the cluster file, or a jump host's name as configured."""
     address: str
     port: int
     user: str
     identities: tuple[Path, ...]
-    """Key files that are named for this host, in order; they may be missing."""
+    """Key files configured for this host, in order. They may be missing."""
     default_identities: tuple[Path, ...]
-    """Key files to look for when none is named."""
+    """Key files to try if none is configured."""
     identities_first: bool
-    """Whether ``identities`` come before the agent's keys: the cluster file names them."""
+    """Whether to try ``identities`` before the agent's keys: the cluster file sets them."""
     certificates: tuple[Path, ...]
     identities_only: bool
-    """Whether the agent's other keys stay unused."""
+    """Whether to ignore the agent's other keys."""
     agent: str | None
     """The agent's socket."""
     via: Endpoint | None
     """The jump host."""
     proxy_command: str | None
     user_known_hosts: tuple[Path, ...]
-    """Accepted keys are appended to the first."""
+    """dtrain appends accepted keys to the first file."""
     global_known_hosts: tuple[Path, ...]
     revoked_host_keys: tuple[Path, ...]
-    """Files with keys that no host may show."""
+    """Files of revoked host keys."""
     known_names: tuple[str, ...]
-    """What known_hosts may call the host, best first."""
+    """Names of the host in known_hosts, preferred first."""
     accept_new: bool
     hash_known_hosts: bool
     timeout: float
@@ -103,14 +102,14 @@ class Endpoint:
     compression: bool
     algorithms: Algorithms
     batch_mode: bool
-    """Whether dtrain must not ask a person anything."""
+    """Whether dtrain must not ask the user anything."""
     keyboard_interactive: bool
-    """Whether this second factor may be used."""
+    """Whether keyboard-interactive authentication is allowed."""
     control_path: Path | None
-    """Where `ssh` may hold a connection open (ControlMaster)."""
+    """The socket of a connection that `ssh` may hold open (ControlMaster)."""
     custom_known_hosts: bool
     config: Path | None
-    """The ssh configuration that the cluster file names."""
+    """The ssh configuration file set in the cluster file."""
 
     @property
     def place(self) -> str:
@@ -119,7 +118,7 @@ class Endpoint:
 
     @property
     def attempted(self) -> str:
-        """What errors say was being done."""
+        """The attempted action, for error messages."""
         route = f" via {self.via.host}" if self.via else ""
         if self.proxy_command:
             route = " through its ProxyCommand"
@@ -127,7 +126,7 @@ class Endpoint:
 
     @property
     def command(self) -> str:
-        """The ``ssh`` command that makes the same connection, for a person to try."""
+        """The ``ssh`` command that opens the same connection, for the user to try."""
         return " ".join(["ssh", *self._arguments("-p")])
 
     def copy_id(self, key: Path | None) -> str:
@@ -163,10 +162,11 @@ def bracketed(address: str) -> str:
 
 
 class Resolver:
-    """Turns hosts into endpoints, from many threads. ``base`` is what relative paths in the
-    cluster file start from; ``notice`` gets what a person should know about ignored options.
+    """Turns hosts into endpoints. Thread-safe.
 
-    ``ssh`` is the program to ask, None to read the configuration here.
+    Relative paths in the cluster file start at ``base``. ``notice`` receives messages for the
+    user about ignored options. ``ssh`` is the program to query; None reads the configuration
+    without it.
     """
 
     def __init__(
@@ -183,14 +183,14 @@ class Resolver:
         self._home = Path(os.path.expanduser("~"))  # noqa: PTH111 (Path.home() raises)
         account = _account()
         self.query = SshQuery(ssh) if ssh and account else None
-        """Its counters say what the questions to `ssh` cost."""
+        """Its counters measure the cost of running `ssh`."""
         self._ssh_home = Path(account.pw_dir) if account else None
         self._lock = threading.Lock()
         self._configs: dict[Path | None, Config] = {}
 
     def resolve(self, host: Host) -> Endpoint:
-        """Raises ConnectError when ssh's configuration cannot be read, makes no sense or asks
-        for what dtrain does not support."""
+        """Raises ConnectError if ssh's configuration is unreadable, invalid, or needs something
+        that dtrain does not support."""
         try:
             return self._endpoint(host.name, host.address, host.ssh, ())
         except SshConfigError as error:
@@ -198,7 +198,7 @@ class Resolver:
                 host.name,
                 "reading ssh's configuration",
                 str(error),
-                hint=error.hint or f"correct it until `ssh -G {shlex.quote(host.name)}` accepts it",
+                hint=error.hint or f"correct it, and check with `ssh -G {shlex.quote(host.name)}`",
             ) from error
 
     def _endpoint(
@@ -211,13 +211,13 @@ class Resolver:
         for text in check(options):
             self._notice(f"{name}: {text}")
         hostname = options.get("hostname") or name
-        # `address` is for hosts that ssh's configuration gives no name of its own.
+        # `address` applies only if ssh's configuration does not set HostName.
         renamed = canonical(hostname) != canonical(name)
         target = hostname if renamed else address
         port = options.number("port", 22, low=1)
         user = options.get("user") or _local_user()
         alias = options.get("hostkeyalias")
-        # They reach ProxyCommand, and so a shell.
+        # These values reach ProxyCommand, and so a shell.
         require_safe("host name", target, HOST)
         require_safe("HostKeyAlias", alias, HOST)
         require_safe("user name", user, USER)
@@ -229,7 +229,7 @@ class Resolver:
         configured = options.configured("identityfile")
         named = self._key_files(options.all("identityfile") if configured else (), tokens)
         chosen = (self._path(ssh.identity),) if ssh.identity else ()
-        # A jump host has its own keys in ssh's configuration; the cluster's key comes after.
+        # A jump host's own keys from ssh's configuration come before the cluster's key.
         identities = (*named, *chosen) if is_jump else (chosen or named)
         defaults = options.defaults.get("identityfile", [f"~/.ssh/{key}" for key in DEFAULT_KEYS])
         via, proxy_command = self._route(name, ssh, options, tokens, (*seen, name))
@@ -239,14 +239,14 @@ class Resolver:
         checking = options.choice("stricthostkeychecking")
         if checking in {"no", "off"} and ssh.host_keys == "strict":
             self._notice(
-                f"{name}: ssh's configuration says StrictHostKeyChecking no; dtrain checks host "
-                "keys all the same (`host_keys: accept-new` accepts unknown hosts)"
+                f"{name}: ssh's configuration sets StrictHostKeyChecking no, but dtrain always "
+                "checks host keys (`host_keys: accept-new` accepts unknown hosts)"
             )
         methods = options.get("preferredauthentications")
         if methods is not None and "publickey" not in methods.split(","):
             raise SshConfigError(
-                f"PreferredAuthentications {methods} leaves out publickey",
-                "dtrain logs in with keys: add publickey for this host",
+                f"PreferredAuthentications {methods} does not include publickey",
+                "dtrain authenticates with keys: add publickey for this host",
             )
         second_factor = methods is None or "keyboard-interactive" in methods.split(",")
         return Endpoint(
@@ -301,16 +301,16 @@ class Resolver:
         )
 
     def _options(self, name: str, ssh: Ssh, config: Path | None) -> Options:
-        """What `ssh NAME` would use, with what the cluster file sets as its arguments."""
+        """The options of `ssh NAME`, with the settings of the cluster file as arguments."""
         if config and not config.exists():
-            raise SshConfigError(f"{config}: no such file (named by `config` in the cluster)")
+            raise SshConfigError(f"{config}: no such file (`ssh.config` in the cluster file)")
         if ssh.jump and ssh.jump.lower() != "none":
             for spec in ssh.jump.split(","):
                 jump_spec(spec.strip(), name)
         try:
             return self._lookup(name, ssh, config)
         except SshConfigError as error:
-            # `Host *` with `ProxyJump bastion` covers the bastion as well: not for itself.
+            # `Host *` with `ProxyJump bastion` also matches the bastion, which needs no jump.
             if "jumphost loop" not in str(error) or ssh.jump is not None:
                 raise
             options = self._lookup(name, replace(ssh, jump="none"), config)
@@ -318,7 +318,7 @@ class Resolver:
             return replace(options, values=direct)
 
     def _lookup(self, name: str, ssh: Ssh, config: Path | None) -> Options:
-        # ssh takes its home folder from the account, whatever HOME says.
+        # ssh takes the home folder from the account and ignores HOME.
         own_home = config is None and (
             self._home != self._ssh_home or self._system_config != SYSTEM_CONFIG
         )
@@ -346,7 +346,7 @@ class Resolver:
         tokens: Callable[[str], str | None],
         seen: tuple[str, ...],
     ) -> tuple[Endpoint | None, str | None]:
-        """The jump host, or else the command, that leads there."""
+        """The jump host or the ProxyCommand, if any."""
         if ssh.jump and ssh.jump.lower() == "none":
             return None, None
         jumps = options.get("proxyjump") or "none"
@@ -358,8 +358,8 @@ class Resolver:
             user, host, port = jump_spec(spec.strip(), name)
             if host in seen:
                 if ssh.jump is not None:
-                    raise SshConfigError(f"jump host {host} leads to itself")
-                # `Host *` with `ProxyJump bastion` covers the bastion as well: not for itself.
+                    raise SshConfigError(f"jump host {host} is its own jump host")
+                # `Host *` with `ProxyJump bastion` also matches the bastion, which needs no jump.
                 return via, None
             if len(seen) > MAX_JUMPS:
                 raise SshConfigError(f"more than {MAX_JUMPS} jump hosts to reach {seen[0]}")
@@ -373,7 +373,7 @@ class Resolver:
             if path not in self._configs:
                 config = Config()
                 if path is not None:
-                    # Like ssh -F: who names a file trusts it.
+                    # Like ssh -F: the user trusts a file that the cluster file names.
                     config.read(path, self._home, checked=False)
                 else:
                     config.read(self._home / ".ssh" / "config", self._home)
@@ -404,7 +404,7 @@ _FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF
 
 
 def _files(options: Options, keyword: str, *default: str) -> tuple[Path, ...]:
-    """The files of an option that can name several."""
+    """The files of an option that accepts several."""
     if not options.all(keyword):
         return tuple(Path(default[0] + suffix) for suffix in ("", *default[1:])) if default else ()
     names = options.all(keyword)
@@ -413,8 +413,9 @@ def _files(options: Options, keyword: str, *default: str) -> tuple[Path, ...]:
         names = tuple(names[0].split(" "))
         if any(name[:1] not in "/~" for name in names[1:]):
             raise SshConfigError(
-                f"{keyword} {' '.join(names)!r} is ambiguous: a name holds a blank, or is relative",
-                "give absolute names without blanks, or `known_hosts` under `ssh`",
+                f"{keyword} {' '.join(names)!r} is ambiguous: a path contains a space or is "
+                "relative",
+                "use absolute paths without spaces, or set `known_hosts` under `ssh`",
             )
     return tuple(Path(name) for name in names if name.lower() != "none")
 
@@ -429,8 +430,10 @@ def _agent(options: Options) -> str | None:
 
 
 def _known_names(alias: str | None, name: str, address: str, port: int) -> tuple[str, ...]:
-    """ssh looks a host up by alias alone, or by address with port and then without. Where the
-    cluster file gives the address, `ssh gpu01` may have recorded the host's name."""
+    """ssh looks up a host by its alias only, or by its address with the port and then without.
+
+    If the cluster file sets the address, `ssh gpu01` may have recorded the host's name instead.
+    """
     if alias:
         return (alias,)
     names = []
@@ -445,7 +448,7 @@ def _local_user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        # A container may run under a number that no account has.
+        # A container may run with a uid that has no account.
         return str(os.getuid())
 
 

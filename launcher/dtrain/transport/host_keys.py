@@ -1,12 +1,11 @@
-"""Host keys: what known_hosts files say, and whether a server's key is acceptable.
+"""Checks a server's host key against the known_hosts files.
 
-A host that is known must prove one of the keys that it is known by. A key of another type does
-not count as "new", as it does for ssh: whoever sits in between could otherwise offer a type
-that was never recorded.
+A known host must present one of its recorded keys. Unlike ssh, dtrain does not treat a key of
+another type as "new": otherwise a man in the middle could offer a type that was never recorded.
 
-A certificate from an authority of the host (``@cert-authority``) proves the host as well. When
-the certificate is not valid, its key still counts like a key without a certificate, as for ssh,
-with one exception: ``host_keys: accept-new`` does not accept it.
+A certificate from an authority of the host (``@cert-authority``) also proves its identity. If the
+certificate is invalid, its key counts like a key without a certificate, as in ssh, with one
+exception: ``host_keys: accept-new`` does not accept it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _PREFERENCE = {
     "ecdsa-sha2-nistp521": ("ecdsa-sha2-nistp521",),
     "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
 }
-"""Signature algorithms of each key type, in the order in which unknown hosts are asked."""
+"""Signature algorithms of each key type, in the order to request from unknown hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +51,25 @@ class _Line:
     def place(self) -> str:
         return f"{self.file}:{self.number}"
 
-    def is_about(self, name: str) -> bool:
+    def covers(self, name: str) -> bool:
         if self.names[0].startswith("|1|"):
             return _hash_matches(self.names[0], name.lower())
         return matches(name, self.names)
 
 
 class KnownHosts:
-    """The known_hosts files of a launch; read again only when they change."""
+    """The known_hosts files of a launch. Reads a file again only if it changes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._files: dict[Path, tuple[tuple[int, int, int], tuple[_Line, ...]]] = {}
 
     def algorithms(self, endpoint: Endpoint) -> tuple[str, ...]:
-        """Host key algorithms to ask for. Those of known keys come first, so that a server with
-        several keys shows one that can be checked; certificates come before all keys where the
-        host has an authority."""
+        """Host key algorithms to request, preferred first.
+
+        The algorithms of known keys come first, so that a server with several keys presents a
+        known one. If the host has an authority, certificates come before all keys.
+        """
         known = [line.key.kind for line in self._known(endpoint)]
         plain = tuple(
             algorithm
@@ -81,7 +82,7 @@ class KnownHosts:
     def check(self, endpoint: Endpoint, key: HostKey) -> str:
         """Accept ``key`` with its certificate, or raise HostKeyError.
 
-        Returns what a person should be told: where an accepted new key was written, or "".
+        Returns a notice for the user if a new key was accepted and recorded, else "".
         """
         self._refuse_revoked(endpoint, key)
         fault = ""
@@ -100,7 +101,7 @@ class KnownHosts:
             raise HostKeyError(
                 endpoint.host,
                 endpoint.attempted,
-                f"{fault}; its key is unknown as well: {key}",
+                f"{fault}; its key is also unknown: {key}",
                 hint=_certificate_hint(endpoint, key),
             )
         if not endpoint.accept_new:
@@ -113,16 +114,16 @@ class KnownHosts:
             if line.marker != "@revoked":
                 continue
             if line.key.blob == key.blob:
-                what, whose = f"its host key {key}", "the host"
+                what, owner = f"its host key {key}", "the host"
             elif authority and line.key.blob == authority.blob:
-                what, whose = f"the CA of its {key.certificate}", "the CA"
+                what, owner = f"the CA of its {key.certificate}", "the CA"
             else:
                 continue
             raise HostKeyError(
                 endpoint.host,
                 endpoint.attempted,
                 f"{what} is revoked ({line.place})",
-                hint=f"do not connect; ask whoever runs {whose} for its new key",
+                hint=f"do not connect; ask the administrator of {owner} for its new key",
             )
 
     def _changed(
@@ -130,13 +131,13 @@ class KnownHosts:
     ) -> HostKeyError:
         same_kind = [line for line in known if line.key.kind == key.kind]
         line = (same_kind or known)[0]
-        name = next(name for name in endpoint.known_names if line.is_about(name))
+        name = next(name for name in endpoint.known_names if line.covers(name))
         return HostKeyError(
             endpoint.host,
             endpoint.attempted,
-            f"its host key has changed: it is known by {line.key} ({line.place}) "
-            f"and now shows {key}" + (f"; {fault}" if fault else ""),
-            hint="someone may be intercepting the connection. If the host was reinstalled, "
+            f"its host key has changed: known_hosts has {line.key} ({line.place}), "
+            f"but the server has {key}" + (f"; {fault}" if fault else ""),
+            hint="the connection may be intercepted. If the host was reinstalled, "
             f"check the new fingerprint on it and remove the old key: "
             f"ssh-keygen -f {line.file} -R '{name}'",
         )
@@ -144,14 +145,14 @@ class KnownHosts:
     def _unknown(self, endpoint: Endpoint, key: HostKey) -> HostKeyError:
         reason = f"its host key is unknown: {key}"
         if authorities := self._authorities(endpoint):
-            reason += f"; it shows no certificate from the CA in {authorities[0][1].place}"
+            reason += f"; it has no certificate from the CA in {authorities[0][1].place}"
         return HostKeyError(
             endpoint.host,
             endpoint.attempted,
             reason,
-            hint=f"compare the fingerprint while you run `{endpoint.command}` once, or set "
-            "`host_keys: accept-new` under `ssh` in the cluster file to accept keys of hosts "
-            "that are not known yet",
+            hint=f"run `{endpoint.command}` once and compare the fingerprint, or set "
+            "`host_keys: accept-new` under `ssh` in the cluster file to accept the keys of "
+            "unknown hosts",
         )
 
     def _accept(self, endpoint: Endpoint, key: HostKey) -> str:
@@ -162,7 +163,7 @@ class KnownHosts:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
             with os.fdopen(descriptor, "r+b") as file:
-                # Other threads, and other launches, may be accepting keys at this moment.
+                # Other threads and other launches may accept keys at the same time.
                 fcntl.flock(file, fcntl.LOCK_EX)
                 known = self._known(endpoint)
                 if any(line.key.blob == key.blob for line in known):
@@ -179,33 +180,31 @@ class KnownHosts:
             raise HostKeyError(
                 endpoint.host,
                 endpoint.attempted,
-                f"its new host key cannot be recorded in {path}: {error.strerror}",
-                hint="make the file writable, or name another one as `known_hosts`",
+                f"cannot record its new host key in {path}: {error.strerror}",
+                hint="make the file writable, or set `known_hosts` under `ssh` to another file",
             ) from error
-        return f"{endpoint.host}: accepted the new host key {key} into {path}"
+        return f"{endpoint.host}: accepted the new host key {key} and recorded it in {path}"
 
     def _known(self, endpoint: Endpoint) -> list[_Line]:
-        """The keys that the host is known by, under the best of its names that has any."""
+        """The recorded keys of the host, for the first of its names that has any."""
         lines = [line for line in self._lines(endpoint) if not line.marker]
         for name in endpoint.known_names:
-            if found := [line for line in lines if line.is_about(name)]:
+            if found := [line for line in lines if line.covers(name)]:
                 return found
         return []
 
     def _authorities(self, endpoint: Endpoint) -> list[tuple[str, _Line]]:
-        """Each name of the host, without its port, with each authority that may vouch for it.
+        """Each name of the host, without its port, with each authority that may certify it.
 
-        A line with a key is about one host, so the cluster's own name for that host serves too.
-        An authority vouches for many, so the name has to be the one that ssh would check.
+        A line with a key covers one host, so the host's name in the cluster file is good enough.
+        An authority certifies many hosts, so the name must be the one that ssh checks.
         """
         lines = [line for line in self._lines(endpoint) if line.marker == "@cert-authority"]
         names = {name: re.sub(r"^\[(.*)\]:\d+$", r"\1", name) for name in endpoint.known_names}
         address = endpoint.address.lower()
         if address in names:  # Otherwise HostKeyAlias replaces it.
             names = {name: bare for name, bare in names.items() if bare == address}
-        return [
-            (bare, line) for name, bare in names.items() for line in lines if line.is_about(name)
-        ]
+        return [(bare, line) for name, bare in names.items() for line in lines if line.covers(name)]
 
     def _lines(self, endpoint: Endpoint) -> list[_Line]:
         files = dict.fromkeys((*endpoint.user_known_hosts, *endpoint.global_known_hosts))
@@ -215,8 +214,8 @@ class KnownHosts:
             raise HostKeyError(
                 endpoint.host,
                 endpoint.attempted,
-                f"{error.filename} cannot be read: {error.strerror}",
-                hint="make it readable: dtrain checks every host's key",
+                f"cannot read {error.filename}: {error.strerror}",
+                hint="make it readable: dtrain needs it to check host keys",
             ) from error
 
     def _read(self, path: Path) -> tuple[_Line, ...]:
@@ -237,7 +236,7 @@ class KnownHosts:
 def _fault(
     certificate: Certificate, authorities: list[tuple[str, _Line]], signatures: tuple[str, ...]
 ) -> str:
-    """Why a certificate proves none of the names of a host, or ""."""
+    """Why a certificate is valid for none of a host's names, or ""."""
     now = time.time()
     fault = ""
     for name, line in authorities:
@@ -247,18 +246,19 @@ def _fault(
                 return ""
             fault = fault or problem
     places = ", ".join(dict.fromkeys(line.place for _, line in authorities))
-    return fault or f"its CA is not among those of this host ({places})"
+    return fault or f"its CA is not a CA of this host ({places})"
 
 
 def _certificate_hint(endpoint: Endpoint, key: HostKey) -> str:
     if key.certificate and endpoint.host in key.certificate.principals:
         return (
-            f"if that is the host, write `HostKeyAlias {endpoint.host}` for it in ~/.ssh/config, "
-            "or make the name its `address`"
+            f"if this is the right host, set `HostKeyAlias {endpoint.host}` for it in "
+            "~/.ssh/config, or set its `address` to that name"
         )
     return (
-        "whoever runs the host has to replace its certificate (ssh-keygen -s CA -h -I ID -n NAMES "
-        f"KEY.pub), unless the @cert-authority line is wrong; see what `{endpoint.command}` says"
+        "the administrator of the host must replace its certificate (ssh-keygen -s CA -h -I ID -n "
+        "NAMES KEY.pub), or the @cert-authority line is wrong; compare with the output of "
+        f"`{endpoint.command}`"
     )
 
 

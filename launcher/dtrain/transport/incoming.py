@@ -1,4 +1,4 @@
-"""What a program on a host writes to its stdout, read with limits."""
+"""Reads the stdout of a program on a host, with limits."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.transport.contract import RemoteProcess
 
 MAX_NOISE = 1 << 20
-"""Bytes that a login shell may print before the program's first word."""
+"""Bytes that a login shell may print before the program's own output."""
 KEPT = 1 << 16
-"""Bytes of them that are kept, to explain why a program did not start."""
+"""Bytes of that output to keep, to explain why a program did not start."""
 
 
 class Incoming:
-    """Reads a program's stdout piece by piece. Used by one thread at a time.
+    """Reads a program's stdout piece by piece. Not thread-safe.
 
-    Reading takes linear time and memory within the limits that the caller gives.
+    Time is linear, and memory stays within the caller's limits.
     """
 
     def __init__(self, process: RemoteProcess) -> None:
@@ -23,7 +23,7 @@ class Incoming:
 
     @property
     def rest(self) -> bytes:
-        """The end of what has come and was not returned."""
+        """The end of the received bytes that no method has returned."""
         return bytes(self._unread[-KEPT:])
 
     def preamble(self, mark: bytes) -> None:
@@ -32,14 +32,14 @@ class Incoming:
             self.until(mark, MAX_NOISE)
         except ProtocolError:
             raise ProtocolError(
-                f"it printed {MAX_NOISE >> 20} MiB, but not what dtrain's program prints first"
+                f"it printed {MAX_NOISE >> 20} MiB, but not the preamble of dtrain's program"
             ) from None
 
     def until(self, mark: bytes, limit: int) -> bytes:
-        """The bytes before ``mark``, which is skipped.
+        """The bytes before ``mark``. Skips ``mark``.
 
-        Raises EOFError when the program ends before that, ProtocolError when there are more than
-        ``limit`` bytes, and ConnectError when the connection breaks.
+        Raises EOFError if the program ends before ``mark``, ProtocolError after more than
+        ``limit`` bytes, and ConnectError if the connection is lost.
         """
         searched = 0
         while (at := self._unread.find(mark, searched)) < 0:

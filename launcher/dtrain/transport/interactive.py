@@ -1,8 +1,8 @@
-"""Keyboard-interactive authentication (RFC 4256): a server asks and a person answers.
+"""Keyboard-interactive authentication (RFC 4256): the server asks, the user answers.
 
-The questions come from a server that may be hostile, so their number and length have limits,
-control characters are removed, and each line that a person sees starts with the user and the
-host: a server cannot pass its question off as one of dtrain's own.
+The server may be hostile. So the number and length of its questions have limits, control
+characters are removed, and each displayed line starts with ``user@host``: a server cannot
+imitate a question of dtrain itself.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from dtrain.framing import clean
 from dtrain.transport.questions import Ask, NoLongerWantedError
 
 MAX_ROUNDS = 10
-"""Requests in one attempt. Each can hold several questions."""
+"""Requests in one attempt. Each request can contain several questions."""
 MAX_PROMPTS = 8
 MAX_TEXT = 4096
-"""Bytes that are read of one text."""
+"""Bytes read of each text from the server."""
 MAX_LINES = 40
 MAX_LINE = 200
 RESPONSE_TIMEOUT = 120.0
-"""Seconds for the server to judge an answer. It may wait for a person's phone. sshd's own limit
-for a login (LoginGraceTime) is the same."""
+"""Seconds for the server to verify an answer: it may wait for a confirmation on a phone. sshd's
+own limit for a login (LoginGraceTime) is the same."""
 
 
 class InteractionError(Exception):
-    """The questions did not lead to a login; the message says why."""
+    """The questions did not lead to a login. The message contains the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
     introduction: bytes
     prompts: tuple[tuple[bytes, bool], ...]
-    """Each question with whether the answer may be shown."""
+    """Each question, and whether the terminal may show the answer."""
 
 
 class Interaction(AuthHandler):
-    """One attempt. ``who`` starts each line that a person sees.
+    """One attempt. Each displayed line starts with ``who``.
 
-    paramiko asks in the thread that runs the connection. Here that thread only passes requests
-    on, so that the end of the connection is noticed while a person types.
+    paramiko asks in the thread that runs the connection. Here that thread only forwards requests,
+    so dtrain detects the end of the connection while the user types.
     """
 
     def __init__(self, transport: paramiko.Transport, who: str) -> None:
@@ -54,13 +54,13 @@ class Interaction(AuthHandler):
         self._who = who
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self.asked = 0
-        """Questions that a person was asked."""
+        """Number of questions that the user answered or declined."""
 
     def run(self, user: str, ask: Ask, timeout: float) -> list[str]:
-        """Returns the methods that the server wants in addition: none when the user is logged in.
-        ``timeout`` is for the server's first response.
+        """Returns the methods that the server requires in addition; none if the user is logged in.
+        ``timeout`` limits the wait for the server's first response, in seconds.
 
-        Raises InteractionError when the person or the limits end it, and otherwise what
+        Raises InteractionError if the user gives no answer or a limit is exceeded, and what
         paramiko's ``auth_interactive`` raises.
         """
         finished = threading.Event()
@@ -100,7 +100,7 @@ class Interaction(AuthHandler):
             raise EOFError from None
         self.asked += 1
         if answer is None and self.transport.is_active():
-            raise InteractionError("nobody answered")
+            raise InteractionError("the user gave no answer")
         if answer is None:
             raise EOFError
         return answer
@@ -131,13 +131,13 @@ class Interaction(AuthHandler):
         self._requests.put(None)
 
     def abort(self) -> None:
-        """Called when the connection ends."""
+        """paramiko calls this when the connection ends."""
         super().abort()
         self._requests.put(None)
 
 
 def _lines(text: bytes) -> list[str]:
-    """The lines of a server's text, as they may be shown."""
+    """The lines of a server's text, safe to display."""
     lines = re.split(r"\r\n|\r|\n", text.decode(errors="replace"))
     shown = [clean(line)[:MAX_LINE] for line in lines[:MAX_LINES]]
     return [line for line in shown if line.strip()]

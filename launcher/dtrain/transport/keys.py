@@ -1,7 +1,7 @@
-"""The user's keys: files, their passphrases, and the ssh agent's.
+"""The user's keys: key files with their passphrases, and the keys of the ssh agent.
 
-A passphrase is asked for at most once per key and launch (a wrong one three times), and only
-for a key that the server has said it would accept. It is never stored: the decrypted key is.
+dtrain asks for a passphrase at most once per key and launch (three times if it is wrong), and
+only for a key that the server would accept. It keeps the decrypted key, never the passphrase.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from dtrain.transport.server_key import CERTIFICATE_SUFFIX, fingerprint
 
 PASSPHRASE_TRIES = 3
 MAX_SIZE = 1 << 20
-"""Bytes of a key file."""
+"""Maximum size of a key file, in bytes."""
 AGENT_TIMEOUT = 60.0
-"""Seconds for one answer of the agent: a person may have to touch a key or confirm."""
+"""Seconds for one reply of the agent: the user may have to touch a key or confirm."""
 
 _RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 _MAGIC = b"openssh-key-v1\x00"
@@ -55,7 +55,7 @@ _FORMATS: dict[type, tuple[type[paramiko.PKey], PrivateFormat]] = {
 
 
 class UnusableKeyError(Exception):
-    """A key that cannot be used; the message says why, in a few words."""
+    """A key that cannot be used. The message is the reason, in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class OfferedKey:
     """A key to offer to a server."""
 
     label: str
-    """What messages call it: a path, or the agent's comment, with the fingerprint."""
+    """The name in messages: the path or the agent's comment, with the fingerprint."""
     public: PublicKey | None
-    """None when only decrypting the file would tell."""
+    """None if it is known only after decryption."""
     load: Callable[[], paramiko.PKey]
     """The key itself, ready to sign. May ask for a passphrase; raises UnusableKeyError."""
     needs_passphrase: Callable[[], bool]
@@ -83,7 +83,8 @@ class OfferedKey:
 class Keyring:
     """The keys of one launch, shared by all its connections.
 
-    ``ask`` asks a person for a passphrase; without it encrypted keys are left to the agent.
+    ``ask`` asks the user for a passphrase. If it is None, encrypted keys are usable only through
+    the agent.
     """
 
     def __init__(self, ask: Ask | None) -> None:
@@ -94,12 +95,12 @@ class Keyring:
         self._prompting = threading.Lock()
 
     def candidates(self, endpoint: Endpoint) -> tuple[list[OfferedKey], list[str]]:
-        """Keys in the order in which to offer them, and why others are left out.
+        """Keys in the order to offer them, and why other keys are left out.
 
-        A key that the cluster file names comes first: a server hangs up after a few refused
-        keys, so a well-filled agent must not use up the tries. Otherwise the order is that of
-        ssh: certificates of CertificateFile, named keys that the agent holds, its other keys, then
-        the remaining files.
+        A key set in the cluster file comes first: a server disconnects after a few refused keys,
+        so an agent with many keys must not use up the attempts. Otherwise the order is ssh's:
+        certificates of CertificateFile, configured keys that the agent holds, the agent's other
+        keys, then the remaining files.
         """
         left_out: list[str] = []
         agent = self._agent(endpoint.agent, left_out)
@@ -159,7 +160,7 @@ class Keyring:
         if isinstance(file, UnusableKeyError):
             public = _public_file(path)
             if public and public.blob in offered:
-                # Only the public half is here: IdentityFile then picks a key of the agent.
+                # Only the public key file exists: IdentityFile then selects a key of the agent.
                 held = offered[public.blob]
                 yield from _certified(held, str(path), _certificates(path, endpoint))
                 yield _agent_candidate(held, str(path))
@@ -177,9 +178,10 @@ class Keyring:
                 if public and _certifies(public, file.public):
                     yield self._candidate(file, public)
         if file.encrypted and file.key is None and (self._ask is None or endpoint.batch_mode):
-            why = "there is no terminal to ask" if self._ask is None else "BatchMode forbids asking"
+            why = "without a terminal" if self._ask is None else "with BatchMode"
             left_out.append(
-                f"{_label(str(path), file.public)}: encrypted, and {why} for its passphrase"
+                f"{_label(str(path), file.public)}: encrypted, and dtrain cannot ask for its "
+                f"passphrase {why}"
             )
             return
         yield self._candidate(file, file.public)
@@ -201,7 +203,7 @@ class Keyring:
         )
 
     def _unlock(self, file: _KeyFile) -> paramiko.PKey:
-        # One prompt at a time, and whoever waited for it finds the key decrypted.
+        # One prompt at a time. Threads that wait for it then find the key decrypted.
         with self._prompting if file.encrypted else file.lock:
             if file.failure:
                 raise file.failure
@@ -216,17 +218,17 @@ class Keyring:
 
     def _decrypt(self, file: _KeyFile) -> paramiko.PKey:
         if self._ask is None:
-            raise UnusableKeyError("encrypted, and there is no terminal to ask for its passphrase")
+            raise UnusableKeyError("encrypted, and there is no terminal to ask for a passphrase")
         prompt = f"Passphrase for {file.path}: "
         for _ in range(PASSPHRASE_TRIES):
             passphrase = self._ask(prompt)
             if not passphrase:
-                raise UnusableKeyError("encrypted, and no passphrase was given")
+                raise UnusableKeyError("encrypted, and the user gave no passphrase")
             try:
                 return file.load(passphrase)
             except UnusableKeyError:
-                prompt = f"That was not it. Passphrase for {file.path}: "
-        raise UnusableKeyError(f"encrypted, and {PASSPHRASE_TRIES} wrong passphrases were given")
+                prompt = f"Wrong passphrase. Passphrase for {file.path}: "
+        raise UnusableKeyError(f"encrypted, and {PASSPHRASE_TRIES} passphrases were wrong")
 
     def _file(self, path: Path) -> _KeyFile | UnusableKeyError:
         with self._lock:
@@ -253,8 +255,8 @@ class Keyring:
 
 
 class _KeyFile:
-    """A private key file. Raises UnusableKeyError when it is missing, is open to others or is
-    not a key."""
+    """A private key file. Raises UnusableKeyError if it is missing, accessible by other users, or
+    not a private key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -273,10 +275,10 @@ class _KeyFile:
         header = re.search(r"-----BEGIN ([A-Z ]*)PRIVATE KEY-----", text)
         if not header:
             raise UnusableKeyError("not a private key")
-        # OpenSSH's rule: a key of another owner is that owner's business.
+        # As in OpenSSH, the rule applies only to the user's own files.
         if status.st_uid == os.getuid() and status.st_mode & 0o077:
             raise UnusableKeyError(
-                f"its mode {status.st_mode & 0o777:04o} lets others use it: "
+                f"its mode {status.st_mode & 0o777:04o} gives other users access: "
                 f"chmod 600 {shlex.quote(str(path))}"
             )
         if header[1] == "OPENSSH ":
@@ -289,8 +291,8 @@ class _KeyFile:
             self.public = PublicKey(self.key.get_name(), self.key.asbytes())
 
     def load(self, passphrase: str | None) -> paramiko.PKey:
-        """paramiko's own loader misreads some keys without a comment and knows few formats, so
-        the cryptography package loads and paramiko gets the plain form, in memory."""
+        """Load the key with the cryptography package, and pass it to paramiko unencrypted, in
+        memory. paramiko's loader misreads some keys without a comment and supports few formats."""
         password = None if passphrase is None else passphrase.encode()
         try:
             data = self._data
@@ -301,15 +303,15 @@ class _KeyFile:
             plain = loaded.private_bytes(Encoding.PEM, form, NoEncryption())
             return key_class.from_private_key(io.StringIO(plain.decode()))
         except Exception as error:  # noqa: BLE001 (a wrong passphrase fails in a dozen ways)
-            # Nothing of the cause is kept: it could hold the passphrase.
-            what = "of a kind that only the ssh agent can use (ssh-add)"
+            # Drop the cause: it could contain the passphrase.
+            what = "dtrain can use this type of key only through the ssh agent (ssh-add)"
             if not isinstance(error, (StopIteration, UnsupportedAlgorithm)):
                 what = f"cannot be loaded ({type(error).__name__})"
             raise UnusableKeyError(what) from None
 
 
 class _Agent(AgentSSH):
-    """One connection to an ssh agent, shared: requests are answered in order, one at a time."""
+    """A shared connection to an ssh agent. It sends one request at a time."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -333,9 +335,12 @@ class _Agent(AgentSSH):
 
 
 class _SigningKey(AgentKey):
-    """An agent's key. paramiko signs in the thread that runs the connection, where an agent
-    that declines (or is locked) would end it; an empty signature is refused by the server
-    instead, and the next key gets its turn."""
+    """An agent's key.
+
+    paramiko signs in the thread that runs the connection, so an error of the agent (it is locked,
+    or the user declines) would end the connection. Instead this returns an empty signature. The
+    server refuses that, and the next key is tried.
+    """
 
     def sign_ssh_data(self, data: object, algorithm: str | None = None) -> object:  # type: ignore[override]
         try:
@@ -354,7 +359,7 @@ def _agent_candidate(key: AgentKey, name: str, certificate: PublicKey | None = N
 
 
 def _certified(key: AgentKey, name: str, certificates: Iterable[Path]) -> Iterator[OfferedKey]:
-    """A key that the agent holds with each certificate for it that is in a file."""
+    """The agent's key with each certificate for it among the files."""
     plain = PublicKey(key.name, key.blob)
     for path in certificates:
         public = _read_public(path)
@@ -363,7 +368,7 @@ def _certified(key: AgentKey, name: str, certificates: Iterable[Path]) -> Iterat
 
 
 def _certificates(path: Path, endpoint: Endpoint) -> tuple[Path, ...]:
-    """Where certificates for the key in ``path`` may be."""
+    """Files that may contain certificates for the key in ``path``."""
     return (Path(f"{path}-cert.pub"), *endpoint.certificates)
 
 
@@ -375,12 +380,12 @@ def _label(name: str, public: PublicKey | None) -> str:
 
 
 def _openssh_header(text: str) -> tuple[PublicKey | None, bool]:
-    """The public key, which is never encrypted, and whether the private one is."""
+    """The public key, which is never encrypted, and whether the private key is encrypted."""
     body = re.search(r"BEGIN OPENSSH PRIVATE KEY-----(.*?)-----END", text, re.DOTALL)
     try:
         data = base64.b64decode(body[1] if body else "")
         if not data.startswith(_MAGIC):
-            raise UnusableKeyError("a damaged private key")
+            raise UnusableKeyError("the private key is malformed")
         message = paramiko.Message(data[len(_MAGIC) :])
         cipher = message.get_text()
         message.get_binary()
@@ -389,7 +394,7 @@ def _openssh_header(text: str) -> tuple[PublicKey | None, bool]:
         blob = message.get_binary()
         return PublicKey(paramiko.Message(blob).get_text(), blob), cipher != "none"
     except (binascii.Error, struct.error, UnicodeDecodeError):
-        raise UnusableKeyError("a damaged private key") from None
+        raise UnusableKeyError("the private key is malformed") from None
 
 
 def _public_file(path: Path) -> PublicKey | None:
@@ -405,7 +410,7 @@ def _read_public(path: Path) -> PublicKey | None:
 
 
 def _certifies(certificate: PublicKey, key: PublicKey) -> bool:
-    """Whether a certificate is for this key: it repeats the key's numbers after a nonce."""
+    """Whether a certificate is for this key: it repeats the key's fields after a nonce."""
     if not certificate.kind.endswith(CERTIFICATE_SUFFIX):
         return False
     try:
@@ -422,7 +427,7 @@ def _certifies(certificate: PublicKey, key: PublicKey) -> bool:
 
 
 def _not_allowed(public: PublicKey | None, allowed: Algorithms) -> str:
-    """Why ssh's configuration excludes a key, or nothing."""
+    """Why ssh's configuration excludes a key, or ""."""
     if not public:
         return ""
     kinds = {public.kind}
@@ -434,7 +439,7 @@ def _not_allowed(public: PublicKey | None, allowed: Algorithms) -> str:
         try:
             bits = paramiko.RSAKey(data=public.blob).get_bits()
         except (paramiko.SSHException, ValueError, struct.error):
-            return "a damaged public key"
+            return "the public key is malformed"
         if bits < allowed.rsa_bits:
             return f"its {bits} bits are less than RequiredRSASize {allowed.rsa_bits}"
     return ""

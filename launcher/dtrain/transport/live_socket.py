@@ -1,12 +1,12 @@
-"""A socket that knows when its peer has fallen silent.
+"""A socket that detects a dead peer.
 
-paramiko's own keepalive does not find a dead peer: it asks for no answer, it is put off by
-every write (a launcher that pings each host would put it off for ever), and a thread that is
-blocked in a write waits without limit. TCP does not know either how a connection through a jump
-host or a command is doing, nor whether an sshd whose kernel still answers is alive. So every
-connection, whatever it runs over, counts here when bytes last came; when none came for a while it
-asks for a sign of life, which every SSH server must answer; and when none follows, all reads and
-writes fail. Both the reading thread and blocked writers look, so it does not matter who waits.
+paramiko's own keepalive does not detect one: it requests no reply, every write postpones it (a
+launcher that pings each host postpones it forever), and a thread that blocks in a write waits
+without limit. TCP cannot detect a dead sshd on a live kernel, or a broken connection behind a
+jump host or a ProxyCommand. So every connection records here when it last received bytes. After
+a silent interval it sends a keepalive request, which every SSH server must answer. If no bytes
+follow, all reads and writes fail. The reading thread and blocked writers both check this, so it
+does not matter which of them waits.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Protocol
 
 READ_SIZE = 1 << 18
 POLL = 1.0
-"""Seconds between looks at a silent connection; paramiko's own 0.1 would cost a launcher with
-hundreds of idle hosts a good part of a core."""
+"""Seconds between checks of a silent connection. paramiko's own 0.1 s would cost a launcher with
+hundreds of idle hosts a large part of a core."""
 
 
 class ByteStream(Protocol):
-    """What a connection runs over: a TCP socket, a paramiko channel, or a command's socket."""
+    """What a connection runs over: a TCP socket, a paramiko channel, or a ProxyCommand's socket."""
 
     def send(self, data: bytes, /) -> int: ...
     def recv(self, size: int, /) -> bytes: ...
@@ -34,7 +34,7 @@ class ByteStream(Protocol):
 
 
 class LiveSocket:
-    """Wraps ``stream`` for paramiko's Transport. ``watch`` starts the watching."""
+    """Wraps ``stream`` for paramiko's Transport. `watch` starts the checks."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
@@ -46,13 +46,13 @@ class LiveSocket:
         self._ask: Callable[[], None] | None = None
         self._closed = False
         self.greeting = b""
-        """The first bytes that came: a server that turns a client away may say why."""
+        """The first bytes received. A server that rejects a client may give the reason there."""
         self.silence = ""
-        """How the connection was given up, once it was."""
+        """Why the connection was closed as dead; empty while it is not."""
 
     def watch(self, interval: float, count: int, ask: Callable[[], None]) -> None:
-        """From now on call ``ask`` after each ``interval`` seconds of silence, and give the
-        connection up after ``count`` of them."""
+        """From now on call ``ask`` after each ``interval`` seconds of silence, and fail after
+        ``count`` such intervals in a row."""
         self._heard = self._asked = time.monotonic()
         self._interval, self._limit, self._ask = interval, interval * count, ask
         self.settimeout(POLL)
@@ -75,24 +75,24 @@ class LiveSocket:
             self._heard = time.monotonic()
             if len(self.greeting) < 256:
                 self.greeting += data[:256]
-            # paramiko reads a packet's first block and the rest one by one: two system calls
-            # (or two moves of a channel's whole buffer) for each, without this buffer.
+            # paramiko reads the first block of a packet, then the rest. Without this buffer each
+            # packet costs two system calls, or two copies of a channel's whole buffer.
             self._buffer = memoryview(data)
         piece, self._buffer = self._buffer[:size], self._buffer[size:]
         return bytes(piece)
 
     def settimeout(self, seconds: float | None) -> None:
-        """paramiko asks for 0.1 s; closing wakes a reader here, so rare looks are enough."""
+        """paramiko requests 0.1 s. `close` wakes a reader here, so longer timeouts are enough."""
         poll = min(POLL, self._interval / 2) if self._interval else POLL
         self._stream.settimeout(poll)
 
     def close(self) -> None:
         self._closed = True
         if isinstance(self._stream, socket.socket):
-            # A thread that sleeps in recv is woken by this, and not by close.
+            # close() does not wake a thread that sleeps in recv; shutdown() does.
             with suppress(OSError):
                 self._stream.shutdown(socket.SHUT_RDWR)
-        # A channel says goodbye over the jump host's connection, which may be gone already.
+        # A channel sends its close over the jump host's connection, which may be broken already.
         with suppress(Exception):
             self._stream.close()
 
@@ -102,7 +102,7 @@ class LiveSocket:
     def _check(self) -> None:
         silent = time.monotonic() - self._heard
         if self._limit and silent > self._limit:
-            self.silence = f"no sign of life for {self._limit:g} s"
+            self.silence = f"no response for {self._limit:g} s"
             raise ConnectionAbortedError(errno.ECONNABORTED, self.silence)
 
     def _ask_if_due(self) -> None:

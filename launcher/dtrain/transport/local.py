@@ -1,4 +1,4 @@
-"""Hosts that are this machine: commands run as subprocesses."""
+"""The transport for this machine: commands run as subprocesses."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dtrain.spec.model import Host
 from dtrain.transport.tail import Tail
 
 STDERR_GRACE = 2.0
-"""Seconds that `wait` gives stderr to end after the command did: something that the command left
-behind may hold it open for ever."""
+"""Seconds that `wait` waits for the end of stderr after the command exits. A background process
+of the command may hold stderr open forever."""
 
 
 class LocalTransport:
@@ -26,7 +26,7 @@ class LocalTransport:
         return LocalConnection(host.name)
 
     def close(self) -> None:
-        """Nothing is shared between local connections."""
+        """Does nothing: local connections share nothing."""
 
 
 class LocalConnection:
@@ -37,7 +37,7 @@ class LocalConnection:
         self._closed = False
 
     def start(self, command: str) -> LocalProcess:
-        """Raises ConnectError when this machine cannot start another process."""
+        """Raises ConnectError if this machine cannot start another process."""
         with self._lock:
             if self._closed:
                 raise ConnectError(self._host, "starting a command", "the connection is closed")
@@ -72,9 +72,9 @@ class LocalConnection:
 class LocalProcess:
     """A command in its own session, so that Ctrl-C on the terminal does not reach it.
 
-    A thread that sleeps in read(2) or write(2) is not woken when another closes the descriptor.
-    So each sleeps in poll(2) instead, with ``_let_go`` beside its pipe, and a pipe is closed only
-    under the lock of whoever uses it.
+    Closing a descriptor does not wake a thread that sleeps in read(2) or write(2) on it. So each
+    thread sleeps in poll(2) on its pipe and on ``_close_reader``, and `close` takes the lock of
+    each pipe before it closes that pipe.
     """
 
     def __init__(self, command: str) -> None:
@@ -91,7 +91,7 @@ class LocalProcess:
         self._stdout = self._popen.stdout
         self._stderr = self._popen.stderr
         os.set_blocking(self._stdin.fileno(), False)
-        self._let_go, self._letting_go = os.pipe()
+        self._close_reader, self._close_writer = os.pipe()
         self._closed = False
         self._close_lock = threading.Lock()
         self._read_lock = threading.Lock()
@@ -143,18 +143,18 @@ class LocalProcess:
             if self._closed:
                 return
             self._closed = True
-        os.close(self._letting_go)
+        os.close(self._close_writer)
         with self._write_lock:
             self._stdin.close()
         with self._read_lock:
             self._stdout.close()
         self._drain.join()
-        os.close(self._let_go)
+        os.close(self._close_reader)
 
     def _ready(self, pipe: object, event: int) -> bool:
-        """Wait until ``pipe`` can be used; False once the process was let go of."""
+        """Wait until ``pipe`` is ready. Returns False after `close`."""
         poll = select.poll()
-        poll.register(self._let_go, select.POLLIN)
+        poll.register(self._close_reader, select.POLLIN)
         poll.register(pipe, event)  # type: ignore[arg-type]
         poll.poll()
         return not self._closed

@@ -1,4 +1,4 @@
-"""Starting dtrain's own programs on a host, and why one did not start."""
+"""Starts dtrain's programs on a host, and explains why one did not start."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dtrain.node.programs import boot_command, program
 from dtrain.transport.contract import Connection, RemoteProcess
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
-"""What a shell exits with."""
+"""Exit statuses of a shell."""
 END = 5.0
-"""Seconds for a program to end after the end of its output."""
+"""Seconds to wait for a program to exit after the end of its output."""
 MAX_PRINTED = 2000
 """Characters of a program's output that an error shows."""
 
 
 def start(connection: Connection, name: str, python: str, *, label: str) -> RemoteProcess:
-    """Start the program ``name`` of `dtrain.node.programs` with a Python of the host.
+    """Start the program ``name`` of `dtrain.node.programs` with ``python`` on the host.
 
-    What the caller writes next goes to the program. ``label`` shows in the host's list of
-    processes. Raises ConnectError.
+    The program reads what the caller writes next. ``label`` appears in the host's process list.
+    Raises ConnectError.
     """
     process = connection.start(boot_command(python, label))
     process.write(framed(program(name)))
@@ -29,8 +29,8 @@ def start(connection: Connection, name: str, python: str, *, label: str) -> Remo
 def failure(
     host: str, attempted: str, python: str, process: RemoteProcess, output: bytes
 ) -> PrepareError:
-    """Why a program has ended before it was to. ``output`` is what it printed and no program of
-    dtrain does: often a shell's or Python's own message."""
+    """The error for a program that ended too early. ``output`` is what it printed outside the
+    protocol, often a message of the shell or of Python."""
     try:
         status = process.wait(END)
     except (TimeoutError, ConnectError):

@@ -12,15 +12,15 @@ from contextlib import suppress
 from dtrain.transport.tail import Tail
 
 KILL_AFTER = 2.0
-"""Seconds that the program gets to end after TERM."""
+"""Seconds between TERM and KILL."""
 
 
 class ProxyCommand:
-    """Runs ``command`` with the shell; a Stream for LiveSocket.
+    """Runs ``command`` in the shell. A Stream for LiveSocket.
 
-    One end of a socket pair is the program's stdin and stdout, so that the other behaves like
-    any socket; when this process dies, the program sees the end of its input.
-    Raises OSError when no program can be started.
+    One end of a socket pair is the program's stdin and stdout, so that the other end behaves like
+    any socket. If this process dies, the program reads end of file. Raises OSError if the program
+    cannot be started.
     """
 
     def __init__(self, command: str) -> None:
@@ -63,15 +63,15 @@ class ProxyCommand:
 
     @property
     def status(self) -> int | None:
-        """Its exit status, if it ended or is about to."""
+        """The exit status, or None if the program still runs after a short wait."""
         self._ended.wait(0.5)
         return self._popen.poll()
 
     def explain(self) -> str:
-        """What the program said on stderr, and how it ended, for an error message."""
+        """How the program ended and the end of its stderr, for an error message."""
         said = self._tail.contents().decode(errors="replace").strip()
         status = self.status
-        how = "is still running" if status is None else f"ended with status {status}"
+        how = "is still running" if status is None else f"exited with status {status}"
         return f"its ProxyCommand ({self.command}) {how}" + (f": {said[-500:]}" if said else "")
 
     def _attend(self) -> None:

@@ -1,4 +1,4 @@
-"""Questions to the person at the terminal: passphrases of keys, and what servers ask."""
+"""Questions to the user at the terminal: passphrases of keys, and prompts of servers."""
 
 from __future__ import annotations
 
@@ -12,22 +12,27 @@ def never() -> bool:
 
 
 class NoLongerWantedError(Exception):
-    """The answer was no longer needed when the question's turn came."""
+    """The answer was no longer needed when it was the question's turn."""
 
 
 class Ask(Protocol):
-    """Asks a person one question."""
+    """Asks the user one question."""
 
     def __call__(
         self, prompt: str, /, *, echo: bool = False, unwanted: Callable[[], bool] = never
     ) -> str | None:
-        """The answer, which is shown while it is typed only with ``echo``. None when nobody
-        answers, or once ``unwanted`` says that the answer is no longer needed."""
+        """The answer. The terminal shows it while the user types only if ``echo`` is true.
+
+        Returns None if the user does not answer, or once ``unwanted`` returns true because the
+        answer is no longer needed.
+        """
 
 
 def one_at_a_time(ask: Ask) -> Ask:
-    """``ask`` for many threads: a question waits until the one before it is answered. Raises
-    NoLongerWantedError when a question was never put."""
+    """Make ``ask`` usable from many threads: a question waits until the previous one is answered.
+
+    The returned function raises NoLongerWantedError if ``unwanted`` is true before its turn.
+    """
     turn = threading.Lock()
 
     def wait_and_ask(

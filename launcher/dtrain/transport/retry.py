@@ -1,4 +1,4 @@
-"""Which failed connection attempts are worth another, and after how long. Pure."""
+"""Decides which failed connection attempts to retry, and when. Pure."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ LONGEST_PAUSE = 4.0
 
 @unique
 class Transient(Enum):
-    """Why an attempt failed that another may not; the value is how long to go on trying, in
-    seconds since the first attempt."""
+    """Why an attempt failed, for reasons that may pass. The value is the time during which to
+    retry, in seconds since the first attempt."""
 
     THROTTLED = 60.0
-    """sshd said that too many connections are being set up (MaxStartups)."""
+    """sshd reported too many unauthenticated connections (MaxStartups)."""
     DROPPED = 20.0
-    """The server closed the connection before its SSH handshake was over, as sshd does past
-    MaxStartups, as a service restarting does, and as a firewall may."""
+    """The server closed the connection during the SSH handshake. sshd does this past MaxStartups
+    and while it restarts; a firewall may do it too."""
     SILENT = 25.0
-    """Connected, but no SSH handshake came in time."""
+    """Connected, but the SSH handshake did not finish in time."""
 
 
 class DroppedError(Exception):
-    """An attempt that failed for a passing reason.
+    """An attempt that failed for a temporary reason.
 
-    ``excused`` is how many seconds of it a person took to answer; they count for nothing.
+    ``excused`` is the time that the user took to answer questions, in seconds. It does not count
+    as elapsed time.
     """
 
     def __init__(self, kind: Transient, reason: str, *, excused: float = 0.0) -> None:
@@ -42,9 +43,9 @@ def pause(
 ) -> float | None:
     """Seconds before attempt number ``attempt + 1``, or None to give up.
 
-    ``attempt`` counts from 1, ``elapsed`` is seconds since the first one began, and ``uniform``
-    draws from an interval. The pause is drawn from all of the interval that doubles with each
-    attempt ("full jitter"): hosts that were dropped together must not come back together.
+    ``attempt`` counts from 1, ``elapsed`` is in seconds since the start of the first attempt, and
+    ``uniform`` draws from an interval. The interval doubles with each attempt, and the pause is
+    drawn from all of it ("full jitter"), so that hosts dropped together do not retry together.
     """
     longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempt - 1, 16))
     seconds = uniform(0.0, longest)
@@ -52,5 +53,5 @@ def pause(
 
 
 def jitter(low: float, high: float) -> float:
-    """The draw that launches use."""
+    """The ``uniform`` argument of `pause` in a launch."""
     return random.uniform(low, high)  # noqa: S311 (no secret depends on it)

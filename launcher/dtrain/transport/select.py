@@ -1,4 +1,4 @@
-"""The transport of each host: by SSH, or on this machine."""
+"""Selects the transport of each host: SSH, or this machine."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class Transports:
-    """Connects each host as its ``transport`` says. SSH is loaded with the first host that
-    needs it. The arguments are those of `SshTransport`."""
+    """Connects to each host with its ``transport``. Loads SSH on first use. For the arguments see
+    `SshTransport`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a server shows to prove who it is: a public key, or a certificate for one."""
+"""A server's proof of identity: a public key, or a certificate for one."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ SIGNATURES = (
     "rsa-sha2-512",
     "rsa-sha2-256",
 )
-"""What a CA may sign with: OpenSSH's default, which leaves out SHA-1."""
+"""Algorithms that a CA may sign with: OpenSSH's default, without SHA-1."""
 _SHOWN = 100
-"""Characters that a message shows of a text inside a certificate."""
+"""Characters that a message shows of each text in a certificate."""
 _KEY_FIELDS = {"ssh-rsa": 2, "ssh-ed25519": 1}
-"""Fields of each key type after its name. The types that are not here, ECDSA, have 2."""
+"""Number of fields after the name, by key type. The ECDSA types, not listed, have 2."""
 
 
 class CertificateError(Exception):
-    """A certificate that is damaged, or that its authority has not signed."""
+    """A certificate that is malformed, or whose CA signature is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class HostKey:
     """``ssh-ed25519``, ``ssh-rsa``, …"""
     blob: bytes
     certificate: Certificate | None = None
-    """What vouches for the key, where the server shows that."""
+    """The certificate for the key, if the server presents one."""
 
     @property
     def fingerprint(self) -> str:
@@ -60,7 +60,7 @@ class HostKey:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """An OpenSSH certificate whose signature is correct. `problem` says whether it is valid."""
+    """An OpenSSH certificate with a correct signature. `problem` checks whether it is valid."""
 
     authority: HostKey
     """The CA key that signed it."""
@@ -78,11 +78,11 @@ class Certificate:
         return f"certificate {_shown(self.key_id)!r} (serial {self.serial}, CA {self.authority})"
 
     def problem(self, name: str, now: float, signatures: Container[str]) -> str:
-        """Why it does not prove that a server is the host ``name``, or "". ``signatures`` are the
-        algorithms that a CA may use.
+        """Why the certificate does not prove that a server is the host ``name``, or "".
+        ``signatures`` are the algorithms that a CA may use.
 
-        The rules are those of OpenSSH. Where its versions differ, the stricter one counts: from
-        10.3 on a certificate without principals is refused, before 10.3 wildcards match nothing.
+        Follows OpenSSH's rules. If its versions differ, the stricter rule applies: since 10.3,
+        OpenSSH refuses a certificate without principals; before 10.3, wildcards match nothing.
         """
         if not self.for_hosts:
             return "it is a user certificate, not a host certificate"
@@ -91,23 +91,23 @@ class Certificate:
         if now >= self.valid_before:
             return f"it expired on {_date(self.valid_before)}"
         if not self.principals:
-            return "it names no host: its list of principals is empty"
+            return "its list of principals (host names) is empty"
         if name not in self.principals:
             named = ", ".join(map(_shown, self.principals[:8]))
             more = ", …" if len(self.principals) > 8 else ""
             wildcard = any(set("*?") & set(principal) for principal in self.principals)
             note = " (dtrain does not match wildcards in certificates)" if wildcard else ""
-            return f"it is for {named}{more} and not for {name}{note}"
+            return f"it is valid for {named}{more}, not for {name}{note}"
         if self.critical_options:
             options = ", ".join(map(_shown, self.critical_options[:8]))
-            return f"it has critical options that no host certificate can have: {options}"
+            return f"it has critical options, which a host certificate cannot have: {options}"
         if self.signature not in signatures:
             return f"its CA signed it with {self.signature}, which CASignatureAlgorithms excludes"
         return ""
 
 
 def read_host_key(blob: bytes) -> HostKey:
-    """The key that a server has shown. Raises CertificateError."""
+    """Parse the key or certificate that a server presents. Raises CertificateError."""
     kind = _text(paramiko.Message(blob).get_binary())
     if not kind.endswith(CERTIFICATE_SUFFIX):
         return HostKey(kind, blob)
@@ -117,9 +117,9 @@ def read_host_key(blob: bytes) -> HostKey:
             raise ValueError("not a certificate")
         identity.verify_cert_signature()
     except InvalidSignature:
-        raise CertificateError("the signature of its CA is wrong") from None
+        raise CertificateError("the signature of its CA is invalid") from None
     except Exception as error:
-        raise CertificateError(f"it cannot be read: {clean(str(error))}") from error
+        raise CertificateError(f"cannot parse it: {clean(str(error))}") from error
     line = identity.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     certified = base64.b64decode(line.split()[1])
     authority, signature = _signer(blob, kind)
@@ -141,14 +141,17 @@ def read_host_key(blob: bytes) -> HostKey:
 
 
 def fingerprint(blob: bytes) -> str:
-    """As ``ssh-keygen -l`` prints it."""
+    """The SHA-256 fingerprint, as ``ssh-keygen -l`` prints it."""
     digest = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
     return f"SHA256:{digest}"
 
 
 def _signer(blob: bytes, kind: str) -> tuple[HostKey, str]:
-    """The CA key of a well-formed certificate and the signature algorithm. The cryptography
-    package does not give the algorithm (see OpenSSH's PROTOCOL.certkeys for the fields)."""
+    """The CA key of a well-formed certificate and the signature algorithm.
+
+    The cryptography package does not provide the algorithm. For the fields see OpenSSH's
+    PROTOCOL.certkeys.
+    """
     fields = paramiko.Message(blob)
     for _ in range(2 + _KEY_FIELDS.get(kind.removesuffix(CERTIFICATE_SUFFIX), 2)):
         fields.get_binary()

@@ -1,7 +1,7 @@
-"""Hosts that are reached by SSH.
+"""Connects to hosts by SSH.
 
-paramiko is imported by this module and by those that only it imports, so that commands which
-need no SSH do not pay for it.
+Only this module, and modules that only it imports, import paramiko. Commands that need no SSH do
+not load it.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from dtrain.transport.ssh_connection import ClientTransport, HostKeyProofError, 
 _Jump: TypeAlias = SshConnection | ControlMaster
 
 HANDSHAKES = 64
-"""Connections being set up at a time, all hosts together."""
+"""Limit on handshakes in progress, over all hosts."""
 HANDSHAKES_PER_SERVER = 8
-"""And on one server: sshd drops connections at random from 10 unauthenticated ones on
-(MaxStartups 10:30:100), and this launch may not be its only client."""
+"""Limit on handshakes in progress with one server. From 10 unauthenticated connections on, sshd
+drops connections at random (MaxStartups 10:30:100), and it may have other clients."""
 
 SSH_FAILED = 255
-"""What ``ssh`` ends with when it has no connection: as a ProxyCommand (``ssh -W``) it may have
-met MaxStartups on the jump host."""
+"""Exit status of ``ssh`` without a connection. As a ProxyCommand (``ssh -W``) it may have
+exceeded MaxStartups on the jump host."""
 
 
 class SshTransport:
-    """Connects to hosts; one object serves a launch, from many threads.
+    """Connects to hosts. All threads of a launch share one object.
 
-    Relative paths in the cluster file start from ``base``. ``ask`` asks a person for the
-    passphrase of a key, or what a server asks; None where no person can answer.
-    ``notice`` gets what a person should know: accepted keys, ignored settings.
+    Relative paths in the cluster file start at ``base``. ``ask`` asks the user for passphrases and
+    for answers to a server's questions; None if there is no terminal. ``notice`` receives
+    messages for the user: accepted keys, ignored settings.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class SshTransport:
         return self._reach(self._resolver.resolve(host))
 
     def close(self) -> None:
-        """Close jump hosts' connections and the agent's; waiting attempts end."""
+        """Close the connections to jump hosts and to the ssh agent, and end waiting attempts."""
         self._closing.set()
         with self._lock:
             jumps, self._jumps = list(self._jumps.values()), {}
             unfinished = list(self._unfinished)
         for transport in unfinished:
             transport.close()
-        # The last made may run over those before it.
+        # A later connection may run over an earlier one.
         for jump in reversed(jumps):
             if jump.done() and not jump.exception():
                 jump.result().close()
@@ -118,7 +118,7 @@ class SshTransport:
                 attempt += 1
 
     def _attempt(self, endpoint: Endpoint) -> SshConnection:
-        # Before taking a slot: a jump host's own connection needs one too.
+        # Before taking a slot: the jump host's connection needs a slot too.
         via = self._jump(endpoint, endpoint.via) if endpoint.via else None
         server = self._server_slots(endpoint)
         with server, self._handshakes:
@@ -159,9 +159,9 @@ class SshTransport:
         stream: ByteStream,
         deadline: float,
     ) -> None:
-        """Exchange keys with the server, up to the point where its host key is known."""
+        """Exchange keys with the server. Afterwards its host key is known."""
         allow(transport, endpoint, self._known_hosts.algorithms(endpoint))
-        # The deadline below is the one that counts; paramiko's own come after it.
+        # The deadline below must expire first; paramiko's own timeouts are longer.
         transport.banner_timeout = transport.handshake_timeout = endpoint.timeout + 5
         done = threading.Event()
         transport.start_client(event=done)
@@ -175,7 +175,7 @@ class SshTransport:
                 endpoint.host,
                 endpoint.attempted,
                 stream.explain(),
-                hint=f"see whether `{endpoint.command}` gets in",
+                hint=f"check whether `{endpoint.command}` works",
             )
         greeting = transport.live.greeting.decode("latin-1").splitlines()
         said = next((line for line in greeting if line and not line.startswith("SSH-")), "")
@@ -189,32 +189,30 @@ class SshTransport:
             raise HostKeyError(
                 endpoint.host,
                 endpoint.attempted,
-                f"the server has not proved who it is: {failure}",
-                hint="someone may be intercepting the connection, or the server is faulty; see "
-                f"what `{endpoint.command}` says",
+                f"the server did not prove its identity: {failure}",
+                hint="the connection may be intercepted, or the server is faulty; compare with "
+                f"the output of `{endpoint.command}`",
             )
         if isinstance(failure, paramiko.ssh_exception.IncompatiblePeer):
             raise ConnectError(
                 endpoint.host,
                 endpoint.attempted,
                 f"no common algorithm: {failure}",
-                hint="the server's SSH is too old, or configured for algorithms that paramiko "
-                "does not know",
+                hint="the server's SSH is too old, or allows only algorithms that paramiko does "
+                "not support",
             )
         if said and not said.startswith("Exceeded MaxStartups") and "allowed" not in said:
             raise ConnectError(
                 endpoint.host,
                 endpoint.attempted,
-                f"what answers there is not an SSH server: it said {said[:80]!r}",
+                f"not an SSH server: it sent {said[:80]!r}",
                 hint="check the host's `address` and `port`",
             )
         if said:
-            raise DroppedError(
-                Transient.THROTTLED, f"the server turned the connection away: {said}"
-            )
+            raise DroppedError(Transient.THROTTLED, f"the server rejected the connection: {said}")
         raise DroppedError(
             Transient.DROPPED,
-            "the server closed the connection before its SSH handshake was over",
+            "the server closed the connection during the SSH handshake",
         )
 
     def _open_stream(self, endpoint: Endpoint, via: _Jump | None, deadline: float) -> ByteStream:
@@ -225,12 +223,12 @@ class SshTransport:
                 return ProxyCommand(endpoint.proxy_command)
             except OSError as error:
                 raise ConnectError(
-                    endpoint.host, endpoint.attempted, f"its ProxyCommand did not start: {error}"
+                    endpoint.host, endpoint.attempted, f"cannot start its ProxyCommand: {error}"
                 ) from error
         return _dial(endpoint, deadline)
 
     def _jump(self, endpoint: Endpoint, via: Endpoint) -> _Jump:
-        """The one connection to a jump host, made or found by the first thread that needs it."""
+        """The shared connection to a jump host. The first thread that needs it opens it."""
         with self._lock:
             pending = self._jumps.get(via)
             if pending and pending.done() and (pending.exception() or not pending.result().alive):
@@ -251,7 +249,7 @@ class SshTransport:
             raise type(error)(
                 endpoint.host,
                 endpoint.attempted,
-                f"its jump host is out of reach: {error.message}",
+                f"cannot reach its jump host: {error.message}",
                 hint=error.hint,
             ) from error
 
@@ -262,7 +260,7 @@ class SshTransport:
         return master
 
     def _server_slots(self, endpoint: Endpoint) -> threading.BoundedSemaphore:
-        # Where a ProxyCommand leads is not known; it is often one jump host for all.
+        # The server behind a ProxyCommand is unknown. Often it is one jump host for all hosts.
         server = (endpoint.via, endpoint.address, endpoint.port)
         with self._lock:
             return self._per_server["ProxyCommand" if endpoint.proxy_command else server]
@@ -277,11 +275,11 @@ class SshTransport:
 
 _DROPPED_HINTS = {
     Transient.THROTTLED: "too many connections at once for its sshd: raise MaxStartups there, or "
-    "wait if others are logging in",
-    Transient.DROPPED: "see whether `{command}` gets in; an overloaded sshd (MaxStartups), a "
+    "wait if other users are logging in",
+    Transient.DROPPED: "check whether `{command}` works; an overloaded sshd (MaxStartups), a "
     "firewall or fail2ban closes connections like this",
-    Transient.SILENT: "see whether `{command}` gets in; the host may be overloaded, or something "
-    "other than sshd may listen there",
+    Transient.SILENT: "check whether `{command}` works; the host may be overloaded, or another "
+    "program than sshd may listen on this port",
 }
 
 
@@ -292,14 +290,14 @@ def _host_key(endpoint: Endpoint, transport: ClientTransport) -> HostKey:
         raise HostKeyError(
             endpoint.host,
             endpoint.attempted,
-            f"its host certificate is refused: {problem}",
-            hint=f"see what `{endpoint.command}` says; whoever runs the host has to replace the "
-            "file that HostCertificate in its sshd_config names",
+            f"invalid host certificate: {problem}",
+            hint=f"compare with the output of `{endpoint.command}`; the administrator of the host "
+            "must replace the file that HostCertificate in its sshd_config names",
         ) from problem
 
 
 def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
-    """A TCP connection to the endpoint; every address of its name is tried."""
+    """Open a TCP connection to the endpoint. Tries every address of its name."""
     try:
         found = socket.getaddrinfo(
             endpoint.address, endpoint.port, endpoint.family, socket.SOCK_STREAM
@@ -308,12 +306,12 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
         raise ConnectError(
             endpoint.host,
             endpoint.attempted,
-            f"no address is known for the name {endpoint.address!r} ({_words(error)})",
+            f"cannot resolve the name {endpoint.address!r} ({_words(error)})",
             hint="check the name, or give the host an `address` in the cluster file",
         ) from error
     failure: OSError = OSError(errno.EADDRNOTAVAIL, "the name has no addresses")
     for index, (family, kind, protocol, _, where) in enumerate(found):
-        # An address that does not answer leaves a fair share of the time to the others.
+        # An address that does not answer must leave time for the remaining addresses.
         share = (deadline - time.monotonic()) / (len(found) - index)
         connection = socket.socket(family, kind, protocol)
         try:
@@ -339,27 +337,27 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
 
 
 def _bind(connection: socket.socket, address: str) -> None:
-    """Connect from the BindAddress of ssh's configuration. Raises OSError."""
+    """Bind to the BindAddress of ssh's configuration. Raises OSError."""
     try:
         found = socket.getaddrinfo(address, 0, connection.family, connection.type)
         connection.bind(found[0][4])
     except OSError as error:
-        raise OSError(f"BindAddress {address} cannot be used ({_words(error)})") from error
+        raise OSError(f"cannot use BindAddress {address} ({_words(error)})") from error
 
 
 def _dial_hint(failure: OSError, endpoint: Endpoint) -> str:
     if isinstance(failure, ConnectionRefusedError):
-        return f"is sshd running there, and on port {endpoint.port}? See `ssh.port`"
+        return f"check that sshd runs there, and on port {endpoint.port} (`ssh.port`)"
     if isinstance(failure, TimeoutError) or failure.errno in {
         errno.EHOSTUNREACH,
         errno.ENETUNREACH,
         errno.EHOSTDOWN,
     }:
         return (
-            "is the host up, and does a firewall or a missing VPN lie between? A jump host is "
-            "named with `jump` under `ssh`"
+            "check that the host is up, and that no firewall or missing VPN blocks the connection; "
+            "to go through a jump host, set `jump` under `ssh`"
         )
-    return f"see whether `{endpoint.command}` gets in"
+    return f"check whether `{endpoint.command}` works"
 
 
 def _through_jump(endpoint: Endpoint, via: _Jump) -> ByteStream:
@@ -374,7 +372,7 @@ def _through_jump(endpoint: Endpoint, via: _Jump) -> ByteStream:
             + ("does not forward connections" if forbidden else f"cannot reach {endpoint.place}"),
             hint="AllowTcpForwarding in its sshd_config must allow it"
             if forbidden
-            else f"is the host up? From the jump host, try `nc -vz {endpoint.address} "
+            else f"check that the host is up; on the jump host, try `nc -vz {endpoint.address} "
             f"{endpoint.port}`",
         ) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
@@ -384,7 +382,8 @@ def _through_jump(endpoint: Endpoint, via: _Jump) -> ByteStream:
                 endpoint.attempted,
                 f"jump host {via.endpoint.host} did not open a connection to {endpoint.place} "
                 f"within {endpoint.timeout:g} s",
-                hint="is the host up, and does a firewall lie between the two?",
+                hint="check that the host is up, and that no firewall blocks the connection from "
+                "the jump host",
             ) from error
         raise DroppedError(
             Transient.DROPPED, f"the connection to jump host {via.endpoint.host} was lost"

@@ -1,8 +1,8 @@
-"""A reader of ssh's client configuration, for machines where `ssh -G` cannot be asked.
+"""Reads ssh's client configuration on machines where `ssh -G` is not available.
 
-It follows OpenSSH 9: the first value counts, blocks are evaluated in order with the values found
-so far, and `Match final` causes a second pass. What only ssh can do (`Match exec`, canonical
-names) raises SshConfigError where the answer depends on it.
+Follows OpenSSH 9: the first value wins, blocks are evaluated in order with the values found so
+far, and `Match final` causes a second pass. Features that only ssh has (`Match exec`, canonical
+names) raise SshConfigError if the result depends on them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dtrain.transport.ssh_options import ALIASES, Options, SshConfigError, known
 MAX_INCLUDE_DEPTH = 16
 _FORWARDS = frozenset({"dynamicforward", "localforward", "remoteforward"})
 ADDED_UP = frozenset({"certificatefile", "identityfile", "sendenv", "setenv"}) | _FORWARDS
-"""Keywords whose values add up; of all others the first value counts."""
+"""Keywords whose values accumulate. For all other keywords the first value wins."""
 _COMMANDS = frozenset({"knownhostscommand", "localcommand", "proxycommand", "remotecommand"})
 _FILES = frozenset({"globalknownhostsfile", "revokedhostkeys", "userknownhostsfile"})
 _SEVERAL_WORDS = _FORWARDS | {
@@ -46,7 +46,7 @@ _ALONE = frozenset({"all", "canonical", "final"})
 _NEEDS_SSH = frozenset({"command", "exec", "localnetwork", "sessiontype", "tagged", "version"})
 HOST = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'`\"$\\;&<>|(){},@]+")
 USER = re.compile(r"(?!-)(?!.*\s-)(?!.*\\\Z)[^\x00-\x1f\x7f'`\"$%;&<>|(){}]+")
-"""The names that OpenSSH accepts, less `$` and `%` in a user's: OpenSSH 10 expands them."""
+"""The names that OpenSSH accepts, except user names with `$` or `%`, which OpenSSH 10 expands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,16 @@ class _Line:
 
 @dataclass(slots=True)
 class Config:
-    """What one or several files say, to be asked for one host after another."""
+    """The contents of one or more configuration files. `lookup` returns the options of a host."""
 
     files: list[tuple[_Line, ...]] = field(default_factory=list)
 
     def read(self, path: Path, home: Path, *, user_file: bool = True, checked: bool = True) -> None:
-        """Append ``path``; its relative includes are in ``~/.ssh`` (``/etc/ssh`` if it is not a
-        user's file). A file that does not exist is empty.
+        """Append ``path``. Its relative includes start at ``~/.ssh``, or at ``/etc/ssh`` if
+        ``user_file`` is false. A missing file counts as empty.
 
-        Raises SshConfigError, also when ``checked`` is true and another user can write the file.
+        Raises SshConfigError if the file is invalid, or if ``checked`` is true and another user
+        can write to it.
         """
         self.files.append(_read(path, _Folders(home, user_file), checked=checked, depth=0))
 
@@ -90,7 +91,9 @@ class Config:
         home: Path = Path("/"),
     ) -> Options:
         """The options of ``host``, as `ssh -l USER -p PORT -J JUMP -G HOST` prints them.
-        Raises SshConfigError."""
+
+        Raises SshConfigError.
+        """
         given = {"user": user, "port": str(port) if port else None, "proxyjump": jump}
         lookup = _Lookup(host, {key: [value] for key, value in given.items() if value}, local_user)
         lookup.run(self.files)
@@ -117,7 +120,7 @@ class Config:
 @dataclass(slots=True)
 class _Lookup:
     host: str
-    """What `Host` compares: the name as it was given, and in the final pass the resolved one."""
+    """The name that `Host` compares: as given, and in the final pass as resolved."""
     values: dict[str, list[str]]
     local_user: str
     original: str = ""
@@ -132,7 +135,7 @@ class _Lookup:
             self._file(lines, active=True, never=False)
 
     def _file(self, lines: tuple[_Line, ...], *, active: bool, never: bool) -> None:
-        """``never``: the file is included where it does not apply."""
+        """``never``: the Include line is in a block that does not match."""
         for line in lines:
             if line.keyword == "host":
                 active = not never and matches(self.host, line.values, fold=False)
@@ -159,7 +162,7 @@ class _Lookup:
         elif found or (keyword == "connecttimeout" and line.values == ("none",)):
             new = []
         elif keyword in {"proxyjump", "proxycommand"}:
-            # The one that comes first also rules the other out, except for `ProxyJump none`.
+            # The first one also disables the other, except for `ProxyJump none`.
             jump = self.values.get("proxyjump", ["none"])[0].lower() != "none"
             new = [] if jump or "proxycommand" in self.values else [*line.values]
         else:
@@ -169,9 +172,9 @@ class _Lookup:
 
     def _matches(self, line: _Line) -> bool:
         if _Criterion("final", negated=True) in line.criteria:
-            # Whether this alone causes a second pass depends on the version.
+            # Whether this alone causes a second pass depends on the version of OpenSSH.
             raise _only_ssh_knows(line, "!final")
-        # ssh looks at all criteria, also after one that fails.
+        # ssh evaluates all criteria, even after one fails.
         self.wants_final |= any(criterion.keyword == "final" for criterion in line.criteria)
         decided = [one for one in line.criteria if one.keyword not in _NEEDS_SSH]
         if not all(self._holds(criterion) != criterion.negated for criterion in decided):
@@ -205,8 +208,8 @@ class _Lookup:
 def _only_ssh_knows(line: _Line, criterion: str) -> SshConfigError:
     return SshConfigError(
         f"{line.where}: `Match {criterion}` needs the `ssh` program",
-        "install OpenSSH's client, or move these settings to a `Host` block; where HOME is not "
-        "the account's own, name the file as `config` under `ssh`",
+        "install OpenSSH's client, or move these settings to a `Host` block; if HOME is not the "
+        "account's home folder, set `config` under `ssh` to the file",
     )
 
 
@@ -266,7 +269,7 @@ def _read(path: Path, folders: _Folders, *, checked: bool, depth: int) -> tuple[
 
 
 def _values(keyword: str, text: str, where: str) -> tuple[str, ...]:
-    """The values of a line, checked as far as their number goes."""
+    """The values of a line. Raises SshConfigError if there are too few or too many."""
     found = words(text, where)
     if keyword in _COMMANDS:
         return (text.lstrip(" \t="),)
@@ -276,10 +279,10 @@ def _values(keyword: str, text: str, where: str) -> tuple[str, ...]:
             jump_spec(spec, where)
         return (jumps,)
     if not found or "" in found:
-        raise SshConfigError(f"{where}: {keyword} lacks its argument")
+        raise SshConfigError(f"{where}: {keyword} needs an argument")
     if keyword in _FILES or keyword == "host":
         if keyword != "host" and len(found) > 1 and "none" in (word.lower() for word in found):
-            raise SshConfigError(f"{where}: {keyword} `none` must stand alone")
+            raise SshConfigError(f"{where}: {keyword} `none` must be the only value")
         return tuple(found)
     if keyword in _SEVERAL_WORDS or not known(keyword):
         return (" ".join(found),)
@@ -295,7 +298,7 @@ def _values(keyword: str, text: str, where: str) -> tuple[str, ...]:
 
 
 def _criteria(text: str, where: str) -> tuple[_Criterion, ...]:
-    # OpenSSH separates the criteria like a keyword and its value: with `=` as well.
+    # OpenSSH also accepts `=` between a criterion and its argument.
     rest = [
         piece
         for word in words(text, where)
@@ -311,10 +314,10 @@ def _criteria(text: str, where: str) -> tuple[_Criterion, ...]:
         if keyword not in _NEEDS_SSH | {"host", "localuser", "originalhost", "user"}:
             raise SshConfigError(f"{where}: unsupported Match attribute {word}")
         if not rest:
-            raise SshConfigError(f"{where}: `Match {keyword}` lacks its argument")
+            raise SshConfigError(f"{where}: `Match {keyword}` needs an argument")
         criteria.append(_Criterion(keyword, negated, rest.pop(0)))
     if not criteria:
-        raise SshConfigError(f"{where}: `Match` lacks its criteria")
+        raise SshConfigError(f"{where}: `Match` needs criteria")
     for index, criterion in enumerate(criteria):
         if criterion.keyword == "all" and (index > 1 or index + 1 < len(criteria)):
             raise SshConfigError(f"{where}: `all` cannot be combined with other attributes")
@@ -322,7 +325,7 @@ def _criteria(text: str, where: str) -> tuple[_Criterion, ...]:
 
 
 def words(text: str, where: str) -> list[str]:
-    """Split at blanks outside quotes; a ``#`` that starts a word starts a comment."""
+    """Split at blanks outside quotes. A ``#`` at the start of a word starts a comment."""
     found: list[str] = []
     quote, word = "", None
     position = 0
@@ -348,17 +351,20 @@ def words(text: str, where: str) -> list[str]:
             word = (word or "") + character
         position += 1
     if quote:
-        raise SshConfigError(f"{where}: a quote is not closed")
+        raise SshConfigError(f"{where}: missing closing quote")
     return found if word is None else [*found, word]
 
 
 def matches(name: str, patterns: tuple[str, ...], *, fold: bool = True) -> bool:
-    """OpenSSH's pattern list: ``*`` and ``?`` are wild, and a match with ``!`` decides.
-    ``fold`` compares names without regard to case."""
+    """Whether ``name`` matches an OpenSSH pattern list.
+
+    ``*`` and ``?`` are wildcards. A name that matches a pattern with ``!`` does not match the
+    list. ``fold`` ignores case.
+    """
     found = False
     for pattern in patterns:
         negated, text = pattern.startswith("!"), pattern.removeprefix("!")
-        # OpenSSH knows no [...], which fnmatch does.
+        # fnmatch supports [...], OpenSSH does not.
         text = text.replace("[", "[[]")
         if fnmatch.fnmatchcase(name.lower() if fold else name, text.lower() if fold else text):
             if negated:
@@ -368,8 +374,8 @@ def matches(name: str, patterns: tuple[str, ...], *, fold: bool = True) -> bool:
 
 
 def canonical(name: str, family: str = "any") -> str:
-    """How ssh writes a host's name: in lower case, and an address of an AddressFamily that it may
-    use in its shortest form."""
+    """A host name as ssh writes it: in lower case. An IP address of an allowed AddressFamily is
+    in its shortest form."""
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
@@ -380,7 +386,7 @@ def canonical(name: str, family: str = "any") -> str:
 def standard_tokens(
     name: str, address: str, port: str, user: str, alias: str, local_user: str, home: Path
 ) -> Callable[[str], str | None]:
-    """The tokens that OpenSSH expands in most options."""
+    """The values of the tokens (``%h``, ...) that OpenSSH expands in most options."""
     hostname = socket.gethostname()
     tokens: Mapping[str, str] = {
         "d": str(home),
@@ -398,8 +404,10 @@ def standard_tokens(
 
 
 def expand(text: str, token: Callable[[str], str | None]) -> str:
-    """Replace ``%x`` by what ``token`` gives for ``x``, and ``%%`` by ``%``. Raises
-    SshConfigError for a token that has no value."""
+    """Replace ``%x`` with the result of ``token`` for ``x``, and ``%%`` with ``%``.
+
+    Raises SshConfigError if a token has no value.
+    """
 
     def replacement(match: re.Match[str]) -> str:
         value = "%" if match[1] == "%" else token(match[1])
@@ -447,10 +455,8 @@ def _port(text: str) -> int:
 def _repair(path: Path, status: os.stat_result) -> str:
     name = shlex.quote(str(path))
     if status.st_uid in {0, os.getuid()}:
-        return f"close it to others: chmod go-w {name}"
-    return (
-        f"put your own file in its place, or make it yours: sudo chown {_owner(os.getuid())} {name}"
-    )
+        return f"remove write access for other users: chmod go-w {name}"
+    return f"replace the file with your own, or run: sudo chown {_owner(os.getuid())} {name}"
 
 
 def _owner(uid: int) -> str:
@@ -461,7 +467,7 @@ def _owner(uid: int) -> str:
 
 
 def jump_spec(spec: str, where: str) -> tuple[str | None, str, int | None]:
-    """Split ``[user@]host[:port]`` or ``ssh://…``; an IPv6 address with a port has brackets."""
+    """Split ``[user@]host[:port]`` or ``ssh://…``. An IPv6 address with a port needs brackets."""
     match = re.fullmatch(
         r"(?:ssh://)?(?:(?P<user>.+)@)?"
         r"(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<v6>[^@\[\]]*:[^@\[\]]*:[^@\[\]]*)|(?P<host>[^@:\[\]]+))"
@@ -473,14 +479,14 @@ def jump_spec(spec: str, where: str) -> tuple[str | None, str, int | None]:
     where = match["bracketed"] or match["v6"] or match["host"]
     port = int(match["port"]) if match["port"] else None
     if port is not None and not 0 < port < 1 << 16:
-        raise SshConfigError(f"{where}: the jump host {spec!r} has a port that cannot be")
+        raise SshConfigError(f"{where}: the port of jump host {spec!r} is not between 1 and 65535")
     require_safe("jump host", where, HOST)
     require_safe("user name", match["user"], USER)
     return match["user"], where, port
 
 
 def require_safe(what: str, text: str | None, pattern: re.Pattern[str]) -> None:
-    """Names end up on command lines, of ProxyCommand and of ssh itself."""
+    """Raise SshConfigError if ``text`` is unsafe on the command lines of ProxyCommand and ssh."""
     if text is not None and not pattern.fullmatch(text):
         raise SshConfigError(
             f"the {what} {text!r} contains characters that OpenSSH refuses",

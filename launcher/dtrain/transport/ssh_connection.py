@@ -1,4 +1,4 @@
-"""An SSH connection that is up, and the processes on it."""
+"""An established SSH connection and its processes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from dtrain.transport.server_key import CERTIFICATE_SUFFIX
 from dtrain.transport.tail import Tail
 
 WINDOW = 4 << 20
-"""Bytes that a process may be ahead of its reader."""
+"""Bytes that a process can write ahead of its reader."""
 WRITE_PIECE = 1 << 16
 
-# Without a handler of its own, paramiko's warnings and tracebacks would end up on the terminal.
+# Without a handler, paramiko's warnings and tracebacks would appear on the terminal.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").propagate = False
 
 
 def _channel_request(channel: paramiko.Channel, message: paramiko.Message) -> None:
-    """paramiko drops ``exit-signal`` requests; everything else it handles itself."""
+    """Record ``exit-signal`` requests, which paramiko drops. paramiko handles all others."""
     if message.get_text() == "exit-signal":
         message.get_boolean()
         number = getattr(signal, f"SIG{message.get_text()}", signal.SIGKILL)
@@ -46,12 +46,15 @@ def _channel_request(channel: paramiko.Channel, message: paramiko.Message) -> No
 
 
 class HostKeyProofError(paramiko.SSHException):
-    """The server has not proved that it has the host key that it shows."""
+    """The server did not prove that it owns the host key that it presented."""
 
 
 class ClientTransport(paramiko.Transport):
-    """paramiko's transport, which also keeps the host key as the server sent it, notes exit
-    signals and why the server hung up, and never prints a traceback from its thread."""
+    """paramiko's transport with additions.
+
+    It keeps the host key as the server sent it, records exit signals and the server's reason to
+    disconnect, and never prints a traceback from its thread.
+    """
 
     _channel_handler_table: ClassVar[dict[int, Callable[..., None]]] = {
         **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]
@@ -62,9 +65,9 @@ class ClientTransport(paramiko.Transport):
         self.live = LiveSocket(stream)
         self.exit_signals: dict[int, int] = {}
         self.farewell = ""
-        """What the server said when it ended the connection."""
+        """The server's message when it closed the connection."""
         self.host_key_blob = b""
-        """The key, or the certificate, that the server has proved to have."""
+        """The key or certificate that the server has proved to own."""
         super().__init__(self.live, default_window_size=WINDOW)  # type: ignore[arg-type]
 
     def run(self) -> None:
@@ -73,18 +76,18 @@ class ClientTransport(paramiko.Transport):
         except Exception as error:  # noqa: BLE001 (the thread's last line of defence)
             self.saved_exception = error
         finally:
-            # An unfinished handshake leaves a timer that would hold up the interpreter's end.
+            # An unfinished handshake leaves a timer that would delay the interpreter's exit.
             self.packetizer.complete_handshake()
 
     @property
     def preferred_keys(self) -> tuple[str, ...]:
-        """paramiko would ask for certificates last, whatever the order that was set."""
+        """The key types in the configured order. paramiko itself moves certificates to the end."""
         return tuple(self._filter_algorithm("keys"))  # type: ignore[attr-defined]
 
-    def ask_for_life(self) -> None:
-        """Ask the server for an answer of any kind. Called in this connection's own thread."""
+    def request_keepalive(self) -> None:
+        """Send a request that every server must answer. Runs in this connection's thread."""
         if not self.clear_to_send.is_set():
-            return  # In the middle of a key exchange, which the server has to answer as well.
+            return  # A key exchange is in progress. The server must answer that as well.
         request = paramiko.Message()
         request.add_byte(cMSG_GLOBAL_REQUEST)
         request.add_string("keepalive@openssh.com")
@@ -92,11 +95,11 @@ class ClientTransport(paramiko.Transport):
         self.packetizer.send_message(request)
 
     def explain(self) -> str:
-        """Why the connection ended."""
+        """The reason why the connection ended."""
         if self.live.silence:
             return self.live.silence
         if self.farewell:
-            return f"the server said: {self.farewell}"
+            return f"message from the server: {self.farewell}"
         error = self.saved_exception
         if error is None or isinstance(error, EOFError):
             return "the server closed the connection"
@@ -107,26 +110,26 @@ class ClientTransport(paramiko.Transport):
     def close(self) -> None:
         super().close()
         self.live.close()
-        # paramiko wakes whoever waits for the handshake only when the server ends it.
+        # paramiko wakes a thread that waits for the handshake only if the server ends it.
         if self.completion_event:
             self.completion_event.set()
 
     def _verify_key(self, host_key: bytes, signature: bytes) -> None:
-        """Called after each key exchange. paramiko takes any key of the right family, and another
-        one each time."""
+        """Called after each key exchange. paramiko accepts any key of the right family, even a
+        different one each time."""
         algorithm = str(self.host_key_type)
         kind = re.sub("^rsa-sha2-(256|512)", "ssh-rsa", algorithm)
         if paramiko.Message(host_key).get_binary() != kind.encode():
-            raise HostKeyProofError(f"it shows a host key of another type than {kind}")
+            raise HostKeyProofError(f"its host key is not of the negotiated type {kind}")
         signed_with = algorithm.removesuffix(CERTIFICATE_SUFFIX)
         if paramiko.Message(signature).get_binary() != signed_with.encode():
-            raise HostKeyProofError(f"it does not sign with {signed_with}, as agreed")
+            raise HostKeyProofError(f"it does not sign with {signed_with}, which was negotiated")
         if self.host_key_blob and host_key != self.host_key_blob:
-            raise HostKeyProofError("it changed its host key while it was connected")
+            raise HostKeyProofError("its host key changed during the connection")
         try:
             super()._verify_key(host_key, signature)  # type: ignore[misc]
         except Exception as error:
-            raise HostKeyProofError("its host key is damaged, or the signature is wrong") from error
+            raise HostKeyProofError("its host key or signature is invalid") from error
         self.host_key_blob = host_key
 
     def _parse_disconnect(self, message: paramiko.Message) -> None:
@@ -135,14 +138,15 @@ class ClientTransport(paramiko.Transport):
 
 
 class SshConnection:
-    """A host that has been reached and logged in to."""
+    """A logged-in connection to a host."""
 
     def __init__(self, endpoint: Endpoint, transport: ClientTransport) -> None:
         self.endpoint = endpoint
         self._transport = transport
         self.closed = False
-        """Whether it was closed from here."""
-        transport.live.watch(endpoint.alive_interval, endpoint.alive_count, transport.ask_for_life)
+        """Whether `close` was called."""
+        live = transport.live
+        live.watch(endpoint.alive_interval, endpoint.alive_count, transport.request_keepalive)
 
     @property
     def alive(self) -> bool:
@@ -152,7 +156,7 @@ class SshConnection:
         attempted = f"starting a command on {self.endpoint.host} ({self.endpoint.place})"
         try:
             channel = self._transport.open_session(timeout=self.endpoint.timeout)
-            # File names that are not UTF-8 come through as they were.
+            # Preserves file names that are not UTF-8.
             channel.exec_command(command.encode("utf-8", "surrogateescape"))
         except (paramiko.SSHException, EOFError, OSError) as error:
             if not self.alive:
@@ -162,19 +166,22 @@ class SshConnection:
                     self.endpoint.host,
                     attempted,
                     f"sshd refused another session ({error.text.lower()})",
-                    hint="its MaxSessions (10 unless configured) bounds commands at a time",
+                    hint="MaxSessions in its sshd_config (default 10) limits concurrent commands",
                 ) from error
             raise ConnectError(
                 self.endpoint.host,
                 attempted,
-                f"sshd refused to run it ({error})",
-                hint=f"see whether `{self.endpoint.command} true` works",
+                f"sshd refused to run the command ({error})",
+                hint=f"check whether `{self.endpoint.command} true` works",
             ) from error
         return SshProcess(channel, self._transport, self)
 
     def open_stream(self, address: str, port: int, timeout: float) -> paramiko.Channel:
-        """A TCP connection made by this host. Raises paramiko's ChannelException when the host
-        refuses or cannot, other SSHExceptions, EOFError or OSError when this connection breaks."""
+        """Let this host open a TCP connection.
+
+        Raises paramiko's ChannelException if the host refuses or cannot, and another SSHException,
+        EOFError or OSError if this connection is lost.
+        """
         return self._transport.open_channel(
             "direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=timeout
         )
@@ -191,7 +198,7 @@ class SshConnection:
                 self.endpoint.host,
                 attempted,
                 f"sshd did not connect: {reason.lower()}",
-                hint="nothing may listen there, or its AllowTcpForwarding is off",
+                hint="check that a program listens there, and that AllowTcpForwarding is on",
             ) from error
 
     def close(self) -> None:
@@ -199,26 +206,26 @@ class SshConnection:
         self._transport.close()
 
     def lost(self, attempted: str) -> ConnectError:
-        """The error for something that the end of this connection cut short."""
+        """The error for an operation that the end of this connection interrupted."""
         if self.closed:
-            return ConnectError(self.endpoint.host, attempted, "the connection was closed here")
+            return ConnectError(self.endpoint.host, attempted, "dtrain closed the connection")
         if self.alive and self._transport.saved_exception is None:
-            reason = "the server closed the command's channel before the command ended"
+            reason = "the server closed the channel before the command ended"
             return ConnectError(self.endpoint.host, attempted, reason)
         reason = self._transport.explain()
         return ConnectError(
             self.endpoint.host,
             attempted,
             f"the connection to {self.endpoint.place} was lost: {reason}",
-            hint=f"see whether `{self.endpoint.command}` still gets in",
+            hint=f"check whether `{self.endpoint.command}` still works",
         )
 
 
 class SshProcess:
     """A command on an SSH channel.
 
-    stdout and stderr share the channel's window, so stderr is read all the time by a thread of
-    its own: a command that fills it must not stop the other.
+    stdout and stderr share the channel's window. A thread reads stderr continuously, so that a
+    command that fills stderr cannot block stdout.
     """
 
     def __init__(
@@ -230,7 +237,7 @@ class SshProcess:
         self._channel = channel
         self._transport = transport
         self._connection = connection
-        self._let_go = False
+        self._closed = False
         self._write_lock = threading.Lock()
         self._stdin_closed = False
         self._tail = Tail()
@@ -241,7 +248,7 @@ class SshProcess:
         view = memoryview(data)
         # One writer at a time: pieces of two writes must not alternate.
         with self._write_lock:
-            while view and not self._let_go and not self._stdin_closed:
+            while view and not self._closed and not self._stdin_closed:
                 if self._broken():
                     raise self._connection.lost("writing to a command")
                 try:
@@ -251,7 +258,7 @@ class SshProcess:
                 if sent == 0:
                     break
                 view = view[sent:]
-        if view and not self._let_go and self._broken():
+        if view and not self._closed and self._broken():
             raise self._connection.lost("writing to a command")
 
     def close_stdin(self) -> None:
@@ -264,7 +271,7 @@ class SshProcess:
         try:
             data = self._channel.recv(size)
         except (paramiko.SSHException, EOFError, OSError):
-            # Reading acknowledges what came before, and that write failed.
+            # recv also acknowledges earlier data, and that write failed.
             data = b""
         if not data and not self._released and not self._channel.eof_received:
             raise self._connection.lost("reading from a command")
@@ -285,18 +292,18 @@ class SshProcess:
         return self._channel.exit_status if number is None else -number
 
     def close(self) -> None:
-        self._let_go = True
+        self._closed = True
         with suppress(paramiko.SSHException, EOFError, OSError):
             self._channel.close()
 
     @property
     def _released(self) -> bool:
-        """Whether its end here was wanted: then reads end as if the command had."""
-        return self._let_go or self._connection.closed
+        """Whether the process or its connection was closed here. Then reads return ``b""``."""
+        return self._closed or self._connection.closed
 
     def _broken(self) -> bool:
-        # A channel that ends in order says so first; and paramiko closes the channels of a
-        # broken connection before it declares the connection dead.
+        # A channel that ends normally sends EOF first. paramiko closes the channels of a broken
+        # connection before it marks the connection as inactive.
         closed = self._channel.closed and not self._channel.eof_received
         return closed or not self._transport.is_active()
 

@@ -1,13 +1,14 @@
-"""The options of ssh_config(5): how dtrain treats each one, and how their values read.
+"""The options of ssh_config(5): how dtrain treats each option and parses its value.
 
 Every option is in one of four groups:
 
-- `HONOURED`: `endpoint` makes a connection of it.
-- `NO_EFFECT`: it changes nothing that dtrain does, for the reason given.
-- `LEFT_OUT`: dtrain does not do this; a notice says so when it is set.
-- `REFUSED`: a connection without it would not be the one that the user asked for.
+- `HONOURED`: `endpoint` applies it to the connection.
+- `NO_EFFECT`: it does not affect dtrain, for the given reason.
+- `LEFT_OUT`: dtrain does not support it, and prints a notice if it is set.
+- `REFUSED`: dtrain does not support it, and ignoring it would give a connection that the user
+  did not ask for. It is an error.
 
-An option that is in no group is refused where it differs from OpenSSH's default.
+An option in no group is an error if it differs from OpenSSH's default.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ HONOURED = _names_in(
     """
 )
 
-_KEYS_ONLY = "dtrain logs in with keys, and with keyboard-interactive where a server asks for both"
-_NO_SESSION = "it is about a person's own session"
-_OWN_CHECKS = "dtrain checks host keys at least as strictly without it"
+_KEYS_ONLY = "dtrain uses only keys, and keyboard-interactive if the server requires it"
+_NO_SESSION = "it applies only to interactive sessions"
+_OWN_CHECKS = "dtrain's host key checks are at least as strict without it"
 _BY_SSH = "`ssh -G` has applied it to the host's name"
 _FORWARDING = "dtrain forwards nothing"
-_MULTIPLEXING = "dtrain uses an open connection to a jump host (ControlPath) and opens none"
-_SCREEN = "it is about what ssh itself prints"
+_MULTIPLEXING = "dtrain uses an existing master for a jump host (ControlPath) but starts none"
+_SCREEN = "it applies only to the output of ssh itself"
 
 NO_EFFECT: Mapping[str, str] = {
     "AddKeysToAgent": "dtrain adds no keys to the agent",
@@ -48,7 +49,7 @@ NO_EFFECT: Mapping[str, str] = {
     "CanonicalizeMaxDots": _BY_SSH,
     "ChannelTimeout": _FORWARDING,
     "ClearAllForwardings": _FORWARDING,
-    "ConnectionAttempts": "dtrain repeats attempts by its own rules",
+    "ConnectionAttempts": "dtrain has its own rules for retries",
     "ControlMaster": _MULTIPLEXING,
     "ControlPersist": _MULTIPLEXING,
     "EnableEscapeCommandline": _NO_SESSION,
@@ -73,7 +74,7 @@ NO_EFFECT: Mapping[str, str] = {
     "HostbasedAuthentication": _KEYS_ONLY,
     "HostbasedKeyTypes": _KEYS_ONLY,
     "IgnoreUnknown": "ssh has applied it",
-    "IPQoS": "it marks packets, and changes neither the route nor who is at its end",
+    "IPQoS": "it marks packets, but changes neither the route nor the peer",
     "KbdInteractiveDevices": _KEYS_ONLY,
     "LocalCommand": "PermitLocalCommand decides",
     "LogLevel": _SCREEN,
@@ -91,15 +92,15 @@ NO_EFFECT: Mapping[str, str] = {
     "StreamLocalBindUnlink": _FORWARDING,
     "SyslogFacility": _SCREEN,
     "Tag": "it selects blocks only",
-    "TCPKeepAlive": "dtrain asks the server for signs of life in every connection",
+    "TCPKeepAlive": "dtrain sends keepalive requests on every connection",
     "TunnelDevice": "Tunnel decides",
-    "UpdateHostKeys": "dtrain records no key that it did not check",
+    "UpdateHostKeys": "dtrain records only keys that it has checked",
     "VerifyHostKeyDNS": _OWN_CHECKS,
     "VersionAddendum": "it is a comment in the protocol",
     "VisualHostKey": _SCREEN,
     "WarnWeakCrypto": _SCREEN,
     "XAuthLocation": _FORWARDING,
-    # Old options that OpenSSH itself ignores.
+    # Obsolete options that OpenSSH itself ignores.
     **dict.fromkeys(
         _names_in("""
         AFSTokenPassing Cipher CompressionLevel FallBackToRsh GlobalKnownHostsFile2
@@ -124,16 +125,16 @@ _DEFAULTS = {
     "CanonicalizeHostname": "no",
     "CanonicalizePermittedCNAMEs": "none",
 }
-"""What the fallback reader accepts of the options that need `ssh -G`."""
+"""Options that need `ssh -G`, with the values that the fallback reader accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     accepted: tuple[str, ...]
-    """Values that dtrain's connections satisfy, beside OpenSSH's own default."""
+    """Values that dtrain's connections satisfy, in addition to OpenSSH's default."""
     hint: str
     needs: str = ""
-    """The option without which it has no effect."""
+    """The refused option has no effect unless this one is set."""
 
 
 REFUSED: Mapping[str, Refusal] = {
@@ -172,7 +173,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "updatehostkeys": ("yes", "no", "ask"),
     "verifyhostkeydns": ("no", "yes", "ask"),
 }
-"""The values of options that are neither flags nor free, the default first."""
+"""The values of options with a fixed set of values, the default first."""
 _FLAGS = _names_in(
     """
     batchmode canonicalizefallbacklocal checkhostip clearallforwardings compression
@@ -202,11 +203,11 @@ ALIASES: Mapping[str, str] = {
     "smartcarddevice": "pkcs11provider",
     "tisauthentication": "kbdinteractiveauthentication",
 }
-"""Older names, which OpenSSH before 8.5 also prints."""
+"""Older names. OpenSSH before 8.5 prints them too."""
 
 
 class SshConfigError(Exception):
-    """A configuration that cannot be read or honoured; ``hint`` says how to correct it."""
+    """An ssh configuration that is unreadable or unsupported. ``hint`` contains the remedy."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -215,14 +216,14 @@ class SshConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of one host as `ssh -G` prints them; keywords are in lower case."""
+    """The options of one host as `ssh -G` prints them. Keywords are in lower case."""
 
     values: Mapping[str, tuple[str, ...]]
     defaults: Mapping[str, tuple[str, ...]]
-    """What the same source says without any configuration."""
+    """The values without any configuration, from the same source."""
 
     def get(self, keyword: str) -> str | None:
-        """The value that counts, or None."""
+        """The first value, or None."""
         found = self.values.get(keyword)
         return found[0] if found else None
 
@@ -252,7 +253,7 @@ class Options:
         return int(value)
 
     def seconds(self, keyword: str) -> int:
-        """A time such as ``90``, ``1m`` or ``1h30m``; 0 when it is not limited."""
+        """A time such as ``90``, ``1m`` or ``1h30m``, in seconds; 0 if there is no limit."""
         value = self.get(keyword)
         return 0 if value is None or value == "none" else seconds(keyword, value)
 
@@ -266,22 +267,24 @@ class Options:
         return _normal(value)
 
     def names(self, keyword: str) -> tuple[str, ...] | None:
-        """A list of algorithms; None when it is OpenSSH's default."""
+        """A list of algorithms; None for OpenSSH's default."""
         value = self.get(keyword)
         if value is None or not self.configured(keyword):
             return None
         if value[:1] in "+-^" or "*" in value or "?" in value:
             raise SshConfigError(
-                f"{_name(keyword)} {value!r} changes OpenSSH's default, and there is no `ssh` "
-                "program to ask for it",
+                f"{_name(keyword)} {value!r} modifies OpenSSH's default, which needs the `ssh` "
+                "program",
                 "list the algorithms in full, or install OpenSSH's client",
             )
         return tuple(value.split(","))
 
 
 def check(options: Options) -> Iterator[str]:
-    """Yield a notice for each option that is left out. Raises SshConfigError for one that
-    dtrain does not support."""
+    """Yield a notice for each option that dtrain ignores.
+
+    Raises SshConfigError for an option that is unknown or refused.
+    """
     for keyword, lines in options.values.items():
         name = _NAMES.get(keyword)
         if name in HONOURED or name in NO_EFFECT or not options.configured(keyword):
@@ -295,11 +298,11 @@ def check(options: Options) -> Iterator[str]:
             if _normal(value) not in {"no", "none"}:
                 yield f"{name} in ssh's configuration has no effect: {LEFT_OUT[name]}"
         elif name in _DEFAULTS:
-            # With `ssh -G` the host's name is canonical already.
+            # With `ssh -G` the host name is already canonical.
             if not options.defaults and _normal(value) != _DEFAULTS[name]:
                 raise SshConfigError(
-                    f"{name} {value} needs the `ssh` program, which this machine lacks",
-                    "install OpenSSH's client, or give the host's full name as HostName",
+                    f"{name} {value} needs the `ssh` program, which is not installed here",
+                    "install OpenSSH's client, or set HostName to the host's full name",
                 )
         elif _normal(value) not in REFUSED[name].accepted:
             needed = REFUSED[name].needs
@@ -308,7 +311,7 @@ def check(options: Options) -> Iterator[str]:
 
 
 def seconds(keyword: str, value: str) -> int:
-    """OpenSSH's times: numbers with the units s, m, h, d and w."""
+    """Parse a time in OpenSSH's format: numbers with the units s, m, h, d and w."""
     parts = re.findall(r"([0-9]{1,10})([smhdw]?)", value.lower())
     if not parts or "".join(number + unit for number, unit in parts) != value.lower():
         raise SshConfigError(f"{_name(keyword)} {value!r} is not a time such as 30 or 1m30s")
@@ -319,7 +322,7 @@ def seconds(keyword: str, value: str) -> int:
 
 
 def validate(keyword: str, value: str) -> None:
-    """Raise SshConfigError for a value that OpenSSH refuses, as far as dtrain knows the option."""
+    """Raise SshConfigError if OpenSSH refuses the value. Checks only options with a known type."""
     option = Options({keyword: (value,)}, {})
     if keyword in _FLAGS:
         option.flag(keyword)
@@ -332,7 +335,7 @@ def validate(keyword: str, value: str) -> None:
 
 
 def known(keyword: str) -> bool:
-    """Whether OpenSSH has an option of this (lower-case) name."""
+    """Whether OpenSSH has an option with this lower-case name."""
     return keyword in _NAMES
 
 

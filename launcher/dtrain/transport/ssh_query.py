@@ -1,6 +1,6 @@
-"""Asks OpenSSH for the options of a host: ``ssh -G``.
+"""Queries OpenSSH for the options of a host with ``ssh -G``.
 
-OpenSSH then reads its own configuration, with `Match exec`, tokens and canonical names.
+This way OpenSSH itself evaluates `Match exec`, tokens and canonical names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from dtrain.transport.ssh_options import ALIASES, Options, SshConfigError
 
 TIMEOUT = 30.0
-"""Seconds for one answer: `Match exec` runs any program, and names may need DNS."""
+"""Seconds for one query: `Match exec` can run any program, and names may need DNS."""
 MESSAGE_SIZE = 1 << 16
 PARALLEL = 2 * (os.cpu_count() or 1)
 
@@ -29,9 +29,9 @@ _Values = Mapping[str, tuple[str, ...]]
 
 
 class SshQuery:
-    """Runs ``ssh -G`` for one host after another, from many threads.
+    """Runs ``ssh -G`` for each host. Thread-safe.
 
-    An answer is used again until one of the files that it came from changes.
+    Caches an answer until one of its configuration files changes.
     """
 
     def __init__(self, program: str, timeout: float = TIMEOUT) -> None:
@@ -42,11 +42,14 @@ class SshQuery:
         self._answers: dict[tuple[str, ...], Future[tuple[_Values, Mapping[str, _Stamp]]]] = {}
         self.runs = 0
         self.seconds = 0.0
-        """Time that the programs took, added up; the rest of a launch does not include it."""
+        """Total run time of the programs. Other timings of a launch exclude it."""
 
     def options(self, host: str, arguments: Sequence[str], files: Sequence[Path]) -> Options:
-        """What ``ssh ARGUMENTS HOST`` would use. ``files`` may have been read as well as those
-        that ssh names. Raises SshConfigError with ssh's own message."""
+        """The options that ``ssh ARGUMENTS HOST`` would use.
+
+        The cached answer depends on ``files`` and on the files that ssh reports. Raises
+        SshConfigError with ssh's own message.
+        """
         defaults = self._answer("host", ("-F", "none"), ())
         return Options(self._answer(host, tuple(arguments), files), defaults)
 
@@ -72,7 +75,7 @@ class SshQuery:
         self, host: str, arguments: tuple[str, ...], files: Sequence[Path]
     ) -> tuple[_Values, Mapping[str, _Stamp]]:
         stamps = {str(path): _stamp(path) for path in files}
-        # A command of `Match exec` may leave something behind that keeps stderr open.
+        # A command of `Match exec` may leave a background process that keeps stderr open.
         with self._slots, tempfile.TemporaryFile() as messages:
             started = time.monotonic()
             try:
@@ -84,7 +87,7 @@ class SshQuery:
             messages.seek(0)
             said = messages.read(MESSAGE_SIZE).decode(errors="replace").splitlines()
         if status != 0:
-            raise SshConfigError(_complaint(said) or f"`ssh -G {host}` ended with status {status}")
+            raise SshConfigError(_complaint(said) or f"`ssh -G {host}` exited with status {status}")
         for line in said:
             if match := re.fullmatch(r"debug1: Reading configuration data (.*)", line):
                 stamps[match[1]] = _stamp(Path(match[1]))
@@ -101,13 +104,13 @@ class SshQuery:
                 start_new_session=True,
             )
         except OSError as error:
-            raise SshConfigError(f"{self._program} cannot be run: {error.strerror}") from error
+            raise SshConfigError(f"cannot run {self._program}: {error.strerror}") from error
         try:
             output, _ = process.communicate(timeout=self._timeout)
         except subprocess.TimeoutExpired:
             raise SshConfigError(
-                f"`ssh -G {host}` did not answer within {self._timeout:g} s",
-                "a command of `Match exec` or a name server may hang: run it by hand",
+                f"`ssh -G {host}` did not finish within {self._timeout:g} s",
+                "run it by hand: a command of `Match exec` or a name server may hang",
             ) from None
         finally:
             if process.poll() is None:
@@ -140,7 +143,7 @@ def _stamp(path: Path) -> _Stamp:
         status = path.stat()
     except OSError:
         return None
-    # The time of the last change covers contents, owner and mode.
+    # ctime covers contents, owner and mode.
     return status.st_ctime_ns, status.st_size, status.st_ino
 
 

@@ -8,7 +8,7 @@ TAIL_SIZE = 1 << 16
 
 
 class Tail:
-    """Keeps the last ``TAIL_SIZE`` bytes fed to it; fed and read from any thread."""
+    """Keeps the last ``TAIL_SIZE`` bytes. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -17,7 +17,7 @@ class Tail:
     def feed(self, data: bytes) -> None:
         with self._lock:
             self._bytes += data
-            # Trimming only at twice the size makes the cost of a byte constant.
+            # Trimming only at twice the size keeps the cost per byte constant.
             if len(self._bytes) > 2 * TAIL_SIZE:
                 del self._bytes[:-TAIL_SIZE]
 
