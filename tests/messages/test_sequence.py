@@ -58,8 +58,11 @@ def test_a_whole_life_and_its_repetition() -> None:
         ([happened(1, "started"), happened(2, "exited", pid=9)], "process 7, and process 9"),
         ([happened(1, "started"), happened(2, "exited"), happened(3, "exited")], "exited twice"),
         ([happened(1, "ended")], "worker 2 has not exited"),
-        ([happened(1, "ended", error="x"), happened(2, "started")], "the job has ended there"),
-        ([happened(1, "stopping"), happened(2, "stopping")], "said twice"),
+        (
+            [happened(1, "ended", error="x"), happened(2, "started")],
+            "already reported the end of the job",
+        ),
+        ([happened(1, "stopping"), happened(2, "stopping")], "sent twice"),
         ([happened(1, "stack", rank=4)], "no rank 4"),
         ([happened(1, "collectives", rank=4)], "no rank 4"),
     ],

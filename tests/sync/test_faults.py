@@ -109,7 +109,7 @@ def test_a_file_that_changes_after_the_scan(folders: Folders, how: str, size: in
         changing.write_bytes(
             {"longer": b"x" + content, "shorter": content[1:], "other": content[::-1]}[how]
         )
-    with pytest.raises(PrepareError, match=r"changing in .* changed while it was being sent") as c:
+    with pytest.raises(PrepareError, match=r"changing in .* changed during the transfer") as c:
         folders.sync(tree)
     assert "launch again" in c.value.hint
     assert contents(folders.workdir) == before

@@ -203,7 +203,7 @@ def test_what_dtrain_did_not_make_is_left_alone(folders: Folders, tmp_path: Path
 def test_a_workdir_inside_the_sent_folder_is_refused_on_this_machine(folders: Folders) -> None:
     folders.transport = "local"
     folders.workdir = folders.source / "out"
-    assert "lies in the folder that is to be sent" in _refusal(folders).reason
+    assert "is inside the folder to send" in _refusal(folders).reason
 
 
 def test_no_folder_can_be_made(folders: Folders, tmp_path: Path) -> None:

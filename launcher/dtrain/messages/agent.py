@@ -1,4 +1,4 @@
-"""What the agent sends: messages of its relay, and events of its supervisor. Pure.
+"""Messages of the agent's relay, and events of its supervisor. Pure.
 
 `dtrain.node.agent.wire` documents them.
 """
@@ -16,7 +16,7 @@ Name = Annotated[str, Length(1024)]
 Time = Annotated[float, Range(0, 1e11)]
 """Seconds since the epoch, up to the year 5138: later than any clock, and safe to format."""
 Pid = Annotated[int, Range(0, 1 << 22)]
-"""Linux has no higher ones."""
+"""A process id. The limit is Linux's."""
 Index = Annotated[int, Range(0, 10**9 - 1)]
 Offset = Annotated[int, Range(0, (1 << 63) - 1)]
 Status = Annotated[int, Range(-(1 << 31), (1 << 31) - 1)]
@@ -28,7 +28,7 @@ Refusal = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Survivor:
-    """A process that does not die."""
+    """A process that survives KILL."""
 
     pid: Pid
     name: Name
@@ -43,7 +43,7 @@ class Event:
     time: Time
 
     def as_json(self) -> dict[str, Any]:
-        """For the journal: the fields that dtrain knows, and nothing else that a host sent."""
+        """For the journal: only the declared fields, no others that a host sent."""
         return {"event": self.kind, **asdict(self)}
 
 
@@ -69,7 +69,7 @@ class RankStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class ErrorReport:
-    """What a worker wrote about its end."""
+    """A worker's own report of its failure."""
 
     message: str = ""
     traceback: str = ""
@@ -241,7 +241,7 @@ class ProgressSaid:
     name: Annotated[str, re.compile(r"[^/\0]{1,1000}\.progress")]
     offset: Offset
     said: Any
-    """What the worker wrote, of any type. An error in it is not the agent's."""
+    """The value that the worker wrote, of any type. An error in it is not the agent's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,13 +250,13 @@ class Alive:
 
     supervisor: Pid | None
     silent: Annotated[float, Range(0, 1e7)]
-    """Seconds for which the supervisor has not answered."""
+    """Seconds since the supervisor's last answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
     text: Annotated[str, Length(16 << 10)]
-    """Something that a person should know."""
+    """A message for the user."""
 
 
 @dataclass(frozen=True, slots=True)

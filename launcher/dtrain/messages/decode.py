@@ -1,9 +1,9 @@
-"""JSON from an untrusted program, turned into values of declared types. Pure.
+"""Decodes JSON from an untrusted program into values of declared types. Pure.
 
 A type is a dataclass, a TypedDict, an Enum, or built from ``str``, ``int``, ``float``, ``bool``,
 ``Literal``, ``tuple``, ``frozenset``, ``dict``, ``Mapping`` and unions. ``Annotated`` narrows it
-with `Range`, `Length` or a compiled pattern. Fields that a type does not declare are ignored. The
-cost is linear in the size of the input.
+with `Range`, `Length` or a compiled pattern. Undeclared fields are ignored. The cost is linear in
+the size of the input.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ MAX_DEPTH = 32
 """Levels of lists and objects."""
 MAX_DIGITS = 40
 MAX_TEXT = 1 << 18
-"""Characters of a string, unless its type says otherwise."""
+"""Characters of a string, unless its type has another limit."""
 MAX_ITEMS = 1 << 17
-"""Items of a list or an object, unless its type says otherwise."""
+"""Items of a list or an object, unless its type has another limit."""
 EXCERPT = 60
-"""Characters of a wrong value that an error quotes."""
+"""Characters of an invalid value that an error quotes."""
 
 _BRACKETS = bytes.maketrans(b"[{]}", b"\1\1\0\0")
 _OTHERS = bytes(set(range(256)) - set(b"[{]}"))
@@ -49,12 +49,12 @@ _Reader = Callable[[Any, str], Any]
 
 
 class ProtocolError(Exception):
-    """A program on a host sent something that dtrain's own programs never send."""
+    """A program on a host sent something that dtrain's programs never send."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Bounds of a number, both included."""
+    """Bounds of a number, inclusive."""
 
     least: float
     most: float
@@ -62,7 +62,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """The most characters of a string, or items of a list or an object."""
+    """Maximum characters of a string, or items of a list or an object."""
 
     most: int
 
@@ -73,7 +73,7 @@ def parse(data: bytes) -> Any:
     Raises ProtocolError for anything else, for values nested deeper than `MAX_DEPTH`, and for
     numbers of more than `MAX_DIGITS` digits.
     """
-    # json.loads recurses, and how deep it may go depends on the Python version and the caller.
+    # json.loads recurses. Its depth limit depends on the Python version and the caller.
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _depth(data) > MAX_DEPTH:
         raise ProtocolError(f"JSON nested deeper than {MAX_DEPTH} levels")
     try:
@@ -91,7 +91,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 
 def decode(kind: Callable[..., _T], value: Any, where: str) -> _T:
-    """``value``, which came from `parse`, as a ``kind``. ``where`` names it in errors.
+    """Convert ``value``, a result of `parse`, to a ``kind``. Errors call it ``where``.
 
     Raises ProtocolError.
     """
@@ -99,8 +99,8 @@ def decode(kind: Callable[..., _T], value: Any, where: str) -> _T:
 
 
 def excerpt(value: Any) -> str:
-    """The beginning of a value for an error message, on one line."""
-    # The head alone: a hostile value may be large.
+    """The start of a value for an error message, on one line."""
+    # Only the start: a hostile value may be large.
     head = value[: EXCERPT + 1] if isinstance(value, str | bytes) else _sketch(value)
     text = head if isinstance(head, str) else ascii(head)
     text = text if text.isprintable() else ascii(text)
@@ -125,7 +125,7 @@ def _depth(data: bytes) -> int:
 
 
 def _integer(digits: str) -> int:
-    # int() takes quadratic time, and newer versions of Python refuse long numbers by themselves.
+    # int() takes quadratic time. Newer versions of Python refuse long numbers themselves.
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)

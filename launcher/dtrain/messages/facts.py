@@ -1,8 +1,8 @@
-"""What the facts program answers, see `dtrain.node.facts`. Pure.
+"""Answers of the facts program, see `dtrain.node.facts`. Pure.
 
-Answers stay mappings, because a probe may leave out what a host does not have: a TypedDict with
-``total=False`` declares such fields. `dtrain.checks` may rely on the types, the limits and the
-fields that are required here.
+Answers stay mappings, because a probe omits what a host does not have: a TypedDict with
+``total=False`` declares such fields. `dtrain.checks` relies on the types, the limits and the
+required fields.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Text = Annotated[str, Length(16 << 10)]
 Path = Annotated[str, Length(16 << 10)]
 Count = Annotated[int, Range(0, (1 << 31) - 1)]
 Size = Annotated[int, Range(0, 1 << 96)]
-"""Bytes or inodes; some file systems claim more than 64 bits can count."""
+"""Bytes or inodes. Some file systems report more than 64 bits."""
 Seconds = Annotated[float, Range(0, 1e9)]
 Duration = Annotated[float, Range(1e-9, 1e9)]
-"""Seconds of a measurement, by which something is divided."""
+"""Seconds of a measurement. Positive, because it is a divisor."""
 Port = Annotated[int, Range(1, 65535)]
 Address = Annotated[str, re.compile(r"[0-9A-Fa-f:.]{2,45}(?:%[^\s%]{1,64})?")]
 InterfaceName = Annotated[str, re.compile(r"[^\s/\ud800-\udfff]{1,15}")]
@@ -31,11 +31,11 @@ Number = Annotated[str, re.compile(r"[0-9]{1,5}")]
 
 
 Target = tuple[str, str, str, int, str | None]
-"""What a host is to dial: host, kind, address, port, and its own address, if that matters."""
+"""A target to dial: host, kind, address, port, and the source address if it matters."""
 
 
 class Failed(TypedDict):
-    """A probe that found nothing."""
+    """A probe that failed."""
 
     error: Text
 
@@ -73,7 +73,7 @@ class Memory(_Memory, total=False):
 
 
 class Unsafe(TypedDict):
-    """Why a launch would refuse a folder or a file that another user can change."""
+    """Why a launch refuses a folder or file: another user can change it."""
 
     seen: Text
     remedy: Text
@@ -229,9 +229,9 @@ class _Interpreter(TypedDict):
 class Interpreter(_Interpreter, total=False):
     output: Text
     unsafe: bool
-    """Nothing was run, because another user could change the job's folder."""
+    """The interpreter was not started, because another user can change the job's folder."""
     failed_setup: Annotated[int, Range(1, 1 << 20)]
-    """A line of ``job.setup``, counted from 1."""
+    """The line of ``job.setup`` that failed, counted from 1."""
     python: Name
     executable: Path
     limits: Failed | ProcessLimits
@@ -248,7 +248,7 @@ class PortFound(_Port, total=False):
     reason: Text | None
     holder: Text
     room: bool
-    """Whether a launch can draw other ports."""
+    """Whether a launch can choose other ports."""
 
 
 class Facts(TypedDict, total=False):
@@ -292,11 +292,11 @@ class _Dial(TypedDict):
 
 
 class Dial(_Dial, total=False):
-    """What came of dialing one target."""
+    """The result of dialing one target."""
 
     error: Text
     answered: Name
-    """Who answered, where ``error`` is ``wrong``; empty for something that is not dtrain."""
+    """The host that answered if ``error`` is ``wrong``; empty for another program than dtrain."""
     mss: Count
     seconds: Seconds
     bulk_seconds: Seconds
@@ -314,7 +314,7 @@ class Ran(TypedDict, total=False):
 
     status: int | None
     said: Annotated[tuple[str, ...], Length(1024)]
-    """What each rank said, as JSON."""
+    """The report of each rank, as JSON."""
     output: str
     error: Text
     failed_setup: Annotated[int, Range(1, 1 << 20)]
@@ -325,7 +325,7 @@ _Bytes = Annotated[int, Range(1, 1 << 40)]
 
 
 class RankFailed(TypedDict):
-    """A rank, or task, that could not do what was asked."""
+    """A rank or task that failed."""
 
     failed: Literal["import", "start", "store", "group", "server"]
     error: Text
@@ -334,7 +334,7 @@ class RankFailed(TypedDict):
 class RehearsalFailed(RankFailed, total=False):
     missing: tuple[_Rank, ...]
     pairs: tuple[tuple[_Rank, _Rank, Text], ...]
-    """First ranks of hosts that cannot meet, and why."""
+    """First ranks of two hosts that cannot form a group, and the reason."""
     silent: tuple[tuple[Name, _Rank], ...]
 
 
@@ -343,17 +343,17 @@ class _Rehearsed(TypedDict):
 
 
 class Rehearsed(_Rehearsed, total=False):
-    """What one rank, or task, says of a rehearsal."""
+    """The report of one rank or task about a rehearsal."""
 
     error: Text
     backend: Name
     seconds: Seconds
     silent: tuple[tuple[Name, _Rank], ...]
-    """Tasks that did not answer it."""
+    """Tasks that did not answer."""
 
 
 class Measured(TypedDict):
-    """What one rank has measured."""
+    """The measurements of one rank."""
 
     failed: Literal[""]
     backend: Name
@@ -374,7 +374,7 @@ def read_gathered(
     Raises ProtocolError.
     """
     found = decode(Gathered, answer, "gather")
-    # Other hosts dial these ports.
+    # Other hosts dial these ports, so accept only the requested ones.
     named = found["facts"].get("ports", {})
     if "error" not in named and (foreign := set(map(str, named)) - set(map(str, ports))):
         raise ProtocolError(f"facts.ports: port {min(foreign)} was not requested")
@@ -391,12 +391,12 @@ def read_dialed(answer: Mapping[str, Any], targets: Collection[Target]) -> tuple
     dialed = decode(Dialed, answer, "dial")["dialed"]
     for one in dialed:
         if (one["host"], one["kind"], one["address"], one["port"]) not in asked:
-            raise ProtocolError(f"dial: {excerpt(one['address'])} is not what it was to dial")
+            raise ProtocolError(f"dial: {excerpt(one['address'])} is not a requested target")
     return dialed
 
 
 def read_ran(answer: Mapping[str, Any], kind: Any) -> tuple[Ran, tuple[dict[str, Any], ...]]:
-    """The answer to ``run``, and what each rank said: `REHEARSED` or `MEASURED`.
+    """The answer to ``run``, and the report of each rank, of type `REHEARSED` or `MEASURED`.
 
     Raises ProtocolError.
     """

@@ -1,7 +1,7 @@
-"""Checks what a host reports against the launch plan and its own earlier reports. Pure.
+"""Checks a host's reports against the launch plan and its earlier reports. Pure.
 
-A relay that continues after a broken connection may repeat events; those are recognized by their
-offset. Everything else that cannot have happened is a ProtocolError of that host.
+A relay that resumes after a lost connection may repeat events; their offset identifies them. Any
+other impossible event is a ProtocolError of that host.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ class Sequence:
         self.ended = False
         self._offset = 0
         self._once: set[type[Message]] = set()
-        """What the present relay has said, of the messages that it sends once."""
+        """Messages that a relay sends only once and that the current relay has sent."""
 
     def begin_relay(self) -> None:
         """A new relay starts."""
         self._once.clear()
 
     def check_message(self, message: Message, *, started: bool) -> None:
-        """Raises ProtocolError for a message that is out of place. ``started``: whether the host
-        was asked to start its processes."""
+        """Raises ProtocolError for a message that is out of order. ``started``: whether the host
+        was ordered to start its processes."""
         kind = type(message)
         name = name_of(message)
         if (kind is Hello) != (Hello not in self._once):
-            raise ProtocolError(f"{name}: a relay says hello first, and once")
+            raise ProtocolError(f"{name}: a relay must send hello first, and only once")
         if kind in self._once:
-            raise ProtocolError(f"{name}: said twice")
+            raise ProtocolError(f"{name}: sent twice")
         if kind in (Hello, Prepared, Attached):
             self._once.add(kind)
         if kind in (StreamFound, Happened) and not started:
-            raise ProtocolError(f"{name}: the job has not started there")
+            raise ProtocolError(f"{name}: the job has not started on this host")
         if kind is Prepared and started:
-            raise ProtocolError(f"{name}: the job has started there")
+            raise ProtocolError(f"{name}: the job has already started on this host")
 
     def is_new(self, happened: Happened) -> bool:
-        """Take in one event; False where it has been taken in before. Raises ProtocolError."""
+        """Check one event. Returns False if it is a repetition. Raises ProtocolError."""
         if happened.offset <= self._offset:
             return False
         self._take(happened.event)
@@ -76,7 +76,7 @@ class Sequence:
         """Raises ProtocolError unless the stream is one of this host's."""
         name = stream.name.rpartition(".")[0]
         if name == f"rank-{stream.rank}":
-            # Only torchrun has ranks whose output is not its own.
+            # Only torchrun has ranks whose output is separate from its own.
             self._check_rank(stream.rank)
             right = self._torchrun and (stream.role, stream.index) == ("worker", stream.rank)
         else:
@@ -88,7 +88,7 @@ class Sequence:
     def _take(self, event: Event) -> None:
         late = self.ended and isinstance(event, Started | RankStarted | Exited | Stopping | Ended)
         if late:
-            raise ProtocolError(f"{event.kind}: the host said before that the job has ended there")
+            raise ProtocolError(f"{event.kind}: the host already reported the end of the job")
         match event:
             case Started():
                 key = self.check_process(event)
@@ -106,7 +106,7 @@ class Sequence:
                 self._check_rank(event.rank)
             case Stopping():
                 if self._stopping:
-                    raise ProtocolError("stopping: said twice")
+                    raise ProtocolError("stopping: sent twice")
                 self._stopping = True
             case Ended():
                 self._check_ended(event)

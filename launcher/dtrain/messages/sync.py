@@ -1,4 +1,4 @@
-"""What the receiver of the working folder answers. Pure. `dtrain.node.sync` is the other side."""
+"""Answers of the receiver of the working folder, see `dtrain.node.sync`. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt, parse_object
 
 Number = Annotated[int, Range(0, (1 << 32) - 1)]
-"""A file of the tree that was announced."""
+"""The index of a file in the announced tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Refused:
     reason: str
     hint: str = ""
     changed: Number | None = None
-    """A file whose content was not what the tree says."""
+    """A file whose content differs from the tree's hash."""
 
 
 Answer = Want | Done | Refused
@@ -38,12 +38,12 @@ _ANSWERS: dict[str, type[Answer]] = {"want": Want, "done": Done, "refused": Refu
 
 
 def max_answer(files: int) -> int:
-    """The most bytes of an answer about a tree of so many files."""
+    """Maximum size of an answer about a tree with ``files`` files, in bytes."""
     return (1 << 20) + 16 * files
 
 
 def read_answer(data: bytes, files: int) -> Answer:
-    """An answer about a tree of so many files. Raises ProtocolError."""
+    """An answer about a tree with ``files`` files. Raises ProtocolError."""
     body: dict[str, Any] = parse_object(data)
     kind = body.get("type")
     if not isinstance(kind, str) or kind not in _ANSWERS:
@@ -53,7 +53,7 @@ def read_answer(data: bytes, files: int) -> Answer:
         case Want(indices):
             named: tuple[int, ...] = indices
             if len(set(indices)) < len(indices):
-                raise ProtocolError("want: a file is named twice")
+                raise ProtocolError("want: a file is listed twice")
         case Refused(changed=int() as changed):
             named = (changed,)
         case _:

@@ -1,7 +1,7 @@
-"""`job.sync`: the launching machine's working folder, on every node, without half an update.
+"""`job.sync`: copies the launching machine's working folder to every node, atomically.
 
-`scan` once for a launch, then `send` to each host; what happens on the node is told in
-`dtrain.node.sync`.
+Call `scan` once for a launch, then `send` for each host. `dtrain.node.sync` documents the node's
+side.
 """
 
 from dtrain.sync.delivery import Patience, SyncResult, send

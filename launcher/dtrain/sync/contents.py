@@ -1,8 +1,7 @@
-"""File contents as frames for the wire (`dtrain.node.sync.wire`), made once for all hosts.
+"""File contents as frames for the wire (`dtrain.node.sync.wire`), created once for all hosts.
 
-The contents of the files
-that a node asked for follow one another as one stream, cut at file ends and every `CHUNK` bytes;
-the node knows all sizes and hashes from the manifest.
+The contents of the files that a node requested form one stream, cut at file ends and every `CHUNK`
+bytes. The node knows all sizes and hashes from the manifest.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from dataclasses import dataclass
 from dtrain.node.sync.wire import CHUNK, DEFLATED, FRAME, RAW
 
 _KEPT = 64 << 20
-"""Bytes of frames that are kept for the other hosts; bigger trees are read anew for each."""
+"""Bytes of frames to cache for the other hosts. Larger trees are read again for each host."""
 _PAYS = 0.9
-"""Compression must save a tenth, or the node's time is better spent otherwise."""
+"""Largest compressed share that is worth the node's time to decompress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +27,11 @@ class File:
     executable: bool
     mtime_ns: int
     sha256: str
-    """Hex digest of its content."""
+    """Hex digest of the content."""
 
 
 class SourceChangedError(Exception):
-    """A file is not what it was when the launch began. ``path`` is relative to the tree."""
+    """A file has changed since the launch began. ``path`` is relative to the tree."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -40,7 +39,7 @@ class SourceChangedError(Exception):
 
 
 class Contents:
-    """The contents of the files under one folder. Safe to use from many threads."""
+    """The contents of the files under one folder. Thread-safe."""
 
     def __init__(self, root: bytes) -> None:
         self._root = root
@@ -49,16 +48,16 @@ class Contents:
         self._room = _KEPT
 
     def frames(self, file: File, *, deflate: bool) -> Iterator[bytes]:
-        """Frames with exactly ``file.size`` bytes of its content, in at most `CHUNK` steps.
-        ``deflate`` compresses what shrinks by it.
+        """Frames with exactly ``file.size`` bytes of content, at most `CHUNK` bytes each.
+        ``deflate`` compresses content that shrinks.
 
-        Raises SourceChangedError if the file is gone or shorter now. Other changes show at the
-        node, whose hash differs.
+        Raises SourceChangedError if the file is missing or shorter now. The node detects other
+        changes by the hash.
         """
         if file.size > CHUNK:
             yield from self._read(file, deflate)
             return
-        # One host compresses, the others wait and take the result.
+        # One thread compresses. The others wait and use the result.
         with self._lock:
             framed = self._kept.get((file.sha256, deflate))
             if framed is None:
@@ -79,7 +78,7 @@ class Contents:
                     left -= len(chunk)
                     if deflate:
                         deflated = zlib.compress(chunk, 1)
-                        # A file is of one kind: what does not shrink at first is not tried again.
+                        # A file is uniform: if one chunk does not shrink, send the rest as it is.
                         deflate = len(deflated) < _PAYS * len(chunk)
                     yield frame(DEFLATED, deflated) if deflate else frame(RAW, chunk)
         except OSError:
@@ -87,7 +86,7 @@ class Contents:
 
 
 def local_path(root: bytes, path: str) -> bytes:
-    """Where ``path`` of a tree lies on this machine."""
+    """The local path of ``path`` in a tree."""
     return os.path.join(root, path.encode("utf-8", "surrogateescape"))
 
 

@@ -1,4 +1,4 @@
-"""Bringing the working folder to one host: the launcher's half of `dtrain.node.sync`."""
+"""Sends the working folder to one host: the launcher's side of `dtrain.node.sync`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dtrain.transport.incoming import Incoming
 ATTEMPTED = "sending the working folder"
 _WRITE = 1 << 18
 _CLEANUP = 10.0
-"""Seconds to wait for the receiver to end after its answer."""
+"""Seconds to wait for the receiver to exit after its answer."""
 _Answer = TypeVar("_Answer", Want, Done)
 
 
@@ -33,9 +33,9 @@ class Patience:
     """Times in seconds."""
 
     lock: float = 120.0
-    """How long another sync of the same folder may show no progress."""
+    """How long another sync of the same folder may make no progress."""
     unused: float = 900.0
-    """How long a snapshot is kept for a launch that was given it and has started nothing yet."""
+    """How long to keep a snapshot for a launch that has not started its workers yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class SyncResult:
     sent_bytes: int
     """Bytes of the files sent, before compression."""
     unchanged_files: int
-    """Files whose content the node had already."""
+    """Files whose content the node already had."""
     tree_path: str
-    """Absolute path of the snapshot on the node: where this launch's workers start. ``workdir``
-    is a link that leads there until the next sync."""
+    """Absolute path of the snapshot on the node, where this launch's workers start. ``workdir``
+    is a link to it until the next sync."""
     notices: tuple[str, ...] = ()
-    """What the user should know, one sentence each."""
+    """Messages for the user, one sentence each."""
 
 
 def send(
@@ -62,14 +62,14 @@ def send(
     trust_group: str | None = None,
     patience: Patience = Patience(),
 ) -> SyncResult:
-    """Make ``workdir`` on ``host`` show ``tree``; blocks until it does.
+    """Copy ``tree`` to ``workdir`` on ``host``. Blocks until it is done.
 
-    A relative ``workdir`` starts at the home folder; ``python`` runs the receiver in place of the
-    host's own, which may be there only after `job.setup`. Members of
-    ``trust_group``, a Unix group of the host, may own the folder and write to it.
+    A relative ``workdir`` starts at the home folder. ``python`` runs the receiver instead of the
+    host's own Python, which may not exist before `job.setup`. Members of ``trust_group``, a Unix
+    group of the host, may own the folder and write to it.
 
-    Raises PrepareError when it cannot be, and ConnectError when the connection breaks; in both
-    cases the node shows what it showed before.
+    Raises PrepareError if the copy fails, and ConnectError if the connection is lost. In both
+    cases ``workdir`` keeps its previous content.
     """
     if host.transport == "local":
         _refuse_inside_source(host, tree, workdir)
@@ -78,7 +78,7 @@ def send(
     try:
         return _converse(process, host, python, tree, workdir, trust_group, patience)
     finally:
-        # It cleans up and frees the lock; what happens next on that host should find that done.
+        # Wait until the receiver has cleaned up and released its lock.
         process.close_stdin()
         with suppress(TimeoutError, NodeError):
             process.wait(_CLEANUP)
@@ -111,7 +111,7 @@ def _converse(
     wanted = receiver.answer(Want).indices
     files = [tree.files[index] for index in wanted]
     try:
-        # Through a pipe on one machine, compression only costs.
+        # On the same machine compression costs more than it saves.
         for block in _blocks(tree, wanted, deflate=host.transport != "local"):
             process.write(block)
     except SourceChangedError as changed:
@@ -129,7 +129,7 @@ def _converse(
 
 
 def _blocks(tree: Tree, indices: Sequence[int], *, deflate: bool) -> Iterator[bytes]:
-    """The contents asked for, small files gathered: every write costs a packet and a wakeup."""
+    """The requested contents. Small files are combined: each write costs a packet and a wakeup."""
     gathered, size = [], 0
     for index in indices:
         for piece in tree.contents.frames(tree.files[index], deflate=deflate):
@@ -142,7 +142,7 @@ def _blocks(tree: Tree, indices: Sequence[int], *, deflate: bool) -> Iterator[by
 
 
 class _Receiver:
-    """What the program on the node answers."""
+    """Reads the answers of the program on the node."""
 
     def __init__(self, process: RemoteProcess, host: Host, python: str, tree: Tree) -> None:
         self._process = process
@@ -153,7 +153,7 @@ class _Receiver:
         self._greeted = False
 
     def answer(self, expected: type[_Answer]) -> _Answer:
-        """The next answer. Raises NodeError where it is another one, or there is none."""
+        """The next answer. Raises NodeError if it is missing or of another type."""
         host, files = self._host, self._tree.files
         try:
             found = read_answer(self._payload(), len(files))
@@ -166,7 +166,7 @@ class _Receiver:
         if isinstance(found, expected):
             return found
         if not isinstance(found, Refused):
-            raise AnswerError(host.name, ATTEMPTED, "an answer that was not asked for")
+            raise AnswerError(host.name, ATTEMPTED, "an unexpected answer")
         if found.changed is not None:
             raise _changed(host, self._tree, files[found.changed].path)
         raise PrepareError(host.name, ATTEMPTED, found.reason, hint=found.hint)
@@ -182,23 +182,23 @@ class _Receiver:
 
 
 def _changed(host: Host, tree: Tree, path: str) -> PrepareError:
-    # Sending its new content would give this host another state than the hosts before it.
+    # Other hosts already have the old content, so do not send the new one.
     return PrepareError(
         host.name,
         ATTEMPTED,
-        f"{shown(path)} in {tree.source} changed while it was being sent",
-        hint="launch again when nothing writes to it, or add it to job.sync.exclude",
+        f"{shown(path)} in {tree.source} changed during the transfer",
+        hint="launch again when no program writes to it, or add it to job.sync.exclude",
     )
 
 
 def _refuse_inside_source(host: Host, tree: Tree, workdir: str) -> None:
-    """Each sync would send the snapshots of the last."""
+    """Raise PrepareError if each sync would send the snapshots of the previous one."""
     here = (Path.home() / Path(workdir).expanduser()).resolve()
     source = tree.source.resolve()
     if here == source or source in here.parents:
         raise PrepareError(
             host.name,
             ATTEMPTED,
-            f"{workdir} lies in the folder that is to be sent, {tree.source}",
-            hint="choose a job.workdir outside it, or leave out job.sync on this machine",
+            f"{workdir} is inside the folder to send, {tree.source}",
+            hint="set job.workdir to a folder outside it, or remove job.sync",
         )

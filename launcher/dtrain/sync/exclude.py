@@ -1,6 +1,6 @@
-"""``job.sync.exclude``: which paths of the working folder are not sent, with gitignore's patterns.
+"""``job.sync.exclude``: paths of the working folder that are not sent, as gitignore patterns.
 
-As in git, a file inside an excluded folder cannot be included again: the folder is never read.
+As in git, a pattern cannot re-include a file inside an excluded folder: the folder is never read.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dtrain.diagnostics import UsageError
 
 
 class Exclusion:
-    """Answers for one list of patterns; the last pattern that matches decides."""
+    """One list of patterns. The last matching pattern decides."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        """Raises UsageError for a pattern that git would not understand."""
+        """Raises UsageError for a pattern that is invalid in git."""
         for pattern in patterns:
             try:
                 GitIgnoreSpec.from_lines([pattern])
@@ -31,6 +31,6 @@ class Exclusion:
     def covers(self, path: str, *, folder: bool) -> bool:
         """Whether ``path`` (relative, with ``/`` between names) is excluded.
 
-        Its parents must be included: a caller that walks the tree asks about them first.
+        The caller has checked its parents, and none of them is excluded.
         """
         return self._spec.match_file(f"{path}/" if folder else path)

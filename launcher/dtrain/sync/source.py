@@ -1,11 +1,11 @@
-"""The working folder on the launching machine, as it is at the moment of a launch.
+"""The working folder on the launching machine at the time of a launch.
 
-A `Tree` is scanned once and shared by the threads of all hosts, so that every host gets the same
-files even when the folder is edited meanwhile: what no longer has the hash of the scan is an
-error, never a mixture.
+The threads of all hosts share one `Tree`, scanned once, so that every host gets the same files. A
+file that changes after the scan no longer has its hash and causes an error, never a mixture of
+versions.
 
-Paths are text with ``/`` between names, relative to the folder; bytes that are not UTF-8 travel
-as surrogate escapes whatever the locale, and reach the node exactly.
+Paths are text with ``/`` between names, relative to the folder. Bytes that are not UTF-8 become
+surrogate escapes in any locale, and reach the node unchanged.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from dtrain.sync.exclude import Exclusion
 MANY_FILES, MUCH = 50_000, 1 << 30
 """Files and bytes above which a tree gets a notice."""
 TOO_MANY_FILES, TOO_MUCH = 1_000_000, 64 << 30
-"""Files and bytes above which it is refused before it is read: a data set by mistake."""
+"""Files and bytes above which a tree is refused unread: probably a data set by mistake."""
 _CHUNK = 1 << 20
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What is to be on every node. Every parent of a path is among ``folders``."""
+    """The files to copy to every node. Every parent of a path is in ``folders``."""
 
     source: Path
     folders: tuple[str, ...]
-    """Parents before what they hold."""
+    """Each parent before its contents."""
     links: tuple[tuple[str, str], ...]
     """Symbolic links: path and target."""
     files: tuple[File, ...]
     digest: str
-    """Names the tree: equal for equal paths, contents, targets and executable bits."""
+    """Identifies the tree: equal for equal paths, contents, link targets and executable bits."""
     contents: Contents = field(compare=False, repr=False)
     notices: tuple[str, ...] = field(default=(), compare=False)
-    """What the user should know, one sentence each."""
+    """Messages for the user, one sentence each."""
 
     @property
     def size(self) -> int:
@@ -53,10 +53,10 @@ class Tree:
 
 
 def scan(source: Path, exclude: Sequence[str]) -> Tree:
-    """Read ``source`` without what ``exclude`` covers (patterns: see `dtrain.sync.exclude`).
+    """Read ``source`` except paths that match ``exclude`` (patterns: see `dtrain.sync.exclude`).
 
-    Raises UsageError naming every path that cannot be sent: unreadable files, symbolic links
-    that lead outside, a folder too big to be code.
+    Raises UsageError with every path that cannot be sent: unreadable files, symbolic links that
+    lead outside, a folder too large to be code.
     """
     root = os.path.realpath(os.fsencode(source))
     if not os.path.isdir(root):
@@ -87,7 +87,7 @@ def shown(path: str) -> str:
 
 @dataclass(slots=True)
 class _Found:
-    """What a walk met, before any file is opened."""
+    """The result of a walk over the folder, before any file is opened."""
 
     files: dict[str, int] = field(default_factory=dict)
     """Path and size."""
@@ -114,7 +114,7 @@ class _Found:
             raise UsageError(
                 f"job.sync: {source} is too big to send: {self._weight()}",
                 hint="add data and environments to job.sync.exclude, "
-                "and bring them to the nodes by other means",
+                "and copy them to the nodes another way",
             )
 
     def notices(self, source: Path) -> Iterator[str]:
@@ -144,7 +144,7 @@ class _Found:
 
 
 def readable(size: int) -> str:
-    """A number of bytes for a person."""
+    """A number of bytes in readable form."""
     amount = float(size)
     for unit in ("bytes", "KiB", "MiB"):
         if amount < 1024:
@@ -186,7 +186,7 @@ def _add_link(found: _Found, root: bytes, path: str) -> None:
     raw = os.readlink(where)
     target = raw.decode("utf-8", "surrogateescape")
     lexical = os.path.normpath(os.path.join(os.path.dirname(path), target))
-    # Both ways of reading `..` must stay inside: the node checks the text alone.
+    # Both interpretations of `..` must stay inside. The node checks only the text.
     real = os.path.realpath(where)
     inside = real == root or real.startswith(root.rstrip(b"/") + b"/")
     if os.path.isabs(raw) or lexical == ".." or lexical.startswith("../") or not inside:
@@ -197,7 +197,7 @@ def _add_link(found: _Found, root: bytes, path: str) -> None:
 
 
 def _read(root: bytes, path: str) -> File:
-    """Hash one file, twice at most if it changes under the reader."""
+    """Hash one file. Retries once if the file changes while it is read."""
     for _ in range(2):
         try:
             with open(local_path(root, path), "rb", buffering=0) as file:
@@ -218,12 +218,12 @@ def _read(root: bytes, path: str) -> File:
             return File(path, size, executable, after.st_mtime_ns, digest.hexdigest())
     raise UsageError(
         f"job.sync: {shown(path)} in {os.fsdecode(root)} changes while it is read",
-        hint="wait until nothing writes to it, or add it to job.sync.exclude",
+        hint="wait until no program writes to it, or add it to job.sync.exclude",
     )
 
 
 def _digest(folders: Sequence[str], links: Sequence[tuple[str, str]], files: Sequence[File]) -> str:
-    """A hash over everything but times. NUL ends each part, because no path can hold one."""
+    """A hash over everything except times. NUL ends each part, because no path contains it."""
     digest = hashlib.sha256()
     for folder in folders:
         digest.update(_parts("folder", folder))
