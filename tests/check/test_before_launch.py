@@ -1,4 +1,4 @@
-"""The quick part of a check, as `dtrain launch` does it by itself."""
+"""The quick checks that `dtrain launch` runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JOB: dict[str, Any] = {
 
 
 def not_started(done: Done, cluster: Cluster, launcher: Launcher, *, left: bool = False) -> None:
-    """``left`` says that an earlier run has been there."""
+    """``left``: whether files of an earlier run may exist."""
     assert done.code == 3, str(done)
     assert done.stdout == ""
     assert "error: not started: the host check found" in done.stderr
@@ -37,7 +37,7 @@ def not_started(done: Done, cluster: Cluster, launcher: Launcher, *, left: bool 
 
 
 def test_healthy_hosts_are_not_mentioned(hosts: Hosts, launcher: Launcher) -> None:
-    """They are looked at on the launch's own connections, and no port stays busy."""
+    """The check uses the launch's connections and leaves no port busy."""
     cluster = hosts(8)
     file = launcher.file(cluster, JOB)
     done = launcher.run(file)
@@ -47,7 +47,7 @@ def test_healthy_hosts_are_not_mentioned(hosts: Hosts, launcher: Launcher) -> No
     for host in cluster.hosts:
         log = (host.folder / "sshd.log").read_text()
         assert log.count("Accepted publickey") == 1
-    # Whoever does not reuse addresses notices also connections that have just ended.
+    # Without SO_REUSEADDR, bind also fails on recently closed connections.
     bind = "import socket; socket.socket().bind(('', 29500))"
     assert launcher.command("check", str(file)).wait().code == 0
     cluster["node1"].run(sys.executable, "-c", bind)
@@ -62,7 +62,7 @@ def test_a_fault_ends_the_launch(hosts: Hosts, launcher: Launcher) -> None:
     assert "error    node[2,4] (2): network" in done.stderr
     assert "remedy   " in done.stderr
     assert "error: not started: the host check found 1 error\n" in done.stderr
-    # A user who knows better can launch without the check.
+    # The user can launch without the check.
     assert launcher.run(file, "--no-check").code == 0
 
 
@@ -85,7 +85,9 @@ def test_findings_for_programs(hosts: Hosts, launcher: Launcher) -> None:
     assert told == [{key: found[key] for key in told[0]}]
 
 
-def test_a_warning_is_a_line_and_holds_nobody_up(hosts: Hosts, launcher: Launcher) -> None:
+def test_a_warning_is_one_line_and_does_not_delay_the_launch(
+    hosts: Hosts, launcher: Launcher
+) -> None:
     cluster = hosts(3)
     cluster["node2"].run("ip", "link", "set", "dev", "eth0", "mtu", "1400")
     done = launcher.run(launcher.file(cluster, JOB), "--detach")
@@ -97,7 +99,7 @@ def test_a_warning_is_a_line_and_holds_nobody_up(hosts: Hosts, launcher: Launche
     ]
 
 
-def test_an_unreachable_host_is_told_once_and_hides_nothing(
+def test_an_unreachable_host_is_reported_once_and_hides_nothing(
     hosts: Hosts, launcher: Launcher
 ) -> None:
     cluster = hosts(4)
@@ -122,9 +124,7 @@ def test_what_was_found_is_not_left_behind_with_a_lost_host(
     assert "attempt 2" not in done.stderr
 
 
-def test_hosts_are_looked_at_by_whoever_starts_the_job_at_last(
-    hosts: Hosts, launcher: Launcher
-) -> None:
+def test_the_process_that_starts_the_job_checks_the_hosts(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(2)
     cluster.cut("node2")
     launch = launcher.start(launcher.file(cluster, {**JOB, "script": "train.py"}))
@@ -142,7 +142,7 @@ def test_hosts_are_looked_at_by_whoever_starts_the_job_at_last(
     not_started(shown.wait(), cluster, launcher)
 
 
-def test_what_is_sent_need_not_be_there(hosts: Hosts, launcher: Launcher) -> None:
+def test_files_that_sync_sends_may_be_missing(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(2)
     source = launcher.folder / "source"
     source.mkdir()
@@ -154,10 +154,10 @@ def test_what_is_sent_need_not_be_there(hosts: Hosts, launcher: Launcher) -> Non
     (source / "train.py").unlink()
     not_sent = launcher.run(launcher.file(cluster, job_))
     assert not_sent.code == 3
-    assert "holds no train.py" in not_sent.stderr
+    assert "does not contain train.py" in not_sent.stderr
 
 
-def test_an_interpreter_and_a_script_that_setup_brings(hosts: Hosts, launcher: Launcher) -> None:
+def test_an_interpreter_and_a_script_that_setup_creates(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(2)
     for host in cluster.hosts:
         (host.home / "bin").mkdir()
@@ -175,7 +175,7 @@ def test_an_interpreter_and_a_script_that_setup_brings(hosts: Hosts, launcher: L
 
 
 def test_a_module_in_a_package(hosts: Hosts, launcher: Launcher) -> None:
-    """It is found without an import, which could take longer than all the rest."""
+    """The check finds it without an import, which could be slow."""
     cluster = hosts(1)
     package = cluster["node1"].home / "job" / "mine"
     package.mkdir(parents=True)
@@ -193,7 +193,7 @@ def test_a_module_in_a_package(hosts: Hosts, launcher: Launcher) -> None:
     assert "error    node1: module" in done.stderr
 
 
-def test_ctrl_c_while_hosts_are_looked_at(hosts: Hosts, launcher: Launcher) -> None:
+def test_ctrl_c_during_the_check(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(2)
     fake = launcher.folder / "fake"
     fake.mkdir()
@@ -211,8 +211,8 @@ def test_ctrl_c_while_hosts_are_looked_at(hosts: Hosts, launcher: Launcher) -> N
     assert launcher.left(cluster) == {}
 
 
-def test_a_spare_that_will_not_do_is_passed_over(hosts: Hosts, launcher: Launcher) -> None:
-    """Spares are looked at when they take a rank, and the others are not told of again."""
+def test_an_unsuitable_spare_is_skipped(hosts: Hosts, launcher: Launcher) -> None:
+    """dtrain checks a spare when it takes a rank, and does not repeat findings of other hosts."""
     cluster = hosts(4)
     for name in ("node1", "node2", "node4"):
         (cluster[name].home / "job").mkdir()
@@ -239,5 +239,5 @@ def test_a_spare_that_will_not_do_is_passed_over(hosts: Hosts, launcher: Launche
     assert done.code == 0, str(done)
     assert "error    node3: workdir" in done.stderr
     assert "node4 takes the place of node3" in done.stderr
-    assert done.stderr.count("MTU 1400") == 3  # once for each host that it was new to
+    assert done.stderr.count("MTU 1400") == 3  # once for each host with a new finding
     assert launcher.left(cluster) == {}

@@ -1,4 +1,4 @@
-"""What is said of facts that neither a recorded machine nor a host in a namespace shows."""
+"""Findings for facts that neither recorded machines nor hosts in namespaces have."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def network(**interfaces: Facts) -> Facts:
     return {"network": {"interfaces": interfaces, "routes": {"gpu9": next(iter(interfaces))}}}
 
 
-def test_an_ssh_connection_that_answers_late() -> None:
+def test_a_slow_ssh_connection() -> None:
     found = only(evidence({}, latency=2.5), "warning", "ssh", "gpu3")
     assert "2.5 s" in found.seen
 
 
-def test_a_name_server_that_keeps_everybody_waiting() -> None:
+def test_a_slow_name_server() -> None:
     slow = {"names": {"hosts": {}, "reverse_seconds": 5.0}}
     found = only(evidence({"names": {"hosts": {}}}, slow), "warning", "names", "gpu3")
     assert "takes 5 s" in found.seen
@@ -91,15 +91,15 @@ def test_a_name_server_that_keeps_everybody_waiting() -> None:
         ("framework: tensorflow, script: train.py", "error"),
     ],
 )
-def test_a_name_is_needed_by_those_who_use_it(job: str, severity: str) -> None:
+def test_an_unknown_name_is_an_error_only_if_the_job_uses_it(job: str, severity: str) -> None:
     unknown = {"names": {"hosts": {"gpu2": {"error": "Name or service not known"}}}}
     only(evidence({}, unknown, of=plan(job)), severity, "names", "gpu3")
     first = {"names": {"hosts": {"gpu1": {"error": "Name or service not known"}}}}
     only(evidence({}, first, of=plan(job)), "error", "names", "gpu3")
 
 
-def test_addresses_that_only_the_launching_machine_has_a_way_to() -> None:
-    """Each host is behind a gateway of its own, and they meet by the interface that is named."""
+def test_addresses_that_only_the_launching_machine_can_reach() -> None:
+    """Each host is behind its own gateway, and hosts connect over the configured interface."""
     named = plan(more="  network: {interface: eth1}\n")
     eth1 = network(eth1=interface())
 
@@ -108,7 +108,7 @@ def test_addresses_that_only_the_launching_machine_has_a_way_to() -> None:
 
     ways = (dialed("gpu2", "address", error="no route"), dialed("gpu2", "interface"))
     assert judge(evidence(eth1, of=named, dialed=ways)) == ()
-    # But on the first host they meet by its address.
+    # But all hosts connect to the first host by its address.
     ways = (dialed("gpu1", "address", error="no route"), dialed("gpu1", "interface"))
     only(evidence(eth1, of=named, dialed=ways), "error", "network", "gpu1", "gpu3")
 
@@ -121,8 +121,8 @@ def test_a_route_by_another_interface() -> None:
     assert judge(right) == ()
     wrong = evidence(both, of=named, dialed=({**way, "source": "192.168.0.3"},))
     found = only(wrong, "warning", "route", "gpu3")
-    assert "leaves by eth0" in found.seen
-    assert "it leaves by ib0" in found.expected
+    assert "uses interface eth0" in found.seen
+    assert "it uses ib0" in found.expected
 
 
 def test_an_interface_without_an_address() -> None:
@@ -138,7 +138,7 @@ def test_a_link_that_is_slower_than_the_others() -> None:
     assert "1 Gb/s; 25 Gb/s on gpu[1-2]" in found.seen
 
 
-def test_a_host_without_the_others_infiniband() -> None:
+def test_a_host_without_infiniband() -> None:
     port = {"state": "ACTIVE", "physical": "LinkUp", "rate": 400, "link": "InfiniBand"}
     there = {"infiniband": {"mlx5_0/1": port}}
     found = only(evidence(there, {"infiniband": {}}), "warning", "infiniband", "gpu3")
@@ -155,7 +155,7 @@ def test_a_host_without_the_others_infiniband() -> None:
         ({"inodes": 0, "inodes_free": 0}, None, ""),
     ],
 )
-def test_where_a_launch_writes(odd: Facts, severity: str | None, words: str) -> None:
+def test_folders_that_a_launch_writes_to(odd: Facts, severity: str | None, words: str) -> None:
     usual = {"storage": {"cluster.run_dir": folder()}}
     looked = evidence(usual, {"storage": {"cluster.run_dir": folder(**odd)}})
     if severity is None:
@@ -182,7 +182,7 @@ def test_shared_memory_matters_most_between_gpus(count: int, severity: str) -> N
     assert "1 MiB of its 8 GiB" in only(looked, severity, "/dev/shm", "gpu3").seen
 
 
-def test_a_folder_that_not_all_share() -> None:
+def test_a_folder_that_only_some_hosts_share() -> None:
     shared = folder(type="nfs4", source="filer:/home", mount="/home")
     looked = evidence({"storage": {"job.workdir": shared}}, {"storage": {"job.workdir": folder()}})
     found = only(looked, "warning", "job.workdir", "gpu3")
@@ -222,14 +222,14 @@ def test_processors_that_differ() -> None:
 
 
 def test_one_machine_under_two_names() -> None:
-    """It is a mistake, and fails where they claim the same GPUs."""
+    """It is a mistake, and an error if both claim the same GPUs."""
     one = {"machine": {"boot": "b", "network": 1, "hostname": "box"}}
     assert {severity for severity, _, _ in said(evidence(one))} == {"warning"}
     assert {severity for severity, _, _ in said(evidence(one, of=plan(gpus=2)))} == {"error"}
 
 
 def test_one_name_for_two_machines() -> None:
-    """NCCL tells machines apart by their names and kernels."""
+    """NCCL identifies machines by host name and kernel."""
     machines = [{"machine": {"boot": "b", "network": n, "hostname": "box"}} for n in (1, 2)]
     for count, severity in ((0, "warning"), (1, "error")):
         first, second, _ = plan(gpus=count).hosts
@@ -256,13 +256,13 @@ def test_gpus_and_drivers_that_differ() -> None:
     assert found.remedy == "install driver 550.54 there"
 
 
-def test_a_gpu_that_takes_no_jobs() -> None:
+def test_a_gpu_in_compute_mode_prohibited() -> None:
     closed = gpus(gpu(0, compute_mode="Prohibited"))
     found = only(evidence(gpus(gpu(0)), closed, of=plan(gpus=1)), "error", "gpu", "gpu3")
     assert found.remedy == "sudo nvidia-smi -i 0 -c DEFAULT there"
 
 
-def test_a_gpu_in_use_by_nobody_knows_whom() -> None:
+def test_a_gpu_in_use_by_an_unknown_process() -> None:
     used = gpus(gpu(0, used=4 * GIB))
     found = only(evidence(gpus(gpu(0)), used, of=plan(gpus=1)), "warning", "gpu", "gpu3")
     assert "fuser -v /dev/nvidia0" in found.remedy
@@ -275,7 +275,7 @@ def test_a_gpu_in_use_by_nobody_knows_whom() -> None:
         ({"cuda": "11.8"}, "warning", "cuda", "torch for CUDA 11.8"),
         ({"version": "2.5.1"}, "error", "torch", "torch 2.5.1; torch 2.6.0 on gpu[1-2]"),
         ({"distributed": False}, "error", "torch", "without torch.distributed"),
-        ({"cuda": None}, "error", "torch", "built for CPUs alone"),
+        ({"cuda": None}, "error", "torch", "CPU-only build"),
         ({"gpus": 1}, "error", "torch", "sees 1 of the 2 GPUs"),
     ],
 )
@@ -292,7 +292,7 @@ def test_packages_and_pythons_that_differ() -> None:
     found = only(
         evidence({"interpreter": usual}, {"interpreter": other}), "warning", "packages", "gpu3"
     )
-    assert found.seen == "not as on most hosts: dill missing, numpy 1.26.4"
+    assert found.seen == "different from most hosts: dill missing, numpy 1.26.4"
     newer = {"interpreter": usual | {"python": "3.13.1"}}
     only(evidence({"interpreter": usual}, newer), "warning", "python", "gpu3")
 
@@ -309,25 +309,25 @@ TAKEN = {"ports": {"29500": {"free": False, "reason": "in use", "holder": "proce
 
 
 def test_no_port_is_left() -> None:
-    """Where a launch can draw no other port, it would fail."""
+    """It is an error if a launch can choose no other port."""
     taken = TAKEN["ports"]["29500"]
     assert only(evidence(TAKEN), "warning", "port", "gpu1")
     full = {"ports": {"29500": {**taken, "room": False}}}
     assert "widen job.rendezvous.ports" in only(evidence(full), "error", "port", "gpu1").remedy
 
 
-def test_a_folder_of_another_user_is_not_taken_over() -> None:
+def test_a_remedy_never_takes_over_a_folder_of_another_user() -> None:
     theirs = folder(not_writable="permission denied", stranger="eve")
     for severity, subject in (("error", "cluster.run_dir"), ("warning", "job.workdir")):
         found = evidence({}, {"storage": {subject: theirs}})
         remedy = only(found, severity, subject, "gpu3").remedy
         assert "chown" not in remedy
-        assert "have eve share /w with a group" in remedy
+        assert "ask eve to share /w with a group" in remedy
         assert ("job.sync" in remedy) is (subject == "job.workdir")
 
 
-def test_a_launch_leaves_out_what_it_deals_with_itself() -> None:
-    """A port where it may take the next, and hosts on which nothing can be started."""
+def test_a_launch_omits_findings_that_it_handles_itself() -> None:
+    """A taken port that another can replace, and unreachable hosts."""
     moving = evidence(TAKEN)
     assert len(judge(moving)) == 1
     assert before_launch(moving) == ()
@@ -337,7 +337,7 @@ def test_a_launch_leaves_out_what_it_deals_with_itself() -> None:
     silent = Evidence(plan(), evidence({}).hosts, (lost,))
     assert len(judge(silent)) == 1
     assert before_launch(silent) == ()
-    # Where something else ends it, that is told along with it.
+    # If there is another error, both are reported.
     broken = evidence({}, {"storage": {"cluster.run_dir": folder(free=0)}})
     both = Evidence(plan(), broken.hosts, (lost,))
     assert [one.subject for one in before_launch(both)] == ["ssh", "cluster.run_dir"]

@@ -1,4 +1,4 @@
-"""The program that gathers facts: it never hangs, never raises, and leaves nothing behind."""
+"""The program that gathers facts never hangs, never raises, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_setup_line_that_never_ends(ask: Ask) -> None:
     assert found["interpreter"]["failed_setup"] == 2
 
 
-def test_a_process_left_in_the_background_holds_nobody_up(ask: Ask) -> None:
+def test_a_background_process_does_not_delay_the_answer(ask: Ask) -> None:
     begun = time.monotonic()
     found = ask("interpreter", setup=["sleep 1000 &"])
     assert time.monotonic() - begun < HANG
@@ -93,9 +93,7 @@ def test_an_interpreter_that_writes_nonsense(ask: Ask) -> None:
     assert found["interpreter"]["status"] == 0
 
 
-def test_a_package_whose_version_nobody_knows_is_installed_nonetheless(
-    ask: Ask, tmp_path: Path
-) -> None:
+def test_a_package_without_a_version_counts_as_installed(ask: Ask, tmp_path: Path) -> None:
     package = tmp_path / "frame"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('imported')")
@@ -112,7 +110,7 @@ def test_a_package_whose_version_nobody_knows_is_installed_nonetheless(
     assert there["interpreter"]["framework"] == {"version": "2.1"}
 
 
-def test_what_setup_changes_counts_and_what_the_file_says_goes_before(
+def test_setup_can_change_the_environment_but_the_file_overrides_it(
     ask: Ask, tmp_path: Path
 ) -> None:
     say = (
@@ -132,14 +130,14 @@ def test_what_setup_changes_counts_and_what_the_file_says_goes_before(
 
 
 def test_setup_lines_are_on_no_command_line(ask: Ask, tmp_path: Path) -> None:
-    """They may hold secrets, and every user of a host can list its processes."""
+    """They may contain secrets, and every user of a host can list its processes."""
     ask("interpreter", setup=["tr '\\0' ' ' </proc/$$/cmdline >words # of s3cret"])
     words = (tmp_path / "words").read_text()
     assert words
     assert "s3cret" not in words
 
 
-def test_what_setup_prints_stays_where_it_is(ask: Ask) -> None:
+def test_output_of_setup_does_not_reach_the_answer(ask: Ask) -> None:
     found = ask("interpreter", setup=["echo hush"])
     assert found["interpreter"]["python"]
     assert "hush" not in json.dumps(found)
@@ -152,13 +150,13 @@ def test_a_probe_that_fails_is_a_fact(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("listens", [True, False])
-def test_whether_other_ports_are_left(ask: Ask, listens: bool) -> None:
+def test_whether_other_ports_are_free(ask: Ask, listens: bool) -> None:
     with socket.socket() as taken, socket.socket() as next_one:
         taken.bind(("", 0))
         port = taken.getsockname()[1]
         if listens:
             taken.listen()
-        with contextlib.suppress(OSError):  # someone else has it, then
+        with contextlib.suppress(OSError):  # Another process has it then.
             next_one.bind(("", port + 1))
         found = ask(ports=[port], draw=[port, port + 1, 1])["ports"][str(port)]
         assert not found["room"]
@@ -168,7 +166,7 @@ def test_whether_other_ports_are_left(ask: Ask, listens: bool) -> None:
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_a_taken_port_and_who_has_it(ask: Ask, family: socket.AddressFamily) -> None:
+def test_a_taken_port_and_its_owner(ask: Ask, family: socket.AddressFamily) -> None:
     with socket.socket(family) as taken:
         taken.bind(("127.0.0.1" if family == socket.AF_INET else "::1", 0))
         taken.listen()
@@ -209,7 +207,7 @@ def test_nothing_runs_in_a_folder_that_another_user_can_change(ask: Ask, tmp_pat
     assert str(workdir) in found["storage"]["cluster.run_dir"]["unsafe"]["seen"]
 
 
-def test_a_fifo_beside_the_script_holds_nobody_up(ask: Ask, tmp_path: Path) -> None:
+def test_a_fifo_next_to_the_script_does_not_block(ask: Ask, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.py")
     (tmp_path / "a.py").touch()
     assert list(ask("script", code=True)["script"]["code"]) == ["a.py"]

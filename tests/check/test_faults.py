@@ -1,4 +1,4 @@
-"""Faults planted on real hosts: each is named, on the right hosts, with a remedy that works."""
+"""Injected faults on real hosts: each is reported, on the right hosts, with a working remedy."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Hosts = Callable[..., Cluster]
 REAL: dict[str, Any] = {"framework": "torch", "script": job("echo_env.py")}
 FAKES = Path(__file__).parent / "fakes"
 JOB = {**REAL, "env": {"PYTHONPATH": str(FAKES / "torch-2.13.0")}}
-"""With a stand-in for torch, which takes seconds to import on every host."""
+"""Uses a fake torch, because the real one takes seconds to import on every host."""
 
 
 class Checked:
-    """What `dtrain check --json` said."""
+    """The output of `dtrain check --json`."""
 
     def __init__(self, code: int, document: dict[str, Any]) -> None:
         self.code = code
         self.findings = document["findings"]
 
     def one(self, subject: str, *hosts: str) -> dict[str, Any]:
-        """The only finding on ``subject``; it names ``hosts`` and no other."""
+        """The only finding on ``subject``. Its hosts are ``hosts``."""
         found = [each for each in self.findings if each["subject"] == subject]
         assert len(found) == 1, self.findings
         assert found[0]["hosts"] == list(hosts)
@@ -42,7 +42,7 @@ class Checked:
         return dict(found[0])
 
     def only(self, subject: str, *hosts: str, severity: str = "error") -> dict[str, Any]:
-        """`one`, and nothing else was found: a fault raises no other alarm."""
+        """`one`, and there is no other finding: a fault causes no false alarm."""
         finding = self.one(subject, *hosts)
         assert self.findings == [finding]
         assert finding["severity"] == severity
@@ -63,7 +63,7 @@ def healthy(launcher: Launcher, file: Path) -> None:
 
 
 def by_name(cluster: Cluster, launcher: Launcher, job: dict[str, Any], **section: Any) -> Path:
-    """A cluster file whose hosts reach each other by name; the launcher alone has addresses."""
+    """A cluster file whose hosts connect to each other by name. Only the launcher has addresses."""
     config = launcher.folder / "ssh_config"
     config.write_text(
         "".join(f"Host {host.name}\n  HostName {host.address}\n" for host in cluster.hosts)
@@ -74,7 +74,7 @@ def by_name(cluster: Cluster, launcher: Launcher, job: dict[str, Any], **section
 
 @contextmanager
 def running(host: Host, *argv: str) -> Iterator[None]:
-    """``argv`` on the host, once it has written a line."""
+    """Run ``argv`` on the host, and wait until it has written a line."""
     with subprocess.Popen(
         host.command(*argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -103,19 +103,19 @@ def test_a_blocked_pair(hosts: Hosts, launcher: Launcher) -> None:
     assert "between node2 and node4" in found["seen"]
     addresses = [cluster[name].address for name in ("node2", "node4")]
     assert all(f"sudo ufw allow from {address}" in found["remedy"] for address in addresses)
-    # The remedy: let the other host through.
+    # The remedy: allow the other host.
     cluster.heal()
     healthy(launcher, file)
 
 
-def test_a_host_that_no_other_reaches(hosts: Hosts, launcher: Launcher) -> None:
+def test_a_host_that_no_other_host_can_reach(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(4)
     cluster.block("node3", "node1", "node2", "node4")
     found = check(launcher, launcher.file(cluster, JOB)).only("network", "node3")
     assert "between node3 and any other host" in found["seen"]
 
 
-def test_the_rendezvous_port_alone_is_blocked(hosts: Hosts, launcher: Launcher) -> None:
+def test_only_the_rendezvous_port_is_blocked(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(3)
     cluster["node1"].firewall("tcp dport 29500 drop")
     file = launcher.file(cluster, JOB)
@@ -126,31 +126,33 @@ def test_the_rendezvous_port_alone_is_blocked(hosts: Hosts, launcher: Launcher) 
     healthy(launcher, launcher.file(cluster, other, name="other.yaml"))
 
 
-def test_a_path_that_swallows_large_packets(hosts: Hosts, launcher: Launcher) -> None:
+def test_a_path_that_drops_large_packets(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(3)
     cluster["node2"].firewall("ip length > 1400 tcp dport 1024-65535 tcp sport 1024-65535 drop")
     found = check(launcher, launcher.file(cluster, JOB)).only("mtu", "node2")
     assert "large packets do not arrive" in found["seen"]
 
 
-@pytest.mark.parametrize("leads_to", ["127.0.1.1", "::1"])
-def test_a_name_that_leads_to_loopback(hosts: Hosts, launcher: Launcher, leads_to: str) -> None:
+@pytest.mark.parametrize("resolves_to", ["127.0.1.1", "::1"])
+def test_a_name_that_resolves_to_loopback(
+    hosts: Hosts, launcher: Launcher, resolves_to: str
+) -> None:
     cluster = hosts(3)
     table = cluster["node3"].folder / "etc" / "hosts"
     address = cluster["node1"].address
-    table.write_text(table.read_text().replace(f"{address} node1", f"{leads_to} node1"))
+    table.write_text(table.read_text().replace(f"{address} node1", f"{resolves_to} node1"))
     file = by_name(cluster, launcher, JOB)
     found = check(launcher, file).only("names", "node3")
     assert "node1" in found["seen"]
-    assert leads_to in found["seen"]
+    assert resolves_to in found["seen"]
     assert f"cluster.overrides.node1.address: {address}" in found["remedy"]
     assert "/etc/hosts" in found["remedy"]
     healthy(launcher, launcher.file(cluster, JOB, name="addresses.yaml"))
-    table.write_text(table.read_text().replace(f"{leads_to} node1", f"{address} node1"))
+    table.write_text(table.read_text().replace(f"{resolves_to} node1", f"{address} node1"))
     healthy(launcher, file)
 
 
-def test_a_name_that_is_not_known(hosts: Hosts, launcher: Launcher) -> None:
+def test_an_unknown_name(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(3)
     table = cluster["node2"].folder / "etc" / "hosts"
     address = cluster["node3"].address
@@ -163,7 +165,7 @@ def test_a_name_that_is_not_known(hosts: Hosts, launcher: Launcher) -> None:
     healthy(launcher, file)
 
 
-def test_a_name_that_leads_to_another_host(hosts: Hosts, launcher: Launcher) -> None:
+def test_a_name_that_resolves_to_another_host(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(3)
     for host in cluster.hosts:
         table = host.folder / "etc" / "hosts"
@@ -173,7 +175,7 @@ def test_a_name_that_leads_to_another_host(hosts: Hosts, launcher: Launcher) -> 
     found = check(launcher, by_name(cluster, launcher, JOB)).only(
         "names", "node1", "node2", severity="warning"
     )
-    assert "leads to node2" in found["seen"]
+    assert "resolves to node2" in found["seen"]
     healthy(launcher, launcher.file(cluster, JOB, name="addresses.yaml"))
 
 
@@ -184,7 +186,7 @@ def test_two_hosts_that_are_one_machine(hosts: Hosts, launcher: Launcher) -> Non
     overrides["node3"] = overrides["node2"]
     file = launcher.file(cluster, JOB, overrides=overrides)
     found = check(launcher, file).only("hosts", "node2", "node3", severity="warning")
-    assert "one machine" in found["seen"]
+    assert "the same machine" in found["seen"]
 
 
 def test_two_hosts_with_one_name(hosts: Hosts, launcher: Launcher) -> None:
@@ -192,7 +194,7 @@ def test_two_hosts_with_one_name(hosts: Hosts, launcher: Launcher) -> None:
     cluster["node3"].run("hostname", "node2")
     file = launcher.file(cluster, JOB)
     found = check(launcher, file).only("hosts", "node2", "node3", severity="warning")
-    assert "call themselves node2" in found["seen"]
+    assert "have the host name node2" in found["seen"]
     cluster["node3"].run("hostname", "node3")
     healthy(launcher, file)
 
@@ -203,7 +205,7 @@ def test_a_missing_script(hosts: Hosts, launcher: Launcher) -> None:
         (cluster[name].home / "train.py").write_text("print()\n")
     file = launcher.file(cluster, {**JOB, "script": "train.py"})
     found = check(launcher, file).only("script", "node2")
-    assert found["seen"] == "there is no ~/train.py"
+    assert found["seen"] == "~/train.py does not exist"
     (cluster["node2"].home / "train.py").write_text("print()\n")
     healthy(launcher, file)
 
@@ -249,7 +251,7 @@ def test_no_permission_to_write(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(2)
     ssh = {**cluster.section()["ssh"], "user": "ml"}  # type: ignore[dict-item]
     home = f"{cluster['node2'].folder}/home/ml"
-    # Not everywhere may an ordinary account use the Python that runs the tests.
+    # An ordinary account may not be able to run the Python of the tests.
     file = launcher.file(cluster, JOB, ssh=ssh, python="python3")
     healthy(launcher, file)
     cluster["node2"].run("chown", "root", home)
@@ -305,7 +307,7 @@ def test_an_interface_that_only_some_have(hosts: Hosts, launcher: Launcher) -> N
         host.run("ip", "link", *command.split())
     file = launcher.file(cluster, JOB, network={"interface": "eth0"})
     found = check(launcher, file).only("interface", "node3")
-    assert "there is no interface eth0; there are net0" in found["seen"]
+    assert "interface eth0 does not exist; available: net0" in found["seen"]
     assert found["remedy"] == "set cluster.overrides.node3.interface: net0"
     remedied = cluster.section()["overrides"]
     remedied["node3"]["interface"] = "net0"  # type: ignore[index]
@@ -345,7 +347,7 @@ def test_a_small_shared_memory(hosts: Hosts, launcher: Launcher) -> None:
 
 
 def other_python(folder: Path, code: str) -> str:
-    """An interpreter that runs ``code`` before anything else, whatever its options are."""
+    """An interpreter that runs ``code`` first, with any options."""
     path = folder / "python"
     path.write_text(
         '#!/bin/sh\noptions=\nwhile [ "$1" != -c ]; do options="$options $1"; shift; done\n'
@@ -367,7 +369,7 @@ def with_python(
 
 
 def test_a_wrong_clock(hosts: Hosts, launcher: Launcher, tmp_path: Path) -> None:
-    """Hosts in namespaces share one clock, so that of one is bent in the program that reads it."""
+    """Hosts in namespaces share one clock, so the program that reads it is modified on one host."""
     cluster = hosts(3)
     bend = "import time; time.time = lambda now=time.time: now() + 90"
     file = with_python(cluster, launcher, "node2", other_python(tmp_path, bend))
@@ -403,7 +405,7 @@ def test_no_torch_on_one_host(hosts: Hosts, launcher: Launcher, tmp_path: Path) 
     tmp_path.chmod(0o755)
     python = str(bare / "bin" / "python")
     found = check(launcher, with_python(cluster, launcher, "node2", python, job=REAL))
-    assert "has no torch" in found.one("torch", "node2")["seen"]
+    assert "torch is not installed" in found.one("torch", "node2")["seen"]
 
 
 def test_no_interpreter_on_one_host(hosts: Hosts, launcher: Launcher) -> None:

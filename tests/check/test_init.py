@@ -1,4 +1,4 @@
-"""`dtrain init` writes a file that can be launched, and overwrites nothing by itself."""
+"""`dtrain init` writes a file that can be launched, and does not overwrite files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.machines import recorded_evidence
 
 Hosts = Callable[..., Cluster]
 FLAGS = ("--hosts", "gpu[01-02]", "--framework", "torch", "--script", "train.py")
-"""Everything that would be asked for otherwise."""
+"""Options for all questions."""
 
 
 def test_from_flags_alone(launcher: Launcher) -> None:
@@ -58,7 +58,7 @@ def test_answers_that_make_no_file(launcher: Launcher, argv: tuple[str, ...], sa
     assert not (launcher.folder / "cluster.yaml").exists()
 
 
-def test_what_the_hosts_are_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_are_inspected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evidence = recorded_evidence("dgx-a100", tmp_path, monkeypatch)
     answers = first_file.Answers(("gpu01", "gpu02"), "torch", "it's #1.py", "ml")
     text = first_file.text(answers, evidence)
@@ -75,7 +75,7 @@ def test_what_the_hosts_are_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.netns
-def test_a_look_over_ssh(hosts: Hosts, launcher: Launcher) -> None:
+def test_hosts_are_inspected_over_ssh(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(3)
     table = cluster["node1"].folder / "etc" / "hosts"
     table.write_text(table.read_text().replace(f"{cluster['node3'].address} node3\n", ""))
@@ -93,7 +93,7 @@ def test_a_look_over_ssh(hosts: Hosts, launcher: Launcher) -> None:
     assert "not reached: node2" in done.stdout
     spec = read(launcher.folder / "cluster.yaml")
     assert [host.interface for host in spec.cluster.hosts] == ["eth0"] * 3
-    # node1 does not know the name of node3.
+    # node1 cannot resolve the name of node3.
     assert [host.address for host in spec.cluster.hosts] == [
         "node1",
         "node2",

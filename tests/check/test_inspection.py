@@ -1,4 +1,4 @@
-"""Links that wait for each other while their hosts are looked at."""
+"""Links wait for each other while their hosts are checked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def plan(script: Path) -> LaunchPlan:
 
 
 def inspect(script: Path, *, close: bool = False) -> tuple[Inspection, list[bool], list[Finding]]:
-    """Two of three hosts connect, and the third never does, or ``close`` comes first."""
+    """Two of three hosts arrive. The third one never does, or all are released before."""
     found: list[Finding] = []
 
     def report(findings: Sequence[Finding]) -> None:
@@ -51,7 +51,7 @@ def inspect(script: Path, *, close: bool = False) -> tuple[Inspection, list[bool
     return inspection, answers, found
 
 
-def test_nobody_waits_for_a_host_that_cannot_come(tmp_path: Path) -> None:
+def test_no_link_waits_for_a_host_that_cannot_arrive(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()
     inspection, answers, found = inspect(script)
@@ -68,7 +68,7 @@ def test_one_error_stops_all(tmp_path: Path) -> None:
     assert inspection.failing_newcomers == {"here", "there"}
 
 
-def test_who_waits_can_be_let_go(tmp_path: Path) -> None:
+def test_waiting_links_can_be_released(tmp_path: Path) -> None:
     inspection, answers, found = inspect(tmp_path / "train.py", close=True)
     assert answers == [False, False]
     assert found == []

@@ -1,4 +1,4 @@
-"""Judgements that no recorded machine shows: ties, folding, groups, clocks, logs."""
+"""Findings that no recorded machine has: ties, folding, groups, clocks, logs."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def at(host: HostFacts, offset: float, error: float = 0.001) -> HostFacts:
     return HostFacts(host.part, host.facts, clock_offset=offset, clock_error=error)
 
 
-def test_hosts_of_which_nothing_is_known_raise_no_alarm() -> None:
+def test_hosts_without_facts_cause_no_findings() -> None:
     assert findings(cluster(3)) == ()
 
 
-def test_folding_keeps_each_finding_once_and_the_worst_first() -> None:
+def test_folding_merges_findings_and_sorts_the_worst_first() -> None:
     found = [
         warning("mtu", ["b"], "MTU 1400", "1500", f"set {HOSTS}"),
         error("port", ["c"], "taken", "free", "stop it"),
@@ -56,7 +56,7 @@ def test_folding_keeps_each_finding_once_and_the_worst_first() -> None:
     ]
 
 
-def test_a_minority_is_named_and_a_tie_names_all() -> None:
+def test_a_minority_is_reported_and_a_tie_reports_all() -> None:
     (minority,) = outliers({"a": "1", "b": "2", "c": "1"})
     assert (minority.hosts, minority.seen, minority.usual) == (("b",), "2; 1 on a,c", "1")
     (tie,) = outliers({"a": "1", "b": "2"})
@@ -76,13 +76,13 @@ def test_a_minority_is_named_and_a_tie_names_all() -> None:
         ([], []),
     ],
 )
-def test_pairs_are_told_as_groups(failed: list[tuple[str, str]], expected: list[str]) -> None:
+def test_pairs_are_reported_as_groups(failed: list[tuple[str, str]], expected: list[str]) -> None:
     assert [str(group) for group in groups("abcd", failed)] == expected
 
 
 def test_a_clock_is_compared_with_most_others() -> None:
     ahead = [at(host, 500.0) for host in cluster(3)]
-    # All agree, and only the launching machine differs: no host is wrong.
+    # All hosts agree and only the launching machine differs: no host is wrong.
     assert findings(ahead) == ()
     first, second, third = cluster(3)
     (found,) = findings([at(first, 0.0), at(second, 3.0), at(third, 0.1)])
@@ -90,7 +90,7 @@ def test_a_clock_is_compared_with_most_others() -> None:
     assert found.severity.value == "warning"
     (found,) = findings([at(first, 0.0), at(second, -4000.0), at(third, 0.1)])
     assert "67 min behind" in found.seen
-    # What a slow connection cannot tell is not held against a host.
+    # An offset within the error of a slow connection is not a finding.
     assert findings([at(first, 0.0), at(second, 3.0, error=2.0), at(third, 0.1)]) == ()
 
 
@@ -112,7 +112,7 @@ def test_xids_in_the_log() -> None:
     ],
     ids=["used", "left out", "unknown"],
 )
-def test_a_gpu_that_fell_off_the_bus_counts_where_the_job_uses_it(
+def test_a_gpu_off_the_bus_is_an_error_if_the_job_uses_it(
     buses: list[str | None], severities: list[str]
 ) -> None:
     healthy = {"name": "A100", "memory": 80 << 30, "used": 0, "slowed": [], "processes": []}
@@ -127,13 +127,13 @@ def test_a_gpu_that_fell_off_the_bus_counts_where_the_job_uses_it(
     assert said == severities
 
 
-def test_a_probe_that_failed_is_said() -> None:
+def test_a_failed_probe_is_reported() -> None:
     (found,) = findings(cluster(2, storage={"error": "no answer within 20 s"}))
     assert (found.subject, found.hosts) == ("storage", ("gpu01", "gpu02"))
     assert "no answer within 20 s" in found.seen
 
 
-def test_what_hosts_say_does_nothing_to_a_terminal() -> None:
+def test_text_from_hosts_is_cleaned_for_the_terminal() -> None:
     plan = build(parse(FILE.format(count=1, gpus=0), "cluster.yaml"))
     evil = ConnectError("gpu01", "connecting", "\x1b]0;title\x07\x1b[2Jno\nroute", hint="\x9b31m")
     evidence = Evidence(plan, (), (evil,))
@@ -142,8 +142,8 @@ def test_what_hosts_say_does_nothing_to_a_terminal() -> None:
     assert "no route" in text
 
 
-def test_nothing_is_wrong_with_an_example() -> None:
-    """The shipped cluster files build plans that can be judged."""
+def test_the_examples_have_no_findings() -> None:
+    """Plans of the shipped cluster files can be checked."""
     for path in sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")):
         plan = build(parse(path.read_bytes(), str(path)))
         assert judge(Evidence(plan, tuple(HostFacts(part, {}) for part in plan.hosts))) == ()

@@ -1,4 +1,4 @@
-"""What is said about recorded machines of many kinds: golden files beside the recordings."""
+"""Findings for recorded machines of many kinds: golden files next to the recordings."""
 
 from __future__ import annotations
 

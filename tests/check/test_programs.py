@@ -1,4 +1,4 @@
-"""What a host's check starts does not outlive it."""
+"""Processes that a host's check starts do not outlive it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from support.limits import HANG
 from support.node import wait_until
 
-# Leaves at the worst moment: a program has been started, and nobody has noted so.
+# Exits at the worst moment: a program has started and is not recorded yet.
 LEAVES = """
 import subprocess, sys, threading
 from dtrain.node.facts import programs
@@ -26,7 +26,7 @@ programs.run(["sleep", "600"])
 """
 
 
-def test_a_program_that_has_just_been_started_is_ended() -> None:
+def test_a_program_that_has_just_started_is_killed() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=HANG
     )

@@ -22,7 +22,7 @@ TENSORFLOW = {**TORCH, "framework": "tensorflow"}
 
 
 @pytest.mark.parametrize("count", range(10))
-def test_everybody_meets_everybody_once(count: int) -> None:
+def test_every_pair_meets_once(count: int) -> None:
     found = list(rounds(range(count)))
     pairs = [pair for each in found for pair in each]
     assert sorted(pairs) == [(a, b) for a in range(count) for b in range(a + 1, count)]
@@ -52,7 +52,7 @@ def test_a_process_group_forms(hosts: Hosts, launcher: Launcher) -> None:
 
 @pytest.mark.netns
 @pytest.mark.torch
-def test_the_pair_that_cannot_meet_is_named(hosts: Hosts, launcher: Launcher) -> None:
+def test_a_pair_that_cannot_connect_is_reported(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(4)
     cluster.block("node2", "node4")
     found = documents(launcher, cluster, TORCH, "--rendezvous")
@@ -76,11 +76,11 @@ def test_tensorflow_servers(hosts: Hosts, launcher: Launcher, blocked: bool) -> 
 
 @pytest.mark.netns
 @pytest.mark.torch
-def test_a_slow_host_is_named_and_the_planner_reads_the_file(
+def test_a_slow_host_is_reported_and_the_planner_reads_the_file(
     hosts: Hosts, launcher: Launcher
 ) -> None:
     cluster = hosts(3)
-    # All have wires slow enough that it is those that are measured, not a busy machine.
+    # All links are slow, so that the test measures the links and not a busy machine.
     for name, rate in (("node1", "400mbit"), ("node2", "400mbit"), ("node3", "50mbit")):
         limit = f"qdisc add dev eth0 root tbf rate {rate} burst 256kb latency 50ms"
         cluster[name].run("tc", *limit.split())
@@ -89,7 +89,7 @@ def test_a_slow_host_is_named_and_the_planner_reads_the_file(
     assert (slow["subject"], slow["severity"], slow["hosts"]) == ("bandwidth", "warning", ["node3"])
     links = {tuple(link["hosts"]): link for link in found["bandwidth"]["links"]}
     assert len(links) == 6
-    # 50 Mbit/s are 6.25 MB/s; the first 256 KB pass at once.
+    # 50 Mbit/s are 6.25 MB/s. The first 256 KB pass immediately.
     for other in ("node1", "node2"):
         assert 1e6 < links["node3", other]["bytes_per_second"] < 8e6
     assert {pair for pair, link in links.items() if link["slow"]} >= {

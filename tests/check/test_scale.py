@@ -1,4 +1,4 @@
-"""What a check costs: one connection for each host, however many there are."""
+"""The cost of a check: one connection per host, for any number of hosts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JOB = {"framework": "torch", "script": job("echo_env.py"), "env": {"PYTHONPATH":
 
 
 def logins(cluster: Cluster) -> list[int]:
-    """How often somebody has logged in on each host."""
+    """The number of logins on each host."""
     return [
         (host.folder / "sshd.log").read_text().count("Accepted publickey") for host in cluster.hosts
     ]
@@ -39,8 +39,8 @@ def test_64_hosts_on_one_connection_each(hosts: Hosts, launcher: Launcher) -> No
     assert launcher.left(cluster) == {}
 
 
-def test_what_a_check_started_ends_with_it(hosts: Hosts, launcher: Launcher) -> None:
-    """Also when the launching machine goes away in the middle of a setup line."""
+def test_processes_of_a_check_end_with_it(hosts: Hosts, launcher: Launcher) -> None:
+    """Also if the launching machine dies during a setup line."""
     cluster = hosts(2)
     file = launcher.file(cluster, {**JOB, "setup": ["echo begun > ~/begun", "sleep 1000"]})
     check = launcher.command("check", str(file))
@@ -62,4 +62,4 @@ def test_a_check_of_hosts_that_are_this_machine(launcher: Launcher) -> None:
     assert done.code == 0, done
     plan = build(read(file), local_python="python3")
     preflight = Preflight(plan, over(Transports(file.parent)), base=file.parent)
-    preflight.close()  # closing what was never begun is allowed
+    preflight.close()  # Closing before any start is allowed.

@@ -166,7 +166,7 @@ REFUSED = {
     ),
     "another CA": Refused(r"its CA is not a CA of this host \(.*known:1\)", ca="rogue"),
     "user certificate": Refused("it is a user certificate", ("-n", "127.0.0.1")),
-    "critical option": Refused("critical options .*: x", (*NAME, "-O", "critical:x=y")),
+    "critical option": Refused("critical options.*: x", (*NAME, "-O", "critical:x=y")),
     "SHA-1": Refused(
         "its CA signed it with ssh-rsa, which CASignatureAlgorithms",
         (*NAME, "-t", "ssh-rsa"),

@@ -1,7 +1,7 @@
-"""Judging a cluster before a launch: facts in, findings out. Pure.
+"""Checks a cluster before a launch: facts in, findings out. Pure.
 
-What a host is like is gathered by `dtrain.node.facts`; which hosts are asked what, and when, is
-up to `dtrain.session.preflight`. Each module here judges one subject.
+`dtrain.node.facts` gathers the facts on each host, and `dtrain.session.preflight` decides which
+facts to request. Each module here checks one subject.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _SUBJECTS = (
 
 
 def judge(evidence: Evidence) -> tuple[Finding, ...]:
-    """Everything that is wrong, worst first; what several hosts have in common once."""
+    """All findings, worst first. Hosts with the same finding share it."""
     found = [finding for subject in _SUBJECTS for finding in subject.judge(evidence)]
     return fold(found, [part.host.name for part in evidence.plan.hosts])
 
 
 def before_launch(evidence: Evidence) -> tuple[Finding, ...]:
-    """What a launch should tell before it prepares anything.
+    """The findings that a launch reports before it prepares anything.
 
-    That is not what it deals with by itself: where a port is taken and it may choose another, and
-    where nothing can be started on a host, which is told together with other errors alone.
+    Leaves out what the launch handles itself: a taken port if it may choose another one. Failures
+    to connect are included only if there are other errors too.
     """
     found = judge(replace(evidence, failures=()))
     if any(finding.severity is Severity.ERROR for finding in found):

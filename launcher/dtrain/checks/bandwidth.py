@@ -1,4 +1,4 @@
-"""What the fabric was measured to carry, and which links and hosts fall behind. Pure."""
+"""The measured bandwidth of the fabric, and slow links and hosts. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dtrain.checks.evidence import Evidence, Facts
 
 SLOW = 0.5
-"""A link that carries less than this share of the usual is slow."""
+"""A link with less than this share of the usual bandwidth is slow."""
 CALIBRATION = 1
 """Schema of `dtrain.parallelism.cluster.calibration`."""
 
@@ -30,13 +30,13 @@ class Collective:
 
     @property
     def bus(self) -> float:
-        """Bytes per second on the wire of each rank, as nccl-tests count them."""
+        """Bus bandwidth per rank in bytes per second, as nccl-tests defines it."""
         return 2 * (self.ranks - 1) / self.ranks * self.size / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFabric:
-    """Everything that was measured."""
+    """All measurements."""
 
     backend: str
     collectives: tuple[Collective, ...]
@@ -45,8 +45,10 @@ class MeasuredFabric:
 
     @property
     def usual(self) -> float:
-        """What a link of a healthy host carries: the middle one of all hosts' best links. One
-        slow host among three has two of the three links, and yet is the odd one out."""
+        """The usual bandwidth of a link: the median over hosts of each host's best link.
+
+        Best links, because one slow host among three is on two of the three links.
+        """
         best: dict[str, float] = {}
         for pair, rate in self.links.items():
             for host in pair:
@@ -59,7 +61,7 @@ class MeasuredFabric:
 
 
 def fabric(evidence: Evidence) -> MeasuredFabric | None:
-    """What was measured; None if nothing was, or not by all ranks."""
+    """The measurements; None if there are none or a rank failed."""
     reports = [report for said in evidence.bandwidth.values() for report in said]
     if not reports or any(report["failed"] for report in reports):
         return None
@@ -85,7 +87,7 @@ def fabric(evidence: Evidence) -> MeasuredFabric | None:
 
 
 def _inside(said: Mapping[str, tuple[Facts, ...]]) -> Iterator[Collective]:
-    """All-reduces among the ranks of one host: those of the slowest one."""
+    """All-reduces among the ranks of one host. Each is the slowest over all hosts."""
     measured: dict[tuple[int, int], float] = {}
     for reports in said.values():
         for report in reports:
@@ -97,7 +99,7 @@ def _inside(said: Mapping[str, tuple[Facts, ...]]) -> Iterator[Collective]:
 
 
 def calibration(found: MeasuredFabric) -> dict[str, Any]:
-    """What `dtrain plan --calibrate` reads."""
+    """The input of `dtrain plan --calibrate`."""
     return {
         "schema": CALIBRATION,
         "collectives": [
@@ -120,9 +122,9 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
                 yield error(
                     "bandwidth",
                     [host],
-                    f"a rank could not measure: {report['error']}",
+                    f"the measurement of a rank failed: {report['error']}",
                     "all ranks take part",
-                    "find out which hosts do not meet: dtrain check FILE --rendezvous",
+                    "find the hosts that cannot connect: dtrain check FILE --rendezvous",
                 )
     found = fabric(evidence)
     if found is None:
@@ -133,8 +135,8 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
             "bandwidth",
             group.hosts,
             f"slow between {group}: {rate / 1e9:.3g} GB/s from {group.example[0]} to"
-            f" {group.example[1]}; {found.usual / 1e9:.3g} GB/s is usual here",
-            "links alike: the slowest one sets the pace of every step",
-            "look at link speed, errors and the switch port (`ethtool INTERFACE`, `ip -s link`,"
-            " `ibstat`), and at other jobs on these hosts",
+            f" {group.example[1]}; other links have {found.usual / 1e9:.3g} GB/s",
+            "all links have the same speed: the slowest one limits every step",
+            "check link speed, errors and the switch port (`ethtool INTERFACE`, `ip -s link`,"
+            " `ibstat`), and other jobs on these hosts",
         )

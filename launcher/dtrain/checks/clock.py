@@ -9,11 +9,11 @@ from dtrain.checks.evidence import Evidence
 from dtrain.checks.finding import Finding, warning
 
 TOLERATED = 2.0
-"""Seconds. Logs of several hosts are hard to read beyond; make and file servers get confused."""
+"""Seconds. Larger offsets make logs of several hosts hard to read and confuse file servers."""
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    # The launching machine's clock has a vote, and no more: it may be the one that is wrong.
+    # The launching machine's clock counts like the others: it may be the wrong one.
     middle = median_low([0.0, *(host.clock_offset for host in evidence.hosts)])
     for host in evidence.hosts:
         off = host.clock_offset - middle
@@ -24,7 +24,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         yield warning(
             "clock",
             [host.name],
-            f"its clock is {size} {way} the others'",
-            "clocks within 2 s of each other: certificates, tokens and file times depend on it",
+            f"its clock is {size} {way} the other hosts'",
+            "clocks differ by at most 2 s: certificates, tokens and file times depend on it",
             "sudo timedatectl set-ntp true there (or sudo chronyc makestep)",
         )

@@ -1,4 +1,4 @@
-"""What is known when `dtrain check` judges: the plan, and what every host said. Pure data."""
+"""The input of the checks: the launch plan and the facts of each host. Pure data."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ Facts = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class HostFacts:
-    """One host that answered. ``facts`` is what `dtrain.node.facts` gathers, by probe; a probe
-    that failed has ``{"error": reason}``, and one that was not asked for is missing."""
+    """One host that answered.
+
+    ``facts`` holds the results of `dtrain.node.facts` by probe. A failed probe has
+    ``{"error": reason}``. A probe that was not requested is missing.
+    """
 
     part: HostPlan
     facts: Facts
     dialed: tuple[Facts, ...] = ()
-    """What came of dialing the other hosts, one entry for each address and port."""
+    """The results of dialing the other hosts, one for each address and port."""
     latency: float = 0.0
-    """Seconds of the quickest round trip over the SSH connection."""
+    """The fastest round trip over the SSH connection, in seconds."""
     clock_offset: float = 0.0
     """Seconds by which the host's clock is ahead of the launching machine's."""
     clock_error: float = 0.0
@@ -41,13 +44,13 @@ class HostFacts:
         return self.part.host.name
 
     def fact(self, probe: str) -> Facts:
-        """What a probe found; empty if it failed or was not asked for."""
+        """The result of a probe; empty if it failed or was not requested."""
         found = self.facts.get(probe, {})
         return {} if "error" in found else found
 
     def short(self, path: str) -> str:
-        """A path there, with ``~`` for the home folder: what homes of several names have in
-        common is told once."""
+        """A path on the host, with ``~`` for the home folder, so that hosts with different home
+        folders share one finding."""
         home = self.fact("machine").get("home")
         if home and home != "/" and (path == home or path.startswith(f"{home}/")):
             return f"~{path.removeprefix(home)}"
@@ -55,19 +58,19 @@ class HostFacts:
 
     @property
     def machine(self) -> tuple[Any, Any] | None:
-        """Names the machine, as far as ports and addresses go: two hosts with the same one are
-        one. Containers on one machine with networks of their own are several."""
+        """Identifies the machine's network: two hosts with the same value share ports and
+        addresses. Containers with separate networks on one machine differ."""
         found = self.fact("machine")
         return (found["boot"], found["network"]) if found.get("boot") else None
 
     @property
     def chosen_interface(self) -> str | None:
-        """The interface that the cluster file names for this host."""
+        """The interface that the cluster file sets for this host."""
         environment = self.part.environment
         named = self.part.host.interface or environment.get(
             "GLOO_SOCKET_IFNAME", environment.get("NCCL_SOCKET_IFNAME")
         )
-        # NCCL also takes lists, prefixes and exclusions, which name no one interface.
+        # NCCL also accepts lists, prefixes and exclusions, which match several interfaces.
         return None if named is None or any(sign in named for sign in "^=,") else named
 
     @property
@@ -77,7 +80,7 @@ class HostFacts:
 
     @cached_property
     def addresses(self) -> frozenset[str]:
-        """All IP addresses of the host, loopback left out."""
+        """All IP addresses of the host, without loopback."""
         return frozenset(
             address
             for found in self.interfaces.values()
@@ -87,7 +90,7 @@ class HostFacts:
 
     @cached_property
     def interface(self) -> str | None:
-        """The interface for the job's traffic: the chosen one, or where most routes lead."""
+        """The interface for the job's traffic: the chosen one, or the one of most routes."""
         if self.chosen_interface is not None:
             return self.chosen_interface if self.chosen_interface in self.interfaces else None
         routes = Counter(self.fact("network").get("routes", {}).values())
@@ -106,20 +109,22 @@ class HostFacts:
 class Evidence:
     plan: LaunchPlan
     hosts: tuple[HostFacts, ...]
-    """Those that answered, in node-rank order."""
+    """The hosts that answered, in node-rank order."""
     failures: tuple[NodeError, ...] = ()
-    """Why the others did not."""
+    """The errors of the hosts that did not answer."""
     script_in_source: bool | None = None
-    """Whether the folder that ``job.sync`` would send holds the script; None if nothing is sent."""
+    """Whether the folder of ``job.sync`` contains the script; None without ``job.sync``."""
     rehearsal: Mapping[str, tuple[Facts, ...]] = field(default_factory=dict)
-    """What the ranks or tasks of each host said of a rehearsal; empty if there was none."""
+    """The reports of each host's ranks or tasks on a rehearsal; empty without a rehearsal."""
     bandwidth: Mapping[str, tuple[Facts, ...]] = field(default_factory=dict)
-    """What the ranks of each host measured; empty if nothing was."""
+    """The measurements of each host's ranks; empty without a measurement."""
 
     def needs_address(self, host: HostFacts) -> bool:
-        """Whether the job reaches the host by the address in the cluster file. gloo and NCCL
-        tell each other addresses of interfaces, once they have met on the first host; c10d may
-        have them meet anywhere."""
+        """Whether the job connects to the host by its address in the cluster file.
+
+        gloo and NCCL connect to the first host and then exchange the addresses of their
+        interfaces. With c10d any host may be the meeting point.
+        """
         job = self.plan.job
         first = host.part.node_rank == 0
         return first or job.framework != "torch" or job.rendezvous.backend == "c10d"

@@ -1,4 +1,4 @@
-"""The script and the code beside it: there, and the same everywhere."""
+"""Checks that the script and the code next to it exist and are the same on all hosts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         yield error(
             "script",
             [part.host.name for part in evidence.plan.hosts],
-            f"job.sync.source, {job.sync.source if job.sync else '.'}, holds no {job.script}",
-            "the folder that is sent holds the script",
-            "name the folder of the script in job.sync.source, and the script in job.script"
-            " as it is called in that folder",
+            f"job.sync.source, {job.sync.source if job.sync else '.'}, does not contain"
+            f" {job.script}",
+            "the folder to send contains the script",
+            "set job.sync.source to the folder of the script, and job.script to its path in that"
+            " folder",
         )
     elif evidence.script_in_source is None:
         yield from _script(evidence)
@@ -47,7 +48,7 @@ def _workdir(evidence: Evidence) -> Iterator[Finding]:
             yield error(
                 "workdir",
                 [host.name],
-                f"there is no folder {host.short(found['workdir'])}",
+                f"the folder {host.short(found['workdir'])} does not exist",
                 "job.workdir exists",
                 f"mkdir -p {host.part.workdir} there, or {_SYNC}",
             )
@@ -58,14 +59,14 @@ def _script(evidence: Evidence) -> Iterator[Finding]:
     digests: dict[str, str] = {}
     for host in evidence.hosts:
         found = host.fact("script")
-        # Where the folder itself is missing, that is said.
+        # If the folder itself is missing, `_workdir` reports that.
         there = found.get("workdir_exists") or str(name).startswith("/")
         if there and found.get("exists") is False:
             yield error(
                 "script",
                 [host.name],
-                f"there is no {host.short(found.get('path', str(name)))}",
-                f"{name} is there",
+                f"{host.short(found.get('path', str(name)))} does not exist",
+                f"{name} exists",
                 f"copy it there, set job.workdir to its folder, or {_SYNC}",
             )
         elif "digest" in found:
@@ -76,13 +77,13 @@ def _script(evidence: Evidence) -> Iterator[Finding]:
             outlier.hosts,
             f"{name} differs between hosts: {outlier.seen}",
             "the same content everywhere: ranks that run different code wait for each other",
-            f"copy it anew to {'these hosts' if len(outlier.hosts) > 1 else 'this host'},"
+            f"copy it again to {'these hosts' if len(outlier.hosts) > 1 else 'this host'},"
             f" or {_SYNC}",
         )
 
 
 def _code(evidence: Evidence) -> Iterator[Finding]:
-    """Files beside the script that differ from what most hosts have."""
+    """Files next to the script that differ from those on most hosts."""
     found = {host.name: host.fact("script").get("code") for host in evidence.hosts}
     known = {host: dict(files) for host, files in found.items() if files is not None}
     if len(known) < 2:
@@ -95,16 +96,16 @@ def _code(evidence: Evidence) -> Iterator[Finding]:
             yield warning(
                 "code",
                 [name],
-                f"in {evidence[name].part.workdir} differ {', '.join(own[:_FEW])}{more}",
+                f"files in {evidence[name].part.workdir} differ: {', '.join(own[:_FEW])}{more}",
                 "the same content as on most hosts",
-                f"copy the folder anew, or {_SYNC}",
+                f"copy the folder again, or {_SYNC}",
             )
 
 
 def differing(tables: dict[str, dict[str, str]]) -> dict[str, set[str]]:
     """By host, the keys whose value (or absence) is not the most common one.
 
-    Where two values are equally common, every host that has either is named.
+    If two values are equally common, every host is listed.
     """
     found: dict[str, set[str]] = {}
     for key in set().union(*tables.values()):

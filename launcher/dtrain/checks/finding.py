@@ -1,4 +1,4 @@
-"""What `dtrain check` has to say: findings, folded over hosts. Pure."""
+"""Findings of `dtrain check`, folded over hosts. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Severity(Enum):
     ERROR = "error"
     """The job would fail or hang."""
     WARNING = "warning"
-    """The job may start, but will be slow, or fail under conditions that cannot be told now."""
+    """The job may start, but is slow or may fail later."""
 
 
 HOSTS = "{hosts}"
@@ -25,8 +25,11 @@ HOSTS = "{hosts}"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, on one or more hosts. Its texts are single plain sentences or
-    phrases and may quote what hosts said: clean them before a terminal sees them."""
+    """One problem on one or more hosts.
+
+    Its texts are single sentences or phrases. They may quote text from hosts: clean them before
+    they reach a terminal.
+    """
 
     severity: Severity
     subject: str
@@ -35,8 +38,8 @@ class Finding:
     seen: str
     expected: str
     remedy: str
-    """A command to run, or a key of the cluster file to set. `HOSTS` in it stands for the hosts
-    of the finding, as ``cluster.overrides`` takes them."""
+    """A command to run, or a key of the cluster file to set. `fold` replaces `HOSTS` in it with
+    the hosts of the finding, in the syntax of ``cluster.overrides``."""
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "severity": self.severity.value}
@@ -51,8 +54,8 @@ def warning(subject: str, hosts: Sequence[str], seen: str, expected: str, remedy
 
 
 def fold(findings: Iterable[Finding], order: Sequence[str]) -> tuple[Finding, ...]:
-    """Each distinct finding once, with all its hosts in ``order``; worst first, and what concerns
-    most hosts first among equals."""
+    """Each distinct finding once, with all its hosts in ``order``. Worst first, then by number of
+    hosts, highest first."""
     place = {host: index for index, host in enumerate(order)}
     hosts: dict[Finding, set[str]] = {}
     for finding in findings:

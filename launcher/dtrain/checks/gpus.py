@@ -1,4 +1,4 @@
-"""GPUs: there, healthy, alike, and free."""
+"""Checks that GPUs exist, are healthy, of the same model, and free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SLOWDOWNS = {
     "hw_slowdown": "its hardware has slowed it down",
     "hw_thermal_slowdown": "it is too hot",
     "sw_thermal_slowdown": "it is too hot",
-    "hw_power_brake_slowdown": "its power supply holds it back",
+    "hw_power_brake_slowdown": "its power supply limits it",
 }
 _FATAL_XIDS = {
     48: "double-bit memory error",
@@ -25,7 +25,7 @@ _FATAL_XIDS = {
 }
 _BAD_XIDS = {63: "memory rows were remapped", 74: "NVLink error", 94: "contained memory error"}
 DESKTOP = 3 * GIB // 2
-"""Bytes of a GPU's memory that a desktop may use."""
+"""Bytes of GPU memory that a desktop may use."""
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -42,13 +42,13 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _used(host: HostFacts) -> list[Facts]:
-    """The GPUs that the job uses there."""
+    """The GPUs that the job uses on the host."""
     return [gpu for gpu in host.fact("gpus").get("gpus", ()) if gpu["index"] in host.part.host.gpus]
 
 
 def _there(host: HostFacts, found: Facts) -> Iterator[Finding]:
     wanted = host.part.host.gpus
-    expected = f"GPUs {indices(wanted)}, which the cluster file asks for"
+    expected = f"GPUs {indices(wanted)}, as set in the cluster file"
     key = f"cluster.overrides.{HOSTS}.gpus"
     if "error" in found:
         if found.get("tool"):
@@ -63,10 +63,10 @@ def _there(host: HostFacts, found: Facts) -> Iterator[Finding]:
     if "gpus" not in found:
         sees = host.fact("interpreter").get("framework", {}).get("gpus", 0)
         if sees >= len(wanted):
-            return  # no tool, but the framework works with them
+            return  # There is no tool, but the framework can use the GPUs.
         pci = ", ".join(f"{count} of {vendor}" for vendor, count in found.get("pci", {}).items())
-        seen = f"no driver for its GPUs ({pci})" if pci else "there is no GPU"
-        remedy = "install the GPUs' driver" if pci else f"set {key}: 0, or leave that host out"
+        seen = f"no driver for its GPUs ({pci})" if pci else "no GPU found"
+        remedy = "install the GPU driver" if pci else f"set {key}: 0, or remove the host"
         if host.fact("machine").get("container"):
             remedy = "start the container with its GPUs (docker run --gpus all)"
         yield error("gpu", [host.name], seen, expected, remedy)
@@ -76,7 +76,7 @@ def _there(host: HostFacts, found: Facts) -> Iterator[Finding]:
         yield error(
             "gpu",
             [host.name],
-            f"there are {len(there)} GPUs; GPU {indices(missing)} is missing",
+            f"{len(there)} GPUs found; GPU {indices(missing)} is missing",
             expected,
             f"set {key}: {len(there)}, or look for lost GPUs: `dmesg | grep -i -e xid -e amdgpu`",
         )
@@ -89,8 +89,8 @@ def indices(numbers: Iterable[int]) -> str:
 
 def _driver_remedy(said: str) -> str:
     if "mismatch" in said.lower():
-        return "the driver was upgraded while loaded: restart the host"
-    return "load or install the GPUs' driver there (sudo modprobe nvidia), or restart the host"
+        return "restart the host: the driver was upgraded while it was loaded"
+    return "load or install the GPU driver there (sudo modprobe nvidia), or restart the host"
 
 
 def _health(host: HostFacts, gpu: Facts) -> Iterator[Finding]:
@@ -100,9 +100,9 @@ def _health(host: HostFacts, gpu: Facts) -> Iterator[Finding]:
         yield error(
             "gpu",
             [host.name],
-            f"GPU {index} is cut into MIG instances",
+            f"GPU {index} is split into MIG instances",
             "whole GPUs: NCCL does not work between MIG instances",
-            f"sudo nvidia-smi -i {index} -mig 0 there, or leave it out of the host's gpus",
+            f"sudo nvidia-smi -i {index} -mig 0 there, or remove it from the host's gpus",
         )
     if gpu.get("compute_mode") == "Prohibited":
         yield error(
@@ -116,9 +116,9 @@ def _health(host: HostFacts, gpu: Facts) -> Iterator[Finding]:
         yield error(
             "gpu",
             [host.name],
-            f"GPU {index} could not remap memory rows that failed",
+            f"GPU {index} failed to remap bad memory rows",
             "healthy memory",
-            "have the GPU replaced, and leave it out of the host's gpus until then",
+            "replace the GPU, and remove it from the host's gpus until then",
         )
     elif gpu.get("uncorrected"):
         yield error(
@@ -127,13 +127,13 @@ def _health(host: HostFacts, gpu: Facts) -> Iterator[Finding]:
             f"GPU {index} has had {gpu['uncorrected']} uncorrectable memory errors"
             " since the driver was loaded",
             "none",
-            f"{reset}; have it replaced if they come back",
+            f"{reset}; replace the GPU if the errors come back",
         )
     elif gpu.get("remap_pending") == "Yes":
         yield warning(
             "gpu",
             [host.name],
-            f"GPU {index} waits for a reset to retire failing memory",
+            f"GPU {index} needs a reset to retire failing memory",
             "no repair pending",
             reset,
         )
@@ -145,7 +145,7 @@ def _health(host: HostFacts, gpu: Facts) -> Iterator[Finding]:
             [host.name],
             f"GPU {index} runs below its clocks: {', '.join(reasons)}{heat}",
             "full clocks",
-            "see to its cooling and power: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE`",
+            "check its cooling and power: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE`",
         )
 
 
@@ -165,14 +165,16 @@ def _free(host: HostFacts, gpu: Facts) -> Iterator[Finding]:
         [host.name],
         f"{in_words(used)} of the {in_words(memory)} of GPU {gpu['index']} are in use{by}",
         "free memory",
-        f"if it is not wanted, there: kill {kill}" if kill else _who(host, gpu["index"]),
+        f"if the process is not needed, run there: kill {kill}"
+        if kill
+        else _find_users(host, gpu["index"]),
     )
 
 
-def _who(host: HostFacts, index: int) -> str:
+def _find_users(host: HostFacts, index: int) -> str:
     if host.fact("gpus").get("tool") == "rocm-smi":
-        return "see who uses it with `rocm-smi --showpids`, also in containers"
-    return f"see who uses it with `sudo fuser -v /dev/nvidia{index}`, also in containers"
+        return "list its processes with `rocm-smi --showpids`, also in containers"
+    return f"list its processes with `sudo fuser -v /dev/nvidia{index}`, also in containers"
 
 
 def _xids(host: HostFacts) -> Iterator[Finding]:
@@ -186,10 +188,10 @@ def _xids(host: HostFacts) -> Iterator[Finding]:
             continue
         owners = [gpu for gpu in host.fact("gpus").get("gpus", ()) if _is_at(gpu, place)]
         if owners and not any(gpu["index"] in host.part.host.gpus for gpu in owners):
-            continue  # the job does not use it
+            continue  # The job does not use this GPU.
         meaning = _FATAL_XIDS.get(number) or _BAD_XIDS[number]
-        # What the log tells may have been repaired since; a GPU off the bus cannot be. Where nobody
-        # knows which GPU it was, it may be none of the job's.
+        # Later repairs do not appear in the log, but a GPU that is off the bus stays off. If the
+        # GPU is unknown, it may be one that the job does not use.
         judged = error if number == 79 and owners else warning
         yield judged(
             "gpu",
@@ -197,12 +199,12 @@ def _xids(host: HostFacts) -> Iterator[Finding]:
             f"the driver has reported Xid {number} ({meaning}) {count} times for the GPU at"
             f" {place} since the host started",
             "no such reports",
-            "restart the host; have the GPU looked at if it comes back",
+            "restart the host; if the reports come back, have the GPU inspected",
         )
 
 
 def _is_at(gpu: Facts, place: str) -> bool:
-    """Whether it is the GPU at this PCI address, of which the driver tells less than the tool."""
+    """Whether the GPU is at this PCI address. The driver prints a shorter form than the tool."""
     return place.lower() in (gpu.get("bus") or "").lower()
 
 
@@ -224,9 +226,9 @@ def _alike(evidence: Evidence) -> Iterator[Finding]:
             yield warning(
                 "gpu",
                 [host.name],
-                f"its GPUs are of {len(kinds)} kinds: {', '.join(sorted(kinds))}",
-                "one kind: the slowest and smallest sets the pace",
-                f"choose GPUs of one kind with cluster.overrides.{HOSTS}.gpus",
+                f"its GPUs are of {len(kinds)} models: {', '.join(sorted(kinds))}",
+                "one model: the slowest and smallest GPU limits the job",
+                f"choose GPUs of one model with cluster.overrides.{HOSTS}.gpus",
             )
         yield from _narrow(host, used)
     for outlier in outliers(models):
@@ -234,15 +236,15 @@ def _alike(evidence: Evidence) -> Iterator[Finding]:
             "gpu",
             outlier.hosts,
             outlier.seen,
-            "the same GPUs everywhere: the slowest and smallest sets the pace",
-            "leave these hosts out of cluster.hosts, or choose batch sizes for the smallest",
+            "the same GPUs on all hosts: the slowest and smallest limits the job",
+            "remove these hosts from cluster.hosts, or choose batch sizes for the smallest GPU",
         )
     for outlier in outliers(drivers):
         yield warning(
             "driver",
             outlier.hosts,
             outlier.seen,
-            "the same driver everywhere",
+            "the same driver on all hosts",
             f"install {outlier.usual} there",
         )
 
@@ -258,7 +260,7 @@ def _narrow(host: HostFacts, used: list[Facts]) -> Iterator[Finding]:
         yield warning(
             "gpu",
             [host.name],
-            f"GPU {indices(narrow)} uses {widths[narrow[0]]} PCIe lanes, its neighbors {widest}",
-            "the same width for all",
-            "reseat that GPU or its riser, and see the slot's settings in the firmware",
+            f"GPU {indices(narrow)} uses {widths[narrow[0]]} PCIe lanes, other GPUs {widest}",
+            "the same width for all GPUs",
+            "reseat that GPU or its riser, and check the slot's settings in the firmware",
         )

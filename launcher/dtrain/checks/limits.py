@@ -1,4 +1,4 @@
-"""What the kernel allows the job's processes."""
+"""Checks the kernel's limits on the job's processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dtrain.checks.sizes import GIB, in_words
 FEW_FILES = 1024
 FEW_PROCESSES = 1024
 OWN_FILES = 200
-"""Descriptors that a process needs besides those of its peers."""
+"""Descriptors that a process needs in addition to one per peer."""
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -25,11 +25,11 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
                 "memlock",
                 [host.name],
                 f"processes may lock {in_words(memlock)} of memory",
-                "unlimited: RDMA registers what it sends",
+                "unlimited: RDMA locks its buffers",
                 "add `* - memlock unlimited` to /etc/security/limits.conf and"
-                " `LimitMEMLOCK=infinity` to sshd's unit, and connect anew",
+                " `LimitMEMLOCK=infinity` to sshd's unit, and log in again",
             )
-        # Rank 0's store holds a connection of every rank.
+        # The store of rank 0 has a connection to every rank.
         needed = evidence.plan.world_size + OWN_FILES if host.part.node_rank == 0 else FEW_FILES
         if nofile is not None and nofile < max(needed, FEW_FILES):
             judged = error if nofile < needed and host.part.node_rank == 0 else warning
@@ -37,7 +37,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
                 "nofile",
                 [host.name],
                 f"a process may open {nofile} files",
-                f"{max(needed, FEW_FILES)} at least",
+                f"at least {max(needed, FEW_FILES)}",
                 "add `ulimit -n 65536` to job.setup, or `* - nofile 65536` to"
                 " /etc/security/limits.conf there",
             )
@@ -46,6 +46,6 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
                 "nproc",
                 [host.name],
                 f"the user may have {nproc} processes and threads",
-                f"{FEW_PROCESSES} at least",
+                f"at least {FEW_PROCESSES}",
                 "add `* - nproc 65536` to /etc/security/limits.conf there",
             )

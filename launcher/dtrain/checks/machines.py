@@ -1,4 +1,4 @@
-"""The machines themselves: distinct, alike, and free for the job."""
+"""Checks that machines are distinct, similar, and free for the job."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def _one_machine_twice(evidence: Evidence) -> Iterator[Finding]:
         shared = set(_uuids(first)) & set(_uuids(second))
         same = first.machine is not None and first.machine == second.machine
         if shared or (same and not local):
-            what = "are one machine"
+            what = "are the same machine"
             if not same:
-                what = f"share GPUs ({len(shared)} of them)"
+                what = f"share {len(shared)} GPUs"
             contested = shared or _claims(first) & _claims(second)
             judged = error if contested else warning
             yield judged(
                 "hosts",
                 [first.name, second.name],
                 f"{first.name} and {second.name} {what}",
-                "every host of the cluster is a machine with GPUs and ports of its own",
+                "every host of the cluster is a separate machine",
                 f"remove one of them from cluster.hosts, or correct cluster.overrides"
                 f".{second.name}.address",
             )
@@ -55,7 +55,8 @@ def _uuids(host: HostFacts) -> Iterator[str]:
 
 
 def _one_name_twice(evidence: Evidence) -> Iterator[Finding]:
-    """NCCL takes hosts with one name and one kernel for one machine (containers, mostly)."""
+    """Finds hosts that share a name and a kernel (mostly containers). NCCL treats them as one
+    machine."""
     by_name: dict[str, list[HostFacts]] = {}
     for host in evidence.hosts:
         name = host.fact("machine").get("hostname")
@@ -66,12 +67,12 @@ def _one_name_twice(evidence: Evidence) -> Iterator[Finding]:
             continue
         one_kernel = len({host.machine[0] for host in hosts if host.machine}) < len(hosts)
         judged = error if one_kernel and any(host.part.host.gpus for host in hosts) else warning
-        why = "NCCL takes them for one machine" if one_kernel else "their logs look alike"
+        why = "NCCL treats them as one machine" if one_kernel else "their logs look the same"
         yield judged(
             "hosts",
             [host.name for host in hosts],
-            f"all of them call themselves {name}",
-            f"a host name of its own for each: {why}",
+            f"all of them have the host name {name}",
+            f"each has its own host name: {why}",
             "sudo hostnamectl set-hostname NAME on all but one (for containers: --hostname)",
         )
 
@@ -83,8 +84,9 @@ def _architecture(evidence: Evidence) -> Iterator[Finding]:
             "hosts",
             outlier.hosts,
             outlier.seen,
-            "one processor architecture: environments and results differ otherwise",
-            "leave these hosts out of cluster.hosts, or give them a cluster.overrides python",
+            "the same processor architecture on all hosts: otherwise environments and results"
+            " differ",
+            "remove these hosts from cluster.hosts, or set their python in cluster.overrides",
         )
 
 
@@ -100,8 +102,8 @@ def _memory(host: HostFacts) -> Iterator[Finding]:
             [host.name],
             f"{in_words(found['available'])} of {in_words(total)} are available"
             f" for {workers} worker{'s' * (workers != 1)}",
-            "512 MiB for each worker at least",
-            "see what uses it (`ps aux --sort=-rss | head`) and stop that",
+            "at least 512 MiB for each worker",
+            "find the processes that use it (`ps aux --sort=-rss | head`) and stop them",
         )
 
 
@@ -110,9 +112,10 @@ def _leftovers(host: HostFacts) -> Iterator[Finding]:
         yield warning(
             "processes",
             [host.name],
-            f"{len(pids)} process{'es' * (len(pids) != 1)} of run {run} still run there",
-            "no other job of yours beside this one",
-            f"if it is not wanted: dtrain stop {run}, or there:"
+            f"{len(pids)} process{'es' * (len(pids) != 1)} of run {run} still"
+            f" {'run' if len(pids) != 1 else 'runs'} there",
+            "no other job of yours on this host",
+            f"if it is not needed: dtrain stop {run}, or run there:"
             f" kill {' '.join(map(str, pids[:8]))}",
         )
 
@@ -132,7 +135,7 @@ def _processors(evidence: Evidence) -> Iterator[Finding]:
             "cpu",
             outlier.hosts,
             outlier.seen,
-            "the same frequency governor everywhere: the slowest host sets the pace",
+            "the same frequency governor on all hosts: the slowest host limits the job",
             f"sudo cpupower frequency-set -g {outlier.usual.split()[-1].split('+')[0]} there",
         )
     for outlier in outliers(nodes):
@@ -140,6 +143,6 @@ def _processors(evidence: Evidence) -> Iterator[Finding]:
             "cpu",
             outlier.hosts,
             outlier.seen,
-            "the same layout of memory everywhere",
-            "set NPS or sub-NUMA clustering alike in the firmware of all hosts",
+            "the same number of NUMA nodes on all hosts",
+            "set NPS or sub-NUMA clustering to the same value in the firmware of all hosts",
         )

@@ -1,4 +1,4 @@
-"""Whether every host finds every other by the address in the cluster file."""
+"""Checks that every host can resolve the address of every other host in the cluster file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dtrain.checks.evidence import Evidence, HostFacts, is_loopback
 from dtrain.checks.finding import Finding, error, warning
 
 SLOW_REVERSE = 2.0
-"""Seconds for the name of an address, which PyTorch's rendezvous asks for."""
+"""Seconds for a reverse lookup, which PyTorch's rendezvous makes."""
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -23,8 +23,8 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
             yield warning(
                 "names",
                 [host.name],
-                f"asking for the name of {first.name}'s address takes {seconds:.0f} s",
-                "an answer at once: every connection to the rendezvous asks for it",
+                f"the reverse lookup of {first.name}'s address takes {seconds:.0f} s",
+                "an immediate answer: every connection to the rendezvous makes this lookup",
                 f"add {first.name} and its address to /etc/hosts there, or correct the name"
                 " servers in /etc/resolv.conf",
             )
@@ -66,8 +66,8 @@ def _peer(evidence: Evidence, host: HostFacts, peer: HostFacts) -> Iterator[Find
         yield judged(
             "names",
             [host.name],
-            f"{address}, the address of {peer.name}, is not known there: {found['error']}",
-            "every host knows the address of every other",
+            f"cannot resolve {address}, the address of {peer.name}: {found['error']}",
+            "every host can resolve the address of every other host",
             f"{override}, or add the line `{theirs} {address}` to /etc/hosts there",
         )
     elif all(map(is_loopback, found["addresses"])):
@@ -76,23 +76,23 @@ def _peer(evidence: Evidence, host: HostFacts, peer: HostFacts) -> Iterator[Find
         yield judged(
             "names",
             [host.name],
-            f"{address}, the address of {peer.name}, leads to the host itself ({leads})",
-            f"an address that leads to {peer.name}",
+            f"{address}, the address of {peer.name}, resolves to the host itself ({leads})",
+            f"an address of {peer.name}",
             f"{override}{written}",
         )
-    elif other := leads_astray(evidence, peer, found["addresses"]):
+    elif other := wrong_host(evidence, peer, found["addresses"]):
         yield judged(
             "names",
             [host.name],
-            f"{address}, the address of {peer.name}, leads to {other}"
+            f"{address}, the address of {peer.name}, resolves to {other}"
             f" ({', '.join(found['addresses'])})",
-            f"an address that leads to {peer.name}",
+            f"an address of {peer.name}",
             f"{override}, or correct its entry in /etc/hosts there or in the name server",
         )
 
 
-def leads_astray(evidence: Evidence, peer: HostFacts, addresses: Sequence[str]) -> str:
-    """The host that has all of ``addresses``, where ``peer`` has none of them; else empty."""
+def wrong_host(evidence: Evidence, peer: HostFacts, addresses: Sequence[str]) -> str:
+    """The other host that has all of ``addresses`` if ``peer`` has none of them; else empty."""
     wanted = set(addresses)
     if not wanted or wanted & peer.addresses:
         return ""

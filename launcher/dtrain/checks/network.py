@@ -1,4 +1,4 @@
-"""The interfaces that the job's traffic uses, and InfiniBand ports."""
+"""Checks the network interfaces of the job's traffic, and InfiniBand ports."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def _chosen(host: HostFacts, name: str) -> Iterator[Finding]:
         yield error(
             "interface",
             [host.name],
-            f"there is no interface {name}; there are {', '.join(usable) or 'none'}",
-            f"the interface that the cluster file names, {name}",
+            f"interface {name} does not exist; available: {', '.join(usable) or 'none'}",
+            f"interface {name}, as set in the cluster file",
             f"set {key}" + (f": {usable[0]}" if usable else ""),
         )
     elif not found["up"] or found["state"] == "down":
@@ -38,7 +38,7 @@ def _chosen(host: HostFacts, name: str) -> Iterator[Finding]:
             [host.name],
             f"interface {name} is down",
             f"{name} is up and has an address",
-            f"sudo ip link set {name} up there, or set {key} to another",
+            f"sudo ip link set {name} up there, or set {key} to another interface",
         )
     elif not found["addresses"]:
         yield error(
@@ -46,12 +46,13 @@ def _chosen(host: HostFacts, name: str) -> Iterator[Finding]:
             [host.name],
             f"interface {name} has no IP address",
             f"{name} is up and has an address",
-            f"give it one (sudo ip addr add ADDRESS/PREFIX dev {name}), or set {key} to another",
+            f"add one (sudo ip addr add ADDRESS/PREFIX dev {name}), or set {key} to another"
+            " interface",
         )
 
 
 def _routes(host: HostFacts) -> Iterator[Finding]:
-    """Addresses of the others' interfaces that the kernel reaches by another interface."""
+    """Finds addresses of other hosts that the kernel routes over another interface."""
     owner = {address: name for name, one in host.interfaces.items() for address in one["addresses"]}
     for found in host.dialed:
         leaves_by = owner.get(found.get("source") or "")
@@ -59,8 +60,8 @@ def _routes(host: HostFacts) -> Iterator[Finding]:
             yield warning(
                 "route",
                 [host.name],
-                f"traffic to {found['address']} ({found['host']}) leaves by {leaves_by}",
-                f"it leaves by {host.interface}, which the cluster file names",
+                f"traffic to {found['address']} ({found['host']}) uses interface {leaves_by}",
+                f"it uses {host.interface}, as set in the cluster file",
                 f"correct the address of {host.interface} or the routes there (`ip route get"
                 f" {found['address']}`)",
             )
@@ -83,7 +84,7 @@ def _alike(evidence: Evidence) -> Iterator[Finding]:
             "mtu",
             outlier.hosts,
             f"{name} has {outlier.seen}",
-            "the same MTU everywhere: large packets get lost otherwise",
+            "the same MTU on all hosts: otherwise large packets are lost",
             f"sudo ip link set dev {name} mtu {outlier.usual.split()[-1]} there",
         )
     for outlier in outliers(speeds):
@@ -92,8 +93,8 @@ def _alike(evidence: Evidence) -> Iterator[Finding]:
             "network",
             outlier.hosts,
             f"{name} runs at {outlier.seen}",
-            "the same speed everywhere: the slowest link sets the pace",
-            f"see `ethtool {name}` there: cable, transceiver, switch port",
+            "the same speed on all hosts: the slowest link limits the job",
+            f"check cable, transceiver and switch port (`ethtool {name}` there)",
         )
 
 
@@ -120,6 +121,6 @@ def _infiniband(evidence: Evidence) -> Iterator[Finding]:
             "infiniband",
             outlier.hosts,
             f"RDMA ports: {outlier.seen}" + (f" ({', '.join(sorted(set(down)))})" if down else ""),
-            "the same active ports and rates everywhere",
-            "see `ibstat` there: cable, subnet manager, switch port",
+            "the same active ports and rates on all hosts",
+            "check cable, subnet manager and switch port (`ibstat` there)",
         )

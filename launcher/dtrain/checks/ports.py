@@ -1,4 +1,4 @@
-"""The TCP ports that the job will listen on."""
+"""Checks the TCP ports that the job listens on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         for port in taken.intersection(needed):
             one = found[str(port)]
             expected = f"port {port} is free"
-            seen = f"port {port}: {one.get('reason') or 'it cannot be opened'}"
+            seen = f"port {port}: {one.get('reason') or 'cannot be opened'}"
             if one.get("holder"):
                 seen = f"port {port} is taken by {one['holder']}"
             if rendezvous.port is not None:
@@ -29,12 +29,12 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
                 remedy = "stop it, or widen job.rendezvous.ports"
                 yield error(SUBJECT, [host.name], seen, expected, remedy)
             else:
-                remedy = "none is needed: a launch draws another port; or stop it"
+                remedy = "no action needed: a launch chooses another port"
                 yield warning(SUBJECT, [host.name], seen, expected, remedy)
 
 
 def _has_room(ports: tuple[int, int], taken: Set[int], needed: int) -> bool:
-    """Whether so many consecutive ports of a range are left."""
+    """Whether ``needed`` consecutive ports of a range are free."""
     run = 0
     for port in range(ports[0], ports[1] + 1):
         run = 0 if port in taken else run + 1

@@ -1,4 +1,4 @@
-"""Which hosts reach which over TCP: every host has dialed every other."""
+"""Checks TCP connections between hosts. Every host dials every other host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dtrain.checks.evidence import Evidence, Facts, is_loopback
 from dtrain.checks.finding import Finding, error
-from dtrain.checks.names import leads_astray
+from dtrain.checks.names import wrong_host
 from dtrain.checks.skew import folded
 from dtrain.spec.model import Rendezvous
 
@@ -38,8 +38,8 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _is_explained(evidence: Evidence, source: str, found: Facts) -> bool:
-    """Whether the name alone is at fault, which `names` tells of, or an address that the job has
-    no use for: that of a gateway, say, through which only the launching machine gets in."""
+    """Whether the cause is a name, which `names` reports, or an address that the job does not
+    use, such as that of a gateway for the launching machine."""
     if found["kind"] == "interface":
         return False
     if found["kind"] == "address" and not evidence.needs_address(evidence[found["host"]]):
@@ -53,17 +53,17 @@ def _is_explained(evidence: Evidence, source: str, found: Facts) -> bool:
     return bool(
         "error" in known
         or any(map(is_loopback, addresses))
-        or leads_astray(evidence, evidence[found["host"]], addresses)
+        or wrong_host(evidence, evidence[found["host"]], addresses)
     )
 
 
 def _others_answer(wrong: Iterable[Facts]) -> Iterator[Finding]:
     for found in wrong:
-        who = found.get("answered") or "something that is not dtrain"
+        who = found.get("answered") or "another program than dtrain"
         yield error(
             "address",
             [found["host"]],
-            f"{found['address']}, the address of {found['host']}, leads to another machine:"
+            f"{found['address']}, the address of {found['host']}, belongs to another machine:"
             f" {who} answered",
             f"{found['host']} answers at its address",
             f"correct cluster.overrides.{found['host']}.address",
@@ -77,11 +77,11 @@ def _stalled(evidence: Evidence, stalled: list[tuple[str, Facts]]) -> Iterator[F
         yield error(
             "mtu",
             group.hosts,
-            f"connections between {group} are made, but large packets do not arrive"
+            f"hosts can connect between {group}, but large packets do not arrive"
             f" (segments of {pairs[group.example]} bytes)",
             "packets of every size pass",
-            "set one MTU on these hosts and on the switches between them, such as"
-            f" `sudo ip link set dev {name} mtu 1500`, and let ICMP pass",
+            "set the same MTU on these hosts and on the switches between them, such as"
+            f" `sudo ip link set dev {name} mtu 1500`, and allow ICMP",
         )
 
 
@@ -95,9 +95,9 @@ def _blocked(evidence: Evidence, blocked: Mapping[Pair, str]) -> Iterator[Findin
             "network",
             group.hosts,
             f"no TCP connection between {group}: {first} dialed {blocked[group.example]}"
-            + (f"; {second} reaches {first}" if one_way else ""),
-            "every host reaches every other at all TCP ports: gloo and NCCL choose them freely",
-            "let TCP pass between them in the hosts' firewalls and in the cloud's security group;"
+            + (f"; {second} can connect to {first}" if one_way else ""),
+            "every host can connect to every other on all TCP ports: gloo and NCCL use any port",
+            "allow TCP between them in the hosts' firewalls and in the cloud's security group;"
             f" with ufw on {second}: sudo ufw allow from {here}; on {first}: sudo ufw allow from"
             f" {there}",
         )
@@ -105,11 +105,11 @@ def _blocked(evidence: Evidence, blocked: Mapping[Pair, str]) -> Iterator[Findin
 
 @dataclass(frozen=True, slots=True)
 class HostGroup:
-    """Hosts of which each fails with each of some others."""
+    """Each host of ``firsts`` fails with each host of ``seconds``."""
 
     firsts: tuple[str, ...]
     seconds: tuple[str, ...]
-    """Empty where ``firsts`` fail with all others."""
+    """Empty if ``firsts`` fail with all other hosts."""
     example: Pair
 
     @property
@@ -122,9 +122,10 @@ class HostGroup:
 
 
 def groups(names: Sequence[str], failed: Collection[Pair]) -> Iterator[HostGroup]:
-    """The failing pairs, either way, as few groups: hosts that fail with all others first.
+    """Combine failing pairs, of either direction, into few groups. Hosts that fail with all other
+    hosts come first.
 
-    Pairs of a host with itself, or with a host that is not in ``names``, do not count.
+    Ignores pairs of a host with itself and of hosts that are not in ``names``.
     """
     pairs = {frozenset(pair) for pair in failed if pair[0] != pair[1] and {*pair} <= {*names}}
     if not pairs:
@@ -176,8 +177,8 @@ def _ports(
         yield error(
             "network",
             [host, *sources],
-            f"{folded(list(sources))} does not reach port {port} of {host} ({reason}); other ports"
-            " of it are reached",
+            f"{folded(list(sources))} cannot connect to port {port} of {host} ({reason}), but can"
+            " connect to its other ports",
             f"port {port}, which the job may listen on, is open",
             remedy,
         )

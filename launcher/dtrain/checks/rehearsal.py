@@ -1,4 +1,4 @@
-"""What came of starting a real process group, or TensorFlow's servers, on all hosts."""
+"""Checks the result of a rehearsal: a real process group, or TensorFlow servers, on all hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dtrain.checks.evidence import Evidence, Facts
 from dtrain.checks.finding import Finding, error
 from dtrain.checks.reach import groups
 
-_EXPECTED = "all processes of the job meet"
+_EXPECTED = "all processes of the job can connect"
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -22,7 +22,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
                     [host],
                     f"a process did not start: {report['error']}",
                     "the job's interpreter starts and imports the framework",
-                    "start it there by hand: see what `dtrain launch --dry-run` prints",
+                    "start it there by hand, with the commands of `dtrain launch --dry-run`",
                 )
     if evidence.plan.job.framework == "torch":
         yield from _torch(evidence, evidence.rehearsal)
@@ -46,7 +46,7 @@ def _torch(evidence: Evidence, rehearsal: Mapping[str, tuple[Facts, ...]]) -> It
             [first, host] if host != first else [host],
             f"{host} cannot connect to the store of rank 0 on {first}: {reason}",
             _EXPECTED,
-            f"let TCP port {port} of {first} pass, and see that its address leads there",
+            f"allow TCP port {port} on {first}, and check that its address is correct",
         )
     failed: dict[tuple[str, str], str] = {}
     others: dict[str, str] = {}
@@ -63,19 +63,19 @@ def _torch(evidence: Evidence, rehearsal: Mapping[str, tuple[Facts, ...]]) -> It
             group.hosts,
             f"no process group between {group}: {failed[group.example]}",
             _EXPECTED,
-            "let all TCP ports pass between them; where there are several networks, name the right"
-            " one in cluster.network.interface",
+            "allow all TCP ports between them; if they have several networks, set"
+            " cluster.network.interface to the right one",
         )
     if others and not failed and not unconnected:
         host, reason = next(iter(others.items()))
         yield error(
             "rendezvous",
             list(others),
-            f"the group of all ranks fails although every two hosts can meet; {host} says:"
-            f" {reason}",
+            f"the group of all ranks fails although each pair of hosts can connect; error on"
+            f" {host}: {reason}",
             _EXPECTED,
             "set job.env NCCL_DEBUG: INFO (or TORCH_DISTRIBUTED_DEBUG: DETAIL), check again, and"
-            " look at the first complaint",
+            " look for the first error",
         )
 
 
@@ -100,9 +100,9 @@ def _tensorflow(
         yield error(
             "rendezvous",
             group.hosts,
-            f"TensorFlow's servers do not answer between {group}: {group.example[0]} asked"
+            f"TensorFlow servers do not answer between {group}: {group.example[0]} called"
             f" {silent[group.example]} on {group.example[1]}",
             _EXPECTED,
-            "let the ports of TF_CONFIG (`dtrain launch --dry-run`) pass between them, and unset"
+            "allow the ports of TF_CONFIG (`dtrain launch --dry-run`) between them, and unset"
             " http_proxy and https_proxy in job.env and job.setup",
         )

@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them. Pure."""
+"""Amounts of memory as text. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telling which hosts differ from the rest. Pure."""
+"""Finds hosts that differ from the rest. Pure."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from dtrain import hostlist
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
-    """Hosts that share a value which most do not."""
+    """Hosts that share an unusual value."""
 
     hosts: tuple[str, ...]
     seen: str
     """``2.12.0; 2.13.0 on gpu[01-07]``."""
     usual: str
-    """What most have; where no value is more common than the others, that of the first host."""
+    """The most common value; in a tie, the value of the first host."""
 
 
 def outliers(values: Mapping[str, str]) -> Iterator[Outlier]:
-    """Those of ``values`` (by host) that differ from the most common one.
+    """The hosts in ``values`` (by host) whose value is not the most common one.
 
-    Where two values are equally common nobody can tell which one is wrong: then all hosts are
-    named together.
+    If two values are equally common, it is unknown which one is wrong: one outlier then lists all
+    hosts.
     """
     by_value: dict[str, list[str]] = {}
     for host, value in values.items():

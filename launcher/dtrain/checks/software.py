@@ -1,4 +1,4 @@
-"""Setup, interpreter, framework and packages: that they work, and are the same everywhere."""
+"""Checks that setup, interpreter, framework and packages work and are the same on all hosts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dtrain.checks.skew import outliers
 
 _FEW = 5
 _OLD_GLIBC = (2, 28)
-"""Wheels of PyTorch from 2.6 on and of TensorFlow need this one."""
+"""The minimum for wheels of PyTorch since 2.6 and of TensorFlow."""
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.hosts:
         answer = host.fact("interpreter")
-        if answer and "unsafe" not in answer:  # nothing was run; `files` says why
+        if answer and "unsafe" not in answer:  # `files` reports unsafe folders
             yield from _works(evidence, host, answer)
     yield from _python(evidence)
     yield from _framework(evidence)
@@ -29,33 +29,33 @@ def _works(evidence: Evidence, host: HostFacts, answer: Facts) -> Iterator[Findi
     setup = evidence.plan.job.setup
     python = host.part.python
     said = (answer.get("output") or "").strip().splitlines()
-    last = said[-1] if said else "it printed nothing"
+    last = said[-1] if said else "no output"
     if "failed_setup" in answer and setup:
         step = answer["failed_setup"]
-        how = "did not end in time" if answer["status"] is None else "failed"
+        how = "timed out" if answer["status"] is None else "failed"
         yield error(
             "setup",
             [host.name],
             f"line {step} of job.setup ({setup[step - 1]}) {how}: {last}",
             "every line of job.setup succeeds",
-            "run it there by hand and correct it",
+            "run the line there by hand and correct it",
         )
     elif "python" not in answer:
         late = answer.get("status") is None
         yield error(
             "python",
             [host.name],
-            f"{python} " + ("gave no answer in time" if late else f"does not run: {last}"),
+            f"{python} " + ("timed out" if late else f"does not run: {last}"),
             "the job's interpreter runs on every host",
-            f"set cluster.python (or cluster.overrides.{HOSTS}.python) to one that does",
+            f"set cluster.python (or cluster.overrides.{HOSTS}.python) to a working interpreter",
         )
     elif answer.get("module_found") == {"found": False}:
         yield error(
             "module",
             [host.name],
-            f"{python} finds no module {evidence.plan.job.module}",
+            f"{python} cannot find the module {evidence.plan.job.module}",
             "job.module can be imported in job.workdir",
-            "set job.workdir to the folder above it, or install it there",
+            "set job.workdir to its parent folder, or install the module there",
         )
 
 
@@ -70,7 +70,7 @@ def _python(evidence: Evidence) -> Iterator[Finding]:
             "python",
             outlier.hosts,
             outlier.seen,
-            "the same version everywhere: pickled objects and packages depend on it",
+            "the same version on all hosts: pickled objects and packages depend on it",
             f"set cluster.overrides.{HOSTS}.python to a {outlier.usual}",
         )
 
@@ -100,8 +100,8 @@ def _framework(evidence: Evidence) -> Iterator[Finding]:
             name,
             outlier.hosts,
             outlier.seen,
-            "the same version everywhere: collectives of different versions fail or hang",
-            f"there: {_install(first, name, outlier.usual.split()[-1])}",
+            "the same version on all hosts: collectives of different versions fail or hang",
+            f"run there: {_install(first, name, outlier.usual.split()[-1])}",
         )
     if len(set(versions.values())) < 2:
         for outlier in outliers(builds):
@@ -109,7 +109,7 @@ def _framework(evidence: Evidence) -> Iterator[Finding]:
                 "cuda",
                 outlier.hosts,
                 outlier.seen,
-                "the same build everywhere: each brings an NCCL and kernels of its own",
+                "the same build on all hosts: each build has its own NCCL and kernels",
                 f"install the same {name} wheel on all hosts",
             )
         for outlier in outliers(nccl):
@@ -117,8 +117,8 @@ def _framework(evidence: Evidence) -> Iterator[Finding]:
                 "nccl",
                 outlier.hosts,
                 outlier.seen,
-                "the same version everywhere",
-                f"install the same {name} wheel and nvidia-nccl package; see LD_LIBRARY_PATH and"
+                "the same version on all hosts",
+                f"install the same {name} wheel and nvidia-nccl package; check LD_LIBRARY_PATH and"
                 " LD_PRELOAD there for another libnccl.so",
             )
 
@@ -131,16 +131,16 @@ def _does_not_import(evidence: Evidence, host: HostFacts, found: Facts) -> Findi
         for peer in evidence.hosts
         if (other := peer.fact("interpreter").get("framework")) and other.get("version")
     ]
-    seen = f"{python} has no {name}"
+    seen = f"{name} is not installed for {python}"
     if "error" in found:
         seen = f"{python} cannot import {name}: {found['error']}"
-    remedy = f"there: {_install(host, name, versions[0] if versions else '')}"
+    remedy = f"run there: {_install(host, name, versions[0] if versions else '')}"
     libc = host.fact("machine").get("libc", "")
     numbers = tuple(map(int, re.findall(r"\d+", libc)))
     if libc.startswith("glibc") and numbers < _OLD_GLIBC:
         remedy = (
-            f"wheels of today need glibc 2.28, and there is {libc}: run the job in a container, or"
-            f" set cluster.overrides.{HOSTS}.python to an interpreter of conda-forge"
+            f"current wheels need glibc 2.28, and the host has {libc}: run the job in a container,"
+            f" or set cluster.overrides.{HOSTS}.python to an interpreter from conda-forge"
         )
     expected = f"the job's interpreter can import {name}"
     return error(name, [host.name], seen, expected, remedy)
@@ -153,8 +153,8 @@ def _devices(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
             name,
             [host.name],
             f"torch {found.get('version')} was built without torch.distributed",
-            "a build that can train on several hosts",
-            f"there: {host.part.python} -m pip install --force-reinstall torch",
+            "a build with torch.distributed",
+            f"run there: {host.part.python} -m pip install --force-reinstall torch",
         )
     if not wanted or "gpus" not in found or "error" in host.facts.get("gpus", {}):
         return
@@ -164,16 +164,16 @@ def _devices(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
         yield error(
             name,
             [host.name],
-            f"torch {found.get('version')} is built for CPUs alone",
+            f"torch {found.get('version')} is a CPU-only build",
             f"a build for the {wanted} GPUs that the job uses there",
-            f"there: {host.part.python} -m pip install --force-reinstall torch {_BUILDS}",
+            f"run there: {host.part.python} -m pip install --force-reinstall torch {_BUILDS}",
         )
     elif built and driver and _major(built) > _major(driver) > 0:
         yield error(
             name,
             [host.name],
-            f"{name} is built for CUDA {built}; the driver there knows CUDA up to {driver}",
-            "a driver at least as new as the CUDA that the framework was built for",
+            f"{name} is built for CUDA {built}; the driver there supports CUDA up to {driver}",
+            "a driver that supports the CUDA version of the framework",
             f"install a newer NVIDIA driver, or a {name} built for CUDA {_major(driver)}",
         )
     elif found["gpus"] < wanted:
@@ -181,8 +181,8 @@ def _devices(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
             name,
             [host.name],
             f"{name} sees {found['gpus']} of the {wanted} GPUs that the job uses there",
-            "every GPU can be used",
-            "see `nvidia-smi -L`, permissions of /dev/nvidia*, and CUDA_VISIBLE_DEVICES there",
+            "the framework can use every GPU",
+            "check `nvidia-smi -L`, permissions of /dev/nvidia*, and CUDA_VISIBLE_DEVICES there",
         )
     elif not _supported(found):
         yield error(
@@ -191,12 +191,13 @@ def _devices(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
             f"{name} {found.get('version')} has no code for GPUs of compute capability"
             f" {found['capability']} (it has {', '.join(found['architectures'])})",
             "a build with code for these GPUs",
-            f"there: {host.part.python} -m pip install --upgrade {name}",
+            f"run there: {host.part.python} -m pip install --upgrade {name}",
         )
 
 
 def _supported(found: Facts) -> bool:
-    """Binaries run on the same major architecture from their minor version on; PTX on all newer."""
+    """Whether the build has code for the GPU. A binary (sm) runs on its major architecture, from
+    its minor version up. PTX (compute) runs on all newer architectures."""
     if not found.get("capability") or not found.get("architectures"):
         return True
     major, minor = map(int, found["capability"].split("."))
@@ -204,7 +205,7 @@ def _supported(found: Facts) -> bool:
         kind, _, digits = name.partition("_")
         digits = re.sub(r"\D", "", digits)
         if kind not in ("sm", "compute") or len(digits) < 2:
-            return True  # ROCm's names, gfx942, tell nothing here
+            return True  # Names of ROCm, such as gfx942, are not comparable.
         built = int(digits[:-1]), int(digits[-1])
         if kind == "sm" and built[0] == major and built[1] <= minor:
             return True
@@ -230,19 +231,19 @@ def _packages(evidence: Evidence) -> Iterator[Finding]:
         yield warning(
             "packages",
             [host],
-            f"not as on most hosts: {', '.join(there[:_FEW])}{more}",
-            "the same versions everywhere",
+            f"different from most hosts: {', '.join(there[:_FEW])}{more}",
+            "the same versions on all hosts",
             "install one requirements file on all hosts, or set cluster.python to an environment"
             " on a shared file system",
         )
 
 
-_BUILDS = "with the --index-url that 'Get Started' on pytorch.org gives for the build"
+_BUILDS = "with the --index-url for that build from 'Get Started' on pytorch.org"
 
 
 def _install(host: HostFacts, name: str, version: str) -> str:
-    """The command that installs a framework; builds that PyPI does not have come
-    from PyTorch's own index."""
+    """The command that installs a framework. Builds that are not on PyPI come from PyTorch's own
+    index."""
     command = f"{host.part.python} -m pip install '{name}=={version}'"
     if not version:
         command = f"{host.part.python} -m pip install {name}"
@@ -253,6 +254,6 @@ def _install(host: HostFacts, name: str, version: str) -> str:
 
 
 def _major(version: str) -> int:
-    """0 where ``version`` is not a number, as with some drivers."""
+    """The major version; 0 if ``version`` is not a number, as for some drivers."""
     found = re.match(r"[0-9]{1,9}", version)
     return int(found[0]) if found else 0

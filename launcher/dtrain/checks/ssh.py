@@ -1,4 +1,4 @@
-"""Hosts that cannot be reached or asked, and those that answer slowly."""
+"""Hosts that are unreachable, answer slowly, or have failed probes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dtrain.checks.evidence import Evidence
 from dtrain.checks.finding import Finding, error, warning
 
 SLOW = 1.0
-"""Seconds of a round trip from which on a launch is held up."""
+"""Round trip in seconds above which launches are slow."""
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -25,17 +25,17 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
             yield warning(
                 "ssh",
                 [host.name],
-                f"the quickest of several answers took {host.latency:.1f} s",
-                "answers within a fraction of a second",
-                "look at that host's load (`uptime`) and at the route to it (`mtr`)",
+                f"the fastest of several round trips took {host.latency:.1f} s",
+                "round trips of less than 1 s",
+                "check the load of that host (`uptime`) and the route to it (`mtr`)",
             )
         for probe, found in host.facts.items():
-            # A GPU tool that fails has said why, and is judged by `gpus`.
+            # `gpus` reports a GPU tool that fails.
             if "error" in found and "tool" not in found:
                 yield warning(
                     probe,
                     [host.name],
-                    f"this could not be looked at: {found['error']}",
-                    "an answer",
-                    "try by hand what is named there; a file system or a driver may hang",
+                    f"the probe failed: {found['error']}",
+                    "the probe succeeds",
+                    "try the same there by hand; a file system or a driver may hang",
                 )

@@ -1,4 +1,5 @@
-"""Space, inodes and permissions where the job writes; shared memory; shared file systems."""
+"""Checks space, inodes and permissions of the job's folders, shared memory, and shared file
+systems."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from dtrain.checks.sizes import GIB, MIB, in_words
 from dtrain.checks.skew import folded
 
 LEAST_FREE = 16 * MIB
-"""A launch refuses to begin with less."""
+"""A launch does not start with less free space."""
 FEW_INODES = 1000
-SHM = "/dev/shm"  # noqa: S108 - not a file, but what is judged
+SHM = "/dev/shm"  # noqa: S108 - not a file, but a subject
 DOCKER_SHM = 64 * MIB
-"""What containers get unless told otherwise: NCCL and data loaders fail with it."""
+"""The default size in containers. NCCL and data loaders fail with it."""
 SHARED = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "9p", "glusterfs", "wekafs",
           "virtiofs", "fuse.sshfs", "fuse.juicefs", "afs", "panfs", "orangefs")  # fmt: skip
 
@@ -44,23 +45,25 @@ def _needed(host: HostFacts, name: str, found: Facts, remedy: str) -> Iterator[F
         yield error(
             name,
             [host.name],
-            f"{where} cannot be written to: {found['not_writable']}",
-            f"a launch can make files in {host.short(found['path'])}",
+            f"cannot write to {where}: {found['not_writable']}",
+            f"a launch can create files in {host.short(found['path'])}",
             f"{_let_write(host, found)}, or {remedy}{_own_copy(name)}",
         )
     elif found["free"] < LEAST_FREE or _few_inodes(found):
-        yield error(name, [host.name], left, "room for logs and files", f"free some, or {remedy}")
+        yield error(
+            name, [host.name], left, "space for logs and files", f"free some space, or {remedy}"
+        )
     elif found["free"] < GIB:
-        yield warning(name, [host.name], left, "1 GiB at least", f"free some, or {remedy}")
+        yield warning(name, [host.name], left, "at least 1 GiB", f"free some space, or {remedy}")
 
 
 def _let_write(host: HostFacts, found: Facts) -> str:
     if "read-only" in found["not_writable"]:
-        return f"sudo mount -o remount,rw {found['mount']} there (see why with `dmesg`)"
+        return f"sudo mount -o remount,rw {found['mount']} there (`dmesg` shows the reason)"
     where = host.short(found["nearest"])
     owner = found.get("stranger")
-    if owner:  # it is not ours to take
-        return f"have {owner} share {where} with a group, and name that in cluster.trust_group"
+    if owner:  # Never suggest to take another user's folder.
+        return f"ask {owner} to share {where} with a group, and set cluster.trust_group to it"
     return f"sudo chown {host.fact('machine').get('user', '$USER')} {where} there"
 
 
@@ -71,22 +74,22 @@ def _own_copy(name: str) -> str:
 def _wanted(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
     """A folder that only the job's own code may want to write to."""
     if not found["exists"] and name == "job.workdir":
-        return  # said where the script is looked for
+        return  # `files` reports this.
     if found["not_writable"]:
         yield warning(
             name,
             [host.name],
-            f"{host.short(found['nearest'])} cannot be written to: {found['not_writable']}",
+            f"cannot write to {host.short(found['nearest'])}: {found['not_writable']}",
             "the script can write there (checkpoints, temporary files)",
-            f"{_let_write(host, found)}, or have it write elsewhere{_own_copy(name)}",
+            f"{_let_write(host, found)}, or let the script write elsewhere{_own_copy(name)}",
         )
     elif found["free"] < GIB or _few_inodes(found):
-        left, expected = _left(host, found), "1 GiB and 1000 inodes free"
-        yield warning(name, [host.name], left, expected, "free some")
+        left, expected = _left(host, found), "at least 1 GiB and 1000 inodes free"
+        yield warning(name, [host.name], left, expected, "free some space")
 
 
 def _few_inodes(found: Facts) -> bool:
-    # Some file systems have no fixed number of inodes and say 0.
+    # File systems without a fixed number of inodes report 0.
     return bool(found["inodes"] > 0 and found["inodes_free"] < FEW_INODES)
 
 
@@ -99,31 +102,31 @@ def _left(host: HostFacts, found: Facts) -> str:
 
 def _shared_memory(host: HostFacts, found: Facts) -> Iterator[Finding]:
     total, free = found["total"], found["free"]
-    expected = "1 GiB at least: NCCL, gloo and data loaders share memory through it"
+    expected = "at least 1 GiB: NCCL, gloo and data loaders share memory through it"
     container = host.fact("machine").get("container")
-    # Ranks on one host that have a GPU each cannot do without; for others it depends on the script.
+    # Several GPU ranks on one host always need it; for others it depends on the script.
     judged = error if len(host.part.host.gpus) > 1 else warning
     grow = "sudo mount -o remount,size=8G /dev/shm there"
     if container:
         grow = "start the container with --shm-size=8g (or --ipc=host)"
     if found["mount"] != SHM and not container:
-        return  # /dev itself: no tmpfs of its own, and as large as that
+        return  # /dev/shm is not a separate tmpfs, and as large as /dev.
     if found["not_writable"]:
         remedy = "sudo chmod 1777 /dev/shm there"
-        seen = f"{SHM} cannot be written to: {found['not_writable']}"
+        seen = f"cannot write to {SHM}: {found['not_writable']}"
         yield judged(SHM, [host.name], seen, "every user can write to it", remedy)
     elif total <= DOCKER_SHM:
         yield judged(SHM, [host.name], f"it has {in_words(total)}", expected, grow)
     elif total < GIB:
         yield warning(SHM, [host.name], f"it has {in_words(total)}", expected, grow)
     elif free < DOCKER_SHM:
-        remedy = "remove what ended jobs left there: `ls -l /dev/shm`"
+        remedy = "remove leftover files of ended jobs: `ls -l /dev/shm`"
         seen = f"{in_words(free)} of its {in_words(total)} are free"
         yield judged(SHM, [host.name], seen, expected, remedy)
 
 
 def _shared(evidence: Evidence) -> Iterator[Finding]:
-    """A working folder that is one folder on some hosts, and a folder of its own on others."""
+    """Finds a working folder that only some hosts share."""
     found = {host.name: host.fact("storage").get("job.workdir") for host in evidence.hosts}
     there = {name: one for name, one in found.items() if one and one["exists"]}
     shared = [name for name, one in there.items() if one["type"].startswith(SHARED)]
@@ -132,8 +135,7 @@ def _shared(evidence: Evidence) -> Iterator[Finding]:
         yield warning(
             "job.workdir",
             own,
-            f"it is a folder of that host alone; {folded(shared)} share"
-            f" {there[shared[0]]['source']}",
-            "shared by all hosts, or by none",
+            f"the folder is local; {folded(shared)} share {there[shared[0]]['source']}",
+            "all hosts share it, or none",
             f"mount {there[shared[0]]['source']} at {there[shared[0]]['mount']} there",
         )

@@ -1,4 +1,4 @@
-"""Pairing everybody with everybody. Pure."""
+"""Round-robin pairing. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 
 def rounds(players: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """Every pair once, in rounds in which nobody plays twice (the circle method)."""
+    """Every pair once, in rounds without repeated players (the circle method)."""
     circle: list[int | None] = [*players]
     if len(circle) % 2:
         circle.append(None)
