@@ -1,6 +1,6 @@
-"""What can go wrong, as values and exceptions.
+"""Errors, as values and exceptions.
 
-The tree, with the exit code that each branch ends in:
+The exception tree, with the exit code of each branch:
 
     DtrainError
     ├── InternalError   70   dtrain itself is wrong
@@ -8,13 +8,13 @@ The tree, with the exit code that each branch ends in:
     ├── UsageError       2   the command line is wrong
     └── NodeError        3   a host could not be reached or prepared
         ├── ConnectError     no connection (name, route, port, timeout)
-        ├── HostKeyError     the host is not who it was, or is not known
+        ├── HostKeyError     the host key has changed or is unknown
         ├── AuthError        the host refused every key offered
-        ├── AnswerError      connected, but the host sent what dtrain's programs never send
+        ├── AnswerError      connected, but the host sent an invalid answer
         └── PrepareError     connected, but the job cannot start there
             └── PortBusyError    ... because a port is taken
 
-Every message says where and what; every hint says what to do about it.
+Every message states the place and the problem. Every hint contains the remedy.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Problem:
 
 
 class DtrainError(Exception):
-    """A failure that is explained to the user; never shown as a traceback."""
+    """A failure with an explanation for the user. Never displayed as a traceback."""
 
     exit_code: ExitCode = ExitCode.INTERNAL
 
@@ -74,7 +74,7 @@ class DtrainError(Exception):
 
 
 class InternalError(DtrainError):
-    """A fault in dtrain itself; names the file that tells its developers more."""
+    """A fault in dtrain itself. Names the file with details for its developers."""
 
 
 class SpecError(DtrainError):
@@ -88,13 +88,13 @@ class SpecError(DtrainError):
 
 
 class UsageError(DtrainError):
-    """The command line asks for something that cannot be."""
+    """The command line is invalid."""
 
     exit_code = ExitCode.INVALID
 
 
 class NodeError(DtrainError):
-    """A host failed. ``attempted`` is what was being tried, as a phrase after "while"."""
+    """A host failed. ``attempted`` is the attempted action, as a phrase after "while"."""
 
     exit_code = ExitCode.NODE_FAILED
 
@@ -106,7 +106,7 @@ class NodeError(DtrainError):
 
 
 class ConnectError(NodeError):
-    """No connection to the host could be made, or it was lost."""
+    """The connection to the host failed or was lost."""
 
 
 class HostKeyError(NodeError):
@@ -131,7 +131,7 @@ class AnswerError(NodeError):
 
 
 class PrepareError(NodeError):
-    """The host was reached, but the job cannot start there."""
+    """The host is connected, but the job cannot start there."""
 
 
 class PortBusyError(PrepareError):

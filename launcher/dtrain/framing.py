@@ -1,8 +1,8 @@
-"""From a worker's bytes to lines that are safe to show. Pure; memory is bounded.
+"""Turns a worker's bytes into lines that are safe to display. Pure; memory is bounded.
 
-A worker writes what it likes: progress bars that redraw themselves with carriage returns, bytes
-that are not UTF-8, lines of a megabyte, escape sequences that retitle the window. `LineFramer`
-makes lines of it and `clean` makes a line harmless. The whole bytes stay in the log file.
+A worker can write anything: progress bars with carriage returns, bytes that are not UTF-8, lines
+of a megabyte, escape sequences that change the window title. `LineFramer` splits the bytes into
+lines, and `clean` makes a line harmless. The log file keeps the original bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import codecs
 import re
 
 LIMIT = 16 << 10
-"""Bytes of one line that are shown; also what a framer may hold of a line that has no end yet."""
+"""Bytes to display of one line, and to buffer of an unfinished line."""
 
 
 class LineFramer:
@@ -57,7 +57,7 @@ class LineFramer:
         return lines
 
     def flush(self) -> list[str]:
-        """The last line, where the stream ended without a newline."""
+        """The last line, if the stream ended without a newline."""
         return [self._take()] if self._size or self._shown else []
 
     def _bulk(self, body: bytes) -> list[str]:
@@ -146,7 +146,7 @@ def clean(text: str, color: bool = False) -> str:
     """``text`` as one line that does nothing to a terminal but print.
 
     Tabs stay; line breaks become spaces; colors stay where ``color`` allows them, and end with
-    the line. All other control characters and sequences, and those that reorder text, are gone.
+    the line. All other control characters and sequences, and those that reorder text, are removed.
     """
     if text.isprintable():
         return text
@@ -170,12 +170,12 @@ def clean(text: str, color: bool = False) -> str:
 
 
 def _harmless(match: re.Match[str]) -> str:
-    """What stands in for a control character or sequence."""
+    """The replacement for a control character or sequence."""
     if match["newline"]:
         return " "
     return "\ufffd" if match["surrogate"] else ""
 
 
 def clean_all(lines: list[str], color: bool = False) -> list[str]:
-    """`clean` for many lines, quick where there is nothing to clean."""
+    """`clean` for many lines. Fast for lines without control characters."""
     return [line if line.isprintable() else clean(line, color) for line in lines]

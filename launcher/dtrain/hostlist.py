@@ -1,8 +1,8 @@
-"""Host lists: ``gpu[01-08,11],login`` stands for ten host names.
+"""Host lists: ``gpu[01-08,11],login`` expands to ten host names.
 
-A list is items separated by commas; an item is text with any number of brackets, each holding
-numbers and ranges. The rightmost bracket counts fastest: ``r[1-2]n[1-2]`` is r1n1, r1n2, r2n1,
-r2n2. Leading zeros are kept: ``[08-10]`` is 08, 09, 10.
+A list consists of items separated by commas. An item is text with any number of brackets that
+contain numbers and ranges. The rightmost bracket varies fastest: ``r[1-2]n[1-2]`` is r1n1, r1n2,
+r2n1, r2n2. Leading zeros are kept: ``[08-10]`` is 08, 09, 10.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class _Range:
 
 
 def unfold(text: str, *, limit: int = MAX_HOSTS) -> tuple[str, ...]:
-    """The names that ``text`` stands for, in its order, repetitions kept; never empty.
+    """The names in ``text``, in order, with repetitions; never empty.
 
-    Raises HostListError if it is malformed, or stands for more than ``limit`` names (found out
-    before any is made).
+    Raises HostListError if ``text`` is malformed or expands to more than ``limit`` names (checked
+    before expansion).
     """
     names: list[str] = []
     room = limit
@@ -88,10 +88,10 @@ _Item = tuple[tuple[str, ...], ...]
 
 
 def fold(names: Iterable[str]) -> str:
-    """The shortest list this module makes of ``names``; it keeps order and repetitions.
+    """A short list of ``names`` that keeps order and repetitions.
 
     ``unfold(fold(names)) == tuple(names)`` for names without brackets, commas and spaces.
-    Only neighbors are brought together, so sort the names first where their order says nothing.
+    It combines only neighbors, so sort the names first if their order does not matter.
     """
     items: list[_Item] = [tuple((part,) for part in _split_numbers(name)) for name in names]
     longest = max(map(len, items), default=0)
@@ -206,7 +206,7 @@ def _split_numbers(name: str) -> list[str]:
 
 
 def _merged(items: Iterable[_Item], position: int) -> Iterator[_Item]:
-    """Bring together neighbors that differ in the number at ``position`` alone."""
+    """Combine neighbors that differ only in the number at ``position``."""
     for (before, after), group in groupby(
         items, lambda item: (item[:position], item[position + 1 :])
     ):

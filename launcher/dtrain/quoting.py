@@ -1,4 +1,4 @@
-"""Shell commands as a type: literal shell text and quoted words are told apart by construction.
+"""Shell commands as a type that separates literal shell text from quoted words.
 
     sh("cd ", path("~/my runs"), " && exec ", words([python, "-c", code]))
 
@@ -22,7 +22,7 @@ _RESERVED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Shell text that is safe to hand to a POSIX shell; ``str()`` gives it for the wire."""
+    """Shell text that is safe to pass to a POSIX shell. ``str()`` returns the text."""
 
     text: str
 
@@ -33,7 +33,7 @@ class Command:
 def sh(*parts: str | Command) -> Command:
     """Join shell text and quoted words, adding nothing between them.
 
-    Raises ValueError if a part holds a NUL, which no command line can carry.
+    Raises ValueError if a part contains a NUL, which a command line cannot contain.
     """
     return Command(_without_nul("".join(str(part) for part in parts)))
 

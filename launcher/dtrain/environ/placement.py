@@ -54,17 +54,17 @@ def place_tasks(roles: Mapping[str, int], gpus: Sequence[int]) -> list[tuple[str
 
 
 def gpus_of_trainers(roles: Mapping[str, int], gpus: Sequence[int]) -> list[int]:
-    """How many GPUs each task that trains has, where a host's are shared evenly."""
+    """The number of GPUs of each task that trains. Tasks on a host share its GPUs evenly."""
     placed = place_tasks(roles, gpus)
     tasks = Counter(host for role, _, host in placed if trains(role, roles))
     return [len(own) for host in tasks for own in split(range(gpus[host]), tasks[host])]
 
 
 def trains(role: str, roles: Mapping[str, int]) -> bool:
-    """Whether a task of ``role`` computes gradients, and so wants GPUs."""
+    """Whether a task of ``role`` computes gradients, and so needs GPUs."""
     return role == "worker" or (role == "chief" and not roles.get("ps", 0))
 
 
 def is_service(role: str, roles: Mapping[str, int]) -> bool:
-    """Whether a task serves the others for ever, and is stopped once they are done."""
+    """Whether a task serves other tasks until they finish, and dtrain then stops it."""
     return role in ("ps", "evaluator") or (role == "worker" and bool(roles.get("ps", 0)))

@@ -1,4 +1,4 @@
-"""Text of which some parts are decided by the launch: its port, its run's name, its attempt."""
+"""Text with parts that the launch decides: the port, the run's name, the attempt."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Slot:
     """A part that the launch decides."""
 
     value: str
-    """What it is in this plan; in a dry run, a value that a launch could have."""
+    """The value in this plan; in a dry run, an example value."""
     shell: str
-    """The same as a shell expansion, for whoever runs a dry run's scripts by hand."""
+    """The same as a shell expansion, for users who run the scripts of a dry run by hand."""
 
 
 class Template(str):

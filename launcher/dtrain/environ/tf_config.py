@@ -22,8 +22,8 @@ class Task:
 def tf_config(tasks: Sequence[Task], task: Task) -> str:
     """The value of ``TF_CONFIG`` for ``task``.
 
-    ``cluster`` is the same for every task and leaves evaluators out: they are no part of the
-    training cluster.
+    ``cluster`` is the same for every task. It omits evaluators, which are not part of the training
+    cluster.
     """
     cluster: dict[str, list[str]] = {}
     for member in tasks:
@@ -34,8 +34,8 @@ def tf_config(tasks: Sequence[Task], task: Task) -> str:
 
 
 def direct_connections(addresses: Sequence[str]) -> dict[str, str]:
-    """Have gRPC reach every task at ``addresses`` directly.
+    """Make gRPC connect to every task at ``addresses`` without a proxy.
 
-    A proxy in a host's environment would swallow the cluster's own traffic and hang it silently.
+    A proxy in a host's environment would intercept the cluster's traffic, and the job would hang.
     """
     return {"no_grpc_proxy": ",".join(dict.fromkeys(addresses))}

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from math import prod
 
 RUNTIME_PORT = 8470
-"""Where a TPU machine's runtime service takes TensorFlow's work (gRPC)."""
+"""The gRPC port of a TPU machine's runtime service."""
 
 _CHIPS = {1: (1, 1, 1), 2: (1, 2, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
-"""How many chips a host can have, and how they lie along the three axes."""
+"""Chips along the three axes, by the number of chips of a host."""
 
 Bounds = tuple[int, int, int]
 
@@ -22,7 +22,7 @@ def bounds(topology: str, hosts: int) -> tuple[Bounds, Bounds]:
     """Hosts of a slice along each axis, and chips of one host along each axis.
 
     ``topology`` is what Google calls it: chips along each axis, such as ``4x4`` or ``2x2x4``.
-    Raises ValueError where it does not divide over so many hosts.
+    Raises ValueError if it does not divide over ``hosts`` hosts.
     """
     sizes = [int(size) for size in topology.split("x")]
     x, y, z = (*sizes, 1, 1, 1)[:3]
