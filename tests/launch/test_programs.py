@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.launching import Scene
 
 SHOW = 'echo "$0" "$@" "$SHARD" "$NODE_RANK/$NNODES" "$(command -v beside)"'
@@ -50,3 +52,26 @@ def test_a_shell_script(scene: Scene) -> None:
     done = scene.run(file)
     assert done.code == 0, str(done)
     assert done.lines("node0", 1) == ["1 b 1"], str(done)
+
+
+MEET = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank()])
+dist.all_reduce(total)
+print("sum", total.item(), "of", dist.get_world_size(), flush=True)
+"""
+
+
+@pytest.mark.torch
+def test_torchrun_in_the_form_that_its_refusal_names(scene: Scene) -> None:
+    command = ["torchrun", "--nnodes={nodes}", "--nproc-per-node={gpus}"]
+    command += ["--node-rank={node_rank}", "--master-addr={master_addr}"]
+    command += ["--master-port={master_port}", str(scene.script(MEET))]
+    file = scene.cluster_file("", command=command, python=sys.executable)
+    refused = scene.run(file)
+    assert refused.code == 2, str(refused)
+    assert all(option in refused.stderr for option in command[1:-1])
+    done = scene.run(scene.cluster_file("", command=command, python=sys.executable, per="host"))
+    assert done.code == 0, str(done)
+    assert done.stdout.count("sum 6 of 4") == 4
