@@ -221,13 +221,13 @@ def main() -> None:
     )
     FOLDER.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate(names):
-        told = record(name, 31000 + 10 * number)
-        told["script"] = Text(told["script"])
-        for rank in told["ranks"]:
+        recorded = record(name, 31000 + 10 * number)
+        recorded["script"] = Text(recorded["script"])
+        for rank in recorded["ranks"]:
             rank["said"] = Text(rank["said"]) if rank["said"] else ""
-        text = yaml.safe_dump(told, sort_keys=False, allow_unicode=True, width=10000)
+        text = yaml.safe_dump(recorded, sort_keys=False, allow_unicode=True, width=10000)
         (FOLDER / f"{name}.yaml").write_text(text, encoding="utf-8")
-        print(name, [(r["time"], r["code"], r["signal"]) for r in told["ranks"]], flush=True)
+        print(name, [(r["time"], r["code"], r["signal"]) for r in recorded["ranks"]], flush=True)
 
 
 if __name__ == "__main__":

@@ -257,7 +257,7 @@ def gpu_of(name: str, interconnect: str = "") -> Gpu:
     if re.search(r"\bpcie\b", interconnect, re.IGNORECASE) and not re.search(
         r"nvlink|nvswitch", interconnect, re.IGNORECASE
     ):
-        # Sometimes only the interconnect column tells which of two boards it is.
+        # Sometimes only the interconnect column identifies the board.
         try:
             return hardware().gpu(re.sub(r"^(\w+?)-", r"\1-pcie-", gpu.name))
         except UsageError:
@@ -398,11 +398,11 @@ def _sharding(row: Row, practice: Practice) -> Sharding:
 def _recompute(row: Row) -> Recompute:
     said = row.get("recompute", "").casefold()
     if not said:
-        told = re.search(
+        match = re.search(
             r"(full|selective)[ _-](?:recompute|ac\b|activation)|recompute[ _=]+(full|selective)",
             f"{row.get('id', '')} {row.get('notes', '')}".casefold(),
         )
-        said = (told[1] or told[2]) if told else ""
+        said = (match[1] or match[2]) if match else ""
     if re.match(r"sel|per.?op|op\b|attn|attention|core", said):
         return "selective"
     if said in ("", "none", "no", "off", "false", "0", "unknown", "n/a", "-"):

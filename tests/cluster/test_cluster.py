@@ -1,4 +1,4 @@
-"""The local multi-host cluster is what end-to-end tests take it for."""
+"""The local multi-host cluster behaves as end-to-end tests assume."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_nothing_outlives_an_owner_that_is_killed(tmp_path: Path) -> None:
         time.sleep(0.05)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     assert Path(folder).name.startswith(PREFIX)
-    # The next cluster removes such folders, once they are older than a cluster takes to start.
+    # The next cluster removes such folders once they are old enough.
     os.utime(folder, (0, 0))
     with Cluster(1):
         assert not Path(folder).exists()

@@ -1,4 +1,4 @@
-"""Running the tests of faults again and again."""
+"""Repeated runs of the fault tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However a launch across hosts ends, no process stays on any of them."""
+"""After any end of a launch, no process is left on any host."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_failure_on_one_of_eight_hosts(hosts: Hosts, launcher: Launcher, how: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_asked_to_end(hosts: Hosts, launcher: Launcher, number: signal.Signals) -> None:
+def test_stop_signals(hosts: Hosts, launcher: Launcher, number: signal.Signals) -> None:
     cluster = hosts(4)
     file = launcher.file(
         cluster, {"framework": "torch", "script": job("zombies.py"), "grace": "1s"}
@@ -73,14 +73,14 @@ def test_two_runs_on_the_same_hosts(hosts: Hosts, launcher: Launcher) -> None:
     one.send(signal.SIGINT)
     assert one.wait().code == 130
     alive = [line for found in cluster.hosts for line in found.processes().values()]
-    # Each of two hosts has the worker and the three that it left behind.
+    # Each of two hosts has the worker and the three processes that it left behind.
     assert len([line for line in alive if "zombies.py" in line]) == 8
     two.send(signal.SIGINT)
     assert two.wait().code == 130
     assert launcher.left(cluster) == {}
 
 
-def test_a_worker_that_nobody_waits_for_is_swept(hosts: Hosts, launcher: Launcher) -> None:
+def test_a_detached_worker_is_swept(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(2)
     file = launcher.file(
         cluster, {"framework": "torch", "script": job("zombies.py"), "args": ["exit"]}
@@ -90,7 +90,7 @@ def test_a_worker_that_nobody_waits_for_is_swept(hosts: Hosts, launcher: Launche
 
 
 def test_a_short_cut_of_the_network_loses_nothing(hosts: Hosts, launcher: Launcher) -> None:
-    """The connection is reset in mid-stream; the relay that follows goes on at the last byte."""
+    """The connection is reset in mid-stream. The next relay continues at the last byte."""
     cluster = hosts(2)
     file = launcher.file(
         cluster, {"framework": "torch", "script": job("lines.py"), "args": ["~/n", "40000", "8000"]}

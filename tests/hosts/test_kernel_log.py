@@ -1,4 +1,4 @@
-"""What a host's kernel tells of the end of a process is in the report."""
+"""The report has the host kernel's messages about the end of a process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Hosts = Callable[..., Cluster]
 
 
 def with_kernel_logs(cluster: Cluster) -> Cluster:
-    """Give each host a kernel log of its own, a file: the real one is this machine's."""
+    """Give each host a separate kernel log, a file: the real log belongs to this machine."""
     for host in cluster.hosts:
         log = host.home / "kmsg"
         log.touch()
@@ -22,7 +22,7 @@ def with_kernel_logs(cluster: Cluster) -> Cluster:
     return cluster
 
 
-# The second rank's host has a GPU that fails, whereupon the first rank notices before anybody.
+# A GPU fails on the second rank's host, and the first rank notices it first.
 LOSES_A_GPU = """
 import os, sys, time
 from pathlib import Path
@@ -70,7 +70,7 @@ print("trained on", os.environ["DTRAIN_HOST"], flush=True)
 """
 
 
-def test_a_fault_of_long_ago_costs_no_spare(hosts: Hosts, launcher: Launcher) -> None:
+def test_an_old_fault_costs_no_spare(hosts: Hosts, launcher: Launcher) -> None:
     cluster = with_kernel_logs(hosts(3))
     script = launcher.folder / "train.py"
     script.write_text(FAILS_LONG_AFTER)
@@ -94,7 +94,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("backend", ["direct", "static"])
-def test_whom_the_kernel_killed_is_named(hosts: Hosts, launcher: Launcher, backend: str) -> None:
+def test_an_oom_killed_process_is_named(hosts: Hosts, launcher: Launcher, backend: str) -> None:
     cluster = with_kernel_logs(hosts(1))
     script = launcher.folder / "train.py"
     script.write_text(KILLED)

@@ -1,4 +1,4 @@
-"""What eight hosts write arrives whole, at full speed."""
+"""The output of eight hosts arrives complete, at full speed."""
 
 from __future__ import annotations
 

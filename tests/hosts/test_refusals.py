@@ -1,4 +1,4 @@
-"""A launch that cannot begin says why, host by host, and leaves nothing anywhere."""
+"""A launch that cannot start reports the reason for each host and leaves no files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOB: dict[str, Any] = {"framework": "torch", "script": job("echo_env.py")}
 
 
 def refused(done: Done, cluster: Cluster, launcher: Launcher, *words: str) -> None:
-    """Nothing was started or left, and one screen names the host, the reason and the remedy."""
+    """Nothing was started or left. One screen names the host, the reason and the remedy."""
     assert done.code == 3, done
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -90,7 +90,7 @@ def test_no_python(hosts: Hosts, launcher: Launcher) -> None:
 
 
 def test_a_python_that_is_too_old(hosts: Hosts, launcher: Launcher, tmp_path: Path) -> None:
-    """What an old Python does with the boot line, told by one that is made to look old."""
+    """An old Python's error on the boot line, from a Python that pretends to be old."""
     cluster = hosts(2)
     old = tmp_path / "python"
     old.write_text(
@@ -126,7 +126,7 @@ def test_a_busy_port(hosts: Hosts, launcher: Launcher) -> None:
         assert done.code == 3, done
         for word in ("node1", "port 29500 is taken by", "job.rendezvous.ports"):
             assert word in done.stderr
-        # A port that the file does not name is not worth failing for.
+        # If the file names no port, a busy port is no reason to fail.
         two = {**JOB, "rendezvous": {"ports": "29500-29501"}}
         free = launcher.run(launcher.file(cluster, two))
         assert free.code == 0, str(free)
@@ -148,7 +148,7 @@ def test_setup_that_fails_on_one_host(hosts: Hosts, launcher: Launcher) -> None:
     refused(done, cluster, launcher, "node2", "setup", "env.sh")
 
 
-def test_names_that_a_shell_would_read(hosts: Hosts, launcher: Launcher) -> None:
+def test_names_with_shell_syntax(hosts: Hosts, launcher: Launcher) -> None:
     """Workers get every argument, variable and folder byte for byte."""
     cluster = hosts(2)
     args = ["it's", 'a "b"', "$(touch /x); echo", "line\nbreak", "", "-n", "~", "a\\b", "ü 🙂", "*"]

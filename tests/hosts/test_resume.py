@@ -1,5 +1,5 @@
-"""A training that loses a host goes on from its last checkpoint, and its loss as if nothing had
-happened."""
+"""Training that loses a host continues from its last checkpoint, with the loss of a run
+without faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Hosts = Callable[..., Cluster]
 
 STEPS = 7
 WAIT_AT = 4
-"""The step in which the host is lost: the last checkpoint is of the one before."""
+"""The step in which the host is lost. The last checkpoint is from the step before."""
 BATCH = 12
 ELASTIC = {"elastic": {"min_hosts": 2}}
 
@@ -32,8 +32,8 @@ class Training:
         self.cluster, self.launcher = hosts(3), launcher
         self.losses = launcher.folder / "then.json"
 
-    def lose(self, lost: str, told: str, *, used: int, **document: Any) -> Done:
-        """Turn a host off in step WAIT_AT; how the launch has ended."""
+    def lose(self, lost: str, notice: str, *, used: int, **document: Any) -> Done:
+        """Turn a host off in step WAIT_AT. Returns how the launch ended."""
         self.launcher.notice_silence()
         names = [host.name for host in self.cluster.hosts]
         saved = ["--checkpoint", str(self.launcher.folder / "saved"), "--save-every", "1"]
@@ -49,7 +49,7 @@ class Training:
         launch = self.launcher.start(file)
         launch.until("waits\n")
         self.cluster.power_off(lost)
-        launch.until(told)
+        launch.until(notice)
         done = launch.wait(timeout=HANG)
         assert done.code == 0, str(done)
         assert self.launcher.left(self.cluster) == {}
@@ -63,7 +63,7 @@ def training(hosts: Hosts, launcher: Launcher) -> Training:
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("used", "lost", "told", "elastic"),
+    ("used", "lost", "notice", "elastic"),
     [
         (2, "node2", "node3 takes the place of node2", {}),
         (3, "node1", "without node1: 2 of 3 hosts, data 2 instead of 3", ELASTIC),
@@ -71,12 +71,12 @@ def training(hosts: Hosts, launcher: Launcher) -> Training:
     ids=["spare", "elastic"],
 )
 def test_torch(
-    training: Training, tmp_path: Path, used: int, lost: str, told: str, elastic: dict[str, Any]
+    training: Training, tmp_path: Path, used: int, lost: str, notice: str, elastic: dict[str, Any]
 ) -> None:
     options = [*GPT, "--data", str(corpus(tmp_path))]
     done = training.lose(
         lost,
-        told,
+        notice,
         used=used,
         framework="torch",
         strategy="fsdp",

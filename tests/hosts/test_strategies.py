@@ -1,7 +1,7 @@
 """Every strategy, launched over SSH across hosts, trains as one process alone does.
 
 Same data, same seed, same global batch, float32: then every step's loss is the same number, and
-gradients, shards, schedules and collectives are right, and not only free of crashes.
+gradients, shards, schedules and collectives are correct.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TorchJob:
     def run(
         self, strategy: str, count: int = 2, slots: int = 2, steps: int = STEPS, **job: Any
     ) -> list[float]:
-        """The losses of a launch, which ends well and leaves nothing."""
+        """The losses of a launch, which must succeed and leave no processes."""
         cluster = self._hosts(count)
         file = self._launcher.folder / f"losses-{len(list(self._launcher.folder.iterdir()))}.json"
         more = job.pop("args", [])
@@ -112,13 +112,13 @@ def test_torch_on_one_host(torch_job: TorchJob, gpt_alone: list[float], strategy
 
 
 @pytest.mark.torch
-def test_a_run_goes_on_in_another_layout(torch_job: TorchJob, gpt_alone: list[float]) -> None:
-    """Saved by four ranks that share everything out, taken up by two that split the layers."""
+def test_a_run_continues_in_another_layout(torch_job: TorchJob, gpt_alone: list[float]) -> None:
+    """Saved by four ranks that shard everything, resumed by two that split the layers."""
     saved = ["--checkpoint", str(torch_job._launcher.folder / "saved"), "--save-every", "1"]
-    # The learning rate falls over all steps, so each part is told of them all.
+    # The learning rate depends on the total number of steps, so each part gets it.
     first = torch_job.run("fsdp", steps=STEPS, args=saved)
     assert first == pytest.approx(gpt_alone, rel=1e-4)
-    # What came after the third step is lost, as in a crash.
+    # Steps after the third are lost, as in a crash.
     for folder in sorted((torch_job._launcher.folder / "saved").iterdir())[-1:]:
         subprocess.run(["rm", "-r", str(folder)], check=True)
     then = torch_job.run("tensor", slots=1, args=saved)

@@ -1,4 +1,4 @@
-"""Hosts and networks that fail while a job runs: nothing is lost, and nothing stays behind."""
+"""Hosts and networks fail while a job runs: no output is lost, and no process is left."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def numbers(lines: list[str]) -> list[int]:
     return [int(line.split()[1]) for line in lines if line.startswith("line ")]
 
 
-def test_hosts_are_asked_how_they_stand(hosts: Hosts, launcher: Launcher) -> None:
+def test_status_queries_the_hosts(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(2)
     training = Training(cluster, launcher, 2)
     launch = launcher.start(training.file)
@@ -144,7 +144,7 @@ def test_an_unreachable_spare_is_passed_over(hosts: Hosts, launcher: Launcher) -
     assert launcher.left(cluster) == {}
 
 
-def test_an_elastic_job_goes_on_without_a_host_even_when_it_comes_back(
+def test_an_elastic_job_continues_without_a_host_even_when_it_comes_back(
     hosts: Hosts, launcher: Launcher
 ) -> None:
     cluster = hosts(3)
@@ -156,7 +156,7 @@ def test_an_elastic_job_goes_on_without_a_host_even_when_it_comes_back(
     until(lambda: '"attempt": 2, "hosts": ["node1", "node3"]' in journal.read_text(), "it")
     cluster.heal()
     until(lambda: not cluster["node2"].processes(), "the end of what node2 still ran")
-    # Its rank is node3's now, which goes on from where node2 was.
+    # node3 has its rank now and continues where node2 was.
     reached = training.step(1)
     training.until_step(1, reached + 5)
     (listed,) = json.loads(launcher.command("ps", "--json").wait().stdout)["runs"]
@@ -175,7 +175,7 @@ def test_an_elastic_job_goes_on_without_a_host_even_when_it_comes_back(
     assert launcher.left(cluster) == {}
 
 
-def test_an_elastic_job_ends_where_too_few_hosts_are_left(hosts: Hosts, launcher: Launcher) -> None:
+def test_an_elastic_job_ends_if_too_few_hosts_are_left(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(3)
     training = Training(cluster, launcher, 3, min_hosts=2, max=9, node_timeout="2s")
     launch = launcher.start(training.file)
@@ -191,13 +191,13 @@ def test_an_elastic_job_ends_where_too_few_hosts_are_left(hosts: Hosts, launcher
 
 
 @pytest.mark.parametrize("victim", ["dtrain-supervisor", "resume.py", "dtrain-agent"])
-def test_whatever_is_killed_on_a_host(hosts: Hosts, launcher: Launcher, victim: str) -> None:
+def test_each_process_killed_on_a_host(hosts: Hosts, launcher: Launcher, victim: str) -> None:
     cluster = hosts(2)
     training = Training(cluster, launcher, 2, max=2, node_timeout="5s")
     launch = launcher.start(training.file)
     training.until_step(1, 5)
     cluster["node2"].run("pkill", "-KILL", "-f", victim)
-    if victim != "dtrain-agent":  # the relay alone: nobody but the connection suffers
+    if victim != "dtrain-agent":  # a killed relay only breaks the connection
         launch.until("attempt 2 on node2")
     reached = training.step(1)
     training.until_step(1, reached + 3)
@@ -223,7 +223,7 @@ def test_a_detached_run_is_stopped_from_another_terminal(hosts: Hosts, launcher:
 
 
 def test_stop_with_one_host_out_of_reach(hosts: Hosts, launcher: Launcher) -> None:
-    """It says so, and finishes the job there when the host returns."""
+    """It reports the host, and ends the job there when the host returns."""
     cluster = hosts(2)
     training = Training(cluster, launcher, 2, node_timeout="60s")
     run = launcher.run(training.file, "--detach").stdout.strip()
@@ -253,13 +253,13 @@ def test_ctrl_c_with_one_host_out_of_reach_ends_twice(hosts: Hosts, launcher: La
     assert done.code == 130, str(done)
     assert "node2" in done.stderr
     cluster.heal()
-    # Its worker waits for a peer that is gone. `stop` ends it, now that it can be reached.
+    # Its worker waits for a dead peer. `stop` ends it now that the host is reachable.
     (run,) = [path.name for path in (launcher.home / "runs").iterdir()]
     assert launcher.command("stop", run).wait().code == 0
     assert launcher.left(cluster) == {}
 
 
-def test_what_is_left_on_a_lost_host_stays_on_record_until_it_is_ended(
+def test_leftovers_on_a_lost_host_stay_on_record_until_they_end(
     hosts: Hosts, launcher: Launcher
 ) -> None:
     cluster = hosts(2)

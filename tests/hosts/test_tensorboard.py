@@ -1,4 +1,4 @@
-"""`dtrain launch --tensorboard` brings the page of a host to this machine; `attach` does, too."""
+"""`dtrain launch --tensorboard` forwards a host's page to this machine; so does `attach`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.netns]
 
 
 def get(url: str) -> str:
-    # No proxy of the environment has a say in what is on loopback.
+    # Ignore proxies from the environment: the page is on loopback.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=HANG) as answer:
         return str(answer.read().decode())
@@ -43,13 +43,13 @@ def test_the_page_of_a_host_is_shown_here(
     assert launcher.left(cluster) == {}
 
 
-def test_whoever_attaches_sees_it_too(hosts: Callable[..., Cluster], launcher: Launcher) -> None:
+def test_an_attached_process_sees_it_too(hosts: Callable[..., Cluster], launcher: Launcher) -> None:
     cluster = hosts(2)
     file = launcher.file(cluster, {"framework": "torch", "script": job("web_page.py")})
     launch = launcher.start(file, "--tensorboard")
     launch.until("TensorBoard of ")
     (run,) = [path.name for path in (launcher.home / "runs").iterdir()]
-    # First it is that of the process in charge, then, when this one is gone, its successor's own.
+    # First the process in charge serves it. When that exits, its successor does.
     for _ in range(2):
         attached = launcher.command("attach", run)
         attached.until("TensorBoard of ")
@@ -63,7 +63,7 @@ def test_whoever_attaches_sees_it_too(hosts: Callable[..., Cluster], launcher: L
     assert launcher.left(cluster) == {}
 
 
-def test_nobody_asked_for_it(hosts: Callable[..., Cluster], launcher: Launcher) -> None:
+def test_it_is_off_by_default(hosts: Callable[..., Cluster], launcher: Launcher) -> None:
     cluster = hosts(1)
     file = launcher.file(
         cluster, {"framework": "torch", "script": job("web_page.py"), "args": ["once"]}

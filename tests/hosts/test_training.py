@@ -42,7 +42,7 @@ def test_torch(hosts: Hosts, launcher: Launcher, backend: str) -> None:
     assert {each["sum"] for each in found} == {10.0}
     assert {each["hostname"] for each in found} == {"node1", "node2"}
     assert {each["environment"]["GLOO_SOCKET_IFNAME"] for each in found} == {"eth0"}
-    # Each rank's output bears its own prefix, whoever started it.
+    # Each rank's output has its own prefix, with every launcher.
     prefixes = {line.partition("]")[0].split()[1] for line in done.stdout.splitlines()}
     assert prefixes == {"0", "1", "2", "3"}
     assert launcher.left(cluster) == {}
@@ -61,7 +61,7 @@ def test_torch_on_more_hosts(hosts: Hosts, launcher: Launcher, count: int) -> No
 
 @pytest.mark.tensorflow
 def test_tensorflow_workers(hosts: Hosts, launcher: Launcher) -> None:
-    """With a proxy in the environment that would swallow the cluster's own traffic."""
+    """With a proxy in the environment that would drop the cluster's own traffic."""
     cluster = hosts(2)
     proxy = dict.fromkeys(("http_proxy", "https_proxy"), "http://10.255.255.1:3128")
     file = launcher.file(
@@ -77,7 +77,7 @@ def test_tensorflow_workers(hosts: Hosts, launcher: Launcher) -> None:
 
 @pytest.mark.tensorflow
 def test_tensorflow_parameter_servers(hosts: Hosts, launcher: Launcher) -> None:
-    """Servers wait for ever: the launch ends them when the chief is done."""
+    """Servers wait forever: the launch ends them when the chief is done."""
     cluster = hosts(2)
     file = launcher.file(
         cluster,

@@ -1,4 +1,4 @@
-"""Sum one number per rank over gloo, check it, and print where this rank found itself as JSON."""
+"""Sum one number per rank over gloo, check it, and print this rank's place as JSON."""
 
 import json
 import os

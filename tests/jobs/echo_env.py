@@ -1,6 +1,6 @@
-"""Print as one line of JSON what this process was given: arguments, environment, folder.
+"""Print this process's arguments, environment and folder as one line of JSON.
 
-Bytes that are no text travel as Python's surrogate escapes. Standard library alone.
+Bytes that are not text become Python's surrogate escapes. Standard library only.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""All ranks meet; then rank R fails and the others wait for it for ever.
+"""All ranks connect. Then rank R fails, and the other ranks wait for it forever.
 
     fail.py R [raise | exit | kill | stop]
 
 ``raise`` ends in a traceback (the default), ``exit`` in status 7, ``kill`` in SIGKILL, and
 ``stop`` stops the process without ending it. Ranks meet in a torch process group, so that the
-others' own ends ("Connection closed by peer") come right after the cause.
+other ranks fail ("Connection closed by peer") right after the cause.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Count as `numbered.py` does, and when told to end go on for a second before it does.
+"""Count like `numbered.py`, and on SIGTERM continue for a second.
 
 graceful.py FOLDER [PAUSE [SIZE]]
 """

@@ -1,9 +1,9 @@
-"""Count as `numbered.py` does, and do everything not to be ended.
+"""Count like `numbered.py`, and resist every way to be ended.
 
     hostile.py FOLDER [PAUSE [SIZE]]
 
-The worker ignores TERM. Around it are 200 processes that ignore it too: each in a session of its
-own, orphaned, with the worker's log files open. Half of them live on in one process after another.
+The worker ignores TERM. It starts 200 processes that ignore TERM too, each in its own session,
+orphaned, with the worker's log files open. Half of them continue in a chain of processes.
 """
 
 import os
@@ -15,8 +15,8 @@ from numbered import main
 PROCESSES, LIFE = 200, 2.0
 
 
-def linger(*, hop: bool) -> None:
-    """Stay, or live on in one process after another, each of which leaves its parent's session."""
+def stay(*, hop: bool) -> None:
+    """Stay, or continue in a chain of processes, each in a new session."""
     while True:
         os.setsid()
         while not hop:
@@ -32,6 +32,6 @@ for which in range(PROCESSES):
     if os.fork() == 0:
         if os.fork() != 0:
             os._exit(0)
-        linger(hop=which % 2 == 0)
+        stay(hop=which % 2 == 0)
     os.wait()
 main()

@@ -1,10 +1,10 @@
-"""Write numbered lines to stdout and stderr as fast as they go, and note what was written.
+"""Write numbered lines to stdout and stderr at full speed, and record what was written.
 
     lines.py FOLDER LINES [RATE]
 
 FOLDER/RANK.json (this rank's, on the node) holds the number of bytes and the sha256 of either
-stream, to compare with what arrived. RATE limits lines a second. Among the lines are what a view
-must survive and a store must keep: a progress bar, ANSI colors, bytes that are no UTF-8, a line
+stream, to compare with what arrived. RATE limits lines per second. The lines include what views
+must survive and a store must keep: a progress bar, ANSI colors, invalid UTF-8, a line
 of 1 MB, and a last line without its end.
 """
 
@@ -19,7 +19,7 @@ CHUNK = 500
 
 
 class Counted:
-    """A binary stream that counts and hashes what it passes on."""
+    """A binary stream that counts and hashes its data."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.size, self.hash = descriptor, 0, hashlib.sha256()

@@ -2,10 +2,10 @@
 
     numbered.py FOLDER [PAUSE [SIZE]]
 
-FOLDER is shared by all hosts: it is where STOP is, and where each rank notes its last whole step.
-PAUSE is seconds between two steps. What a step writes is told by its number alone (see `step`), so
-that whoever has a log can say whether a byte of it is lost or doubled. SIZE is how long the long
-lines among them are.
+All hosts share FOLDER. It contains STOP, and each rank's last complete step.
+PAUSE is the seconds between two steps. A step's number determines its output (see `step`), so
+that a test can detect lost or repeated bytes in a log. SIZE is the size of the
+long lines.
 """
 
 import os
@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 
 LONG, SIZE = 50, 64 << 10
-"""Every so many lines there is one of so many bytes."""
+"""Interval in lines between long lines, and their size in bytes."""
 
 
 def step(name: str, rank: int, number: int, size: int = SIZE) -> bytes:
-    """What a rank writes to stdout (``out``) or stderr (``err``) in one step: a line, every now
-    and then a long one, or one whose end comes only with the next step."""
+    """A rank's output to stdout (``out``) or stderr (``err``) in one step: a line, sometimes
+    a long line, or a line that the next step completes."""
     line = b"%s %d %09d" % (name.encode(), rank, number)
     if number % LONG == 0:
         return line + b" " + b"x" * size + b"\n"

@@ -1,9 +1,9 @@
-"""Count steps, each in a checkpoint, until the file STOP exists; go on where an earlier run was.
+"""Count steps, each with a checkpoint, until the file STOP exists. Resumes earlier runs.
 
     resume.py FOLDER
 
 FOLDER is shared by all hosts. A rank that waits for its peers (a barrier, as a collective would)
-waits for ever when one of them is gone.
+waits forever if one of them is dead.
 """
 
 import os

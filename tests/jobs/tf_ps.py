@@ -3,8 +3,8 @@
     tf_ps.py FOLDER
 
 The chief dispatches steps to the workers by a ClusterCoordinator, writes the result to FOLDER
-and ends. Workers and parameter servers never end by themselves. The evaluator, which is no part
-of the cluster, says that it is there and ends.
+and exits. Workers and parameter servers never exit by themselves. The evaluator, which is not part
+of the cluster, prints a line and exits.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Multi-worker mirrored training of a line by a custom loop, with nothing but TF_CONFIG given.
+"""Multi-worker mirrored training of a line by a custom loop, from TF_CONFIG alone.
 
 Every worker ends with the same weights, near slope 3 and intercept 2, or fails.
 """

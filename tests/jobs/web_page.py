@@ -1,4 +1,4 @@
-"""Rank 0 serves a page as a TensorBoard would; with ``once`` it says so and ends."""
+"""Rank 0 serves a page like TensorBoard; with ``once`` it announces the port and ends."""
 
 import os
 import sys

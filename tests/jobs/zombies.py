@@ -2,8 +2,8 @@
 
     zombies.py [sleep | exit | fail]
 
-Children of three kinds: in a session of their own, orphaned by a double fork, and ignoring every
-signal that can be ignored. The worker itself ignores SIGTERM. Standard library alone.
+Children of three kinds: in their own session, orphaned by a double fork, and ignoring every
+signal that can be ignored. The worker itself ignores SIGTERM. Standard library only.
 """
 
 import os
@@ -14,7 +14,7 @@ import time
 IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def linger(*, session: bool, orphan: bool, deaf: bool) -> None:
+def stay(*, session: bool, orphan: bool, deaf: bool) -> None:
     """Start a process that does nothing for an hour; returns in the parent when it is ready."""
     ready, announce = os.pipe()
     if os.fork() == 0:
@@ -34,9 +34,9 @@ def linger(*, session: bool, orphan: bool, deaf: bool) -> None:
 
 
 def main() -> None:
-    linger(session=True, orphan=False, deaf=False)
-    linger(session=True, orphan=True, deaf=False)
-    linger(session=True, orphan=True, deaf=True)
+    stay(session=True, orphan=False, deaf=False)
+    stay(session=True, orphan=True, deaf=False)
+    stay(session=True, orphan=True, deaf=True)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("lingering", flush=True)
     end = (sys.argv[1:] or ["sleep"])[0]

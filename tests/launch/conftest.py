@@ -10,7 +10,7 @@ from support.launching import Scene
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    """Whatever a test started is gone when it ends."""
+    """End all processes of a test when it ends."""
     scene = Scene(tmp_path)
     yield scene
     scene.close()

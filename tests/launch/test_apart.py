@@ -1,4 +1,4 @@
-"""A job whose workers never connect to each other ends with a warning; no other job does."""
+"""Only a job whose workers never connect to each other ends with a warning."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ else:
 time.sleep(2)
 """
 
-# The shortest meeting at MASTER_PORT.
+# The shortest connection at MASTER_PORT.
 MEET = """
 import os, socket, time
 port = int(os.environ["MASTER_PORT"])
@@ -46,7 +46,7 @@ else:
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_workers_that_never_meet_are_warned_of(scene: Scene, hosts: int) -> None:
+def test_workers_that_never_connect_cause_a_warning(scene: Scene, hosts: int) -> None:
     file = scene.cluster_file(scene.script(ALONE), hosts=hosts, slots=2 // hosts)
     done = scene.run(file, "--no-check")
     assert done.code == 0, str(done)
@@ -56,7 +56,7 @@ def test_workers_that_never_meet_are_warned_of(scene: Scene, hosts: int) -> None
 
 @pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("script", [OWN_PORT, MEET], ids=["own port", "shortest"])
-def test_workers_that_meet_are_not(scene: Scene, script: str, hosts: int) -> None:
+def test_workers_that_connect_cause_no_warning(scene: Scene, script: str, hosts: int) -> None:
     file = scene.cluster_file(
         scene.script(script), hosts=hosts, slots=2 // hosts, args=[str(scene.folder)]
     )
@@ -74,7 +74,7 @@ def test_workers_that_meet_are_not(scene: Scene, script: str, hosts: int) -> Non
     ],
     ids=["framework none", "one worker", "an evaluator"],
 )
-def test_workers_that_may_be_apart_are_not(scene: Scene, job: dict[str, Any]) -> None:
+def test_independent_workers_cause_no_warning(scene: Scene, job: dict[str, Any]) -> None:
     done = scene.run(scene.cluster_file(scene.script(ALONE), **job), "--no-check")
     assert done.code == 0, str(done)
     assert WARNING not in done.stderr

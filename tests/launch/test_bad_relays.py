@@ -1,4 +1,4 @@
-"""Hosts on which something else than a relay answers: told as the host's failure, never ours."""
+"""A host on which no relay answers is reported as that host's failure, never as a bug."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if op == "launch" and os.path.exists(os.path.join(os.path.dirname(sys.argv[0]), 
         pass
     say("start")
 """
-"""Says what is in the files ``launch``, ``start`` and ``attach`` beside it, and ends."""
+"""Prints the files ``launch``, ``start`` and ``attach`` in its folder, and ends."""
 
 
 def launched(scene: Scene, **said: bytes) -> Done:
@@ -68,7 +68,7 @@ def launched(scene: Scene, **said: bytes) -> Done:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "message"),
     [
         (b"", "ended with status 0"),
         (b"Welcome to node0!\nMaintenance on Friday.\n", "Maintenance on Friday"),
@@ -76,12 +76,12 @@ def launched(scene: Scene, **said: bytes) -> Done:
         (HELLO + message(type="refused", what="x"), "refused.what: expected one of"),
     ],
 )
-def test_bad_relay(scene: Scene, said: bytes, told: str) -> None:
-    assert told in launched(scene, launch=said).stderr
+def test_bad_relay(scene: Scene, said: bytes, message: str) -> None:
+    assert message in launched(scene, launch=said).stderr
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "message"),
     [
         (EXITED, "worker 0 has not started"),
         (STARTED + EXITED.replace(b'"pid": 7', b'"pid": 8'), "process 8 exited"),
@@ -90,19 +90,19 @@ def test_bad_relay(scene: Scene, said: bytes, told: str) -> None:
         (STARTED + message(type="event", offset=float("inf"), event={}), "event.offset"),
     ],
 )
-def test_forged_events_name_their_host(scene: Scene, said: bytes, told: str) -> None:
+def test_forged_events_name_their_host(scene: Scene, said: bytes, message: str) -> None:
     done = launched(scene, launch=PREPARED, start=said)
-    assert told in done.stderr
+    assert message in done.stderr
     assert "node0 failed" in done.stderr
     (path,) = scene.folder.rglob("journal.jsonl")
     said = [line for line in map(json.loads, path.read_text().splitlines()) if "state" in line]
-    # The last state keeps the reason; "lost" would say less.
+    # The last state keeps the reason; "lost" would hide it.
     assert said[-1]["state"] == "failed"
-    assert told in said[-1]["detail"]
+    assert message in said[-1]["detail"]
 
 
 def test_a_relay_that_attaches_and_breaks_is_given_up(scene: Scene) -> None:
-    """It brings nothing new, so the host is lost after `restart.node_timeout`."""
+    """It sends nothing new, so the host is lost after `restart.node_timeout`."""
     done = launched(scene, launch=PREPARED, start=STARTED, attach=ATTACHED)
     assert "cut off for 2 s" in done.stderr
     assert "node0 failed" in done.stderr

@@ -1,4 +1,4 @@
-"""How a launch on this machine ends: well, badly, or because somebody asked. Nothing stays."""
+"""How a launch on this machine ends: success, failure or stop. No process is left."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_files_are_private(scene: Scene) -> None:
 
 
 @pytest.mark.torch
-def test_a_failed_worker_ends_all_and_is_named_first(scene: Scene) -> None:
+def test_a_failed_worker_ends_the_job_and_is_named_first(scene: Scene) -> None:
     launch = scene.run(scene.cluster_file(JOBS / "fail.py", args=["2", "raise"]))
     assert launch.code == 1
     report = launch.stderr[launch.stderr.index("error: ") :]
@@ -66,7 +66,7 @@ def test_a_failed_worker_ends_all_and_is_named_first(scene: Scene) -> None:
         ("raise SystemExit('out of luck')", "exited with status 1"),
     ],
 )
-def test_every_kind_of_end_is_told(scene: Scene, end: str, words: str) -> None:
+def test_every_kind_of_end_is_reported(scene: Scene, end: str, words: str) -> None:
     text = f"import os, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(3600)\n"
     launch = scene.run(scene.cluster_file(scene.script(text)))
     assert launch.code == 1
@@ -74,7 +74,7 @@ def test_every_kind_of_end_is_told(scene: Scene, end: str, words: str) -> None:
     assert scene.leftovers() == []
 
 
-def test_what_is_known_of_a_failure_is_said(scene: Scene) -> None:
+def test_a_failure_is_explained(scene: Scene) -> None:
     """A sentence and a remedy for the first cause."""
     text = (
         "import os, time\nif os.environ['RANK'] == '1': import no_such_module\ntime.sleep(3600)\n"
@@ -91,7 +91,7 @@ def test_what_is_known_of_a_failure_is_said(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_asked_to_end(scene: Scene, number: signal.Signals) -> None:
+def test_stop_signals(scene: Scene, number: signal.Signals) -> None:
     launch = scene.launch(scene.cluster_file(scene.script(WAIT)))
     launch.until("up", count=4)
     launch.send(number)
@@ -104,7 +104,7 @@ def test_asked_to_end(scene: Scene, number: signal.Signals) -> None:
     assert scene.leftovers() == []
 
 
-def test_asking_twice_does_not_wait_for_the_deaf(scene: Scene) -> None:
+def test_a_second_stop_kills_workers_that_ignore_term(scene: Scene) -> None:
     launch = scene.launch(scene.cluster_file(JOBS / "zombies.py", grace=3000))
     launch.until("lingering", count=4)
     launch.send(signal.SIGINT)
@@ -143,7 +143,7 @@ def test_a_broken_pipe_ends_the_job(scene: Scene) -> None:
 
 
 def test_a_closed_terminal_ends_the_job(scene: Scene) -> None:
-    """The terminal goes away, with HUP, while the launch writes to it."""
+    """The terminal closes, with HUP, while the launch writes to it."""
     ours, theirs = os.openpty()
     launch = scene.launch(
         scene.cluster_file(scene.script(WAIT)),
@@ -199,7 +199,7 @@ def test_two_runs_at_once_do_not_touch_each_other(scene: Scene, tmp_path: Path) 
 
 
 def test_a_run_inside_a_run_is_another_run(scene: Scene, tmp_path: Path) -> None:
-    """A worker may itself launch; each of the two ends alone."""
+    """A worker may launch a run. Each of the two runs ends separately."""
     (tmp_path / "inner").mkdir()
     inner = Scene(tmp_path / "inner")
     cluster = inner.cluster_file(scene.script(TALK, "inner.py"), hosts=1)
@@ -237,8 +237,8 @@ def test_the_interpreter_is_the_one_that_runs_dtrain(scene: Scene) -> None:
     assert launch.stdout == f"[node0 0] {sys.executable}\n"
 
 
-def test_a_pipe_that_closes_with_ctrl_c_does_not_ask_twice(scene: Scene) -> None:
-    """As with `dtrain launch … | tee`: both ends hear Ctrl-C, and workers still get their time."""
+def test_a_pipe_that_closes_with_ctrl_c_is_no_second_stop(scene: Scene) -> None:
+    """As with `dtrain launch … | tee`: both get Ctrl-C, and workers keep their grace."""
     save = scene.script(
         "import signal, time\n"
         "def save(*_):\n"
@@ -258,8 +258,8 @@ def test_a_pipe_that_closes_with_ctrl_c_does_not_ask_twice(scene: Scene) -> None
     assert (scene.folder / "saved").exists()
 
 
-def test_called_off_while_a_port_is_busy(scene: Scene) -> None:
-    """A request to end is not forgotten on the way to the next port."""
+def test_stopped_while_a_port_is_busy(scene: Scene) -> None:
+    """The move to the next port keeps a stop request."""
     with contextlib.ExitStack() as taken:
         for port in (29500, 29501):
             taken.enter_context(socket.create_server(("127.0.0.1", port)))
@@ -279,7 +279,7 @@ def test_called_off_while_a_port_is_busy(scene: Scene) -> None:
 
 
 def test_a_full_disk_on_this_machine_stops_the_job(scene: Scene) -> None:
-    """In a namespace of its own, where the run's folder is on a disk of 64 KiB."""
+    """In a separate namespace, with the run's folder on a disk of 64 KiB."""
     shout = scene.script("while True: print('x' * 999, flush=True)\n")
     cluster = scene.cluster_file(shout, hosts=1, slots=1)
     scene.home.mkdir()
@@ -299,8 +299,8 @@ def test_a_full_disk_on_this_machine_stops_the_job(scene: Scene) -> None:
     assert scene.leftovers() == []
 
 
-def test_a_job_that_somebody_else_ends_is_not_done(scene: Scene) -> None:
-    """Its workers end with status 0, but not because they had finished."""
+def test_a_job_ended_from_outside_is_not_done(scene: Scene) -> None:
+    """Its workers exit with status 0 without having finished."""
     quit_ = scene.script(
         "import signal, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: exit(0))\n"

@@ -1,4 +1,4 @@
-"""A job that falls silent: everybody is told who waits where."""
+"""A silent job: the report names which worker waits where."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from support.launching import Scene
 
-# Only when all ranks are there does any of them fall silent.
+# The ranks fall silent only after all have started.
 HANG = """
 import os, threading, time
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_the_rank_that_the_others_wait_for_is_named(scene: Scene, told_by: str) 
         python=str(environment / "bin/python"),
         env={"PATH": "/usr/bin:/bin", "VIRTUAL_ENV": ""},
     )
-    # The bare environment has no torch, which this script can do without.
+    # The bare environment has no torch, and this script needs none.
     done = scene.run(file, "--no-check")
     assert done.code == 1, str(done)
     assert "error: no output and no progress from any worker for 5 s" in done.stderr
@@ -63,10 +63,10 @@ def test_the_rank_that_the_others_wait_for_is_named(scene: Scene, told_by: str) 
 
 
 @pytest.mark.torch
-def test_the_ranks_of_torchrun_are_told_apart(scene: Scene) -> None:
+def test_the_ranks_of_torchrun_are_distinguished(scene: Scene) -> None:
     file = scene.cluster_file(
         scene.script(HANG),
-        # torchrun says nothing while it starts.
+        # torchrun prints nothing while it starts.
         watchdog={"silence": "20s"},
         rendezvous={"backend": "static"},
     )
@@ -169,7 +169,7 @@ def test_a_timeout_of_nccl_is_explained_by_its_flight_recorders(scene: Scene) ->
     assert "rank 2 has not joined collective 14 of the default process group" in done.stderr
 
 
-def test_a_hang_may_be_a_reason_to_start_again(scene: Scene) -> None:
+def test_a_hang_may_cause_a_restart(scene: Scene) -> None:
     file = scene.cluster_file(
         scene.script(HANG), watchdog={"silence": "5s", "then": "restart"}, restart={"max": 1}
     )
@@ -180,7 +180,7 @@ def test_a_hang_may_be_a_reason_to_start_again(scene: Scene) -> None:
     assert scene.leftovers() == []
 
 
-# Longer in all than the silence that is allowed, and never as long between two words.
+# Longer in total than the allowed silence, but never as long between two words.
 TALK = """
 import time
 for number in range(30):
@@ -205,7 +205,7 @@ def test_a_report_ends_nothing(scene: Scene) -> None:
     )
     file = scene.cluster_file(script, args=[str(go)], watchdog={"silence": "1s", "then": "report"})
     launch = scene.launch(file)
-    launch.until("collecting stacks", count=2)  # it has reported once, and waits again
+    launch.until("collecting stacks", count=2)  # after one report, it waits for the next hang
     go.touch()
     done = launch.wait()
     assert done.code == 0, str(done)

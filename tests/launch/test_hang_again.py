@@ -37,7 +37,7 @@ STUCK = "rank 2 has not joined collective 14"
 ASKED = "collecting stacks"
 
 
-def test_what_was_told_the_last_time_counts_no_more(scene: Scene) -> None:
+def test_earlier_stacks_are_discarded(scene: Scene) -> None:
     ready, go = scene.folder / "ready", scene.folder / "go"
     ready.mkdir()
     file = scene.cluster_file(

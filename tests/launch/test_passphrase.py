@@ -1,4 +1,4 @@
-"""Questions on a real terminal: the passphrase of a key, and what a server asks."""
+"""Prompts on a real terminal: the passphrase of a key, and a server's questions."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ SHOW = 'echo "$0" "$@" "$SHARD" "$NODE_RANK/$NNODES" "$(command -v beside)"'
 
 
 def test_a_command_with_placeholders(scene: Scene) -> None:
-    """It finds the programs that lie beside the interpreter of the file."""
+    """It finds the programs next to the file's interpreter."""
     python = scene.folder / "env" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
@@ -46,7 +46,7 @@ def test_one_process_for_each_host(scene: Scene) -> None:
 
 
 def test_a_shell_script(scene: Scene) -> None:
-    """bash runs it; an attempt and a run have names of their own."""
+    """bash runs it. Attempts and runs have separate names."""
     script: Path = scene.script('declare -a words=("$@"); echo "${words[1]} $RANK"', "run.sh")
     file = scene.cluster_file(script, hosts=1, framework="none", args=["a", "{attempt} b"])
     done = scene.run(file)

@@ -1,4 +1,4 @@
-"""A script's own words on its progress reach the person who launched it, and the journal."""
+"""A script's progress reports reach the user and the journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Relays and supervisors that somebody has stopped with SIGSTOP."""
+"""Relays and supervisors that were stopped with SIGSTOP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ here = pathlib.Path(__file__).parent
 while not (here / "go").exists():
     time.sleep(0.02)
 """
-# The command, with pings so often that nobody waits for them.
+# The command, with pings at short intervals.
 QUICK = """
 import sys
 from dtrain.session import liveness, relay
@@ -65,7 +65,7 @@ def test_a_stopped_relay_is_replaced(scene: Scene) -> None:
     assert scene.leftovers() == []
 
 
-def test_a_stopped_supervisor_is_noticed_and_its_job_goes_on(scene: Scene) -> None:
+def test_a_stopped_supervisor_is_noticed_and_its_job_continues(scene: Scene) -> None:
     run = launch(scene)
     (supervisor,) = agents(scene, "dtrain-supervisor")
     os.kill(supervisor, signal.SIGSTOP)

@@ -38,7 +38,7 @@ print("last", number, flush=True)
 
 
 class Runs:
-    """A job that writes numbered lines until it is told to end."""
+    """A job that writes numbered lines until it is stopped."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -60,7 +60,7 @@ class Runs:
         until(lambda: not Path(f"/proc/{pid}").exists(), "the launcher's end")
 
     def assert_whole(self, run: str) -> None:
-        """What is here is what the workers wrote, and that is every number once, in order."""
+        """Checks that the stored output has every number of every worker once, in order."""
         for host in ("node0", "node1"):
             for path in (self.scene.nodes / "nodes" / run / host).glob("worker-*.out"):
                 written = path.read_bytes()
@@ -102,7 +102,7 @@ def test_a_detached_run_is_listed_shown_and_stopped(runs: Runs) -> None:
 
 def test_a_closed_terminal_does_not_end_a_detached_run(runs: Runs) -> None:
     run = runs.detach()
-    # Its process group and session are its own: what a terminal sends reaches it no more.
+    # It has its own process group and session, so the terminal's signals do not reach it.
     pid = int((runs.scene.home / "runs" / run / "launcher").read_text())
     assert os.getsid(pid) == pid
     runs.stop_file.touch()
@@ -129,7 +129,7 @@ def test_a_killed_launcher_loses_nothing(runs: Runs, times: int) -> None:
     assert runs.scene.leftovers() == []
 
 
-def test_hosts_are_asked_how_a_run_stands_that_nobody_is_in_charge_of(runs: Runs) -> None:
+def test_status_of_a_run_without_a_launcher_comes_from_its_hosts(runs: Runs) -> None:
     run = runs.detach()
     runs.kill_launcher(run)
     shown = runs.dtrain("ps", run).wait()
@@ -156,7 +156,7 @@ def test_hosts_are_asked_how_a_run_stands_that_nobody_is_in_charge_of(runs: Runs
     assert "unattended" in runs.dtrain("ps").wait().stdout
 
 
-def test_a_launch_killed_in_the_foreground_can_be_taken_up(runs: Runs) -> None:
+def test_attach_to_a_launch_killed_in_the_foreground(runs: Runs) -> None:
     launch = runs.dtrain("launch", str(runs.file))
     launch.until("line", count=20)
     launch.kill()
@@ -168,7 +168,7 @@ def test_a_launch_killed_in_the_foreground_can_be_taken_up(runs: Runs) -> None:
     runs.assert_whole(run)
 
 
-def test_two_watchers_and_whoever_is_left_takes_charge(runs: Runs) -> None:
+def test_of_two_watchers_the_remaining_one_takes_charge(runs: Runs) -> None:
     run = runs.detach()
     watchers = [runs.dtrain("attach", run) for _ in range(2)]
     for watcher in watchers:
@@ -190,7 +190,7 @@ def test_stop_without_a_launcher(runs: Runs) -> None:
     assert "stopped" in runs.dtrain("ps", run).wait().stdout
 
 
-def test_a_job_that_cannot_start_is_told_before_the_terminal_is_left(runs: Runs) -> None:
+def test_a_job_that_cannot_start_is_reported_before_detaching(runs: Runs) -> None:
     runs.file.write_text(runs.file.read_text().replace("script.py", "gone.py"))
     done = runs.dtrain("launch", str(runs.file), "--detach").wait()
     assert done.code == 3
@@ -205,7 +205,7 @@ def test_unknown_runs(runs: Runs) -> None:
     assert "no runs" in runs.dtrain("ps").wait().stdout
 
 
-def test_since_leaves_out_what_is_old(runs: Runs) -> None:
+def test_since_leaves_out_old_output(runs: Runs) -> None:
     run = runs.detach()
     runs.stop_file.touch()
     until(lambda: "done" in runs.dtrain("ps", run).wait().stdout, "the end of the job")
@@ -242,7 +242,7 @@ print("trained", flush=True)
 """
 
 
-def test_a_failed_job_goes_on_where_it_was(scene: Scene) -> None:
+def test_a_failed_job_resumes_where_it_was(scene: Scene) -> None:
     file = scene.cluster_file(scene.script(RESTARTED), args=[str(scene.folder)], restart={"max": 3})
     done = scene.run(file)
     assert done.code == 0, str(done)
@@ -259,7 +259,7 @@ def test_a_failed_job_goes_on_where_it_was(scene: Scene) -> None:
     assert scene.leftovers() == []
 
 
-def test_a_detached_job_is_started_again_and_all_its_attempts_are_shown(scene: Scene) -> None:
+def test_a_detached_job_restarts_and_all_its_attempts_are_shown(scene: Scene) -> None:
     file = scene.cluster_file(scene.script(RESTARTED), args=[str(scene.folder)], restart={"max": 3})
     run = scene.command("launch", str(file), "--detach").wait().stdout.strip()
     until(lambda: "done" in scene.command("ps", run).wait().stdout, "the end of the job")
@@ -268,7 +268,7 @@ def test_a_detached_job_is_started_again_and_all_its_attempts_are_shown(scene: S
         assert f"attempt {attempt} from step" in shown
 
 
-def test_who_takes_charge_knows_of_later_attempts(scene: Scene) -> None:
+def test_a_new_launcher_knows_of_later_attempts(scene: Scene) -> None:
     script = scene.script(
         "import os, time\n"
         "print('attempt', os.environ['DTRAIN_ATTEMPT'], flush=True)\n"
@@ -278,7 +278,7 @@ def test_who_takes_charge_knows_of_later_attempts(scene: Scene) -> None:
     file = scene.cluster_file(script, restart={"max": 1})
     run = scene.command("launch", str(file), "--detach").wait().stdout.strip()
     watcher = scene.command("attach", run)
-    # Not by what it shows: on a slow machine it comes when that has been written already.
+    # Its output is no sign: on a slow machine, the output came before it attached.
     folder = scene.home / "runs" / run
     until(lambda: [*folder.glob("logs-2/*/*.out")], "the second attempt")
     watcher.until(f"run {run}: 4 workers")
@@ -291,10 +291,10 @@ def test_who_takes_charge_knows_of_later_attempts(scene: Scene) -> None:
     assert "stopped" in scene.command("ps", run).wait().stdout
 
 
-def test_an_attempt_of_which_nothing_was_started_is_started_by_who_takes_charge(
+def test_a_new_launcher_starts_an_attempt_that_was_not_started(
     scene: Scene,
 ) -> None:
-    """The launcher is killed between two attempts, when it has noted the second one."""
+    """The launcher is killed between two attempts, after it has recorded the second one."""
     script = scene.script(
         "import os\n"
         "attempt = int(os.environ['DTRAIN_ATTEMPT'])\n"
@@ -333,7 +333,7 @@ def test_a_host_that_knows_nothing_of_the_run_is_used_again(scene: Scene) -> Non
     assert scene.leftovers() == []
 
 
-def test_followed_logs_go_on_with_the_next_attempt(scene: Scene) -> None:
+def test_followed_logs_continue_with_the_next_attempt(scene: Scene) -> None:
     file = scene.cluster_file(scene.script(RESTARTED), args=[str(scene.folder)], restart={"max": 3})
     run = scene.command("launch", str(file), "--detach").wait().stdout.strip()
     followed = scene.command("logs", "-f", "--rank", "3", run).wait()
@@ -342,7 +342,7 @@ def test_followed_logs_go_on_with_the_next_attempt(scene: Scene) -> None:
         assert f"attempt {attempt} from step" in followed.stdout
 
 
-def test_who_looks_on_hears_of_an_end_that_came_before_it_looked(runs: Runs) -> None:
+def test_a_watcher_sees_an_earlier_end(runs: Runs) -> None:
     run = runs.detach()
     runs.stop_file.touch()
     until(lambda: "done" in runs.dtrain("ps", run).wait().stdout, "the end of the job")
@@ -353,7 +353,7 @@ def test_who_looks_on_hears_of_an_end_that_came_before_it_looked(runs: Runs) -> 
     assert follower.report.exit_code == 0
 
 
-def test_a_job_that_was_asked_to_stop_is_not_taken_up_to_run(scene: Scene) -> None:
+def test_a_stopped_job_does_not_continue_under_a_new_launcher(scene: Scene) -> None:
     stubborn = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
     file = scene.cluster_file(scene.script(stubborn), restart={"max": 3}, grace="20s")
     run = scene.command("launch", str(file), "--detach").wait().stdout.strip()
@@ -367,7 +367,7 @@ def test_a_job_that_was_asked_to_stop_is_not_taken_up_to_run(scene: Scene) -> No
     assert scene.leftovers() == []
 
 
-def test_what_a_worker_says_wrongly_harms_nothing(scene: Scene) -> None:
+def test_malformed_reports_of_a_worker_are_harmless(scene: Scene) -> None:
     text = """
 import os
 from dtrain.runtime import progress
@@ -384,7 +384,7 @@ progress(7, total=7)
 
 
 def test_a_job_that_is_done_is_not_run_again(scene: Scene) -> None:
-    """Though something is wrong at its very end: its supervisor dies in the final sweep."""
+    """Even if its supervisor dies in the final sweep."""
     text = """
 import os, signal, subprocess, sys, time
 if os.fork() == 0:
@@ -426,8 +426,8 @@ def test_ctrl_c_while_waiting_for_the_next_attempt(scene: Scene) -> None:
     assert scene.leftovers() == []
 
 
-def test_the_terminal_asks_where_a_detached_launch_reads_nothing(runs: Runs) -> None:
-    """A detached launch holds neither the terminal nor the pipe that it was started with."""
+def test_a_detached_launch_asks_on_the_terminal_first(runs: Runs) -> None:
+    """A detached launch keeps neither the terminal nor the pipe of its start."""
     command = [sys.executable, "-m", "dtrain_cli", "launch", str(runs.file), "--detach"]
     environment = {**os.environ, "DTRAIN_HOME": str(runs.scene.home)}
     output = subprocess.run(command, env=environment, capture_output=True, timeout=HANG)

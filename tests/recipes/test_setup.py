@@ -1,4 +1,4 @@
-"""The scripts that a newcomer runs explain what a machine lacks."""
+"""The setup scripts explain what a machine lacks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_unusable_python_is_named(checkout: Path) -> None:
 
 
 @pytest.mark.netns
-def test_no_network_is_told_from_other_failures(checkout: Path) -> None:
+def test_a_missing_network_is_reported_as_such(checkout: Path) -> None:
     done = demo(checkout, "unshare", "--net", PIP_RETRIES="0")
     assert done.returncode == 1
     assert "error: packages could not be downloaded\nhint: is this machine online?" in done.stderr

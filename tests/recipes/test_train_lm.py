@@ -1,4 +1,4 @@
-"""The training recipe learns, alone and under the launch that the README starts with."""
+"""The training recipe learns, alone and under the README's first launch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def losses(lines: list[str]) -> list[float]:
 
 
 def assert_learns(found: list[float]) -> None:
-    """From guessing a byte among 256 (5.55) to well below, all the way down."""
+    """The loss falls steadily from a uniform guess among 256 bytes (5.55)."""
     assert found == sorted(found, reverse=True)
     assert 5 < found[0] < 6.5
     assert found[-1] < 4
@@ -62,7 +62,7 @@ def test_two_nodes_of_two_workers_on_this_machine(launcher: Launcher) -> None:
 
 
 def shown_in_the_readme() -> list[str]:
-    """What it says that the demo prints."""
+    """The output that the README shows for the demo."""
     _, _, after = (
         (ROOT / "README.md").read_text(encoding="utf-8").partition("```\ndtrain: starting")
     )
@@ -71,7 +71,7 @@ def shown_in_the_readme() -> list[str]:
 
 
 def shape(line: str) -> str:
-    """A line without its numbers, its worker, and the place of the logs."""
+    """A line without its numbers, its worker and the path of the logs."""
     line = re.sub(r"^\[node\d \d\]", "[worker]", line)
     line = re.sub(r"done in [\d mins]+:", "done in a while:", line)
     line = re.sub(r"logs in \S+", "logs in a folder", line)

@@ -1,4 +1,4 @@
-"""The journal gives back what was written, and survives what was not."""
+"""The journal returns its events and survives damage."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_line_that_is_too_long_is_skipped(
     assert reader.unreadable == 3
 
 
-def test_something_else_in_its_place_is_an_error_and_no_wait(tmp_path: Path) -> None:
+def test_another_kind_of_file_in_its_place_is_an_error(tmp_path: Path) -> None:
     fifo, folder, link = tmp_path / "fifo", tmp_path / "folder", tmp_path / "link"
     os.mkfifo(fifo)
     folder.mkdir()

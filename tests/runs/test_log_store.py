@@ -41,7 +41,7 @@ def test_layout_and_permissions(folder):
     assert RunFolder.all() == [folder]
 
 
-def test_a_run_has_its_folder_alone(folder):
+def test_a_run_has_a_separate_folder(folder):
     with pytest.raises(FileExistsError):
         RunFolder.create("run-1")
 
@@ -69,7 +69,7 @@ def test_one_process_at_a_time_is_in_charge(folder):
     folder.claim().release()
 
 
-def test_each_attempt_has_logs_of_its_own(folder):
+def test_each_attempt_has_its_own_logs(folder):
     second = replace(folder, attempt=2)
     assert stream(second).path == folder.path / "logs-2/gpu01/worker-0.out"
     LogWriter(stream(second)).append(0, b"x")

@@ -1,4 +1,4 @@
-"""Reports of workers as values, and the pace that they tell."""
+"""Progress reports of workers, and the pace computed from them."""
 
 from __future__ import annotations
 
@@ -97,5 +97,5 @@ def test_no_order_of_reports_breaks_it(reports: list[tuple[float, int]]) -> None
         assert (pace.seconds_left or 0) >= 0
 
 
-def test_who_speaks_for_the_job() -> None:
+def test_the_process_that_reports_for_the_job() -> None:
     assert speaker(plan()) == "rank-0"

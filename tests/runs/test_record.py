@@ -1,4 +1,4 @@
-"""What each attempt of a run is, rebuilt from its record."""
+"""Each attempt of a run, rebuilt from its record."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_record_of_an_earlier_version_keeps_its_leftovers(tmp_path: Path) -> N
     assert Record.load(tmp_path) == record
 
 
-def test_a_host_that_is_only_at_fault_is_kept_where_the_layout_needs_it() -> None:
+def test_a_faulty_host_is_kept_if_the_layout_needs_it() -> None:
     layout = "layout: {tensor: 2, pipeline: 2, data: 2}"
     file = FILE.replace("fsdp", "3d").replace("job:", f"job:\n  {layout}")
     record = Record("run", Request("cluster.yaml", "/", file), 29500, "python3", 0.0)

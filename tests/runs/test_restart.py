@@ -1,4 +1,4 @@
-"""Whether a failed job is started again, and where."""
+"""Whether and where a failed job restarts."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def decide(
     return restart.decide(policy, history, spares, hosts=hosts, elastic=elastic, fits=fits)
 
 
-def test_nobody_asked_for_restarts() -> None:
+def test_restarts_are_off_by_default() -> None:
     assert decide(Restart(0), [failed()], ["s"]) == GiveUp("")
 
 
-def test_a_hang_that_is_to_end_the_job_ends_it() -> None:
+def test_a_hang_ends_a_job_that_must_stop_on_hangs() -> None:
     hung = AttemptResult(ran=True, step=3, culprit=None, final=True)
     assert decide(Restart(9), [hung], ["s"]) == GiveUp("")
 
 
-def test_as_often_as_was_asked_with_longer_and_longer_pauses() -> None:
+def test_the_number_of_restarts_and_their_growing_delays() -> None:
     policy = Restart(max=9)
     history: list[AttemptResult] = []
     delays = []
@@ -83,7 +83,7 @@ def test_a_host_that_fails_first_twice_running_is_replaced() -> None:
     )
 
 
-def test_a_lost_host_without_a_spare_is_tried_again() -> None:
+def test_a_lost_host_without_a_spare_is_retried() -> None:
     assert decide(Restart(3), [failed(5, None, "b")], []) == Retry(1.0, {})
 
 
@@ -98,7 +98,7 @@ def test_three_failures_at_one_step_are_no_accident() -> None:
     assert decide(policy, never, []) == GiveUp(
         "the last 3 attempts all failed before the first step"
     )
-    # A job that tells of no steps may have run for days each time.
+    # A job without step reports may have run for days each time.
     days = [replace(attempt, seconds=1e6) for attempt in never]
     assert isinstance(decide(policy, days, []), Retry)
     # Losing hosts is no fault of the job's.
@@ -106,7 +106,7 @@ def test_three_failures_at_one_step_are_no_accident() -> None:
     assert isinstance(decide(policy, lost, ["s"]), Retry)
 
 
-def test_a_job_that_a_host_refuses_is_not_tried_again() -> None:
+def test_a_job_that_a_host_refuses_is_not_retried() -> None:
     refused = AttemptResult(ran=False, step=None, culprit=None)
     assert isinstance(decide(Restart(3), [refused], ["s"]), GiveUp)
 
@@ -119,7 +119,7 @@ def test_a_host_that_cannot_be_reached_at_the_start() -> None:
     assert "no spare" in decision.why
 
 
-def test_an_elastic_job_goes_on_without_a_lost_host() -> None:
+def test_an_elastic_job_continues_without_a_lost_host() -> None:
     policy = Restart(3)
     assert decide(policy, [failed(5, None, "b")], min_hosts=3) == Retry(1.0, {}, ("b",))
     # A spare is better.
@@ -149,7 +149,7 @@ def test_an_elastic_job_drops_a_host_that_fails_first_twice_running_if_it_can() 
     assert decide(Restart(5), both, min_hosts=3) == Retry(2.0, {}, ("c",))
 
 
-def test_what_is_told_of_the_next_attempt() -> None:
+def test_the_description_of_the_next_attempt() -> None:
     spec = parse(
         """
 cluster: {hosts: "gpu[01-04]", spares: [s], gpus: 2}

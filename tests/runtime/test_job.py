@@ -1,4 +1,4 @@
-"""What a script learns of its job."""
+"""The job as a script sees it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ job:
 """
 
 
-def test_a_script_reads_what_the_cluster_file_said() -> None:
+def test_a_script_reads_the_settings_of_the_cluster_file() -> None:
     plan = build(parse(FILE, "cluster.yaml"))
     job = current_job({**plan.hosts[1].environment, "DTRAIN_RUN_ID": "run"})
     layout = Layout(
         tensor=2, pipeline=2, data=2, sharding="full", micro_batch=3, grad_accumulation=4
     )
-    # The file says how often gradients are accumulated, and so it says the global batch too.
+    # The file sets grad_accumulation, which determines the global batch.
     training = Training(global_batch=24, precision="bf16", seq_len=512)
     assert job == Job("3d", layout, training, launched=True)
     assert (layout.world_size, layout.global_batch) == (8, 24)
@@ -45,6 +45,6 @@ def test_a_script_on_its_own() -> None:
         (json.dumps({"tensors": 2}), "unknown keys: tensors"),
     ],
 )
-def test_a_broken_environment_is_told(text: str, message: str) -> None:
+def test_a_broken_environment_is_an_error(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         current_job({"DTRAIN_LAYOUT": text})

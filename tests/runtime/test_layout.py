@@ -1,4 +1,4 @@
-"""The rules that every layout obeys, whoever made it."""
+"""The rules for every layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script says of its progress, as lines in the run's folder."""
+"""A script's progress reports, as lines in the run's folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ for step in range(1, int(sys.argv[1]) + 1):
 
 
 def say(code: str, folder: Path | None, *args: str, **environment: str) -> list[dict[str, object]]:
-    """Run ``code`` as a worker of a run in ``folder``; what it has said."""
+    """Run ``code`` as a worker of a run in ``folder``. Returns its reports."""
     given = {} if folder is None else {"DTRAIN_RUN_DIR": str(folder)}
     done = subprocess.run(
         [sys.executable, "-c", code, *args],
@@ -34,7 +34,7 @@ def say(code: str, folder: Path | None, *args: str, **environment: str) -> list[
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
-def test_every_token_is_counted_though_few_steps_are_told(tmp_path: Path) -> None:
+def test_every_token_is_counted_though_few_steps_are_reported(tmp_path: Path) -> None:
     events = say(SAY, tmp_path, "1000", RANK="3")
     assert [path.name for path in tmp_path.iterdir()] == ["rank-3.progress"]
     assert (tmp_path / "rank-3.progress").stat().st_mode & 0o777 == 0o600
@@ -56,7 +56,7 @@ def test_a_folder_that_cannot_be_written_ends_no_training(tmp_path: Path) -> Non
     assert say(SAY, tmp_path, "5") == []
 
 
-def test_a_loss_is_read_only_when_it_is_told(tmp_path: Path) -> None:
+def test_a_loss_is_read_only_when_it_is_reported(tmp_path: Path) -> None:
     code = """
 from dtrain.runtime import progress
 class Loss:

@@ -17,7 +17,7 @@ print("saved", flush=True)
 """
 
 
-def test_sigterm_only_asks() -> None:
+def test_sigterm_only_sets_a_flag() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", TRAIN],
         stdout=subprocess.PIPE,

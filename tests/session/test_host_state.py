@@ -1,4 +1,4 @@
-"""The table of one host: every state that events lead to, and every event there."""
+"""The state machine of one host: every reachable state, and every event in it."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_a_silent_supervisor_is_killed_and_its_host_lost() -> None:
         (messages.Lost("it died", (SURVIVOR,)), Leftovers.UNKNOWN, True),
     ],
 )
-def test_what_a_host_leaves_is_known(event: Event, left: Leftovers, *, lost: bool) -> None:
+def test_leftovers_of_a_host_are_known(event: Event, left: Leftovers, *, lost: bool) -> None:
     state, actions = run(attached("a"), event)
     assert state.leftovers is left
     assert isinstance(posts(actions)[0].event, machine.HostLost) is lost

@@ -12,7 +12,7 @@ def test_a_relay_is_given_up_after_its_unanswered_pings() -> None:
     assert relay.given_up
 
 
-def test_any_output_starts_the_count_anew() -> None:
+def test_any_output_resets_the_count() -> None:
     relay = RelayLiveness()
     for _ in range(3):
         relay.wait()

@@ -1,4 +1,4 @@
-"""The session machine, for every state that two hosts can come to and every event there."""
+"""The attempt's state machine: every reachable state of two hosts, and every event in it."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_orders_go_only_to_hosts_that_may_still_run_something() -> None:
                 assert state.hosts[action.host] not in OVER
 
 
-def test_whoever_waits_has_set_an_alarm() -> None:
+def test_every_wait_has_an_alarm() -> None:
     """A phase that waits for hosts cannot wait for ever."""
     for state, event, after, actions in TRANSITIONS:
         waits = after.phase in (AttemptPhase.GIVING_UP, AttemptPhase.STOPPING, AttemptPhase.KILLING)
@@ -186,7 +186,7 @@ def test_a_failed_worker_stops_every_host_soon() -> None:
     assert actions[:2] == [StopHost("a", FAILURE_GRACE), StopHost("b", FAILURE_GRACE)]
 
 
-def test_services_are_stopped_when_the_others_are_done() -> None:
+def test_services_stop_when_the_workers_are_done() -> None:
     done = [WorkerExited(worker, False) for worker in WORKERS]
     state, actions = run(running(service=True), *done)
     assert state.outcome is Outcome.DONE
@@ -198,7 +198,7 @@ def test_a_service_that_dies_early_fails_the_run() -> None:
     assert state.outcome is Outcome.WORKER_FAILED
 
 
-def test_a_refusal_waits_for_the_others_to_speak() -> None:
+def test_a_refusal_waits_for_the_other_hosts() -> None:
     state, actions = run(start(), HostRefused("a"))
     assert (state.phase, actions) == (AttemptPhase.GIVING_UP, [SetAlarm(3.0)])
     state, actions = run(state, HostReady("b"))
@@ -215,7 +215,7 @@ def test_a_refusal_never_starts_anything(last: Event) -> None:
     assert not any(isinstance(action, StartHost) for action in actions)
 
 
-def test_a_host_that_is_ready_too_late_is_sent_home() -> None:
+def test_a_host_that_is_ready_too_late_is_aborted() -> None:
     state, _ = run(start(), HostReady("a"), Interrupted())
     assert run(state, HostReady("b"))[1] == [AbortHost("b")]
 

@@ -1,4 +1,4 @@
-"""How long a host may be out of reach, by a clock that the test turns."""
+"""How long a host may be unreachable, by a clock that the test controls."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What tests share: real servers, real hosts."""
+"""Shared test support: real servers, real hosts."""

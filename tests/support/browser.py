@@ -25,7 +25,7 @@ QUIET = (
 
 
 def program() -> str:
-    """The browser of this machine. Fails where there is none: scripts/test installs it."""
+    """This machine's browser. Fails if there is none: scripts/test installs it."""
     for name in NAMES:
         found = shutil.which(name)
         if found:
@@ -43,9 +43,9 @@ class Browser:
         self._buffer = b""
         self._session: str | None = None
         self.said: list[str] = []
-        """What the console and the log got, and exceptions."""
+        """Console output, log entries and exceptions."""
         self.requests: list[str] = []
-        """Addresses that the page asked for, itself included."""
+        """Addresses that the browser requested, including the page itself."""
 
     def __enter__(self) -> Browser:
         ends = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 20) for pair in (os.pipe(), os.pipe())
@@ -94,7 +94,7 @@ class Browser:
         )
 
     def evaluate(self, expression: str) -> Any:
-        """What a JavaScript expression comes to, a promise's value included."""
+        """The value of a JavaScript expression; awaits promises."""
         result = self._call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )

@@ -1,11 +1,11 @@
 """Launches across hosts in network namespaces: the fixtures of end-to-end tests.
 
-A folder's conftest takes them by import:
+A folder's conftest imports them:
 
     from support.cluster import hosts, launcher
     __all__ = ["hosts", "launcher"]
 
-and a test then reads:
+and a test uses them:
 
     def test_trains(hosts, launcher):
         cluster = hosts(2)
@@ -40,7 +40,7 @@ def job(name: str) -> str:
 
 
 class Launcher:
-    """Runs the real `dtrain` command with a home folder of its own.
+    """Runs the real `dtrain` command with a separate home folder.
 
     ``home`` is DTRAIN_HOME; what a run leaves there is in ``home / "runs"``.
     """
@@ -116,7 +116,7 @@ class Launcher:
 
     @staticmethod
     def left(cluster: Cluster, *, within: float = GONE) -> dict[str, dict[int, str]]:
-        """What still runs on the hosts after ``within`` seconds; ``{}`` as soon as nothing does."""
+        """The processes on the hosts after ``within`` seconds; ``{}`` as soon as there are none."""
         deadline = time.monotonic() + within
         while True:
             left = {host.name: found for host in cluster.hosts if (found := host.processes())}
@@ -136,7 +136,7 @@ class Launcher:
 
 @pytest.fixture
 def hosts() -> Iterator[Callable[..., Cluster]]:
-    """Makes clusters of N fresh hosts (1 s for 8); all of them are gone after the test."""
+    """Makes clusters of N fresh hosts (1 s for 8); all are removed after the test."""
     with contextlib.ExitStack() as stack:
 
         def make(count: int, **options: Any) -> Cluster:

@@ -1,4 +1,4 @@
-"""A job of numbered lines on hosts that fail, and what must hold whatever becomes of them."""
+"""A job of numbered lines on failing hosts, and the invariants after every fault."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Field:
         assert all(len(pids) == 2 for pids in self._untouched.values()), self._untouched
 
     def detach(self, file: Path) -> str:
-        """Launch the job in the background; the run's name."""
+        """Launch the job in the background. Returns the run's name."""
         launch = self.start(file, "--detach")
         done = launch.wait()
         assert done.code == 0, str(done)
@@ -98,7 +98,7 @@ class Field:
             return 0
 
     def advance(self, steps: int = 50) -> None:
-        """Wait until every rank has gone on for so many steps."""
+        """Wait until every rank has done ``steps`` more steps."""
         reached = [each + steps for each in self.steps()]
         until(
             lambda: all(now >= aim for now, aim in zip(self.steps(), reached, strict=True)),
@@ -127,7 +127,7 @@ class Field:
         until(lambda: self.in_charge() != pid, "the launcher's end")
 
     def on_node(self, host: Host, name: str) -> bytes:
-        """What a worker's file holds on its host."""
+        """The content of a worker's file on its host."""
         folder = host.home / ".dtrain" / "nodes" / self.run.name / host.name
         if name.startswith("rank-"):
             stream = "stdout.log" if name.endswith(".out") else "stderr.log"
@@ -136,7 +136,7 @@ class Field:
         return (folder / name).read_bytes()
 
     def here(self, host: Host, name: str) -> bytes:
-        """What has come of it to this machine."""
+        """The part of it that has arrived on this machine."""
         return (self.run / "logs" / host.name / name).read_bytes()
 
     # What must hold ----------------------------------------------------------------------------
@@ -154,10 +154,10 @@ class Field:
                 name = f"{role}-{rank}.{suffix}"
                 written = self.on_node(host, name)
                 assert_same(self.here(host, name), written, f"{name}, here and there")
-                # What Python itself says of a full disk comes after what the job said.
-                told = written.partition(b"Traceback")[0]
-                wanted = first_bytes(suffix, rank, len(told), self.size)
-                assert_same(told, wanted, f"{name}, written and told")
+                # Python's own error about a full disk follows the job's output.
+                lines = written.partition(b"Traceback")[0]
+                wanted = first_bytes(suffix, rank, len(lines), self.size)
+                assert_same(lines, wanted, f"{name}, written and expected")
                 if whole:
                     last = step(suffix, rank, self.step(rank), self.size)
                     assert written.endswith(last), f"{name} ends before its rank did"
@@ -186,7 +186,7 @@ class Field:
     def left(
         self, hosts: list[Host] | None = None, *, relays: bool = True
     ) -> dict[str, dict[int, str]]:
-        """What still runs of the job, on any host."""
+        """The processes of the job on any host."""
         found = {
             host.name: {
                 pid: line

@@ -1,4 +1,4 @@
-"""Runs the real `dtrain launch` as a process and looks at what it leaves behind."""
+"""Runs the real `dtrain launch` as a process and checks what it leaves behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATIENCE = HANG
 
 
 def until(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
-    """Wait for something that no event tells of; fail the test if it does not come."""
+    """Poll for a condition without an event. Fails the test on a timeout."""
     deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, f"waited {patience:g} s in vain for {what}"
@@ -97,7 +97,7 @@ class Launch:
 
         deadline = time.monotonic() + timeout
         with self._changed:
-            # A reader that ends is seen by looking, not by being told.
+            # Poll: no event reports that a reader has ended.
             while not settled() and time.monotonic() < deadline:
                 self._changed.wait(0.2)
         found = self.count(text)
@@ -123,7 +123,7 @@ class Launch:
         self.process.send_signal(number)
 
     def wait(self, timeout: float = PATIENCE) -> Done:
-        """Wait for its end. Fails the test, and kills it, when there is none in time."""
+        """Wait for its end. On a timeout, kills it and fails the test."""
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -206,7 +206,7 @@ class Scene:
         return self.adopt(process)
 
     def adopt(self, process: subprocess.Popen[bytes]) -> Launch:
-        """A command that was started in another way; it ends with the scene."""
+        """Adopt a command that was started elsewhere; it ends with the scene."""
         launch = Launch(process)
         self._launches.append(launch)
         return launch
@@ -216,7 +216,7 @@ class Scene:
         return self.launch(cluster, *options, env=env).wait()
 
     def leftovers(self) -> list[str]:
-        """Command lines of the living processes that bear this scene's mark."""
+        """Command lines of the living processes with this scene's mark."""
         return [command for _, command in marked(self.mark)]
 
     def run_folder(self) -> Path:

@@ -1,9 +1,9 @@
-"""Recorded machines of many kinds, as what a look at two hosts of a kind finds.
+"""Recorded machines of many kinds, as the facts of two hosts of each kind.
 
 A folder in `tests/check/machines/` is one kind: the facts of a host (`facts.json`), what its GPU
-tool prints (`nvidia-smi.xml`, `rocm-smi.json`, or how it fails), and what is different on the
+tool prints (`nvidia-smi.xml`, `rocm-smi.json`, or how it fails), and the differences of the
 second host (`second.json`). The GPU tool's output goes through the program that gathers facts on
-hosts, by a stand-in on PATH.
+hosts, through a fake tool on PATH.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = sorted(path.name for path in MACHINES.iterdir())
 
 
 def stand_in(folder: Path, kind: Path) -> None:
-    """Make the GPU tool that says what was recorded."""
+    """Create a GPU tool that prints the recorded output."""
     for recorded in kind.glob("*-smi.*"):
         tool = folder / recorded.stem
         status = 1 if recorded.suffix == ".fails" else 0

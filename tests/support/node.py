@@ -1,4 +1,4 @@
-"""Drives the real node agent as a launcher would: through the boot command and two pipes."""
+"""Drives the real node agent like a launcher: through the boot command and two pipes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Agent:
         self.output: dict[str, bytearray] = {}
         self.begin: dict[str, int] = {}
         self.offsets: dict[str, int] = {}
-        """What an `attach` would have to say to go on from here."""
+        """The offsets for an `attach` that continues here."""
         self.faults: list[str] = []
         self._arrived = threading.Condition()
         self._reading = threading.Event()
@@ -119,7 +119,7 @@ class Agent:
         self._process.wait()
 
     def wait_for_end(self) -> int:
-        """The relay's exit status, whatever it still had to say."""
+        """The relay's exit status; discards its remaining output."""
         return self._process.wait(PATIENCE)
 
     def wait(self) -> int:
@@ -221,10 +221,10 @@ def matches(body: dict[str, Any], **like: Any) -> bool:
 
 
 class Node:
-    """A run folder of its own, and every process that a test's runs start in it.
+    """A separate run folder, and every process that a test's runs start in it.
 
     Processes are recognized by a variable that the test puts into the environment of relays and
-    workers alike, or by a word in their arguments.
+    workers, or by a word in their arguments.
     """
 
     def __init__(self, folder: Path, python: str) -> None:
@@ -317,7 +317,7 @@ class Node:
         return self.run_dir / "nodes" / run / host
 
     def processes(self, word: str = "") -> dict[int, str]:
-        """Living processes that bear the mark, of those the ones with ``word`` on their command
+        """Living processes with the mark, filtered by ``word`` on their command
         line."""
         relays = {agent.pid for agent in self._agents}
         found = {}
@@ -349,7 +349,7 @@ class Node:
 
 
 def wait_until(condition: Callable[[], Any], said: Callable[[], str] = str) -> Any:
-    """The first true value of ``condition``; for what announces itself in /proc or in files."""
+    """The first true value of ``condition``, for changes in /proc or in files."""
     deadline = time.monotonic() + PATIENCE
     while not (value := condition()):
         assert time.monotonic() < deadline, said() or "waited in vain"

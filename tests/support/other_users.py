@@ -1,6 +1,6 @@
-"""Other users of a machine: what they leave in its folders, and acting as one of them.
+"""Other users of a machine: files that they own, and code that runs as one of them.
 
-Tests run as root, and accounts that every Linux has stand for the users. Each has a private group.
+Tests run as root and use accounts that every Linux has. Each has a private group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MALLORY = pwd.getpwnam("bin")
 
 @contextlib.contextmanager
 def acting_as(user: pwd.struct_passwd, *groups: int) -> Iterator[None]:
-    """This process has no other rights than ``user``, who is also in ``groups``."""
+    """Drop this process's rights to those of ``user``, who is also in ``groups``."""
     before = os.getgroups()
     os.setgroups(groups)
     os.setegid(user.pw_gid)

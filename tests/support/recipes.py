@@ -1,4 +1,4 @@
-"""The training scripts of scripts/recipes/, and what they do in one process alone."""
+"""The training scripts of scripts/recipes/, and their results in one process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def losses(file: Path) -> list[float]:
 
 
 def alone(script: str, folder: Path, options: list[str]) -> list[float]:
-    """The losses of one process that no launcher started."""
+    """The losses of one process without a launcher."""
     file = folder / "losses.json"
     command = [sys.executable, str(RECIPES / script), *options, "--losses", str(file)]
     subprocess.run(command, check=True, capture_output=True, timeout=HANG)

@@ -1,4 +1,4 @@
-"""Small runs for tests of what is shown of them."""
+"""Small runs for tests of the views."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plan(hosts: int = 2, workers: int = 2) -> LaunchPlan:
 
 
 class Workers:
-    """Writes output into a run's folder the way a session does."""
+    """Writes output into a run's folder like a session."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = RunFolder(folder)

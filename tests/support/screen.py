@@ -1,4 +1,4 @@
-"""A terminal for tests: enough of one to see what a person would."""
+"""A minimal terminal for tests, which shows what a user sees."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Screen:
                 raise AssertionError(f"unexpected control sequence {text!r}")
 
     def lines(self) -> list[str]:
-        """All lines, those that have scrolled away included, without blanks at their ends."""
+        """All lines, including scrolled ones, without trailing blanks."""
         return ["".join(line).rstrip() for line in self._lines]
 
     def _down(self) -> None:

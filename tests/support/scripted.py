@@ -1,4 +1,4 @@
-"""A transport whose hosts say what a test gives them, whatever they are told."""
+"""A transport whose hosts send scripted output and ignore their input."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     with SshServer(authorized=public_key_blob) as server:
         server.port, server.host_key_line, server.connections
 
-`SshServer` really runs commands and lets one key in. Override `greet` to misbehave before SSH
-begins, `Login` (through ``login``) to misbehave after; `TwoFactor` wants more than a key.
+`SshServer` runs real commands and accepts one key. Override `greet` to misbehave before SSH
+starts, `Login` (through ``login``) to misbehave after; `TwoFactor` requires more than a key.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class TwoFactor(Login):
     """Wants a key, and then a name and a code, for which it asks (keyboard-interactive)."""
 
     methods: ClassVar[tuple[str, ...]] = ("publickey", "keyboard-interactive")
-    """What it wants, one after the other."""
+    """The authentication steps, in order."""
 
     def __init__(self, server: SshServer) -> None:
         super().__init__(server)
@@ -104,7 +104,7 @@ class TwoFactor(Login):
 
 
 class OrderlyTransport(paramiko.Transport):
-    """Runs a command once the client has been told that it will be.
+    """Runs a command after the client got the confirmation.
 
     paramiko replies after `Login.check_channel_exec_request` has returned; a short command that
     was started in there could end, and close its channel, before the reply. No sshd does that.
@@ -239,7 +239,7 @@ class SshServer:
 
     def _pass_on(self, transport: paramiko.Transport, login: Login) -> None:
         """Connect the channels that lead to a port with it, until the client leaves."""
-        kept = []  # paramiko closes a channel that nobody refers to
+        kept = []  # paramiko closes unreferenced channels
         while transport.is_active():
             channel = transport.accept(0.5)
             if channel is None:

@@ -1,7 +1,7 @@
 """A real OpenSSH sshd on a loopback port, for tests that reach hosts by SSH.
 
     sshd = start_sshd(tmp_path)              # also: with running_sshd(tmp_path) as sshd: ...
-    sshd.port, sshd.user                     # where to connect, and as whom (this user)
+    sshd.port, sshd.user                     # address and account (this user)
     sshd.identity                            # private key that it accepts
     sshd.known_hosts                         # known_hosts file with its host key
     sshd.config_text                         # its sshd_config
@@ -68,7 +68,7 @@ class Sshd:
             return self._log.decode(errors="replace")
 
     def wait_for_log(self, pattern: str, timeout: float = START_TIMEOUT) -> str:
-        """The first match of ``pattern`` in the log, waiting for it."""
+        """Wait for the first match of ``pattern`` in the log."""
         with self._changed:
             found = self._changed.wait_for(
                 lambda: re.search(pattern, self._log.decode(errors="replace")) or self._ended,
@@ -194,7 +194,7 @@ def start_sshd(
 
 
 def _with_pam(folder: Path, stack: str) -> list[str]:
-    """What to start sshd with, so that it alone sees another /etc/pam.d."""
+    """A command prefix that gives only sshd another /etc/pam.d."""
     (folder / "pam.d").mkdir(exist_ok=True)
     (folder / "pam.d" / "sshd").write_text(stack)
     script = 'mount --bind "$0" /etc/pam.d && exec "$@"'
@@ -242,7 +242,7 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 
 def _descendants(pid: int) -> list[int]:
-    """Every process below ``pid``, whatever session it has moved to."""
+    """Every descendant of ``pid``, in any session."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A working folder, a host that is this machine, and a place on it to send the folder to."""
+"""A working folder, this machine as a host, and a target folder on it."""
 
 from __future__ import annotations
 

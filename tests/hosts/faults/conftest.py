@@ -1,7 +1,7 @@
-"""Faults that are injected while a job writes numbered lines.
+"""Faults injected while a job writes numbered lines.
 
-Whatever it is: no byte of the lines is lost or doubled, nothing stays behind, no command hangs,
-and another run on the same hosts goes on. Each case once; `scripts/soak` runs them again and again.
+After every fault: no byte of the lines is lost or repeated, no process is left, no command hangs,
+and another run on the same hosts continues. `scripts/soak` runs the cases repeatedly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from support.faults import Field
 
 @pytest.fixture
 def field(hosts: Callable[..., Cluster], launcher: Launcher) -> Iterator[Callable[..., Field]]:
-    """Makes ``count`` hosts with a job and a bystander. ``disk`` is how large their homes are."""
+    """Makes ``count`` hosts with a job and a bystander. ``disk`` is the size of their homes."""
 
     def make(count: int = 3, *, disk: str = "", alive: int = 2) -> Field:
         return Field(hosts(count, home_size=disk), launcher, alive=alive)

@@ -17,7 +17,7 @@ Make = Callable[..., Field]
 
 WRONG = """\
 #!/usr/bin/env bash
-# A Python in which time.time() is {hours} hours off, also in those that it starts as itself.
+# A Python whose time.time(), and that of its child Pythons, is {hours} hours off.
 args=("$@")
 for at in "${{!args[@]}}"; do
   [ "${{args[at]}}" != -c ] || args[at + 1]="
@@ -63,7 +63,7 @@ def test_the_first_cause_is_the_first(field: Make, first: int, hours: int) -> No
         if isinstance(event, Hello)
     }
     assert [round(off[host.name] / 3600) for host in scene.cluster.hosts] == [0, hours]
-    # Nobody hears of the first failure before the second one.
+    # Neither failure is reported before both have happened.
     scene.cluster.cut(f"node{first + 1}")
     (scene.folder / f"fail-{first}").touch()
     node = scene.cluster.hosts[first]

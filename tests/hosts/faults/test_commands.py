@@ -1,4 +1,4 @@
-"""Several commands that want something of one run at the same time."""
+"""Several commands act on one run at the same time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Make = Callable[..., Field]
 
 
 def test_two_attach_at_once(field: Make) -> None:
-    """One takes charge, the other looks on; and takes charge when the first is killed."""
+    """One takes charge and the other watches. It takes charge when the first is killed."""
     scene = field(2)
     run = scene.detach(scene.file())
     scene.kill_launcher()
@@ -40,7 +40,7 @@ def test_two_attach_at_once(field: Make) -> None:
 
 @pytest.mark.parametrize("after", [0.2, 0.5])
 def test_stop_while_attaching(field: Make, after: float) -> None:
-    """However far it has come: it only ever leaves."""
+    """At any point of its start, SIGTERM only makes it leave."""
     scene = field(2)
     run = scene.detach(scene.file())
     scene.kill_launcher()
@@ -48,12 +48,12 @@ def test_stop_while_attaching(field: Make, after: float) -> None:
     Event().wait(after)
     stopped = scene.command("stop", run)
     scene.over(stopped, 0)
-    assert attached.wait().code in (2, 130)  # it came when the run was over, or left
+    assert attached.wait().code in (2, 130)  # it started after the end of the run, or left
     scene.check(whole=False)
 
 
 def test_stop_where_two_have_attached(field: Make) -> None:
-    """When the one in charge leaves, the other takes charge, and is asked in its turn."""
+    """When the process in charge leaves, the other takes charge and gets the stop request."""
     scene = field(2)
     run = scene.detach(scene.file())
     scene.kill_launcher()
@@ -68,7 +68,7 @@ def test_stop_where_two_have_attached(field: Make) -> None:
 
 @pytest.mark.parametrize("attended", [True, False], ids=["attended", "unattended"])
 def test_stop_twice_at_once(field: Make, attended: bool) -> None:
-    """Two who ask for the end do not ask for a kill: workers have their grace."""
+    """Two stop requests do not mean a kill: workers keep their grace period."""
     scene = field(2)
     run = scene.detach(scene.file(script=job("graceful.py"), grace="20s"))
     if not attended:
@@ -99,8 +99,8 @@ def test_stop_of_a_stopped_launch(field: Make) -> None:
     scene.check(whole=False)
 
 
-def test_stop_of_what_is_left(field: Make) -> None:
-    """On a host that was lost, and has come back: two may ask for it at once."""
+def test_stop_of_leftovers(field: Make) -> None:
+    """On a host that was lost and has returned. Two commands may request it at once."""
     scene = field(2)
     launch = scene.start(scene.file(restart={"node_timeout": "4s"}))
     scene.cluster.cut("node2")
@@ -113,11 +113,11 @@ def test_stop_of_what_is_left(field: Make) -> None:
     scene.cluster.heal()
     both = [scene.command("stop", scene.run.name) for _ in range(2)]
     codes = sorted(stopping.wait().code for stopping in both)
-    assert codes in ([0, 0], [0, 2])  # the second may find that it is over already
+    assert codes in ([0, 0], [0, 2])  # the second may find that the run is over
     scene.check_hosts()
 
 
-def test_a_host_that_cannot_tell_is_not_taken_for_clean(field: Make) -> None:
+def test_a_host_without_an_answer_does_not_count_as_clean(field: Make) -> None:
     scene = field(2)
     launch = scene.start(scene.file(restart={"node_timeout": "4s"}))
     scene.cluster.cut("node2")
@@ -133,7 +133,7 @@ def test_a_host_that_cannot_tell_is_not_taken_for_clean(field: Make) -> None:
 
 
 def test_stop_with_a_host_out_of_reach(field: Make) -> None:
-    """It says so, can be left, and the job is finished when the host returns."""
+    """It reports the host, can be interrupted, and finishes when the host returns."""
     scene = field(2)
     run = scene.detach(scene.file())
     scene.cluster.cut("node2")
@@ -149,7 +149,7 @@ def test_stop_with_a_host_out_of_reach(field: Make) -> None:
     scene.check(whole=False)
 
 
-def test_stop_of_a_launch_whose_output_nobody_reads(field: Make) -> None:
+def test_stop_of_a_launch_with_unread_output(field: Make) -> None:
     scene = field(2)
     reading, writing = os.pipe()
     launch = scene.start(scene.file(pause=0.001, size=1 << 20), stdout=writing)

@@ -1,4 +1,4 @@
-"""Workers that do everything not to be ended: whoever ends the run, nothing of it stays."""
+"""Workers that resist every end of a run: no process stays, however the run ends."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_ended_by(field: Make, how: str) -> None:
     scene.check(whole=False)
 
 
-def test_the_supervisor_dies_of_it(field: Make) -> None:
-    """Without it nobody adopts the orphans; the relay ends what it left."""
+def test_the_supervisor_is_killed(field: Make) -> None:
+    """Without it, no process adopts the orphans. The relay ends its leftover processes."""
     scene = field(2)
     launch = scene.start(scene.file(script=job("hostile.py"), grace="1s"))
     found = scene.left()["node2"].items()

@@ -1,4 +1,4 @@
-"""kill -9, of whatever has a part in a run."""
+"""kill -9 of each kind of process in a run."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def find(scene: Field, host: str, words: str) -> list[int]:
 
 
 def kill_all(pids: Iterable[int]) -> None:
-    """Some may have ended since they were seen."""
+    """Skip processes that have already ended."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def test_the_relay_again_and_again(field: Make) -> None:
-    """It owns nothing: the next one goes on at the last byte."""
+def test_the_relay_repeatedly(field: Make) -> None:
+    """It owns nothing: the next relay continues at the last byte."""
     scene = field()
     launch = scene.start(scene.file())
     hosts, reached = ("node1", "node2"), "all hosts are reachable again"
     for _ in range(5):
         until(lambda: all(find(scene, host, "dtrain-agent") for host in hosts), "both relays")
-        # It is said twice where one host is back before the other one is missed.
+        # It appears twice if one host is back before the other one is missed.
         before = launch.count(reached)
         for host in hosts:
             kill(scene, host, "dtrain-agent")
@@ -53,13 +53,13 @@ def test_the_relay_again_and_again(field: Make) -> None:
     scene.check()
 
 
-def test_the_launcher_again_and_again(field: Make) -> None:
+def test_the_launcher_repeatedly(field: Make) -> None:
     scene = field()
     run = scene.detach(scene.file())
     for _ in range(5):
         scene.kill_launcher()
         attached = scene.command("attach", run)
-        until(lambda: scene.in_charge() is not None, "somebody to take charge")
+        until(lambda: scene.in_charge() is not None, "a process to take charge")
         scene.advance(20)
     scene.stop()
     scene.over(attached, 0)
@@ -84,7 +84,7 @@ def test_a_process_on_a_host(field: Make, victim: str, code: int, said: str) -> 
 
 
 def test_all_processes_of_a_host_at_once(field: Make) -> None:
-    """Its sshd too: it is the connection that breaks, and nobody is there when it is made again."""
+    """Including its sshd: the connection breaks, and no process is left when it returns."""
     scene = field()
     launch = scene.start(scene.file())
     node = scene.cluster["node2"]

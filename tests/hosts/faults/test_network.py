@@ -1,4 +1,4 @@
-"""The network between the launching machine and its hosts is cut, or resets what passes it."""
+"""The network between the launching machine and its hosts drops or resets packets."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ pytestmark = pytest.mark.netns
 Make = Callable[..., Field]
 
 LONG = "DTRAIN_LONG_FAULTS" in os.environ
-"""Whether a cut that is noticed takes 30 seconds, and not just as long as it must."""
+"""Whether a detected cut lasts 30 seconds instead of the minimum."""
 ONE, SEVERAL, ALL = ["node2"], ["node1", "node3"], ["node1", "node2", "node3"]
 SAID = "cannot be reached; its workers keep running"
 
 
 @pytest.mark.parametrize("names", [ONE, ALL], ids=["one", "all"])
 def test_dropped_for_a_moment(field: Make, names: list[str]) -> None:
-    """Nobody notices: what was dropped is sent again."""
+    """The cut has no effect: TCP resends the dropped packets."""
     scene = field(alive=20)
     launch = scene.start(scene.file())
     for name in names:
@@ -52,7 +52,7 @@ def test_cut_for_longer(field: Make, how: str, names: list[str]) -> None:
     scene.check()
 
 
-def test_reset_again_and_again(field: Make) -> None:
+def test_repeated_resets(field: Make) -> None:
     scene = field()
     launch = scene.start(scene.file(pause=0.002))
     for _ in range(10):
@@ -68,7 +68,7 @@ def test_reset_again_and_again(field: Make) -> None:
 
 @pytest.mark.parametrize("how", ["drop", "reset"])
 def test_all_cut_for_good(field: Make, how: str) -> None:
-    """Nobody can tell what became of the job; what is left of it is ended when it can be."""
+    """The end of the job is unknown. Its leftovers end when the hosts are reachable."""
     scene = field()
     launch = scene.start(scene.file(restart={"node_timeout": "3s"}))
     cut = scene.cluster.cut if how == "drop" else scene.cluster.reset
@@ -77,7 +77,7 @@ def test_all_cut_for_good(field: Make, how: str) -> None:
     done = scene.over(launch, 3)
     assert "node[1-3]" in done.stderr
     assert "`dtrain stop" in done.stderr
-    scene.advance()  # it does go on
+    scene.advance()  # it continues
     scene.over(scene.command("stop", scene.run.name), 3)
     scene.cluster.heal()
     scene.over(scene.command("stop", scene.run.name), 0)

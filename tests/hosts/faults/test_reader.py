@@ -1,4 +1,4 @@
-"""Nobody reads what a launch shows, or it is stopped itself: training does not wait for it."""
+"""Training does not wait for a stopped launcher or for unread output."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def most_memory(pid: int) -> int:
     return int(found[1]) << 10
 
 
-def test_a_pipe_that_nobody_reads(field: Make) -> None:
-    """A terminal stopped with Ctrl-S is one too."""
+def test_an_unread_pipe(field: Make) -> None:
+    """A terminal stopped with Ctrl-S behaves the same."""
     scene = field(2)
     reading, writing = os.pipe()
     launch = scene.start(scene.file(pause=0.001, size=LONG), stdout=writing)
     os.close(writing)
     before = most_memory(launch.process.pid)
-    scene.advance(1000)  # 80 MB in all, of which the pipe takes next to nothing
+    scene.advance(1000)  # 80 MB in total, far more than the pipe holds
     assert most_memory(launch.process.pid) < before + (32 << 20)
     scene.stop()
     shown = launch.drain(reading)
@@ -55,7 +55,7 @@ def test_a_stopped_launcher(field: Make, way: str) -> None:
         watching = scene.command("attach", run)
         watching.until("out 1 ", count=5)
     watching.send(signal.SIGSTOP)
-    scene.advance(600)  # 24 MB from each host: more than pipes and windows on the way hold
+    scene.advance(600)  # 24 MB from each host: more than pipes and TCP windows hold
     watching.send(signal.SIGCONT)
     scene.advance()
     scene.stop()

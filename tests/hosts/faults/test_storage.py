@@ -41,7 +41,7 @@ def read_only(folder: Path) -> Iterator[None]:
 
 
 def fill(folder: Path) -> Path:
-    """Take all the space that is left; the file to remove for it to be there again."""
+    """Fill the disk. Returns the file to remove to free the space."""
     ballast = folder / "ballast"
     with ballast.open("wb", buffering=0) as file:
         try:
@@ -53,7 +53,7 @@ def fill(folder: Path) -> Path:
 
 
 def test_a_host_whose_disk_is_full(field: Make) -> None:
-    """Its worker cannot write any more, and says so in vain: there is no room for that either."""
+    """Its worker cannot write, and cannot store its error message either."""
     scene = field(disk="40M")
     launch = scene.start(scene.file())
     fill(scene.cluster["node2"].home)
@@ -72,7 +72,7 @@ def test_a_disk_here_that_is_full_from_the_start(field: Make) -> None:
 
 
 def test_a_full_disk_here(field: Make) -> None:
-    """The job is stopped; once there is room again, all that it wrote can be had."""
+    """The job stops. Once there is space again, all its output can be fetched."""
     scene = field()
     with disk(scene.launcher.home, "16M"):
         launch = scene.start(scene.file())
@@ -101,7 +101,7 @@ def test_a_full_disk_here_while_attaching(field: Make) -> None:
 
 
 def test_a_run_folder_there_that_turns_read_only(field: Make) -> None:
-    """Files that are open go on being written."""
+    """Open files stay writable."""
     scene = field()
     launch = scene.start(scene.file())
     node = scene.cluster["node2"]

@@ -77,8 +77,8 @@ Start = Callable[..., dict[str, Task]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """``start(strategy, command, worker=2, …)`` starts every task of a job, each in a folder of
-    its own, and returns them by name. Without roles it starts one process without TF_CONFIG."""
+    """``start(strategy, command, worker=2, …)`` starts every task of a job, each in its own folder,
+    and returns them by name. Without roles it starts one process without TF_CONFIG."""
     started: list[Task] = []
 
     def start_tasks(
@@ -124,7 +124,7 @@ def base_environment() -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on; all are held until all are known, so that they differ."""
+    """Free ports. All stay bound until all are chosen, so they differ."""
     holders = [socket.socket() for _ in range(count)]
     try:
         for holder in holders:
@@ -136,7 +136,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def losses(path: Path) -> dict[int, float]:
-    """The loss of each step, as a recipe leaves it."""
+    """The loss of each step, from a recipe's file."""
     return {int(step): loss for step, loss in json.loads(path.read_text()).items()}
 
 

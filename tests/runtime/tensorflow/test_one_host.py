@@ -1,4 +1,4 @@
-"""Every strategy of one host trains as a single process without any does."""
+"""Every single-host strategy gives the results of a single process without strategy."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the runtime does within one process, checked in few processes: importing TensorFlow takes
+"""Behavior of the runtime in one process, tested in few processes: importing TensorFlow takes
 most of the time. The checks are assertions in the programs."""
 
 import pytest
@@ -15,9 +15,9 @@ def test_devices_precision_and_loss_scaling(start, legacy: str) -> None:
 
 
 @pytest.mark.parametrize("legacy", ["0", "1"], ids=["keras-3", "tf-keras"])
-def test_fit_tells_the_loss_of_each_step(start, legacy: str) -> None:
+def test_fit_reports_the_loss_of_each_step(start, legacy: str) -> None:
     task = start("none", [CHECKS / "losses.py"], {"TF_USE_LEGACY_KERAS": legacy})["-0"]
-    assert "all told" in task.succeeds()
+    assert "all reported" in task.succeeds()
 
 
 @pytest.mark.parametrize("legacy", ["0", "1"], ids=["keras-3", "tf-keras"])

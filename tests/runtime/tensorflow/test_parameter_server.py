@@ -25,13 +25,13 @@ def test_a_custom_loop_converges_and_an_evaluator_follows(start, tmp_path) -> No
     tasks["evaluator-0"].succeeds()
     assert "step 160 held-out accuracy" in tasks["evaluator-0"].output
     for name in ("worker-0", "worker-1", "ps-0"):
-        assert tasks[name].process.poll() is None, "a server stays until it is told to end"
+        assert tasks[name].process.poll() is None, "a server runs until it is stopped"
         tasks[name].signal(signal.SIGTERM)
     for name in ("worker-0", "worker-1", "ps-0"):
         tasks[name].succeeds()
 
 
-def test_a_stopped_job_saves_before_its_servers_leave_and_goes_on(start) -> None:
+def test_a_stopped_job_saves_before_its_servers_exit_and_resumes(start) -> None:
     command = [RECIPES / "classify_text.py", "--checkpoint", "saved", "--every", "10"]
     command += ["--words", "9000", "--width", "16", "--steps", "400", "--lr", "0.01"]
     tasks = start("parameter_server", command, chief=1, worker=1, ps=2)
@@ -48,7 +48,7 @@ def test_a_stopped_job_saves_before_its_servers_leave_and_goes_on(start) -> None
     assert accuracy(tasks["chief-0"].succeeds()) > 0.6
 
 
-def test_fit_takes_every_step_and_the_loss_of_a_server_is_told(start, tmp_path) -> None:
+def test_fit_takes_every_step_and_reports_a_lost_server(start, tmp_path) -> None:
     """25 steps are no multiple of the 20 after which Keras calls back."""
     command = [RECIPES / "classify_images.py", "--every", "20", "--losses", "losses.json"]
     roles = {"chief": 1, "worker": 1, "ps": 1}

@@ -1,4 +1,4 @@
-"""Two workers train together as a single process does, also after one of them was lost."""
+"""Two workers give the results of a single process, even after one of them was lost."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def test_a_killed_worker_costs_only_the_steps_since_the_checkpoint(
     assert not (tmp_path / "worker-1" / "losses.json").exists()
 
 
-def test_fit_ends_on_term_with_a_checkpoint_and_goes_on_from_it(
+def test_fit_ends_on_term_with_a_checkpoint_and_resumes_from_it(
     start, equal, tmp_path: Path
 ) -> None:
     command = [IMAGES, "--loop", "fit", "--steps", "120", "--every", "10", *SAVING]
@@ -50,7 +50,7 @@ def test_fit_ends_on_term_with_a_checkpoint_and_goes_on_from_it(
     progress.mkdir()
     tasks = start("multi_worker_mirrored", command, {"DTRAIN_RUN_DIR": str(progress)}, worker=2)
     tasks["worker-0"].wait_for("step 20/120")
-    # One worker alone learns of it; both have to stop after the same step.
+    # Only one worker gets it; both must stop after the same step.
     tasks["worker-1"].signal(signal.SIGTERM)
     for task in tasks.values():
         task.succeeds()

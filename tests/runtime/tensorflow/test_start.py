@@ -1,4 +1,4 @@
-"""What ends a job before its first step, and what the user is told."""
+"""Errors that end a job before its first step, and their messages."""
 
 import signal
 
@@ -30,7 +30,7 @@ def test_refusals(start) -> None:
     assert "all refused" in start("none", [CHECKS / "refusals.py"])["-0"].succeeds()
 
 
-def test_images_without_scikit_learn_are_asked_for(start) -> None:
+def test_missing_scikit_learn_is_an_error(start) -> None:
     task = start("none", [CHECKS / "without_scikit_learn.py"])["-0"]
     assert task.wait() == 1
     assert "pip install scikit-learn" in task.output

@@ -1,4 +1,4 @@
-"""TensorBoard serves on a port of its own and does not outlive the training."""
+"""TensorBoard serves on a free port and does not outlive the training."""
 
 import json
 import os
@@ -22,8 +22,8 @@ def test_it_serves_and_ends_with_a_training_that_is_killed(start, tmp_path) -> N
     process, port = int(words[1]), int(words[3])
     assert f"TensorBoard at http://127.0.0.1:{port}/" in task.output
     assert task.output.count("TensorBoard is not installed") == 1
-    told = json.loads((folder / "worker-0.progress").read_text())
-    assert (told["event"], told["port"]) == ("tensorboard", port)
+    event = json.loads((folder / "worker-0.progress").read_text())
+    assert (event["event"], event["port"]) == ("tensorboard", port)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/logdir", timeout=HANG) as answer:
         assert json.load(answer)["logdir"].endswith("events")
 

@@ -20,7 +20,7 @@ from dtrain.runtime.torch import checkpoint
 
 
 class Killed(FileSystemWriter):
-    """Writes this rank's part, and gets no further."""
+    """Writes this rank's part and then stops."""
 
     def write_data(self, *arguments: Any) -> Any:
         written = super().write_data(*arguments)

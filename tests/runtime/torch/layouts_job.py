@@ -45,7 +45,7 @@ def train(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     training = parallel.Training(global_batch=BATCH, precision=case.get("precision"))
     run = parallel.init(case.get("strategy"), layout, training)
     kind = case.get("kind", "plain")
-    # Another seed, where the weights are to come from the checkpoint.
+    # Another seed, if the weights must come from the checkpoint.
     seed = SEED + 1 if "resume" in case else SEED
     widths = []
 

@@ -1,6 +1,6 @@
 """Small transformers, and how they train in one process with nothing but PyTorch.
 
-What the runtime computes under any layout is compared with this loop.
+Tests compare the runtime's results under every layout with this loop.
 """
 
 from __future__ import annotations

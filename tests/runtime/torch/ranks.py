@@ -1,4 +1,4 @@
-"""Start the ranks of a torch job as torchrun would, each in a process of its own."""
+"""Start the ranks of a torch job like torchrun, each in a separate process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = HERE.parents[2]
 def start(
     world: int, script: Path, *arguments: object, **variables: str
 ) -> list[subprocess.Popen[str]]:
-    """Standard output and error of each rank come in one pipe of its own."""
+    """Each rank has one pipe for standard output and error."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -56,7 +56,7 @@ def finish(ranks: Sequence[subprocess.Popen[str]], timeout: float = HANG) -> lis
 
 
 def run(world: int, script: Path, *arguments: object, **variables: str) -> list[str]:
-    """What each rank of a job printed that ended well."""
+    """The output of each rank of a successful job."""
     ranks = start(world, script, *arguments, **variables)
     said = finish(ranks)
     codes = [rank.returncode for rank in ranks]

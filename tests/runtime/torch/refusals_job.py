@@ -1,4 +1,4 @@
-"""Two ranks that try what cannot work, and report how it is refused.
+"""Two ranks that try invalid operations and print the errors.
 
 refusals_job.py REPORT.json
 """
@@ -32,7 +32,7 @@ class Fused(nn.Module):
 
 
 class AllHeads(nn.Module):
-    """Attention that counts on all four heads, of 8 features each."""
+    """Attention that requires all four heads, of 8 features each."""
 
     def __init__(self, split: tuple[int, int]) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class ByHand(AllHeads):
 
 
 class Masked(AllHeads):
-    """Asserts what nobody gives it: a mask."""
+    """Requires a mask, which no caller passes."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         assert mask is not None, "no mask"

@@ -1,4 +1,4 @@
-"""Every layout goes through the same samples, in the same steps."""
+"""Every layout uses the same samples in the same steps."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_it_ends_after_its_epochs() -> None:
 
 
 @pytest.mark.parametrize("done", [3, 5, 7])
-def test_it_goes_on_where_it_was_with_other_ranks(done: int) -> None:
+def test_it_resumes_with_another_number_of_ranks(done: int) -> None:
     whole = together(1, 12)
     first = batches(1, 2)
     numbers(first, done)
@@ -71,7 +71,7 @@ def test_it_goes_on_where_it_was_with_other_ranks(done: int) -> None:
     assert [sorted(chain(*part)) for part in zip(*parts, strict=True)] == whole[done:]
 
 
-def test_what_cannot_be_shared_is_refused() -> None:
+def test_uneven_batches_are_refused() -> None:
     with pytest.raises(ValueError, match="22 samples does not fill one global batch of 32"):
         batches(batch=32)
     with pytest.raises(ValueError, match="3 data ranks cannot share a global batch of 4"):

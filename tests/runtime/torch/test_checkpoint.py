@@ -1,4 +1,4 @@
-"""A killed save costs nothing but itself, and a run goes on from the newest complete one."""
+"""A killed save loses only itself, and a run resumes from the newest complete checkpoint."""
 
 from __future__ import annotations
 

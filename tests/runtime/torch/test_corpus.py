@@ -1,4 +1,4 @@
-"""What the recipe reads, and what it never trains on."""
+"""The recipe's training data and its held-out data."""
 
 from __future__ import annotations
 

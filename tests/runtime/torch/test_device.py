@@ -1,4 +1,4 @@
-"""The device of a rank, from what its environment and torch say."""
+"""The device of a rank, from its environment and torch."""
 
 from __future__ import annotations
 

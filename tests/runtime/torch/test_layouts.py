@@ -1,4 +1,4 @@
-"""Every layout computes what one process computes: losses, gradient norms and weights."""
+"""Every layout gives the losses, gradient norms and weights of one process."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def assert_equal(report: Report, cases: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
-    """Four ranks, whose checkpoint others resume from."""
+    """Four ranks, whose checkpoint later runs resume from."""
     folder = tmp_path_factory.mktemp("four")
     return train(folder, FOUR, 4, folder / "checkpoints"), folder / "checkpoints"
 

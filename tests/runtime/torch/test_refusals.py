@@ -1,4 +1,4 @@
-"""Models that a layout cannot split are refused, by every rank alike, with what to do instead."""
+"""Every rank refuses models that a layout cannot split, and names the remedy."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_states_are_sharded_within_a_host() -> None:
     assert resolve("3d", layout, Training(), World(16, 2)).shard == 1
 
 
-def test_the_cluster_file_goes_before_the_script() -> None:
+def test_the_cluster_file_overrides_the_script() -> None:
     script = Training(global_batch=32, precision="fp32")
     assert over(script, Training(precision="bf16")) == Training(32, "bf16")
 

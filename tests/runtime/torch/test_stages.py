@@ -113,7 +113,7 @@ def test_what_stages_would_repeat_is_refused() -> None:
         refuse_what_cannot_be_staged(Unpacked(), dissect(Unpacked()), {})
 
 
-def test_stages_of_one_rank_have_hooks_and_buffers_of_their_own() -> None:
+def test_stages_of_one_rank_have_separate_hooks_and_buffers() -> None:
     model = Nested()
     model.model.register_buffer("table", torch.zeros(2))
     anatomy = dissect(model)

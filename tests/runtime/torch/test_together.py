@@ -1,4 +1,4 @@
-"""What only one rank has a reason for, all ranks do."""
+"""If one rank has a reason to act, all ranks act."""
 
 from __future__ import annotations
 

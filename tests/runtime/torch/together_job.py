@@ -1,4 +1,4 @@
-"""Two ranks that have to come to one decision where only one of them has the reason.
+"""Two ranks that must agree although only one of them has the reason.
 
 together_job.py REPORTS
 """

@@ -72,8 +72,8 @@ class TensorSplit:
         for name, block in blocks.items():
             self._check_block(name, block)
         # Test equal blocks once: for a large block, the test takes seconds.
-        alike = {str(block): name for name, block in reversed([*blocks.items()])}
-        for name in alike.values():
+        distinct = {str(block): name for name, block in reversed([*blocks.items()])}
+        for name in distinct.values():
             refuse_what_shares_change(
                 name, blocks[name], self.mesh.size(), self.column, self.row, materialize
             )

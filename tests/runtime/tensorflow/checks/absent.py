@@ -1,4 +1,4 @@
-"""Only the first task of the role ROLE starts; the others do as if they had never been."""
+"""Only the first task of the role ROLE starts; the other tasks exit at once."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Devices, precision, seeds and loss scaling, with the Keras that the environment asks for."""
+"""Devices, precision, seeds and loss scaling, with the Keras that the environment selects."""
 
 import os
 
@@ -25,7 +25,7 @@ refused(ValueError, "no precision 'fp8'", precision="fp8")
 os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
 refused(RuntimeError, "sees no GPU, but CUDA_VISIBLE_DEVICES is 0,1: look ")
 
-# The cluster file's precision goes before the script's.
+# The cluster file's precision overrides the script's.
 os.environ["DTRAIN_TRAINING"] = '{"precision": "bf16"}'
 configure_devices(logical_cpus=3, memory_limit=1024, precision="fp32", seed=7)
 del os.environ["DTRAIN_TRAINING"]

@@ -1,4 +1,4 @@
-"""A step's own loss is told by fit, also after one that was far larger."""
+"""fit reports a step's own loss, even after a much larger one."""
 
 import numpy as np
 import tensorflow as tf
@@ -13,8 +13,8 @@ model.compile(keras.optimizers.SGD(0.0), "mse")
 values = np.array([[1e5], [1.0], [2.0], [3.0]], np.float32)
 data = tf.data.Dataset.from_tensor_slices((values, 0 * values)).batch(1)
 
-told = []
-callbacks = distributed.callbacks(run, total=4, on_step=lambda step, loss: told.append(loss))
+reported = []
+callbacks = distributed.callbacks(run, total=4, on_step=lambda step, loss: reported.append(loss))
 model.fit(data, steps_per_epoch=4, verbose=0, callbacks=callbacks)
-assert np.allclose(told, [1e10, 1, 4, 9]), told
-print("all told")
+assert np.allclose(reported, [1e10, 1, 4, 9]), reported
+print("all reported")

@@ -1,4 +1,4 @@
-"""Say into how many parts a large embedding is cut, and where they are."""
+"""Print the number and the devices of a large embedding's partitions."""
 
 from dtrain.runtime import tensorflow as distributed
 

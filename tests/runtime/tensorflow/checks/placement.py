@@ -1,4 +1,4 @@
-"""Layers placed by hand: where they are, where they compute, and that it changes no number."""
+"""Layers placed by hand: their devices, their computation, and unchanged results."""
 
 import numpy as np
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""What the runtime refuses, in one process that is the only worker of a cluster."""
+"""Errors of the runtime, in one process that is the only worker of a cluster."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def fit_fails(text: str, run: distributed.Run) -> None:
 distributed.configure_devices(logical_cpus=2)
 alone = current_cluster()
 
-# A proxy is kept from the peers, whatever else it is kept from.
+# The peers are added to any existing exceptions of the proxy.
 cluster({"worker": ["10.0.0.1:1", "10.0.0.2:1", "[fd00::3]:1"]})
 environment = {"http_proxy": "http://proxy", "no_proxy": "example.org"}
 connect_directly(current_cluster(), environment)
@@ -47,7 +47,7 @@ assert environment == {"PATH": "/bin"}
 
 refused("each would train alone", distributed.init, "mirrored")
 refused("is not a TensorFlow strategy", distributed.init, "fsdp")
-# No name server has to be asked to know that such a name stands for no host.
+# Such a name is known to be invalid without a name server.
 nowhere = "x" * 64 + ".invalid:1"
 cluster({"worker": ["localhost:1", nowhere]})
 refused(f"worker 1 is at {nowhere}", distributed.init, "multi_worker_mirrored")
@@ -68,7 +68,7 @@ run = distributed.init()
 assert run.name == "none", "the environment's own name of a strategy was not heeded"
 run = distributed.init("multi_worker_mirrored")
 assert (run.replicas, run.is_chief) == (1, True)
-# Alone in its cluster, it finds its devices for the strategies of one host all the same.
+# Alone in its cluster, it still finds its devices for single-host strategies.
 assert distributed.init("mirrored").replicas == 2
 fit_fails("fails on its first batch under multi_worker_mirrored", run)
 

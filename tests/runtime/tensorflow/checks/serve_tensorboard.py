@@ -1,4 +1,4 @@
-"""Start TensorBoard and stay; without TensorBoard, go on."""
+"""Start TensorBoard and wait. Without TensorBoard, continue."""
 
 import importlib.util
 import signal
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from dtrain.runtime import tensorflow as distributed
 
-assert distributed.tensorboard("events") is None, "nobody asked for it"
+assert distributed.tensorboard("events") is None, "TensorBoard is off by default"
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *more: None if name == "tensorboard" else find(name, *more)
 assert distributed.tensorboard("events", insist=True) is None

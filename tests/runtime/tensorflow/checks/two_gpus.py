@@ -1,4 +1,4 @@
-"""One parameter-server worker with two GPUs, in whose places there are logical CPUs: each step's
+"""One parameter-server worker with two GPUs, simulated by logical CPUs: each step's
 loss must be that of the whole batch, every sample of which trains once."""
 
 import tensorflow as tf
