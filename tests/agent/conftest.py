@@ -9,12 +9,12 @@ from support.node import Node, node, oldest_python
 
 @pytest.fixture(scope="session")
 def python() -> str:
-    """What the agent runs under: the oldest Python that it supports, where there is one."""
+    """The agent's Python: the oldest one installed that the agent supports."""
     return oldest_python()
 
 
 @pytest.fixture
 def host(python: str) -> Iterator[Node]:
-    """A host that nothing is left on: every test ends with a look at the processes."""
+    """A host. Every test ends with a check that no process is left on it."""
     with node(python) as one:
         yield one

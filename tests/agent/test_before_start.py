@@ -1,4 +1,4 @@
-"""Until `start` nothing of the job runs, and a launch that is called off leaves nothing."""
+"""No process of the job runs before `start`, and an aborted launch leaves nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALLED_OFF: dict[str, Callable[[Agent], object]] = {
 
 
 @pytest.mark.parametrize("how", CALLED_OFF)
-def test_a_prepared_launch_that_is_called_off(host: Node, how: str) -> None:
+def test_an_aborted_prepared_launch_leaves_nothing(host: Node, how: str) -> None:
     agent = host.launch(
         host.shell("touch started"), setup=["setsid sleep 600 &", "echo done > setup-done"]
     )
@@ -36,7 +36,7 @@ def test_a_prepared_launch_that_is_called_off(host: Node, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", CALLED_OFF)
-def test_a_launch_whose_setup_hangs(host: Node, how: str) -> None:
+def test_an_aborted_launch_with_a_hanging_setup_leaves_nothing(host: Node, how: str) -> None:
     hang = "echo > hanging; setsid sleep 600 & trap '' TERM HUP; sleep 600; sleep 600"
     agent = host.launch(host.shell("touch started"), setup=["true", hang])
     wait_until((host.workdir / "hanging").exists)
@@ -48,7 +48,7 @@ def test_a_launch_whose_setup_hangs(host: Node, how: str) -> None:
 
 
 def test_a_relay_killed_at_any_moment_leaves_nothing(host: Node) -> None:
-    """The job's own processes, and setup's, at whatever point of the launch the relay dies."""
+    """No process of the job or of setup, at any point of the launch."""
     for moment in range(0, 100, 4):
         agent = host.launch(
             host.shell("sleep 600"), run=f"run{moment}", setup=["setsid sleep 600 & sleep 0.02"]
@@ -60,7 +60,7 @@ def test_a_relay_killed_at_any_moment_leaves_nothing(host: Node) -> None:
     wait_until(lambda: not [path for path in host.run_dir.rglob("*") if path.name != "nodes"])
 
 
-def test_an_agent_that_is_left_before_it_was_asked_anything(host: Node) -> None:
+def test_an_agent_without_a_command_leaves_nothing(host: Node) -> None:
     agent = host.agent()
     agent.expect("hello")
     agent.close_stdin()
@@ -68,7 +68,7 @@ def test_an_agent_that_is_left_before_it_was_asked_anything(host: Node) -> None:
     assert not host.run_dir.exists()
 
 
-def test_a_supervisor_that_is_asked_to_end(host: Node) -> None:
+def test_sigterm_ends_a_prepared_supervisor(host: Node) -> None:
     agent = host.launch(host.shell("touch started"))
     agent.expect("prepared")
     (pid,) = host.processes("dtrain-supervisor\0run\0node0")
@@ -78,7 +78,7 @@ def test_a_supervisor_that_is_asked_to_end(host: Node) -> None:
     assert not host.run_dir.exists()
 
 
-def test_folders_that_were_there_before_stay(host: Node) -> None:
+def test_existing_folders_stay(host: Node) -> None:
     host.run_dir.mkdir()
     agent = host.launch(host.shell("exit"))
     agent.expect("prepared")
@@ -94,7 +94,7 @@ def test_folders_that_were_there_before_stay(host: Node) -> None:
     assert list(host.run_dir.iterdir()) == []
 
 
-def test_calling_off_a_launch_that_was_refused_harms_no_run_of_the_name(host: Node) -> None:
+def test_aborting_a_refused_launch_does_not_affect_a_run_of_the_same_name(host: Node) -> None:
     first = host.start(host.shell("echo ready; exec sleep 600"))
     first.until(lambda: first.text("worker-0.out"))
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""The agent gets going wherever there is a Python, or says clearly why it does not."""
+"""The agent starts with every supported Python, and reports one that is too old."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHIPPED = {name: text for program in PROGRAMS for name, text in modules(program)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_what_nodes_run_is_python_3_8_and_needs_the_standard_library_alone(name: str) -> None:
+def test_shipped_modules_are_python_3_8_and_need_only_the_standard_library(name: str) -> None:
     tree = ast.parse(SHIPPED[name], feature_version=(3, 8))
     for piece in ast.walk(tree):
         if isinstance(piece, ast.Import):
@@ -31,13 +31,13 @@ def test_what_nodes_run_is_python_3_8_and_needs_the_standard_library_alone(name:
         elif isinstance(piece, ast.ImportFrom):
             module = str(piece.module)
             known = module in SHIPPED or module.partition(".")[0] in sys.stdlib_module_names
-            # Names of a package would be in its `__init__`, which is not sent.
+            # Names of a package would be in its `__init__`, which is not shipped.
             assert known and piece.level == 0
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_brings_each_module_that_it_imports(host: Node, name: str) -> None:
-    """Under the oldest Python, without a dtrain that it could take one from."""
+def test_a_program_contains_each_module_that_it_imports(host: Node, name: str) -> None:
+    """With the oldest Python, which has no dtrain installed."""
     imports = "".join(f"importlib.import_module({module!r})\n" for module in modules(name))
     text = imports + "def main(stream, importer): print('imported', stream.read())"
     source = pack("test", {**modules(name), "test": "import importlib\n" + text})
@@ -64,13 +64,13 @@ def run_boot(host: Node, data: bytes, *, check: bool = True) -> subprocess.Compl
     return subprocess.run(command, input=data, capture_output=True, cwd=host.workdir, check=check)
 
 
-def test_no_shell_finds_anything_of_its_own_in_the_command() -> None:
+def test_the_command_has_no_characters_that_shells_interpret() -> None:
     assert not set(boot_text()) & set("'\\!\n")
     assert len(boot_text()) < 1000
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_every_shell_starts_it(host: Node, shell: str) -> None:
+def test_every_shell_starts_the_agent(host: Node, shell: str) -> None:
     run = "it's $(touch oops) a run"
     (host.workdir / "my python").symlink_to(host.python)
     command = boot_command("~/my python", run)
@@ -91,7 +91,7 @@ def test_every_shell_starts_it(host: Node, shell: str) -> None:
 
 
 def test_a_python_works_or_is_too_old(host: Node) -> None:
-    """Every old one, and the ends of the range of those that will do."""
+    """Every old version, and the oldest and newest supported version."""
     here = pythons()
     able = sorted(version for version in here if version >= (3, 8))
     for version in sorted(set(here) - set(able)):
@@ -107,7 +107,7 @@ def test_a_python_works_or_is_too_old(host: Node) -> None:
         assert one.stderr == b""
 
 
-def test_modules_in_the_home_folder_are_not_taken_for_pythons_own(host: Node) -> None:
+def test_modules_in_the_home_folder_do_not_shadow_the_standard_library(host: Node) -> None:
     for name in ("json", "socket", "os", "signal", "marshal", "sitecustomize"):
         (host.workdir / f"{name}.py").write_text("raise SystemExit('imported')")
     source = program("agent")
@@ -124,7 +124,7 @@ def test_modules_in_the_home_folder_are_not_taken_for_pythons_own(host: Node) ->
 
 
 @pytest.mark.parametrize("cut", [0, 3, 1000])
-def test_a_source_that_does_not_arrive_whole_is_not_executed(host: Node, cut: int) -> None:
+def test_an_incomplete_program_is_not_executed(host: Node, cut: int) -> None:
     source = program("agent")
     done = subprocess.run(
         ["sh", "-c", boot_command(host.python, "run")],
@@ -135,8 +135,8 @@ def test_a_source_that_does_not_arrive_whole_is_not_executed(host: Node, cut: in
     assert done.stdout == b""
 
 
-def test_it_is_ready_in_a_moment(host: Node) -> None:
-    """As fast as a few starts of Python, whatever else the machine does."""
+def test_the_agent_starts_fast(host: Node) -> None:
+    """As fast as a few starts of Python, independent of the machine's load."""
     import time
 
     ready, start = [], []

@@ -1,4 +1,4 @@
-"""What the supervisor tells of the evidence of a bad end, and when."""
+"""The evidence of a failure that the supervisor reports, and when it does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dtrain.node.agent.evidence import error_report
 from dtrain.node.programs import program
 from support.node import Node, wait_until
 
-# Answers when it may.
+# Answers once the file `go` exists.
 JOURNAL = """#!/bin/sh
 touch {asked}
 while [ ! -e {go} ]; do sleep 0.02; done
@@ -19,7 +19,7 @@ echo "1700000000.5 gpu01 kernel: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen 
 """
 
 
-def test_nothing_waits_for_the_evidence_but_the_end(host: Node, tmp_path: Path) -> None:
+def test_only_the_end_waits_for_evidence(host: Node, tmp_path: Path) -> None:
     asked, go = tmp_path / "asked", tmp_path / "go"
     journal = tmp_path / "journalctl"
     journal.write_text(JOURNAL.format(asked=asked, go=go))
@@ -44,7 +44,7 @@ def test_nothing_waits_for_the_evidence_but_the_end(host: Node, tmp_path: Path) 
     assert (then, "Xid" in line) == (1700000000.5, True)
 
 
-def test_an_event_that_no_message_holds_loses_its_details(tmp_path: Path) -> None:
+def test_an_event_that_is_too_long_loses_its_details(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path / "events")
     folder = os.open(tmp_path, os.O_RDONLY)
     events = Events(folder)

@@ -1,4 +1,4 @@
-"""What the agent makes of the dumps of torch's flight recorder."""
+"""The agent reads the dumps of torch's flight recorder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def dump(**entry: Any) -> dict[str, Any]:
 
 
 def recorded(folder: Path, **setup: str) -> dict[bytes, bytes]:
-    """What a watched job's environment says of the flight recorder."""
+    """The flight recorder's variables in a watched job's environment."""
     environment = {name.encode(): value.encode() for name, value in setup.items()}
     variables = host_variables(Job("torch", watchdog=Watchdog(silence=60)), {}, None)
     node = NodeVariables(os.fsencode(folder), os.fsencode(folder))
@@ -58,12 +58,12 @@ def recorders(folder: Path) -> FlightRecorders:
     return FlightRecorders(environment, os.fsencode(folder), 8)
 
 
-def test_each_dump_is_told_once(tmp_path: Path) -> None:
+def test_each_dump_is_reported_once(tmp_path: Path) -> None:
     flights = recorders(tmp_path)
     assert flights.new_dumps() == []
     path = tmp_path / "nccl-trace-1"
     path.write_bytes(pickle.dumps(dump())[:-9])
-    assert flights.new_dumps() == []  # it is being written
+    assert flights.new_dumps() == []  # incomplete
     path.write_bytes(pickle.dumps(dump()))
     ((rank, (group,)),) = flights.new_dumps()
     assert (rank, group["ranks"], group["calls"][0]["seq"]) == (1, [0, 1], 7)
@@ -74,7 +74,7 @@ def test_each_dump_is_told_once(tmp_path: Path) -> None:
     assert group["calls"][0]["done"]
 
 
-def test_dumps_and_members_that_cannot_be_are_ignored(tmp_path: Path) -> None:
+def test_impossible_ranks_are_ignored(tmp_path: Path) -> None:
     flights = recorders(tmp_path)
     forged = dump()
     forged["pg_config"]["0"]["ranks"] = "[-1, 0, 7, 1e300, 12345678901]"
@@ -84,7 +84,7 @@ def test_dumps_and_members_that_cannot_be_are_ignored(tmp_path: Path) -> None:
     assert (rank, group["ranks"]) == (7, [0, 7])
 
 
-def test_what_is_left_out(tmp_path: Path) -> None:
+def test_old_collectives_and_point_to_point_messages_are_left_out(tmp_path: Path) -> None:
     entries = [ENTRY | {"is_p2p": True}, ENTRY | {"input_sizes": [[2]] * 99}]
     entries[1]["input_dtypes"] = ["Float"] * 99
     entries += [ENTRY | {"collective_seq_id": number} for number in range(8, 20)]
@@ -99,8 +99,8 @@ def test_what_is_left_out(tmp_path: Path) -> None:
     assert [len(call["tensors"]) for call in group["calls"]] == [8]
 
 
-def test_much_is_cut_to_what_a_message_holds(tmp_path: Path) -> None:
-    def told(members: int, sizes: int) -> list[dict[str, Any]]:
+def test_a_large_dump_is_cut_to_fit_into_a_message(tmp_path: Path) -> None:
+    def reported(members: int, sizes: int) -> list[dict[str, Any]]:
         frames = [{"name": "é" * 500, "filename": "é" * 500, "line": 1}] * 40
         odd = {"frames": frames, "input_sizes": [[1] * sizes]}
         entries = [ENTRY | odd | {"process_group": (str(n), "group")} for n in range(64)]
@@ -113,16 +113,16 @@ def test_much_is_cut_to_what_a_message_holds(tmp_path: Path) -> None:
         assert len(encode({"groups": groups})) <= MAX_REPORTED + 20
         return groups
 
-    groups = told(members=2, sizes=2)
+    groups = reported(members=2, sizes=2)
     assert [group["ranks"] for group in groups] == [[0, 1]] * 64
     assert not any(call["frames"] for group in groups for call in group["calls"])
-    groups = told(members=10_000, sizes=2)
+    groups = reported(members=10_000, sizes=2)
     assert [group["ranks"] for group in groups] == [[]] * 64
-    groups = told(members=2, sizes=20_000)
+    groups = reported(members=2, sizes=20_000)
     assert 0 < len(groups) < 64
 
 
-def test_what_was_there_before_is_not_told(tmp_path: Path) -> None:
+def test_dumps_of_an_earlier_run_are_not_reported(tmp_path: Path) -> None:
     path = tmp_path / "nccl-trace-1"
     path.write_bytes(pickle.dumps(dump()))
     flights = recorders(tmp_path)
@@ -132,7 +132,7 @@ def test_what_was_there_before_is_not_told(tmp_path: Path) -> None:
     assert (rank, group["calls"][0]["seq"]) == (1, 10**6)
 
 
-def test_nothing_that_a_dump_says_is_done(tmp_path: Path) -> None:
+def test_a_dump_cannot_call_functions(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[Any, ...]:
             return os.mkdir, (str(tmp_path / "done"),)
@@ -159,7 +159,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_bomb_harms_nobody(tmp_path: Path, bomb: str) -> None:
+def test_a_pickle_bomb_is_contained(tmp_path: Path, bomb: str) -> None:
     flights = recorders(tmp_path)
     (tmp_path / "nccl-trace-0").write_bytes(BOMBS[bomb])
     os.mkfifo(tmp_path / "nccl-trace-2")
@@ -170,22 +170,22 @@ def test_a_bomb_harms_nobody(tmp_path: Path, bomb: str) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20  # in KiB
 
 
-def test_a_rank_is_asked_through_its_pipe(tmp_path: Path) -> None:
+def test_a_dump_is_requested_through_the_ranks_pipe(tmp_path: Path) -> None:
     flights = recorders(tmp_path)
     assert not flights.request_dump(3)
     os.mkfifo(tmp_path / "nccl-ask-3.pipe")
-    assert not flights.request_dump(3)  # nobody reads it
-    heard: list[bytes] = []
+    assert not flights.request_dump(3)  # it has no reader
+    requests: list[bytes] = []
     reading = os.open(tmp_path / "nccl-ask-3.pipe", os.O_RDONLY | os.O_NONBLOCK)
     assert flights.request_dump(3)
-    reader = threading.Thread(target=lambda: heard.append(os.read(reading, 9)))
+    reader = threading.Thread(target=lambda: requests.append(os.read(reading, 9)))
     reader.start()
     reader.join(HANG)
     os.close(reading)
-    assert heard == [b"1"]
+    assert requests == [b"1"]
 
 
-def test_what_the_setup_lines_have_chosen_stays(tmp_path: Path) -> None:
+def test_variables_of_the_setup_lines_take_precedence(tmp_path: Path) -> None:
     chosen = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", FILES[1].decode(): "own-", PIPES.decode(): ""}
     environment = recorded(tmp_path, **chosen)
     assert environment == {

@@ -1,4 +1,4 @@
-"""Whatever a worker puts into its run's folder, the relay reads on and the job can be stopped."""
+"""The relay continues and the job can be stopped, whatever a worker writes to the run's folder."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ THINGS = {
 
 
 @pytest.mark.parametrize("thing", THINGS)
-def test_nothing_in_the_folder_stops_the_relay(host: Node, thing: str) -> None:
+def test_no_file_in_the_folder_stops_the_relay(host: Node, thing: str) -> None:
     source = f"""
 import os, time
 os.chdir(os.environ["DTRAIN_RUN_DIR"])
@@ -78,7 +78,7 @@ time.sleep(600)
     host.until_nothing_runs()
 
 
-def test_a_worker_that_replaces_every_file(host: Node) -> None:
+def test_a_worker_may_replace_every_file(host: Node) -> None:
     source = """
 import os
 os.chdir(os.environ["DTRAIN_RUN_DIR"])
@@ -108,7 +108,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_job_goes_on_without_the_supervisors_files(host: Node, change: str) -> None:
+def test_a_job_continues_without_the_supervisors_files(host: Node, change: str) -> None:
     source = f"""
 import os
 folder = os.getcwd()
@@ -155,7 +155,7 @@ def test_a_removed_run_folder_does_not_hide_the_job(host: Node) -> None:
         (": > events", "is too short"),
     ],
 )
-def test_a_lost_end_is_blamed_on_who_removed_it(host: Node, change: str, wrong: str) -> None:
+def test_a_removed_events_file_explains_a_lost_end(host: Node, change: str, wrong: str) -> None:
     os.mkfifo(host.workdir / "go")
     agent = host.start(host.shell("echo ready; exec cat go"))
     agent.until(lambda: agent.text("worker-0.out") == "ready\n")
@@ -171,7 +171,7 @@ def test_a_lost_end_is_blamed_on_who_removed_it(host: Node, change: str, wrong: 
     assert "$DTRAIN_RUN_DIR" in lost["hint"]
 
 
-def test_an_overwritten_end_is_blamed_on_who_overwrote_it(host: Node) -> None:
+def test_an_overwritten_events_file_explains_a_lost_end(host: Node) -> None:
     os.mkfifo(host.workdir / "go")
     agent = host.start(host.shell("echo ready; exec cat go"))
     agent.until(lambda: agent.text("worker-0.out") == "ready\n")
@@ -187,7 +187,7 @@ def test_an_overwritten_end_is_blamed_on_who_overwrote_it(host: Node) -> None:
 def test_a_stop_continues_a_stopped_supervisor(host: Node) -> None:
     agent = host.start(host.shell("while :; do kill -STOP $PPID; done"))
     (supervisor,) = host.processes("dtrain-supervisor")
-    # The state follows the name, which stands in parentheses.
+    # The state follows the name, which is in parentheses.
     stat = Path(f"/proc/{supervisor}/stat")
     wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
     agent.command("stop", grace=0.0)
@@ -224,7 +224,7 @@ def test_a_supervisor_that_cannot_be_continued_is_killed(host: Node) -> None:
     host.until_nothing_runs()
 
 
-def test_an_ended_worker_that_a_debugger_holds_does_not_keep_the_run(host: Node) -> None:
+def test_an_ended_worker_held_by_a_debugger_does_not_keep_the_run(host: Node) -> None:
     source = program("agent").replace(b"PATIENCE = 10.0", b"PATIENCE = 0.5")
     agent = host.agent(source=source)
     host.launch(host.shell("exec sleep 600"), agent=agent)
@@ -266,7 +266,7 @@ def test_a_damaged_record_does_not_hide_the_supervisor(host: Node) -> None:
     host.until_nothing_runs()
 
 
-def test_ranks_that_cannot_be_are_ignored(host: Node) -> None:
+def test_impossible_ranks_are_ignored(host: Node) -> None:
     """A fake torchrun of ranks 2 and 3; its folders, environments and summary name others."""
     script = """
 place=$PET_LOG_DIR/x/attempt_0
@@ -282,7 +282,7 @@ cat go; exit 1
     process = host.shell(script, role="torchrun", rank=None, ranks=2)
     agent = host.start(process, world_size=4)
     agent.event("rank", rank=2, local_rank=0)
-    agent.event("rank", rank=3, local_rank=1)  # a neighbor's number tells it
+    agent.event("rank", rank=3, local_rank=1)  # it follows from rank 2
     agent.command("stacks", abort=False)
     agent.event("stacks_done")
     (host.workdir / "go").write_text("x")
@@ -306,7 +306,7 @@ def test_the_time_of_an_error_file_has_limits(tmp_path: Path, time: int) -> None
     assert error_report(os.fsencode(path)) == {"message": "m", "traceback": "", "time": None}
 
 
-def test_forged_events_are_passed_over(tmp_path: Path) -> None:
+def test_forged_events_are_ignored(tmp_path: Path) -> None:
     forged = [
         b"[]",
         b"{}",
@@ -338,7 +338,7 @@ def test_forged_events_are_passed_over(tmp_path: Path) -> None:
         {"event": "tensorboard"}, {"event": "tensorboard", "port": 65536},
     ],
 )  # fmt: skip
-def test_what_is_no_report_is_dropped(change: dict[str, Any]) -> None:
+def test_invalid_reports_are_dropped(change: dict[str, Any]) -> None:
     assert report_in(json.dumps({**GOOD, **change}).encode()) is None
 
 
@@ -349,7 +349,7 @@ def test_only_known_fields_are_kept() -> None:
     assert math.isnan(loss["loss"])
 
 
-def test_a_line_that_is_too_long_hides_no_other(tmp_path: Path) -> None:
+def test_a_line_that_is_too_long_does_not_hide_the_next(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.progress"
     path.write_text("x" * MAX_REPORT * 200)
     files = ProgressFiles(os.fsencode(tmp_path), {}, False)
@@ -381,8 +381,8 @@ def test_another_users_file_is_not_read(tmp_path: Path) -> None:
             open_regular(os.fsencode(path))
 
 
-def test_no_text_breaks_a_reader_of_files(tmp_path: Path) -> None:
-    """Mutations of what stands in these files, with a fixed seed."""
+def test_random_contents_break_no_reader(tmp_path: Path) -> None:
+    """Mutations of the contents of these files, with a fixed seed."""
     chance = random.Random(10)
     record = {"pid": 1, "start": 2, "machine": "m", "folder": "/f", "socket": "\0s"}
     started = {"event": "started", "time": 1.0, "role": "worker", "index": 0, "rank": 0, "pid": 1}

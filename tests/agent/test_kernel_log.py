@@ -1,4 +1,4 @@
-"""What the agent takes from the kernel's log."""
+"""The agent reads the kernel's log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def texts(log: KernelLog) -> list[str]:
     return [text for _, text in log.read()]
 
 
-def test_only_what_is_new_and_matters(tmp_path: Path) -> None:
+def test_only_new_and_relevant_lines_are_read(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     path.write_text(f"3,1,1000,-;{XID} (long ago)\n")
     log = KernelLog(str(path))
@@ -28,7 +28,7 @@ def test_only_what_is_new_and_matters(tmp_path: Path) -> None:
     assert log.read() == []
 
 
-def test_a_record_bears_the_time_at_which_it_was_written(tmp_path: Path) -> None:
+def test_a_record_has_the_time_at_which_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     path.touch()
     log = KernelLog(str(path))
@@ -37,7 +37,7 @@ def test_a_record_bears_the_time_at_which_it_was_written(tmp_path: Path) -> None
     assert time.time() - 110 < then < time.time() - 90
 
 
-def test_the_latest_of_many_are_told(tmp_path: Path) -> None:
+def test_only_the_latest_lines_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     path.touch()
     log = KernelLog(str(path))
@@ -45,7 +45,7 @@ def test_the_latest_of_many_are_told(tmp_path: Path) -> None:
     assert texts(log) == [f"{XID} ({n})" for n in range(60 - MAX_LINES, 60)]
 
 
-def test_systemd_is_asked_where_the_kernel_does_not_tell(
+def test_journalctl_is_used_if_the_kernel_log_is_unreadable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = tmp_path / "journal"
@@ -65,11 +65,11 @@ def test_systemd_is_asked_where_the_kernel_does_not_tell(
     lines += [f"1700000001.5 gpu01 kernel: {XID}"]
     journal.write_text("\n".join(lines) + "\n")
     (tmp_path / "slow").touch()
-    assert log.read() == []  # an answer that is late once may come in time the next time
+    assert log.read() == []  # too slow once; the next call may be in time
     assert log.read() == [(1700000000.000002, f"{XID} (again)"), (1700000001.5, XID)]
     assert log.read() == []
 
 
-def test_nobody_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_log_gives_no_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert KernelLog(str(tmp_path / "none")).read() == []

@@ -1,4 +1,4 @@
-"""Ending a run ends all of it, whatever it did to get away, and nothing else."""
+"""Ending a run ends all of its processes, however they try to escape, and no others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dtrain.node.programs import boot_command, program
 from dtrain.node.protocol import encode_command
 from support.node import Node, wait_until
 
-# Each says how it got away by creating `ready`, with only shell built-ins and Python at hand.
+# Each creates `ready` once it has escaped.
 READY = "import os,signal,sys,time\ndef ready(name='ready'): open(name,'w').close()\n"
 
-# Ends in a process that only its forged tag tells from a run of its own.
+# Ends in a process with the forged tag of another run.
 FORGED = """
 def forge(folder):
     if os.fork() == 0:
@@ -90,7 +90,7 @@ while True:
         children.add(pid)
     children.discard(os.wait()[0])
 """,
-    # Never the same process for long, and always in a session of its own.
+    # Forks into a new process and session every few milliseconds.
     "runs from process to process": """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if os.fork() == 0:
@@ -106,9 +106,9 @@ time.sleep(600)
 
 @pytest.mark.parametrize("way", ["stop", "kill"])
 @pytest.mark.parametrize("escape", ESCAPES)
-def test_nothing_escapes(host: Node, escape: str, way: str) -> None:
+def test_no_process_escapes(host: Node, escape: str, way: str) -> None:
     source = READY + ESCAPES[escape].replace("MARK", repr(host.mark))
-    # Another worker keeps the run going where the first one dies of its own.
+    # Another worker keeps the run alive if the first one exits.
     agent = host.start(host.code(source, 0), host.shell("exec sleep 600", 1))
     wait_until((host.workdir / "ready").exists)
     agent.command(way, grace=0.2)
@@ -118,7 +118,7 @@ def test_nothing_escapes(host: Node, escape: str, way: str) -> None:
     assert host.processes() == {}
 
 
-def test_processes_are_asked_before_they_are_killed(host: Node) -> None:
+def test_processes_get_sigterm_before_sigkill(host: Node) -> None:
     polite = "trap 'echo asked; exit 7' TERM; echo ready; while :; do sleep 0.05; done"
     agent = host.start(host.shell(polite, 0), host.shell(polite, 1))
     agent.until(lambda: agent.text("worker-0.out") and agent.text("worker-1.out"))
@@ -131,7 +131,7 @@ def test_processes_are_asked_before_they_are_killed(host: Node) -> None:
     assert agent.text("worker-0.out") == "ready\nasked\n"
 
 
-def test_a_stop_can_be_cut_short(host: Node) -> None:
+def test_a_kill_shortens_a_stop(host: Node) -> None:
     agent = host.start(host.shell("trap '' TERM; echo ready; while :; do sleep 1; done"))
     agent.until(lambda: agent.text("worker-0.out"))
     agent.command("stop", grace=600)
@@ -142,14 +142,14 @@ def test_a_stop_can_be_cut_short(host: Node) -> None:
     assert host.processes() == {}
 
 
-def test_what_workers_leave_behind_is_ended_with_the_last_of_them(host: Node) -> None:
+def test_leftovers_of_workers_are_ended_with_the_last_worker(host: Node) -> None:
     agent = host.start(host.shell("setsid sleep 600 & setsid sleep 600 & exit 0"))
     agent.wait()
     assert [event["event"] for event in agent.events] == ["started", "exited", "ended"]
     assert host.processes() == {}
 
 
-def test_what_setup_leaves_running_is_ended_too(host: Node) -> None:
+def test_leftovers_of_setup_are_ended(host: Node) -> None:
     agent = host.start(host.shell("exit 0"), setup=["setsid sleep 600 &", "sleep 600 &"])
     agent.wait()
     assert host.processes() == {}
@@ -172,7 +172,7 @@ def test_another_run_is_not_touched(host: Node) -> None:
     assert host.processes() == {}
 
 
-def test_a_process_of_the_user_that_looks_alike_is_not_touched(host: Node) -> None:
+def test_a_process_with_a_similar_tag_is_not_touched(host: Node) -> None:
     tag = {"DTRAIN_RUN_ID": "run", "DTRAIN_HOST": "node0", "DTRAIN_RUN_DIR": str(host.folder())}
     for environment in (
         {"DTRAIN_RUN_ID": "run"},
@@ -216,9 +216,9 @@ def test_a_child_without_the_whole_tag_is_still_a_child(host: Node) -> None:
     assert host.processes() == {}
 
 
-def test_a_run_inside_a_run_belongs_to_itself(host: Node) -> None:
-    """The inner launcher and relay are the outer worker's; the inner job is not."""
-    # A process with a cleared environment must not be taken for the outer run's either.
+def test_a_run_inside_a_run_is_not_touched(host: Node) -> None:
+    """The inner launcher and relay belong to the outer run; the inner job does not."""
+    # Nor does a process of the inner job with a cleared environment.
     hidden = f"env -i setsid bash -c 'while :; do sleep 1; done' {host.mark} &"
     inner = host.shell(hidden + " echo > inner-ready; wait")
     request = host.request(inner, run="inner", on_disconnect="keep")
@@ -253,7 +253,7 @@ while relay.stdout.read1(4096): pass
     host.until_nothing_runs()
 
 
-def test_the_supervisor_stops_the_job_when_it_is_asked_to_end(host: Node) -> None:
+def test_sigterm_to_the_supervisor_stops_the_job(host: Node) -> None:
     agent = host.start(host.shell("trap 'exit 5' TERM; echo ready; while :; do sleep 0.05; done"))
     agent.until(lambda: agent.text("worker-0.out"))
     os.kill(supervisor_pid(host), signal.SIGTERM)
@@ -263,7 +263,7 @@ def test_the_supervisor_stops_the_job_when_it_is_asked_to_end(host: Node) -> Non
     assert host.processes() == {}
 
 
-def test_a_killed_supervisor_takes_everything_along(host: Node) -> None:
+def test_the_job_ends_with_a_killed_supervisor(host: Node) -> None:
     agent = host.start(
         host.shell("setsid sleep 600 & trap '' TERM; echo ready; while :; do sleep 1; done"),
         host.code(READY + ESCAPES["runs from process to process"], 1),
@@ -279,7 +279,7 @@ def test_a_killed_supervisor_takes_everything_along(host: Node) -> None:
     assert host.processes() == {}
 
 
-def test_a_supervisor_that_nobody_watched_die_is_found_lost(host: Node) -> None:
+def test_a_supervisor_killed_without_a_relay_is_reported_lost(host: Node) -> None:
     agent = host.start(host.shell("setsid sleep 600 & echo ready; wait"))
     agent.until(lambda: agent.text("worker-0.out"))
     agent.kill()

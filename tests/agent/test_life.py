@@ -1,4 +1,4 @@
-"""What a job gets from the host that it runs on, and what is told about its end."""
+"""The environment of a job on its host, and the report of its end."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_arguments_and_environment_arrive_byte_for_byte(host: Node, locale: str)
     assert dump["stdin"] == "/dev/null"
     assert dump["fds"] == [0, 1, 2, 3]  # the last one lists the folder
     status = dict(line.split(":\t", 1) for line in dump["status"].splitlines() if ":\t" in line)
-    # Python itself ignores PIPE and XFSZ; the agent leaves nothing blocked or ignored besides.
+    # Python itself ignores PIPE and XFSZ; the agent blocks and ignores no other signal.
     ignored = {n for n in range(1, 32) if int(status["SigIgn"], 16) >> (n - 1) & 1}
     assert ignored == {signal.SIGPIPE, signal.SIGXFSZ}
     assert int(status["SigBlk"], 16) == 0
@@ -153,7 +153,7 @@ def test_setup_is_inherited(host: Node) -> None:
         setup=[". ./env.sh", *setup[:4], *setup[5:]],
     )
     agent.wait()
-    # Descriptors 0 to 2, that of the listing itself, and the total.
+    # Descriptors 0 to 2, the descriptor of the listing itself, and the total.
     assert agent.text("worker-0.out").split() == ["321", "0027", "/nowhere", "yes", "5"]
     assert stat.S_IMODE((host.workdir / "file").stat().st_mode) == 0o640
 
@@ -200,7 +200,7 @@ def test_an_argument_that_no_program_can_be_given(host: Node) -> None:
     agent.wait()
 
 
-def test_a_folder_that_went_away(host: Node) -> None:
+def test_a_workdir_removed_before_the_start(host: Node) -> None:
     agent = host.launch(host.shell("exit"))
     agent.expect("prepared")
     host.workdir.rmdir()
@@ -236,12 +236,12 @@ def test_a_signal_is_named(host: Node) -> None:
         (None, "{ not JSON", ""),
     ],
 )
-def test_what_a_worker_said_about_its_failure(
+def test_the_error_file_of_a_worker_is_reported(
     host: Node, written: object, message: str, traceback: str
 ) -> None:
     text = "{ not JSON" if written is None else json.dumps(written)
-    (host.workdir / "said").write_text(text)
-    agent = host.start(host.shell('cat said > "$TORCHELASTIC_ERROR_FILE"; exit 1'))
+    (host.workdir / "error").write_text(text)
+    agent = host.start(host.shell('cat error > "$TORCHELASTIC_ERROR_FILE"; exit 1'))
     error = agent.event("exited")["error"]
     assert (error["message"], error["traceback"]) == (message, traceback)
     if "1700000000" in text:
@@ -249,7 +249,7 @@ def test_what_a_worker_said_about_its_failure(
     agent.wait()
 
 
-def test_services_run_until_they_are_told(host: Node) -> None:
+def test_services_run_until_they_are_stopped(host: Node) -> None:
     agent = host.start(
         host.shell("exec sleep 600", role="ps", rank=None, service=True), host.shell("exit 0", 0)
     )
@@ -262,7 +262,7 @@ def test_services_run_until_they_are_told(host: Node) -> None:
     agent.wait()
 
 
-def test_a_job_that_nobody_watches_is_stopped(host: Node) -> None:
+def test_a_job_without_a_launcher_is_stopped(host: Node) -> None:
     agent = host.start(
         host.shell("trap 'echo asked; exit' TERM; while :; do sleep 0.05; done"), lease=0.5
     )
@@ -272,7 +272,7 @@ def test_a_job_that_nobody_watches_is_stopped(host: Node) -> None:
     assert host.processes() == {}
 
 
-def test_a_job_that_is_to_be_kept_is_kept(host: Node) -> None:
+def test_on_disconnect_keep_keeps_the_job(host: Node) -> None:
     agent = host.start(
         host.shell("until test -e go; do sleep 0.05; done"), lease=0.1, on_disconnect="keep"
     )
@@ -308,7 +308,7 @@ def test_a_home_relative_job(host: Node) -> None:
     assert agent.text("worker-0.out") == "~/x\n"
 
 
-def test_an_idle_supervisor_and_relay_rest(host: Node) -> None:
+def test_an_idle_supervisor_and_relay_use_no_cpu(host: Node) -> None:
     agent = host.start(host.shell("exec sleep 600"))
     agent.event("started")
     (supervisor,) = host.processes("dtrain-supervisor")

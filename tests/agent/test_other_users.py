@@ -1,4 +1,4 @@
-"""Another user of the host prepares the folders of a run, and gets nothing by it."""
+"""Another user of the host who prepares the folders of a run gains nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_run_below_a_sticky_folder(shared: Node) -> None:
 
 @pytest.mark.parametrize("name", ["nodes", "nodes/run"])
 @pytest.mark.parametrize("mode", [0o777, 0o755])
-def test_folders_that_another_user_made(shared: Node, name: str, mode: int) -> None:
+def test_folders_that_another_user_created(shared: Node, name: str, mode: int) -> None:
     if name != "nodes":
         (shared.run_dir / "nodes").mkdir(0o700)
     planted = folder_of(MALLORY, shared.run_dir / name, mode)
@@ -99,7 +99,7 @@ def test_a_workdir_and_a_script_that_others_can_change(host: Node) -> None:
     assert not ran.exists()
 
 
-def test_a_script_that_setup_made(host: Node) -> None:
+def test_a_script_that_setup_created(host: Node) -> None:
     setup = ["umask 0; touch train.py"]
     agent = host.launch(host.shell("exit"), script="train.py", setup=setup)
     refused(host, agent, "train.py", "mode 0666")
@@ -107,7 +107,7 @@ def test_a_script_that_setup_made(host: Node) -> None:
 
 
 def test_a_script_that_comes_and_goes(host: Node) -> None:
-    """Another user renames it between two looks at it: that it is missing proves nothing."""
+    """Another user may rename it between two checks, so a missing script is not safe."""
     theirs = folder_of(MALLORY, host.workdir / "theirs", 0o755)
     agent = host.launch(host.shell("exit"), script="theirs/train.py")
     refused(host, agent, str(theirs), "belongs to bin")
@@ -125,7 +125,7 @@ def test_a_script_above_the_target_of_a_link(host: Node, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("what", ["fifo", "link", "theirs", "writable"])
 def test_a_record_that_another_user_left(host: Node, tmp_path: Path, what: str) -> None:
-    """It tells a relay where the supervisor is."""
+    """A relay would connect to the socket in it."""
     host.folder().mkdir(parents=True)
     record = host.folder() / "supervisor"
     match what:
@@ -142,13 +142,13 @@ def test_a_record_that_another_user_left(host: Node, tmp_path: Path, what: str) 
     refused(host, host.attach(), str(record))
 
 
-def test_a_group_that_is_not_there(host: Node) -> None:
+def test_a_group_that_does_not_exist(host: Node) -> None:
     agent = host.launch(host.shell("exit"), trust_group="no-such-group")
     assert "cluster.trust_group" in refused(host, agent, "no-such-group is not a group")
 
 
 def test_a_team_shares_a_run_folder() -> None:
-    """Each member has a folder of their own in it. Others, and former members, have none."""
+    """Each member has a private folder in it. Other users and former members have none."""
     team_group = MALLORY.pw_gid
     with tempfile.TemporaryDirectory() as folder:
         land = Path(folder)
@@ -176,8 +176,8 @@ def test_a_team_shares_a_run_folder() -> None:
         assert found == {"one": (0o700, "bin"), "two": (0o700, "daemon")}
         assert nodes.stat().st_mode & 0o7777 == 0o2770
         with acting_as(VICTIM), pytest.raises(UnsafeError, match="does not belong to"):
-            make("four", "bin")  # a member no more
-        # What a stranger's access list entry allows is no part of the team.
+            make("four", "bin")  # no longer a member
+        # An access list entry does not make another user a member of the team.
         entries = [(1, 7, -1), (2, 7, 54321), (4, 7, -1), (16, 7, -1), (32, 0, -1)]
         data = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
         try:

@@ -1,4 +1,4 @@
-"""A host on which the job cannot start says why and what to do, and keeps nothing of it."""
+"""A host that refuses a job reports the reason and a remedy, and keeps no files of it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_an_interpreter_that_is_not_on_path(host: Node) -> None:
     assert "cluster.python" in body["hint"]
 
 
-def test_an_interpreter_that_is_not_where_it_should_be(host: Node) -> None:
+def test_an_interpreter_that_does_not_exist(host: Node) -> None:
     body = refusal(host, host.launch(host.process(["/x/python"]), python="/x/python"))
     assert (body["what"], body["reason"]) == ("python", "python /x/python not found on this host")
 
@@ -113,7 +113,7 @@ def test_a_port_that_a_process_listens_on(host: Node, address: str) -> None:
 
 
 def test_a_port_of_another_run(host: Node) -> None:
-    """Reserved from the preparation on, and also while no worker listens yet."""
+    """Reserved as soon as the run is prepared, even while no worker listens."""
     port = free_port()
     first = host.launch(host.shell("exit"), run="first", ports=[port])
     first.expect("prepared")
@@ -144,7 +144,7 @@ def test_closed_connections_of_an_earlier_job_do_not_keep_a_port(host: Node) -> 
         port = server.getsockname()[1]
         client = socket.create_connection(("127.0.0.1", port))
         accepted, _ = server.accept()
-        accepted.close()  # whoever closes first keeps the port in TIME_WAIT
+        accepted.close()  # the side that closes first keeps the port in TIME_WAIT
         assert client.recv(1) == b""
         client.close()
     host.launch(host.shell("exit"), ports=[port]).expect("prepared")
@@ -152,7 +152,7 @@ def test_closed_connections_of_an_earlier_job_do_not_keep_a_port(host: Node) -> 
 
 @pytest.fixture
 def stranger() -> Iterator[Callable[[str], None]]:
-    """Runs Python code as another user: until it has printed a line, and then to the test's end."""
+    """Runs Python code as another user until the test ends. Returns once the code has run."""
     nobody = pwd.getpwnam("nobody")
     become_nobody = f"import os, socket; os.setgid({nobody.pw_gid}); os.setuid({nobody.pw_uid})"
     with contextlib.ExitStack() as processes:
@@ -250,8 +250,8 @@ def test_a_read_only_disk(host: Node, small_disk: Path) -> None:
     assert body["reason"].endswith("the file system is read-only")
 
 
-def test_a_folder_that_may_not_be_made(host: Node) -> None:
-    """Where even root may not."""
+def test_a_folder_that_cannot_be_created(host: Node) -> None:
+    """Not even by root."""
     body = host.launch(host.shell("exit"), run_dir="/sys/dtrain").expect("refused")
     assert body["what"] == "permission"
     assert "cluster.run_dir" in body["hint"]
@@ -263,14 +263,14 @@ def test_a_launcher_of_another_version(host: Node) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", ""])
-def test_names_that_would_leave_the_run_folder(host: Node, name: str) -> None:
+def test_names_that_lead_out_of_the_run_folder(host: Node, name: str) -> None:
     assert refusal(host, host.launch(host.shell("exit"), host=name))["what"] == "agent"
     with node(host.python) as other:
         agent = other.launch(other.shell("exit"), agent=other.agent("x"), run=name)
         assert refusal(other, agent)["what"] == "agent"
 
 
-def test_attaching_to_a_run_that_never_was(host: Node) -> None:
+def test_attaching_to_a_run_that_does_not_exist(host: Node) -> None:
     body = refusal(host, host.attach("nothing"))
     assert (body["what"], body["reason"]) == (
         "gone",

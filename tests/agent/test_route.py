@@ -1,4 +1,4 @@
-"""A worker is told the interface by which its host reaches the others."""
+"""A worker gets the network interface through which its host reaches the first host."""
 
 from __future__ import annotations
 
@@ -48,18 +48,20 @@ print(*map(find, targets))
         ("no such host", "none"),
         ("host" * 30, "none"),  # longer than a label may be
         ("nul\0", "none"),
-        ("255.255.255.255", "none"),  # may not be connected to
+        ("255.255.255.255", "none"),  # a broadcast address cannot be connected to
     ],
 )
-def test_the_interface_is_found_or_nothing_is_said(host: Node, target: str, name: str) -> None:
+def test_the_interface_is_found_or_the_variable_is_unset(
+    host: Node, target: str, name: str
+) -> None:
     job = host.start(host.shell(SHOW), node_variables=route(target))
     job.wait()
     assert job.text("worker-0.out") == f"{name}\n"
 
 
 @pytest.mark.netns
-def test_it_is_the_one_that_leads_there(python: str, tmp_path: Path) -> None:
-    """In a network namespace of its own, from which nothing leads out."""
+def test_the_interface_is_the_one_on_the_route(python: str, tmp_path: Path) -> None:
+    """In its own network namespace, which has no route out."""
     for name, text in modules("agent").items():
         file = tmp_path / file_of(name)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +71,7 @@ def test_it_is_the_one_that_leads_there(python: str, tmp_path: Path) -> None:
     assert done.stdout.split() == ["b'left'", "b'left'", "b'left'", "b'lo'", "None"]
 
 
-def test_what_the_request_or_setup_says_wins(host: Node) -> None:
+def test_the_request_and_setup_take_precedence(host: Node) -> None:
     job = host.start(
         host.shell(SHOW),
         host.shell(SHOW, 1, environment={"GLOO_SOCKET_IFNAME": "own"}),

@@ -1,4 +1,4 @@
-"""What workers get of `dtrain.runtime`, and what they say through it."""
+"""Workers get `dtrain.runtime`, and the relay sends their reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP = (
 )
 
 
-def test_workers_import_the_runtime_that_came_with_the_launch(host: Node) -> None:
+def test_workers_import_the_shipped_runtime(host: Node) -> None:
     # The tests' own Python: the runtime needs 3.10, which the agent does not.
     code = "import sys, dtrain.runtime as r; print(r.__file__); r.progress(7); print(sys.path[2])"
     worker = host.process([sys.executable, "-S", "-c", code])
@@ -28,11 +28,11 @@ def test_workers_import_the_runtime_that_came_with_the_launch(host: Node) -> Non
         "/my/own",
     ]
     assert archive.stat().st_mode & 0o777 == 0o600
-    (said,) = [body for body in agent.messages if body["type"] == "progress"]
-    assert (said["name"], said["said"]["step"]) == ("worker-0.progress", 7)
+    (report,) = [body for body in agent.messages if body["type"] == "progress"]
+    assert (report["name"], report["said"]["step"]) == ("worker-0.progress", 7)
 
 
-def test_an_installed_dtrain_is_still_found(tmp_path: Path) -> None:
+def test_an_installed_dtrain_can_still_be_imported(tmp_path: Path) -> None:
     archive = tmp_path / "runtime.zip"
     archive.write_bytes(base64.b64decode(runtime_archive()))
     code = "import dtrain.runtime as r, dtrain.spec.load as s; print(r.__file__); print(s.__file__)"
@@ -60,7 +60,7 @@ def test_no_report_is_sent_twice_or_lost_when_the_relay_is_replaced(host: Node) 
     assert _steps(second.messages) == [3, 4]
 
 
-def test_what_is_no_report_harms_nothing(host: Node) -> None:
+def test_invalid_lines_are_ignored(host: Node) -> None:
     noise = 'printf "no json\\n{\\"event\\"" >> "$DTRAIN_RUN_DIR/rank-0.progress"'
     agent = host.start(host.shell("; ".join([STEP % 1, noise])))
     agent.expect("bye")

@@ -1,4 +1,4 @@
-"""A supervisor that somebody has stopped with SIGSTOP, and that takes no more connections."""
+"""A supervisor that is stopped with SIGSTOP and accepts no more connections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.node import Node
 
 
 def stop_and_fill(host: Node, stack: ExitStack) -> int:
-    """Stop the supervisor and fill the queue of those that wait for it; its process id."""
+    """Stop the supervisor and fill the queue of its socket. Returns its process id."""
     record = json.loads((host.folder() / "supervisor").read_text())
     pid: int = record["pid"]
     os.kill(pid, signal.SIGSTOP)
@@ -26,7 +26,7 @@ def stop_and_fill(host: Node, stack: ExitStack) -> int:
     return pid
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["goes on", "is stopped"])
+@pytest.mark.parametrize("stopped", [False, True], ids=["continues", "is stopped"])
 def test_a_relay_waits_for_a_stopped_supervisor(host: Node, *, stopped: bool) -> None:
     agent = host.start(
         host.shell("until test -e go; do sleep 0.05; done"), on_disconnect="keep", grace=0.1

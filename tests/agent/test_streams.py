@@ -1,4 +1,4 @@
-"""Every byte that a worker writes arrives, once and in order, however badly it is read."""
+"""Every byte of output arrives once and in order, however slowly it is read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_four_workers_are_copied_byte_for_byte(host: Node) -> None:
             assert (host.folder() / f"worker-{me}.{fd}").read_bytes() == wanted
 
 
-def test_a_reader_that_sleeps_holds_up_nothing_but_itself(host: Node) -> None:
+def test_a_slow_reader_delays_only_its_relay(host: Node) -> None:
     agent = host.start(
         host.shell(
             "head -c 8000000 /dev/zero; echo > wrote; trap 'exit 3' TERM; "
@@ -53,7 +53,7 @@ def test_a_reader_that_sleeps_holds_up_nothing_but_itself(host: Node) -> None:
     assert bytes(agent.output["worker-0.out"]) == b"\0" * 8000000
 
 
-def test_a_killed_relay_harms_nothing_and_the_next_one_goes_on(host: Node) -> None:
+def test_the_next_relay_continues_after_a_killed_one(host: Node) -> None:
     write = "until test -e go; do sleep 0.02; done; for n in $(seq 5000); do echo line $n; done"
     agent = host.start(host.shell(f"seq 1000; echo first half; {write}"))
     agent.until(lambda: b"first half" in agent.output.get("worker-0.out", b""))
@@ -78,7 +78,7 @@ def test_a_killed_relay_harms_nothing_and_the_next_one_goes_on(host: Node) -> No
     ]
 
 
-def test_two_relays_see_the_same_and_both_are_obeyed(host: Node) -> None:
+def test_two_relays_see_the_same_and_both_can_command(host: Node) -> None:
     agent = host.start(host.shell("echo ready; exec sleep 600"))
     agent.until(lambda: agent.text("worker-0.out"))
     second = host.attach()
@@ -105,7 +105,7 @@ def test_a_run_that_is_over_can_still_be_read(host: Node) -> None:
     assert third.begin == {}
 
 
-def test_events_alone_can_be_had(host: Node) -> None:
+def test_attaching_to_events_only(host: Node) -> None:
     agent = host.start(host.shell("echo hello; exit 4"))
     agent.wait()
     second = host.attach(outputs=False)
@@ -115,7 +115,7 @@ def test_events_alone_can_be_had(host: Node) -> None:
     assert second.output == {}
 
 
-def test_a_reader_that_went_away_ends_the_relay_alone(host: Node) -> None:
+def test_a_disconnected_reader_ends_only_the_relay(host: Node) -> None:
     agent = host.start(host.shell("echo ready; exec sleep 600"))
     agent.until(lambda: agent.text("worker-0.out"))
     agent.close_stdin()
@@ -126,8 +126,8 @@ def test_a_reader_that_went_away_ends_the_relay_alone(host: Node) -> None:
     second.expect("bye")
 
 
-def test_a_relay_ends_when_its_reader_has_gone_without_a_word(host: Node) -> None:
-    """No good-bye comes where a machine loses power; and the relay may be waiting to write."""
+def test_a_relay_ends_if_its_launcher_is_silent(host: Node) -> None:
+    """A launcher that loses power does not disconnect, and the relay may block in a write."""
     impatient = program("agent").replace(b"ALONE = 60", b"ALONE = 1")
     assert impatient != program("agent")
     flood = host.shell("echo ready; while :; do printf %099999d 1; sleep 0.05; done")
@@ -143,7 +143,7 @@ def test_a_relay_ends_when_its_reader_has_gone_without_a_word(host: Node) -> Non
     second.expect("bye")
 
 
-def test_events_are_lines_after_which_comes_nothing_but_zeros(host: Node) -> None:
+def test_zeros_follow_the_last_event(host: Node) -> None:
     agent = host.start(host.shell("exit"))
     agent.wait()
     data = (host.folder() / "events").read_bytes()

@@ -1,4 +1,4 @@
-"""Ranks that torchrun starts have streams of their own, and failures of their own."""
+"""The ranks of a torchrun have separate streams and failures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.node import Node
 
 pytestmark = pytest.mark.torch
 
-# Ranks need not import torch to be ranks; `record` is what writes error files.
+# Ranks need not import torch; `record` writes error files.
 SCRIPT = """
 import os, sys
 rank = int(os.environ["RANK"])
@@ -94,7 +94,7 @@ load_batch() if os.environ["RANK"] == "1" else all_reduce()
 
 
 @pytest.mark.parametrize("told_by", ["py-spy", "python itself"])
-def test_each_rank_tells_where_it_is(host: Node, told_by: str, tmp_path: Path) -> None:
+def test_the_stack_of_each_rank_is_reported(host: Node, told_by: str, tmp_path: Path) -> None:
     process = torchrun(host)
     (host.workdir / "script.py").write_text(WAITING)
     if told_by != "py-spy":
@@ -108,9 +108,10 @@ def test_each_rank_tells_where_it_is(host: Node, told_by: str, tmp_path: Path) -
     agent.command("stacks", abort=told_by != "py-spy")
     if told_by == "py-spy":
         agent.until(lambda: any(event["event"] == "stacks_done" for event in agent.events))
-        told = [event for event in agent.events if event["event"] == "stack"]
-        assert {(event["role"], event["index"]) for event in told} == {("worker", 0), ("worker", 1)}
-        stacks = {event["rank"]: event["text"] for event in told}
+        found = [event for event in agent.events if event["event"] == "stack"]
+        workers = {(event["role"], event["index"]) for event in found}
+        assert workers == {("worker", 0), ("worker", 1)}
+        stacks = {event["rank"]: event["text"] for event in found}
         agent.command("kill")
         agent.wait()
     else:

@@ -1,8 +1,8 @@
 """Folders and files that no other user of a machine can change or replace.
 
 The rule: a folder, and each folder above it, belongs to the user or to root, and no other user may
-write to it. A folder above may be sticky, as /tmp is: nobody can rename what belongs to someone
-else there. With `cluster.trust_group`, the members of that group count as the user.
+write to it. A folder above may be sticky, like /tmp: users cannot rename files of
+others there. With `cluster.trust_group`, the members of that group count as the user.
 
 A path is walked from the root, and each component is opened relative to the one before. So the
 checked folder is the one that is used, even if someone renames a folder at the same time.
