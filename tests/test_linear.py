@@ -31,6 +31,7 @@ from dtrain.node.agent.kernel_log import ENTRY, RECORD, TROUBLE
 from dtrain.node.agent.progress import ProgressFiles
 from dtrain.node.agent.wire import PREAMBLE
 from dtrain.node.protocol import FrameDecoder, ProtocolError
+from dtrain.screen import ScreenFramer
 from dtrain.spec.load import parse
 from dtrain.spec.report import SpecError
 from dtrain_cli.views import names
@@ -56,6 +57,10 @@ KINDS: dict[str, str | tuple[str, str]] = {  # what is repeated, perhaps after a
     "CSI parameters": "0;",
     "carriage returns": "\r",
     "redrawn": "a\r",
+    "cursor up": "\x1b[A",
+    "cursor far up": "a\n\x1b[999A",
+    "nested bars": "a\n\rb\x1b[A\r",
+    "long lines, nested": ("x" * 16000 + "\n\x1b[15A", "\n\x1b[A"),
     "long line, redrawn": "x" * 2000 + "\r" + "a\r" * 1000,
     "empty lines": "\n",
     "short lines": "a\n",
@@ -117,6 +122,14 @@ def in_pieces(data: bytes, feed: Callable[[bytes], object]) -> None:
 def framed(text: str) -> None:
     framer = LineFramer()
     framer.feed(text.encode(errors="replace"))
+    assert framer.partial is not None
+    framer.flush()
+
+
+def screened(text: str) -> None:
+    framer = ScreenFramer()
+    framer.feed(b"\x1b[9A")
+    in_pieces(text.encode(errors="replace"), framer.feed)
     assert framer.partial is not None
     framer.flush()
 
@@ -197,6 +210,8 @@ PATHS: dict[str, Callable[[str], object]] = {
     "lines from small pieces": lambda text: in_pieces(
         text.encode(errors="replace"), LineFramer().feed
     ),
+    "redrawn lines": lambda text: ScreenFramer().feed(text.encode(errors="replace")),
+    "redrawn lines from small pieces": screened,
     "last words": lambda text: last_words(text.encode(errors="replace")),
     "last words, uncaught": lambda text: shorten(
         last_words(text.encode(errors="replace"), uncaught=True)

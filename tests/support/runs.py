@@ -73,6 +73,9 @@ class Capture:
             self._pieces.append(piece)
         os.close(self._read)
 
+    def so_far(self) -> str:
+        return b"".join(self._pieces).decode(errors="replace")
+
     def data(self) -> bytes:
         """Everything that was written; closes the writing end."""
         self.stream.close()

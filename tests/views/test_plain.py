@@ -10,7 +10,9 @@ from dtrain.checks.finding import error, warning
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Failure, Report
 from dtrain_cli.views import Filters, make_view
+from dtrain_cli.views.bars import Bars
 from support.limits import HANG
+from support.node import wait_until
 from support.runs import Capture, plan
 
 DONE = Report(ExitCode.OK, "all 4 workers finished", seconds=41, logs="/runs/demo-1")
@@ -246,3 +248,15 @@ def test_a_great_many_warnings_are_counted():
     _, err = shown.finish()
     assert err.count("MiB are free") == 6
     assert "dtrain: 58 more warnings; `dtrain check` shows how to fix them\n" in err
+
+
+def test_the_state_of_a_progress_bar_appears_in_a_pipe(workers, monkeypatch):
+    monkeypatch.setattr(Bars.__init__, "__defaults__", (0.01,))
+    shown = Shown()
+    shown.view.started("demo-1", plan(), "/runs/demo-1")
+    stream = workers.stream("node0", 0)
+    shown.view.output(stream, workers.write(stream, b"\r 10%|#   |\r 50%|##  |"))
+    wait_until(lambda: "[node0 0]  50%|##  |\n" in shown.out.so_far())
+    shown.view.output(stream, workers.write(stream, b"\r100%|####|\n"))
+    out, _ = shown.finish()
+    assert out.endswith("[node0 0] 100%|####|\n")

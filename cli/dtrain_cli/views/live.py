@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dtrain.session.feed import StreamKey
 from dtrain_cli.views import names
+from dtrain_cli.views.bars import Bars
 from dtrain_cli.views.header import BAD, Header
 from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.plain import Plain
@@ -36,6 +38,7 @@ class Live(Plain):
     def __init__(self, out: Outlet, err: Outlet, *, fold: bool, color: tuple[bool, bool]) -> None:
         # If both are one terminal, use one file descriptor, which keeps the order of all output.
         super().__init__(err if out.same_terminal(err) else out, err, fold=fold, color=color)
+        self._bars = Bars(math.inf)  # The header shows them.
         self._header = Header()
         self._began = time.monotonic()
         self._drawn = False

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dtrain.framing import LIMIT, clean, clean_all
 from dtrain.session.feed import StreamKey
 from dtrain_cli.views import names
+from dtrain_cli.views.bars import Bars
 from dtrain_cli.views.folding import LineFolder
 from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.progress import BETWEEN_LINES, ProgressLine
@@ -39,6 +40,7 @@ class Plain:
         self._err = err
         self._color = dict(zip(("stdout", "stderr"), color, strict=True))
         self._folder: LineFolder[tuple[str, str]] | None = LineFolder() if fold else None
+        self._bars: Bars[Stream] = Bars()
         self._buffer: list[tuple[Outlet, str]] = []
         self._widths = (0, 0)
         self._workers = 0
@@ -123,12 +125,13 @@ class Plain:
             self._put("stderr", f"{head} {clean(line)}\n")
 
     def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
+        now = time.monotonic()
+        self._bars.update(now, stream, partial, ended=bool(lines))
         if not lines:
             return
         if self._folder is None:
             self._print(stream.fd, [(stream.host, stream.label)], lines)
             return
-        now = time.monotonic()
         for line in lines:
             self._folder.add(now, (stream.host, stream.label), stream.fd, line)
         self._fold(now)
@@ -140,13 +143,15 @@ class Plain:
             self.notice(self._progress_line.text)
 
     def flush(self, now: float) -> None:
+        for stream, text in self._bars.take(now):
+            self._print(stream.fd, [(stream.host, stream.label)], [text])
         self._fold(now)
         self._write("", "")
 
     def next_flush(self, now: float) -> float | None:
-        if self._folder is None or self._folder.due is None:
-            return None
-        return max(0.0, self._folder.due - now)
+        folded = self._folder.due if self._folder is not None else None
+        due = min((time for time in (folded, self._bars.due) if time is not None), default=None)
+        return None if due is None else max(0.0, due - now)
 
     def suspend(self) -> None:
         self._write("", "")

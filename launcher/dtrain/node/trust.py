@@ -24,8 +24,9 @@ TYPE_CHECKING = False  # importing typing costs as much as importing json
 if TYPE_CHECKING:
     from typing import NoReturn
 
-COMPONENT = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Needs no read permission: the folders above a home folder often allow only search."""
+COMPONENT = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Needs no read permission: the folders above a home folder often allow only search. macOS, on
+which the launcher may run, has no `O_PATH`."""
 CONTROL_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """`O_NONBLOCK`: opening a FIFO must not wait for its other end."""
 ACL_USER, ACL_GROUP_OBJ, ACL_GROUP, ACL_MASK, ACL_WRITE = 2, 4, 8, 16, 2

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from dtrain.framing import LineFramer
 from dtrain.runs.stored_file import open_output
+from dtrain.screen import ScreenFramer
 
 if TYPE_CHECKING:
     from dtrain.checks import Finding
@@ -77,7 +77,7 @@ class _Followed:
     """Position in one stream."""
 
     def __init__(self, stream: Stream, limit: int) -> None:
-        self.framer = LineFramer(limit=limit, whole_in=str(stream.path))
+        self.framer = ScreenFramer(limit=limit, whole_in=str(stream.path))
         self.offset = 0
 
 

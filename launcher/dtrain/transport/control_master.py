@@ -11,6 +11,7 @@ import os
 import socket
 import stat
 import struct
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -113,8 +114,7 @@ class ControlMaster:
         try:
             control.settimeout(HELLO_TIMEOUT)
             control.connect(str(self.path))
-            peer = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            if struct.unpack("3i", peer)[1] != os.getuid():
+            if _peer_user(control) != os.getuid():
                 raise PermissionError(f"{self.path} belongs to a process of another user")
             _send(control, paramiko.Message().add_int(_HELLO).add_int(_VERSION))
             hello = _receive(control)
@@ -132,6 +132,16 @@ def find(endpoint: Endpoint) -> ControlMaster | None:
         return None
     master = ControlMaster(endpoint, endpoint.control_path)
     return master if master.alive else None
+
+
+def _peer_user(control: socket.socket) -> int:
+    """The user id of the process at the other end."""
+    if sys.platform == "linux":
+        peer = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", peer)[1])
+    # struct xucred of macOS and the BSDs begins with its version and the user; SOL_LOCAL is 0.
+    peer = control.getsockopt(0, socket.LOCAL_PEERCRED, 76)
+    return int(struct.unpack_from("=II", peer)[1])
 
 
 def _send(control: socket.socket, message: paramiko.Message) -> None:
