@@ -1,4 +1,4 @@
-"""Turns a request to the planner into a `Question`: a model named in one of four ways, a
+"""Convert a request to the planner into a `Question`: a model given in one of four ways, a
 cluster from options or a cluster file, and defaults for the rest."""
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _T = TypeVar("_T")
 
 USUAL_GPU, USUAL_HOSTS = "a100-80gb", 8
 LARGEST = 10**15
-"""The largest integer that a request may have."""
+"""The largest integer in a request."""
 MAX_FILE = 16 << 20
 """Characters of a model, hardware or calibration file."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What to plan for; None where the cluster file or a default decides.
+    """A request to the planner. None means: from the cluster file, or a default.
 
-    Name the model in one way: ``model_size``, ``model``, ``model_config`` or ``sizes``.
+    Give the model in one way: ``model_size``, ``model``, ``model_config`` or ``sizes``.
     """
 
     file: Path | None = None
@@ -67,14 +67,14 @@ class PlanRequest:
     hardware: Path | None = None
     calibrate: Path | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of a layout that may have only one value."""
+    """Fields of a layout with required values."""
     framework: str | None = None
     backend: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Posed:
-    """A question with what the answer's views need beside it."""
+    """A question, with further values for the answer's views."""
 
     question: Question
     framework: str
@@ -82,13 +82,13 @@ class Posed:
     spec: ClusterFile | None
     hardware: Hardware
     notes: tuple[str, ...]
-    """What was assumed or overruled, for people."""
+    """Assumed and overridden values, for users."""
 
 
 def pose(request: PlanRequest) -> Posed:
-    """The question for the planner in a request.
+    """Return the planner's question for a request.
 
-    Raises UsageError, or SpecError where the cluster file is wrong.
+    Raises UsageError, or SpecError if the cluster file is invalid.
     """
     _check_digits(request)
     spec = _spec(request.file)
@@ -116,7 +116,7 @@ def pose(request: PlanRequest) -> Posed:
 
 
 def written(answer: Answer, text: str | None, spec: ClusterFile | None, *, file: str) -> str:
-    """The cluster file ``text`` with the best layout in it; a new file where ``text`` is None.
+    """Return the cluster file ``text`` with the best layout, or a new file if ``text`` is None.
 
     ``file`` is the name for messages. Raises UsageError if no layout fits, and SpecError if
     ``text`` is not a cluster file.
@@ -126,7 +126,7 @@ def written(answer: Answer, text: str | None, spec: ClusterFile | None, *, file:
     if not answer.fits:
         raise UsageError(
             f"no layout fits, so nothing is written to {file!r}",
-            hint="leave --output out to see what would fit",
+            hint="run without --output to see what would fit",
         )
     layout, training, strategy = _keys(answer, spec)
     if text is not None:
@@ -146,7 +146,7 @@ def written(answer: Answer, text: str | None, spec: ClusterFile | None, *, file:
 
 
 def _check_digits(request: PlanRequest) -> None:
-    """Raise UsageError for an integer that floating-point numbers cannot hold."""
+    """Raise UsageError for an integer too large for floating-point numbers."""
     names = ("vocab", "seq_len", "global_batch", "gpus", "gpus_per_host")
     given = {**{name: getattr(request, name) for name in names}, **request.sizes, **request.fixed}
     for name, value in given.items():
@@ -161,14 +161,14 @@ def _framework(request: PlanRequest, spec: ClusterFile | None) -> str:
     framework = request.framework or (spec.job.framework if spec else "torch")
     if framework not in ("torch", "tensorflow"):
         raise UsageError(
-            f"--framework {framework} is not one that dtrain plans for",
-            hint="torch or tensorflow",
+            f"--framework {framework}: dtrain cannot plan for it",
+            hint="use torch or tensorflow",
         )
     return framework
 
 
 def _backend(request: PlanRequest) -> BackendName:
-    """The option's, or the file's, or the training runtime's own."""
+    """Return the backend from the option, else the cluster file, else the training runtime."""
     name = request.backend
     if name is None and request.file is not None:
         from dtrain.spec.load import planned_backend
@@ -184,7 +184,7 @@ def _backend(request: PlanRequest) -> BackendName:
 
 
 def _shape(request: PlanRequest, spec: ClusterFile | None) -> Shape:
-    """The model's shape, from exactly one of the four ways of naming one."""
+    """Return the model's shape, given in exactly one of four ways."""
     sizes = {name: value for name, value in request.sizes.items() if value is not None}
     ways = {
         "--model-size": request.model_size,
@@ -197,7 +197,7 @@ def _shape(request: PlanRequest, spec: ClusterFile | None) -> Shape:
         raise UsageError(
             "no model to plan for",
             hint=(
-                "say --model-size 100B, --model llama-3-70b, --model-config config.json, or "
+                "set --model-size 100B, --model llama-3-70b, --model-config config.json, or "
                 "--layers and --hidden"
             ),
         )
@@ -213,8 +213,8 @@ def _shape(request: PlanRequest, spec: ClusterFile | None) -> Shape:
         missing = [name for name in ("layers", "hidden") if name not in sizes]
         if missing:
             raise UsageError(
-                f"{given[0]}: --{' and --'.join(missing)} missing",
-                hint="a model's sizes are at least --layers and --hidden",
+                f"{given[0]} requires --{' and --'.join(missing)}",
+                hint="sizes of a model include at least --layers and --hidden",
             )
         return shape_from_sizes(
             layers=sizes["layers"],
@@ -283,22 +283,22 @@ class _Where:
             if len(counts) > 1:
                 raise UsageError(
                     f"{name}: hosts have {', '.join(map(str, counts[:-1]))} and {counts[-1]} GPUs, "
-                    "and a layout needs as many on each",
-                    hint=f"list equal hosts alone, or plan for --gpus-per-host {counts[0] or 1}",
+                    "and a layout needs equal hosts",
+                    hint=f"list only equal hosts, or plan for --gpus-per-host {counts[0] or 1}",
                 )
             per_host = counts[0]
             if not per_host and gpus is None:
                 raise UsageError(
                     f"{name}: its hosts have no GPUs, and layouts are planned for GPUs",
-                    hint="set cluster.gpus, or say --gpus and --gpus-per-host",
+                    hint="set cluster.gpus, or use --gpus and --gpus-per-host",
                 )
         if gpus is None:
             gpus = len(hosts) * per_host
         gpu_name = request.gpu or spec.cluster.gpu
         if gpu_name is None:
             raise UsageError(
-                f"{name} does not say which GPU its hosts have",
-                hint=f"add 'gpu: {USUAL_GPU}' to cluster, or say --gpu {USUAL_GPU}",
+                f"{name} does not name the GPU of its hosts",
+                hint=f"add 'gpu: {USUAL_GPU}' to cluster, or use --gpu {USUAL_GPU}",
             )
         gbps = spec.cluster.gbps if request.network_gbps is None else request.network_gbps
         for name_of_option, value, of_file in (
@@ -307,13 +307,13 @@ class _Where:
             ("--network-gbps", request.network_gbps, spec.cluster.gbps),
         ):
             if value is not None and of_file is not None and value != of_file:
-                self.overruled.append(f"{name_of_option} {value} goes before {of_file} of {name}")
+                self.overruled.append(f"{name_of_option} {value} overrides {of_file} of {name}")
         cluster = self.table.cluster(
             self.table.gpu(gpu_name), gpus, gpus_per_host=per_host or None, network_gbps=gbps
         )
         if gbps is None and cluster.hosts > 1:
             self.overruled.append(
-                f"{name} has no network.gbps: {cluster.network * 8:g} Gb/s is usual for "
+                f"{name} has no network.gbps: {cluster.network * 8:g} Gb/s is typical of "
                 f"{cluster.gpu.name}"
             )
         return cluster
@@ -324,7 +324,7 @@ def _spec(path: Path | None) -> ClusterFile | None:
         return None
     from dtrain.spec.load import read
 
-    # The plan replaces what the file says about how to split.
+    # Read it without its layout, which the plan replaces.
     return read(path, without=("strategy", "layout", "roles"))
 
 
@@ -347,12 +347,12 @@ def _efficiency(request: PlanRequest, cluster: Cluster) -> Efficiency:
 
 
 def _parsed(path: Path, parse: Callable[[str, str], _T]) -> _T:
-    """What ``parse`` makes of a user's file and its name. Raises UsageError."""
+    """Read a user's file, and return the result of ``parse``. Raises UsageError."""
     return parse(_text(path), str(path))
 
 
 def _text(path: Path) -> str:
-    """A user's own file of UTF-8. Raises UsageError."""
+    """Read a user's UTF-8 file. Raises UsageError."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             text = file.read(MAX_FILE + 1)
@@ -372,7 +372,7 @@ def _text(path: Path) -> str:
 
 
 def _precision(request: PlanRequest, spec: ClusterFile | None, gpu: Gpu) -> tuple[Precision, str]:
-    """The precision of the computation, and a note where dtrain chose it."""
+    """Return the precision of the computation, and a note if dtrain chose it."""
     training = spec.job.training if spec else None
     wanted = request.precision or (training.precision if training else None)
     if wanted == "tf32" and request.precision is None:
@@ -381,21 +381,21 @@ def _precision(request: PlanRequest, spec: ClusterFile | None, gpu: Gpu) -> tupl
         if "bf16" in gpu.flops:
             return "bf16", ""
         first: Precision = next(one for one in PRECISIONS if one in gpu.flops)
-        return first, f"{gpu.name} does not multiply in bf16: planned for {first}"
+        return first, f"{gpu.name} does not support bf16: planned for {first}"
     for precision in PRECISIONS:
         if precision == wanted:
             gpu.peak(precision)
             return precision, ""
     raise UsageError(
         f"--precision {wanted} is not one of {', '.join(PRECISIONS)}",
-        hint="bf16 is usual; fp8 needs an H100 or newer",
+        hint="bf16 is typical; fp8 needs an H100 or newer",
     )
 
 
 def _batch(
     request: PlanRequest, spec: ClusterFile | None, shape: Shape, cluster: Cluster
 ) -> tuple[int, str]:
-    """Sequences in a step, and where that comes from."""
+    """Return the sequences in a step, and their source."""
     if request.global_batch is not None:
         if request.global_batch < 1:
             raise UsageError(
@@ -406,7 +406,7 @@ def _batch(
     if training and training.global_batch:
         return training.global_batch, f"from {request.file}"
     batch = usual_batch(shape.seq_len, cluster.gpus)
-    return batch, "assumed: --global-batch sets another"
+    return batch, "assumed: set --global-batch to change it"
 
 
 # The cluster file.
@@ -415,8 +415,8 @@ def _batch(
 def _keys(
     answer: Answer, spec: ClusterFile | None
 ) -> tuple[dict[str, object], dict[str, object], str]:
-    """The keys of the layout and the training that go into a cluster file, and the strategy."""
-    # Only here: a plan that is not written down needs nothing of cluster files.
+    """Return the layout and training keys for a cluster file, and the strategy."""
+    # Import here: only written plans need it.
     from dtrain.spec.layouts import strategy_of
 
     layout, plain = answer.best.layout, asdict(Layout())
@@ -429,7 +429,7 @@ def _keys(
         "grad_accumulation",
     )
     if layout.tensor > 1:
-        # A strategy may turn it on although the plan turned it off.
+        # Write it even if off, because a strategy may turn it on.
         always += ("sequence_parallel",)
     values = {
         name: value
@@ -445,6 +445,6 @@ def _keys(
 
 
 def _kept(precision: str, spec: ClusterFile | None) -> str:
-    """``tf32`` where the file has it: the planner treats it as fp32."""
+    """Keep ``tf32`` if the file has it; the planner treats it as fp32."""
     now = spec.job.training.precision if spec and spec.job.training else None
     return "tf32" if now == "tf32" and precision == "fp32" else precision

@@ -116,7 +116,7 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
 
 
 def test_a_missing_precision_says_which_there_are() -> None:
-    with pytest.raises(UsageError, match="v100-32gb does not multiply in bf16") as caught:
+    with pytest.raises(UsageError, match="v100-32gb does not support bf16") as caught:
         gpu("v100").peak("bf16")
     assert "fp16" in caught.value.hint
 

@@ -278,7 +278,7 @@ def test_the_printed_size_says_whether_the_embedding_is_shared(printed: str, tie
         ({"tp": "7"}, "the GPUs do not divide by the split"),
         ({"pp": "64", "tp": "1"}, "the pipeline has more stages than the model has layers"),
         ({"global_batch": "4"}, "the global batch has fewer sequences than data ranks"),
-        ({"precision": "fp8"}, "a100-80gb does not multiply in fp8"),
+        ({"precision": "fp8"}, "a100-80gb does not support fp8"),
         ({"precision": "nvfp4"}, "the precision is not known: nvfp4"),
         ({"notes": "schedule V-Half; x"}, "the planner has no schedule V-Half"),
         ({"reported_step_time_s": ""}, "nothing is reported"),

@@ -19,7 +19,7 @@ M = ("--model-size", "100B")
         ((), "no model", "--model-size 100B"),
         ((*M, "--model", "llama-3-70b"), "--model-size and --model each", "keep one"),
         ((*M, "--layers", "80"), "--model-size and --layers each", "keep one"),
-        (("--layers", "80"), "--hidden missing", "--layers and --hidden"),
+        (("--layers", "80"), "--layers requires --hidden", "--layers and --hidden"),
         (("--model-size", "lots"), "'lots'", "350M"),
         (("--model", "lama-3-70b"), "lama-3-70b", "llama-3-70b"),
         (("--model-config", "nowhere.json"), "nowhere.json", ""),
@@ -128,8 +128,8 @@ def test_options_go_before_the_file_and_say_so(
     assert found["model"]["seq_len"] == 4096
     assert found["layouts"][0]["global_batch"] == 128
     notes = " ".join(found["notes"])
-    assert "--gpu h200 goes before h100-80gb of cluster.yaml" in notes
-    assert "--gpus 64 goes before 32 of cluster.yaml" in notes
+    assert "--gpu h200 overrides h100-80gb of cluster.yaml" in notes
+    assert "--gpus 64 overrides 32 of cluster.yaml" in notes
 
 
 @pytest.mark.parametrize(

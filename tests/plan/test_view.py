@@ -135,4 +135,4 @@ def test_a_cluster_that_was_not_given_is_said_to_be_assumed(shown: Shown) -> Non
 
 def test_a_gpu_without_bf16_is_planned_with_what_it_has(shown: Shown) -> None:
     text = shown("--model-size", "1B", "--gpus", "8", "--gpu", "v100-32gb")
-    assert "v100-32gb does not multiply in bf16: planned for fp16" in text
+    assert "v100-32gb does not support bf16: planned for fp16" in text

@@ -22,30 +22,28 @@ def plan(
     ] = None,
     model_size: Annotated[
         str | None,
-        typer.Option(help="Model: a sensible one of that many parameters.", metavar="100B"),
+        typer.Option(help="Model: parameter count; uses a standard shape.", metavar="100B"),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Model: a well-known one.", metavar="NAME")
+        str | None, typer.Option(help="Model: name of a known model.", metavar="NAME")
     ] = None,
     model_config: Annotated[
         Path | None,
         typer.Option(help="Model: a Hugging Face config.json.", metavar="FILE"),
     ] = None,
-    layers: Annotated[int | None, typer.Option(help="Model: its layers.")] = None,
-    hidden: Annotated[int | None, typer.Option(help="Model: its hidden size.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Model: layers.")] = None,
+    hidden: Annotated[int | None, typer.Option(help="Model: hidden size.")] = None,
     heads: Annotated[int | None, typer.Option(help="Model: attention heads.")] = None,
-    kv_heads: Annotated[int | None, typer.Option(help="Model: heads of keys and values.")] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="Model: key and value heads.")] = None,
     ffn_hidden: Annotated[
-        int | None, typer.Option(help="Model: inner width of its MLP, or of one expert.")
+        int | None, typer.Option(help="Model: inner width of the MLP, or of one expert.")
     ] = None,
-    experts: Annotated[int | None, typer.Option(help="Model: experts of each layer.")] = None,
-    experts_per_token: Annotated[
-        int | None, typer.Option(help="Model: experts that one token uses.")
-    ] = None,
-    vocab: Annotated[int | None, typer.Option(help="Words of its vocabulary.")] = None,
+    experts: Annotated[int | None, typer.Option(help="Model: experts in each layer.")] = None,
+    experts_per_token: Annotated[int | None, typer.Option(help="Model: experts per token.")] = None,
+    vocab: Annotated[int | None, typer.Option(help="Vocabulary size.")] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens in one sequence.")] = None,
     global_batch: Annotated[
-        int | None, typer.Option(help="Sequences in one step; about 4M tokens if absent.")
+        int | None, typer.Option(help="Sequences in one step; default: about 4M tokens.")
     ] = None,
     tokens: Annotated[
         str | None,
@@ -54,20 +52,20 @@ def plan(
     precision: Annotated[
         str | None, typer.Option(help="bf16, fp16, fp8 or fp32.", metavar="NAME")
     ] = None,
-    gpus: Annotated[int | None, typer.Option(help="Where: GPUs in all.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Cluster: total number of GPUs.")] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="Where: kind of GPU, such as h100-80gb.", metavar="NAME")
+        str | None, typer.Option(help="Cluster: GPU model, such as h100-80gb.", metavar="NAME")
     ] = None,
-    gpus_per_host: Annotated[int | None, typer.Option(help="Where: GPUs of one host.")] = None,
+    gpus_per_host: Annotated[int | None, typer.Option(help="Cluster: GPUs per host.")] = None,
     network_gbps: Annotated[
         float | None,
-        typer.Option(help="Where: Gb/s of one host, all its NICs together."),
+        typer.Option(help="Cluster: Gb/s per host, all NICs together."),
     ] = None,
     hardware: Annotated[
-        Path | None, typer.Option(help="JSON table of GPUs of your own.", metavar="FILE")
+        Path | None, typer.Option(help="JSON table of your own GPUs.", metavar="FILE")
     ] = None,
     calibrate: Annotated[
-        Path | None, typer.Option(help="JSON of measured efficiencies.", metavar="FILE")
+        Path | None, typer.Option(help="JSON file with measured efficiencies.", metavar="FILE")
     ] = None,
     tensor: Annotated[int | None, typer.Option(help="Only: GPUs that split a layer.")] = None,
     pipeline: Annotated[int | None, typer.Option(help="Only: pipeline stages.")] = None,
@@ -101,12 +99,12 @@ def plan(
     ] = None,
     framework: Annotated[
         str | None,
-        typer.Option(help="torch or tensorflow; else FILE's, or torch.", metavar="NAME"),
+        typer.Option(help="torch or tensorflow; default: from FILE, else torch.", metavar="NAME"),
     ] = None,
     backend: Annotated[
         str | None,
         typer.Option(
-            help="What trains it: runtime, megatron or torchtitan; else FILE's, or runtime.",
+            help="Backend: runtime, megatron or torchtitan; default: from FILE, else runtime.",
             metavar="NAME",
         ),
     ] = None,
@@ -117,14 +115,14 @@ def plan(
         typer.Option(help="Write the best layout into this cluster file.", metavar="FILE"),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page with charts.", metavar="FILE")
+        Path | None, typer.Option(help="Write an HTML page with charts.", metavar="FILE")
     ] = None,
 ) -> None:
     """Choose how to split a model over a cluster: memory, speed, and why.
 
-    Name the model in one way: --model-size, --model, --model-config, or --layers and --hidden.
-    Options go before FILE's values; with neither, the cluster is 8 hosts of 8 A100-80GB. What is
-    marked "Only" narrows the search; with all of it fixed, that one layout is evaluated.
+    Give the model in one way: --model-size, --model, --model-config, or --layers and --hidden.
+    Options override FILE's values; without both, the cluster is 8 hosts of 8 A100-80GB. Options
+    marked "Only" narrow the search; with all sizes fixed, dtrain evaluates that one layout.
     """
     if top < 1:
         raise UsageError(f"--top {top} shows nothing", hint="at least 1")
@@ -188,8 +186,8 @@ def plan(
 def _torch(
     posed: Posed, top: int, *, json: bool, file: Path | None, output: Path | None, html: Path | None
 ) -> str:
-    """Search, write the files that are asked for, and return the text for stdout."""
-    # Each way out imports what it needs: most plans read and write no file.
+    """Search, write the requested files, and return the text for stdout."""
+    # Each output imports what it needs: most plans read and write no file.
     answer, table = posed.question.answer(), posed.hardware
     other = gain(answer)
     notes = (*posed.notes, other) if other else posed.notes
@@ -198,12 +196,12 @@ def _torch(
         from dtrain_cli.files import read_text, write_text
 
         before = read_text(output)
-        # A file that does not exist yet starts as a copy of the file that was planned for.
+        # A new file starts as a copy of the cluster file of the plan.
         base = before if before is not None or file is None else read_text(file)
         name = str(output if before is not None or file is None else file)
         write_text(output, written(answer, base, posed.spec, file=name))
         done.append(
-            f"{output}: a new cluster file; its hosts and script are placeholders to change"
+            f"{output}: a new cluster file; change its placeholder hosts and script"
             if base is None
             else f"{output}: job.layout, job.training and job.strategy set"
         )
@@ -224,7 +222,7 @@ def _torch(
 
 
 def _tensorflow(posed: Posed, *, json: bool) -> str:
-    """The same question where the strategies of `tf.distribute` are the choice."""
+    """Answer the question with the strategies of `tf.distribute`."""
     from dtrain.parallelism.tensorflow import judge
 
     question = posed.question

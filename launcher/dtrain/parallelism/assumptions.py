@@ -1,4 +1,4 @@
-"""What the planner assumes of the software that trains a layout."""
+"""The planner's assumptions about the software that trains a layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Assumptions:
     flash_attention: bool = True
     fused_loss: bool = False
     """Whether cross-entropy overwrites the logits with their gradient in 16 bits, as flash-attn's
-    kernel does. PyTorch's own works on copies in 32."""
+    kernel does. PyTorch's own kernel uses 32-bit copies."""
     fp32_gradients: bool = True
     """Whether 16-bit gradients are accumulated in 32 bits, as in Megatron-LM with bf16."""
 

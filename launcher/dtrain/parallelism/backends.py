@@ -1,4 +1,4 @@
-"""Software that can train a layout: what each one can do, and what its memory and speed follow."""
+"""Backends: software that trains layouts, its features, and its models of memory and speed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from dtrain.runtime.layout import BackendName, Layout
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One row of the table. A feature that is False is never in a plan for this backend."""
+    """One row of the table. A plan for this backend never uses a feature that is False."""
 
     name: BackendName
     title: str
     runtime_memory: bool = False
-    """Whether memory is that of ``dtrain.runtime``: 32-bit master weights under FSDP, autograd's
+    """Whether memory follows ``dtrain.runtime``: 32-bit master weights under FSDP, autograd's
     own saved tensors, a receive buffer for each micro-batch of a pipeline."""
     torch_kernels: bool = False
     """PyTorch's own kernels in every layout: SwiGLU keeps its parts, and selective recompute is
-    torchtitan's. Without, only where parameters are sharded."""
+    torchtitan's. If False, only with sharded parameters."""
     exposed_tensor: float | None = None
-    """Share of tensor-parallel traffic that computation does not hide; None for the fitted one."""
+    """Share of tensor-parallel traffic that computation does not hide; None: the fitted share."""
     sends_shares: bool = True
     """Whether each tensor rank sends its share of an activation to the next stage even without
     sequence parallelism (scatter-gather, SC21 section 4.1)."""
@@ -31,15 +31,15 @@ class Backend:
     expert: bool = True
     fp8: bool = True
     copies_keys: bool = True
-    """Whether heads of keys that are fewer than the tensor ranks are copied."""
+    """Whether key heads are copied if there are fewer than tensor ranks."""
     pads_vocabulary: bool = True
-    """Whether a vocabulary that the tensor ranks do not divide is padded."""
+    """Whether the vocabulary is padded to a multiple of the tensor ranks."""
     splits_any_layer: bool = True
-    """Whether tensor parallelism takes experts and latent attention (MLA)."""
+    """Whether tensor parallelism supports experts and latent attention (MLA)."""
     ties_across_stages: bool = True
-    """Whether a pipeline's ends can share the matrix of the vocabulary."""
+    """Whether the first and the last pipeline stage can share the vocabulary matrix."""
     shards_stages: bool = True
-    """Whether a plan shards the parameters of pipeline stages. Each micro-batch gathers them."""
+    """Whether plans shard the parameters of pipeline stages, which each micro-batch gathers."""
 
 
 BACKENDS: dict[BackendName, Backend] = {
@@ -68,12 +68,12 @@ BACKENDS: dict[BackendName, Backend] = {
 
 
 def backend_of(layout: Layout) -> Backend:
-    """The table's row for ``layout``."""
+    """Return the table's row for ``layout``."""
     return BACKENDS[layout.backend]
 
 
 def refusals(shape: Shape, layout: Layout, precision: Precision) -> Iterator[str]:
-    """Why the layout's backend cannot train ``shape`` so; nothing where it can."""
+    """Yield the reasons why the layout's backend cannot train ``shape`` this way, if any."""
     backend, t = backend_of(layout), layout.tensor
     for key in layout.split_by(("context", "expert")):
         if not getattr(backend, key):
@@ -81,7 +81,7 @@ def refusals(shape: Shape, layout: Layout, precision: Precision) -> Iterator[str
     if precision == "fp8" and not backend.fp8:
         yield "fp8, which needs Transformer Engine or torchao"
     if t > 1 and shape.kv_heads % t and not shape.kv_rank and not backend.copies_keys:
-        yield f"tensor {t} with {shape.kv_heads} heads of keys, which it does not divide"
+        yield f"tensor {t} with {shape.kv_heads} key heads, which it does not divide"
     if t > 1 and shape.vocab % t and not backend.pads_vocabulary:
         yield f"tensor {t} with a vocabulary of {shape.vocab}, which it does not divide"
     if t > 1 and (shape.experts or shape.kv_rank) and not backend.splits_any_layer:

@@ -1,4 +1,4 @@
-"""What a plan is asked for, and the answer that everything which shows a plan starts from."""
+"""The planner's question, and the answer that all views of a plan use."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dtrain.parallelism.search import Plan, search
 from dtrain.runtime.layout import SIZES, BackendName, Layout
 
 USUAL_BATCH = 4e6
-"""Tokens in one step where nobody says: what models of tens of billions of parameters use."""
+"""Default tokens in one step, typical of models with tens of billions of parameters."""
 USUAL_SHARE = 1024
-"""Tokens of that for each GPU, at least: Llama 3 405B had 16M on 16,384 (arXiv 2407.21783)."""
+"""Minimum tokens per GPU and step: Llama 3 405B used 16M on 16,384 (arXiv 2407.21783)."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A model, a cluster, and what is settled already."""
+    """A model, a cluster, and the fixed fields of the layout."""
 
     shape: Shape
     cluster: Cluster
@@ -36,18 +36,18 @@ class Question:
     precision: Precision = "bf16"
     backend: BackendName = "runtime"
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `Layout` that may have only this value."""
+    """Fields of `Layout` that must have this value."""
     tokens: int | None = None
-    """Of the whole training."""
+    """Tokens of the whole training."""
     cluster_source: str = ""
-    """Where the cluster was taken from, for people; likewise the batch."""
+    """Source of the cluster, for users; ``batch_source`` is the source of the batch."""
     batch_source: str = ""
 
     def answer(self) -> Answer:
-        """The search's result.
+        """Return the search's result.
 
         Raises:
-            UsageError: nothing divides as the constraints want; names the option.
+            UsageError: no layout divides evenly with the constraints; names the option.
         """
         constraints.check(self.shape, self.cluster, self.global_batch, self.fixed)
         plan = self.search()
@@ -76,16 +76,16 @@ class Question:
 
     @property
     def pinned(self) -> bool:
-        """Whether all parallel sizes are fixed, so that one layout is asked about."""
+        """Whether all parallel sizes are fixed, so that the question is about one layout."""
         if not any(size in self.fixed for size in SIZES):
             return False
         known, _ = constraints.completed(self.cluster, self.fixed)
         return all(size in known for size in SIZES)
 
     def search(self, **fixed: Any) -> Plan:
-        """The layouts that also have ``fixed``; may be none. Raises nothing.
+        """Return the layouts that also have ``fixed``; there may be none. Raises nothing.
 
-        A layout that somebody asks about is not given an offloaded optimizer on the quiet.
+        The search does not add offload to a layout whose sizes are all fixed.
         """
         both = {**({"offload": False} if self.pinned else {}), **self.fixed, **fixed}
         return search(
@@ -115,9 +115,9 @@ class Answer:
 
     @cached_property
     def best(self) -> Candidate:
-        """The fastest layout that fits; where none does, the one that needs least memory.
+        """The fastest layout that fits; if none fits, the one that needs the least memory.
 
-        The optimizer stays on the GPU in the latter, unless it was wanted elsewhere.
+        The latter keeps the optimizer on the GPU, unless offload is fixed.
         """
         if self.plan.layouts:
             return self.plan.layouts[0]
@@ -129,13 +129,13 @@ class Answer:
         return min(examples, key=lambda one: one.memory.total)
 
     def shortlist(self, count: int) -> tuple[Candidate, ...]:
-        """The best few that differ in more than how micro-batches are cut; ``best`` is first."""
+        """Return the best layouts that differ in more than micro-batches; ``best`` is first."""
         if not self.plan.layouts:
             return (self.best,) if self.question.fixed else ()
         return distinct(self.plan.layouts, count)
 
     def training(self, candidate: Candidate) -> Training | None:
-        """Of all tokens; None where nobody said how many."""
+        """Return the training on all tokens; None if the number of tokens is unknown."""
         tokens = self.question.tokens
         if tokens is None:
             return None
@@ -147,7 +147,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What it takes to train on so many tokens, if nothing ever fails."""
+    """The cost of training on a number of tokens, without failures."""
 
     tokens: int
     steps: int
@@ -156,7 +156,8 @@ class Training:
 
 
 def distinct(layouts: Sequence[Candidate], count: int) -> tuple[Candidate, ...]:
-    """The first of each kind of split; kinds differ in a parallel size, sharding or recompute."""
+    """Return the first layout of each kind; kinds differ in parallel sizes, sharding or
+    recompute."""
     kinds: dict[tuple[object, ...], Candidate] = {}
     for candidate in layouts:
         layout = candidate.layout
@@ -172,9 +173,10 @@ def distinct(layouts: Sequence[Candidate], count: int) -> tuple[Candidate, ...]:
 
 
 def usual_batch(seq_len: int, gpus: int) -> int:
-    """Sequences of about 4 million tokens, or 1024 for each GPU where those are more.
+    """Return sequences for about 4 million tokens, or 1024 for each GPU if that is more.
 
-    A power of two times the odd part of the number of GPUs, so that data ranks get equal shares.
+    The number is a power of two times the odd part of the number of GPUs, so that data ranks get
+    equal shares.
     """
     tokens = max(USUAL_BATCH, USUAL_SHARE * gpus)
     odd = gpus

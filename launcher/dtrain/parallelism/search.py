@@ -1,4 +1,4 @@
-"""Every way of splitting a model over a cluster that makes sense, evaluated and ranked."""
+"""Search: evaluate and rank every sensible split of a model over a cluster."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dtrain.runtime.layout import BackendName, Layout
 LARGEST_MICRO_BATCH = 16
 LARGEST_CONTEXT = 32
 LEAST_TOKENS = 4096
-"""Of one sequence on each context rank: shorter parts leave attention's kernels idle."""
+"""Minimum tokens of a sequence on each context rank; fewer leave attention kernels idle."""
 MOST_PIECES = 8
-"""Of one stage in an interleaved schedule."""
+"""Maximum pieces of one stage in an interleaved schedule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Layouts that do not fit, by what they have in common, and the one that came nearest."""
+    """A kind of layouts that do not fit, with the nearest one as example."""
 
     reason: str
     count: int
@@ -35,12 +35,12 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a search found."""
+    """The result of a search."""
 
     layouts: tuple[Candidate, ...]
-    """Those that fit, fastest first (simpler first where it makes no difference)."""
+    """Layouts that fit, fastest first (simpler first if equally fast)."""
     rejected: tuple[Rejected, ...]
-    """Those that do not, those that came nearest first."""
+    """Layouts that do not fit, nearest first."""
 
     @property
     def considered(self) -> int:
@@ -57,13 +57,13 @@ def search(
     fixed: Mapping[str, Any] | None = None,
     backend: BackendName = "runtime",
 ) -> Plan:
-    """All layouts for ``global_batch`` sequences a step that ``fixed`` allows.
+    """Return all layouts for ``global_batch`` sequences a step that ``fixed`` allows.
 
-    ``fixed`` maps fields of `Layout` to the only value wanted. The optimizer is offloaded only
-    where nothing fits without, or where ``fixed`` says so.
+    ``fixed`` maps fields of `Layout` to required values. The optimizer is offloaded only
+    if no layout fits without offload, or if ``fixed`` has it.
 
     Raises:
-        UsageError: the GPU has no arithmetic in ``precision``.
+        UsageError: the GPU does not support ``precision``.
     """
     cluster.gpu.peak(precision)
     assumed = Assumptions.usual(precision)
@@ -85,7 +85,7 @@ def search(
 
 @dataclass(frozen=True, slots=True)
 class _Choices:
-    """What each field of a layout may be, given those before it."""
+    """The choices for each field of a layout, given the earlier fields."""
 
     shape: Shape
     cluster: Cluster
@@ -97,7 +97,7 @@ class _Choices:
         return (self.fixed[name],) if name in self.fixed else choices
 
     def layouts(self, start: Layout) -> Iterator[Layout]:
-        """Every layout that divides evenly."""
+        """Yield every layout that divides evenly."""
         for sizes in self._sizes(start):
             share = self.global_batch // sizes.data
             experts = [size for size in _divisors(self.shape.experts) if sizes.copies % size == 0]
@@ -106,14 +106,14 @@ class _Choices:
                     shard = self._shard(sizes) if sharding == "hybrid" else None
                     split = replace(sizes, expert=expert, sharding=sharding, shard=shard)
                     for layout in self._schedules(split, share):
-                        # Only what was fixed one by one can contradict itself.
+                        # Only separately fixed values can be inconsistent.
                         if (not self.fixed or sound(layout, self.shape)) and not any(
                             refusals(self.shape, layout, self.assumed.precision)
                         ):
                             yield layout
 
     def _sizes(self, start: Layout) -> Iterator[Layout]:
-        """Sizes of tensor, pipeline, context and data parallelism: their product is all GPUs."""
+        """Yield tensor, pipeline, context and data sizes whose product is the number of GPUs."""
         shape, gpus = self.shape, self.cluster.gpus
         within_host = min(self.cluster.gpus_per_host, gpus)
         for tensor in self.of("tensor", _divisors(within_host)):
@@ -148,7 +148,7 @@ class _Choices:
             return
         yield "optimizer"
         if sizes.pipeline == 1:
-            # Gradients that are spread out must be reduced after every micro-batch, which a
+            # Sharded gradients must be reduced after every micro-batch, which a
             # pipeline cannot overlap.
             yield "gradients"
         yield "full"
@@ -156,13 +156,13 @@ class _Choices:
             yield "hybrid"
 
     def _shard(self, sizes: Layout) -> int | None:
-        """Data ranks of one host; None if they are all, or only one."""
+        """Data ranks of one host; None if that is all of them, or only one."""
         ranks = sizes.copies
         local = min(ranks, self.cluster.gpus_per_host // sizes.tensor)
         return local if 1 < local < ranks and ranks % local == 0 else None
 
     def _schedules(self, split: Layout, share: int) -> Iterator[Layout]:
-        """How ``share`` sequences of each data rank pass through the model."""
+        """Yield the ways to split ``share`` sequences of each data rank into micro-batches."""
         for micro_batch in self.of("micro_batch", _divisors(share, LARGEST_MICRO_BATCH)):
             if share % micro_batch:
                 continue
@@ -188,7 +188,7 @@ class _Choices:
     def _recomputes(self, sized: Layout) -> Iterable[str]:
         if self.assumed.by_torch(sized) or not self.assumed.flash_attention:
             return ("none", "selective", "full")
-        # With flash attention there is no square of scores left to select.
+        # With flash attention, selective recompute has no score matrix to drop.
         return ("none", "full")
 
 
@@ -199,8 +199,8 @@ def _divisors(number: int, most: int | None = None) -> tuple[int, ...]:
 
 
 def _worth(candidate: Candidate) -> float:
-    """Seconds of a step, and 0.3 % for each way of splitting: one that gains less is not worth
-    what it takes to set up."""
+    """Seconds of a step, plus 0.3 % for each kind of parallelism: a smaller gain is not worth
+    the added complexity."""
     layout = candidate.layout
     ways = [
         layout.tensor > 1, layout.pipeline > 1, layout.virtual_pipeline > 1, layout.context > 1,
@@ -210,7 +210,7 @@ def _worth(candidate: Candidate) -> float:
 
 
 def _grouped(rest: Iterable[Candidate]) -> Iterator[Rejected]:
-    """By the kind of split; within a kind, the candidate that needs least is the example."""
+    """Group by kind of split; the smallest candidate of a kind is its example."""
     kinds: dict[str, list[Candidate]] = {}
     for candidate in rest:
         kinds.setdefault(_kind(candidate), []).append(candidate)

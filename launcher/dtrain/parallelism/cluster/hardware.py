@@ -62,7 +62,7 @@ class Gpu:
             return self.flops[precision]
         able = " or ".join(self.flops)
         raise UsageError(
-            f"{self.name} does not multiply in {precision}", hint=f"use --precision {able}"
+            f"{self.name} does not support {precision}", hint=f"use --precision {able}"
         )
 
 

@@ -1,1 +1,1 @@
-"""What one layout costs: memory on the fullest GPU, and time for a step."""
+"""The costs of a layout: memory of the fullest GPU, and the time of a step."""

@@ -1,4 +1,4 @@
-"""What one layer keeps from its forward pass for its backward pass."""
+"""Activations that a layer keeps from its forward pass for its backward pass."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dtrain.runtime.layout import Layout
 
 
 def layer_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
-    """Bytes that one layer keeps for each token of a micro-batch.
+    """Return the bytes that one layer keeps for each token of a micro-batch.
 
-    Term by term after RAR (arXiv 2205.05198, section 4.1), whose 34·h with GELU and dropout this
-    gives; gated MLPs and grouped keys have their own terms.
+    The terms follow RAR (arXiv 2205.05198, section 4.1), and add up to its 34·h with GELU and
+    dropout. Gated MLPs and grouped keys have separate terms.
     """
     return sum(_saved(shape, layout, assumed)) * BYTES[assumed.precision] / 2
 
@@ -29,16 +29,17 @@ def _saved(shape: Shape, layout: Layout, assumed: Assumptions) -> Iterator[float
         return
     queries = shape.heads * shape.head_size
     values = shape.heads * (shape.value_head_size or shape.head_size)
-    # Under tensor parallelism heads of keys are copied where there are fewer than ranks.
+    # Tensor parallelism copies key heads if there are fewer of them than ranks.
     keys = max(shape.kv_heads, min(t, shape.heads)) * shape.head_size
     grouped = keys if shape.value_head_size == 0 else values
     width = shape.ffn_hidden
     if shape.experts:
         width *= shape.experts_per_token + shape.shared_experts
-        # Tokens as they were sent to their experts, and what came back.
+        # The tokens sent to experts, and the experts' outputs.
         yield 4 * h * shape.experts_per_token / split
     if layout.recompute == "selective" and assumed.by_torch(layout):
-        # torchtitan's policy: every second product's output and attention's, all else again.
+        # torchtitan's policy: keep attention's and every second product's output, recompute the
+        # rest.
         yield 2 * h / split
         yield 2 * (queries + grouped + values + width) / t
         return
@@ -52,6 +53,6 @@ def _saved(shape: Shape, layout: Layout, assumed: Assumptions) -> Iterator[float
     yield 2 * (queries + keys + grouped + values) / t
     if not assumed.flash_attention and layout.recompute != "selective":
         yield (5 if shape.dropout else 4) * shape.heads * s / t
-    # Megatron-LM's fused SwiGLU works out its output again; in torch two more are kept.
+    # Megatron-LM's fused SwiGLU recomputes its output; torch keeps two more tensors.
     matrices = (4 if assumed.by_torch(layout) else 3) if shape.gated else 2
     yield matrices * 2 * width / t

@@ -1,4 +1,4 @@
-"""A layout together with what it costs."""
+"""A layout with its costs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
 HEADROOM = 0.04
-"""Share of a GPU's memory that a layout must leave: estimates err, and a run must not."""
+"""Share of a GPU's memory that a layout must leave free, because estimates have errors."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout for a model on a cluster. Its costs are worked out when they are asked for."""
+    """A layout for a model on a cluster. Costs are computed on first use."""
 
     shape: Shape
     layout: Layout
@@ -42,7 +42,7 @@ class Candidate:
 
     @property
     def limit(self) -> float:
-        """GiB of one GPU that it may use."""
+        """GiB of one GPU that the layout may use."""
         return self.cluster.gpu.memory * (1 - HEADROOM)
 
     @property

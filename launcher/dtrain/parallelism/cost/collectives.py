@@ -1,4 +1,4 @@
-"""What collectives between GPUs cost."""
+"""The time of collectives between GPUs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Group:
 
     @property
     def local(self) -> int:
-        """Members that the link joins: those of one host, or of one rack (NVL72)."""
-        # Where hosts do not hold whole groups, the group that is cut worst sets the pace.
+        """Number of members that the link joins: in one host, or in one rack (NVL72)."""
+        # If hosts do not hold whole groups, the most divided group is the slowest.
         near = min(max(self.cluster.gpus_per_host, self.cluster.gpu.domain), self.cluster.gpus)
         return math.gcd(self.size, max(1, near // self.stride))
 
@@ -31,9 +31,9 @@ class Group:
         return self.local == self.size
 
     def bandwidth(self, size: float) -> float:
-        """Bytes/s that a ring moves through each member, for messages of ``size`` bytes.
+        """Return the bytes/s of a ring through each member, for messages of ``size`` bytes.
 
-        Across hosts all groups that lie side by side in one host share its NICs.
+        Across hosts, all groups in one host share its NICs.
         """
         made = self.efficiency
         link = self.cluster.gpu.link * 1e9 * made.link * size / (size + made.link_half)
@@ -45,7 +45,7 @@ class Group:
         return min(link, network)
 
     def all_gather(self, size: float) -> float:
-        """Seconds until every member has the ``size`` bytes that they hold together.
+        """Return the seconds of an all-gather of ``size`` bytes in total.
 
         Ring: (n−1)/n · V/B (NCCL's bus bandwidth); a reduce-scatter takes as long.
         """
@@ -56,14 +56,14 @@ class Group:
 
     @property
     def start(self) -> float:
-        """Seconds before the last member gets its first byte."""
+        """Seconds until the last member receives its first byte."""
         return self.efficiency.latency + self.efficiency.hop * (self.size / self.local - 1)
 
     def all_reduce(self, size: float) -> float:
-        """Seconds until every member has the sum of ``size`` bytes.
+        """Return the seconds of an all-reduce of ``size`` bytes.
 
-        Moves as much as both halves of a ring; across many hosts NCCL sends it through a tree,
-        which starts after log₂ n hops instead of n.
+        It moves as many bytes as both halves of a ring. Across many hosts NCCL uses a tree, which
+        starts after log₂ n hops instead of n.
         """
         if self.size == 1 or not size:
             return 0.0
@@ -72,12 +72,13 @@ class Group:
         return 2 * (self.all_gather(size) - self.start + start)
 
     def in_buckets(self, collective: Callable[[float], float], size: float) -> float:
-        """Seconds of a collective that goes in buckets, as gradients do."""
+        """Return the seconds of a collective in buckets, as for gradients."""
         buckets = max(1.0, size / self.efficiency.bucket)
         return buckets * collective(size / buckets)
 
     def all_to_all(self, size: float) -> float:
-        """Seconds for every member to send its ``size`` bytes in equal parts to all."""
+        """Return the seconds in which every member sends its ``size`` bytes in equal parts to all
+        members."""
         if self.size == 1 or not size:
             return 0.0
         away = (self.size - self.local) / self.size
@@ -87,7 +88,7 @@ class Group:
         return self.efficiency.latency + max(near, size * away / wire)
 
     def send(self, size: float) -> float:
-        """Seconds for one member to send ``size`` bytes to the next."""
+        """Return the seconds in which one member sends ``size`` bytes to the next."""
         if self.size == 1 or not size:
             return 0.0
         if self.within_host:

@@ -1,7 +1,7 @@
-"""How much memory Keras 3 on TensorFlow takes on one GPU, part by part.
+"""Memory of Keras 3 on TensorFlow on one GPU, by part.
 
-Read off the graphs of Keras 3.15 on TensorFlow 2.21, which the tests do again: what the backward
-pass of a real block takes from its forward pass is what `saved` counts. XLA may keep less.
+Derived from the graphs of Keras 3.15 on TensorFlow 2.21. The tests check that `saved` equals what
+the backward pass of a real block uses of its forward pass. XLA may keep less.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _GIB = 2.0**30
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one GPU computes of a model."""
+    """The part of a model that one GPU computes."""
 
     dense: int
     """Layers with one MLP."""
@@ -36,7 +36,8 @@ class Part:
         return self.dense + self.moe
 
     def parameters(self, shape: Shape) -> int:
-        """A matrix that embedding and output layer share counts wherever it is used."""
+        """Return the number of parameters. A matrix that embedding and output layer share counts
+        for each."""
         count = self.dense * shape.layer_parameters(moe=False)
         count += self.moe * shape.layer_parameters(moe=True)
         if self.embedding:
@@ -55,7 +56,7 @@ class Way:
     micro_batch: int
     grad_accumulation: int = 1
     recompute: Literal["none", "full"] = "none"
-    """Full: ``keras.RematScope`` around each layer (``tf.recompute_grad``)."""
+    """``full``: ``keras.RematScope`` around each layer (``tf.recompute_grad``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,11 @@ class KerasMemory:
     """GiB on one GPU at the peak of a step."""
 
     parameters: float
-    """In 32 bits, whatever the policy; where variables live elsewhere, the copies of them."""
+    """Variables in 32 bits under every policy; if variables live elsewhere, their copies."""
     gradients: float
     optimizer: float
     copies: float
-    """Of parameters in 16 bits, which the backward pass needs again."""
+    """16-bit copies of the parameters, which the backward pass needs."""
     activations: float
     logits: float
     temporary: float
@@ -78,7 +79,7 @@ class KerasMemory:
 
     @property
     def total(self) -> float:
-        """As the driver counts it, with TensorFlow's ``allow_growth``."""
+        """Total as the driver counts it, with TensorFlow's ``allow_growth``."""
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
 
@@ -91,13 +92,13 @@ def on_gpu(
     replicas: int = 1,
     variables: bool = True,
 ) -> KerasMemory:
-    """Of a GPU that trains ``part`` with Adam, beside ``replicas`` - 1 others that do the same.
+    """Return the memory of one of ``replicas`` GPUs that train ``part`` with Adam.
 
-    Variables, gradients and Adam's two slots have 32 bits under every policy: a mixed one casts
-    variables when they are used (``keras/src/layers/layer.py``, autocast), so that gradients come
-    back through the cast. Accumulation keeps another sum (``keras/src/optimizers/
-    base_optimizer.py``, ``gradient_accumulator``). Without ``variables`` the states live in a
-    host's memory, and every step reads copies of the parameters.
+    Variables, gradients and Adam's two slots have 32 bits under every policy: a mixed policy casts
+    variables on use (``keras/src/layers/layer.py``, autocast), so gradients pass back through the
+    cast. Accumulation keeps one more sum (``keras/src/optimizers/base_optimizer.py``,
+    ``gradient_accumulator``). Without ``variables``, the states live in a host's memory, and every
+    step reads copies of the parameters.
     """
     count = part.parameters(shape)
     tokens = way.micro_batch * shape.seq_len
@@ -107,7 +108,7 @@ def on_gpu(
     scores = 8.0 * shape.heads * shape.seq_len * tokens if part.layers else 0.0
     if way.recompute == "full":
         activations = float(element) * shape.hidden * part.layers * tokens
-        # While a layer runs again, all that it saves is there.
+        # During its recomputation, a layer holds everything that it saves.
         temporary = (fullest * tokens if part.layers else 0.0) + scores
         cast = shape.layer_parameters(moe=bool(part.moe)) if part.layers else 0
         cast += shape.head_parameters if part.head else 0
@@ -116,11 +117,11 @@ def on_gpu(
         temporary = scores
         cast = count - (shape.embedding_parameters if part.embedding and not shape.tied else 0)
     copies = 0.0 if element == 4 else 2.0 * cast
-    # Logits, their copy in 32 bits, and the gradient that the loss's kernel makes beside it.
+    # Logits, their copy in 32 bits, and the gradient from the loss's kernel.
     logits = (8.0 + (2.0 if element == 2 else 0.0)) * shape.vocab * tokens if part.head else 0.0
     if replicas > 1 and variables:
-        # All gradients are packed into one tensor to be reduced (``cross_device_utils.py``,
-        # ``batch_all_reduce``; ``bytes_per_pack`` 0), when what the backward pass held is gone.
+        # For the reduction, all gradients are packed into one tensor (``cross_device_utils.py``,
+        # ``batch_all_reduce``; ``bytes_per_pack`` 0), after the backward pass freed its tensors.
         temporary += max(0.0, 4.0 * count - (copies + activations + logits + temporary))
     parameters = 4.0 * count
     gradients = 4.0 * count * (2 if variables and way.grad_accumulation > 1 else 1)
@@ -141,35 +142,35 @@ def on_gpu(
 
 
 def saved(shape: Shape, precision: Precision, *, moe: bool) -> float:
-    """Bytes that one layer keeps for its backward pass, for each token.
+    """Return the bytes that one layer keeps for its backward pass, for each token.
 
     Keras has no flash attention on TensorFlow (``keras/src/backend/tensorflow/nn.py`` refuses
-    it), so the square of scores stays: the softmax in 32 bits, its copy in the layer's type, and
-    the causal mask for each head. Norms work in 32 bits, and grouped keys and values are repeated
-    for all heads.
+    it), so it keeps the score matrix: the softmax in 32 bits, its copy in the layer's type, and
+    the causal mask for each head. Norms compute in 32 bits, and grouped keys and values are
+    repeated for all heads.
     """
     e = _element(precision)
     h = shape.hidden
     wide = shape.heads * shape.head_size
-    # Each norm: its input and the normalized one in 32 bits, and the output.
+    # Each norm: its input and the normalized input in 32 bits, and the output.
     terms = 2.0 * (4 + 4 + e) * h
-    # Queries, repeated keys, repeated values, and what attention gives.
+    # Queries, repeated keys, repeated values, and attention's output.
     terms += 4 * e * wide
     terms += (4 + (2 if e == 2 else 0) + 1) * shape.heads * shape.seq_len
     width = (shape.dense_ffn_hidden if shape.experts else 0) or shape.ffn_hidden
     if moe:
         width = shape.ffn_hidden * (shape.experts_per_token + shape.shared_experts)
-        # Tokens as they were sent to their experts, and what came back.
+        # The tokens sent to experts, and the experts' outputs.
         terms += 2 * e * h * shape.experts_per_token
-    # SwiGLU: both products, the activation, and what enters the last product. GELU by tanh
-    # keeps its input, the tanh, 1 + tanh, half of the input, and what it gives.
+    # SwiGLU: both products, the activation, and the last product's input. GELU by tanh keeps its
+    # input, the tanh, 1 + tanh, half of the input, and its output.
     terms += (4 if shape.gated else 5) * e * width
     if shape.dropout:
-        # Masks of a byte, and the scores that are left.
+        # Masks of one byte, and the remaining scores.
         terms += 2 * h + (1 + e) * shape.heads * shape.seq_len
     return terms
 
 
 def _element(precision: Precision) -> int:
-    """Bytes of one activation; Keras has no fp8 training beyond its inputs' rounding."""
+    """Bytes of one activation; with fp8, Keras only rounds the inputs of products."""
     return 4 if precision == "fp32" else 2

@@ -1,4 +1,4 @@
-"""What one layer costs one GPU: matrix products, attention, and what passes through memory."""
+"""The time of one layer on one GPU: matrix products, attention, and memory traffic."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
 BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4}
-"""Of one activation. With fp8 only the inputs of matrix products shrink, as copies."""
+"""Bytes of one activation. With fp8, only copies of the inputs of matrix products are smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """``count`` matrix products of (m × k) with (k × n), one after the other."""
+    """``count`` consecutive matrix products of (m × k) with (k × n)."""
 
     m: float
     k: float
@@ -31,7 +31,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Seconds that parts of one layer and micro-batch take on one GPU, by pass."""
+    """Computes seconds of one layer and micro-batch on one GPU, by pass and part."""
 
     efficiency: Efficiency
     cluster: Cluster
@@ -41,11 +41,11 @@ class Kernels:
 
     @property
     def tokens(self) -> float:
-        """Of one micro-batch on one GPU: s·b, over the context ranks."""
+        """Tokens of one micro-batch on one GPU: s·b, divided by the context ranks."""
         return self.shape.seq_len * self.layout.micro_batch / self.layout.context
 
     def products(self, *, moe: bool) -> Iterator[Product]:
-        """The forward pass's products with weights."""
+        """Yield the forward pass's products with weights."""
         shape, t = self.shape, self.layout.tensor
         n, h = self.tokens, shape.hidden
         yield from self._projections()
@@ -66,18 +66,18 @@ class Kernels:
             yield Product(n, f * shape.shared_experts, h)
 
     def _projections(self) -> Iterator[Product]:
-        """Of attention: to queries, keys and values, and from heads back to the hidden state."""
+        """Yield attention's products: to queries, keys and values, and back from the heads."""
         shape, t, n, h = self.shape, self.layout.tensor, self.tokens, self.shape.hidden
         queries = shape.heads * shape.head_size
         values = shape.heads * (shape.value_head_size or shape.head_size)
         if shape.kv_rank:
-            # Latents are made whole on every tensor rank; only what is made from them is split.
+            # Every tensor rank computes whole latents; only products of latents are split.
             yield Product(n, h, shape.query_rank + shape.kv_rank + shape.rope_head_size)
             yield Product(n, shape.query_rank or h, queries / t)
             unrotated = queries - shape.heads * shape.rope_head_size
             yield Product(n, shape.kv_rank, (unrotated + values) / t)
         else:
-            # Heads of keys that are fewer than the tensor ranks are copied, not split.
+            # If there are fewer key heads than tensor ranks, they are copied, not split.
             keys = max(shape.kv_heads / t, 1) * shape.head_size
             yield Product(n, h, queries / t + 2 * keys)
         yield Product(n, values / t, h)
@@ -89,15 +89,15 @@ class Kernels:
 
     @property
     def _wide(self) -> Precision:
-        """What computes where fp8 is too coarse: the output layer and attention."""
+        """The precision of the output layer and attention, for which fp8 is too coarse."""
         return "bf16" if self.assumed.precision == "fp8" else self.assumed.precision
 
     def product_seconds(self, product: Product, *, wide: bool = False) -> float:
-        """A product's time: by its FLOP on large ones, by the memory it reads on thin ones."""
+        """Return a product's time, bound by FLOP if it is large, by memory reads if it is thin."""
         made, gpu = self.efficiency, self.cluster.gpu
         precision = self._wide if wide else self.assumed.precision
         one = product.flop / product.count
-        # A faster unit needs a larger product to fill it.
+        # A faster unit needs a larger product to reach its peak.
         half = made.gemm_half * gpu.peak(precision) / 312
         best = made.gemm * (made.fp8 if precision == "fp8" else 1.0)
         busy = (one + half) / (self._peak(precision) * best)
@@ -110,14 +110,15 @@ class Kernels:
         return sum(self.product_seconds(product) for product in self.products(moe=moe))
 
     def attention_flop(self) -> float:
-        """Of one forward pass without the causal mask: 4·n·s·heads·head_size / t."""
+        """FLOP of one forward pass without the causal mask: 4·n·s·heads·head_size / t."""
         shape = self.shape
         width = shape.heads * (shape.head_size + (shape.value_head_size or shape.head_size))
         return 2.0 * self.tokens * shape.seq_len * width / self.layout.tensor
 
     def attention_forward(self) -> float:
-        """Flash attention at its share of the peak, half of the square masked away; else two
-        batched products and the softmax's passes over the square of scores."""
+        """Seconds of attention. Flash attention runs at its share of the peak and skips the masked
+        half of the scores. Otherwise: two batched products, and the softmax's passes over the
+        score matrix."""
         made, gpu, layout = self.efficiency, self.cluster.gpu, self.layout
         peak = self._peak(self._wide)
         flop = self.attention_flop()
@@ -128,10 +129,10 @@ class Kernels:
         return flop / (peak * made.gemm) + square
 
     def stream_forward(self) -> float:
-        """Norms, residuals, activations, rotations: what memory bandwidth bounds.
+        """Seconds of norms, residuals, activations and rotations, bound by memory bandwidth.
 
-        Passes over n·h elements that tensor parallelism leaves whole (unless the sequence is
-        split), and over what it splits.
+        Counts passes over n·h elements that tensor parallelism does not split (unless it splits
+        the sequence), and passes over elements that it splits.
         """
         shape, layout, made = self.shape, self.layout, self.efficiency
         whole = 10.0 + (4.0 if shape.dropout else 0.0)
@@ -145,7 +146,7 @@ class Kernels:
         return made.passes * size / (self.cluster.gpu.bandwidth * 1e9 * made.stream)
 
     def launches(self) -> float:
-        """Kernels that the host starts for one layer and micro-batch, all passes, about."""
+        """Approximate number of kernel launches for one layer and micro-batch, over all passes."""
         forward = 24.0 if self.assumed.flash_attention else 32.0
         if self.shape.experts:
             forward += 30
@@ -156,18 +157,18 @@ class Kernels:
         return self.weights_forward(moe=moe) + self.attention_forward() + self.stream_forward()
 
     def backward(self, *, moe: bool) -> float:
-        """Two products for each of the forward's; attention's works at a lower share."""
+        """Two products for each forward product; attention runs at a lower share of the peak."""
         attention = self.attention_forward()
         attention *= 2.5 / 0.85 if self.assumed.flash_attention else 2.0
         return 2 * self.weights_forward(moe=moe) + attention + 2 * self.stream_forward()
 
     def again(self, *, moe: bool) -> float:
-        """What the backward pass computes a second time."""
+        """Seconds of recomputation in the backward pass."""
         match self.layout.recompute:
             case "full":
                 return self.forward(moe=moe)
             case "selective" if self.assumed.by_torch(self.layout):
-                # torch saves every second product's output and runs the rest again.
+                # torch saves every second product's output and recomputes the rest.
                 return 0.5 * self.forward(moe=moe)
             case "selective" if not self.assumed.flash_attention:
                 return self.attention_forward()

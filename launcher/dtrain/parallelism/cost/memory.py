@@ -1,4 +1,4 @@
-"""How much memory training takes on the fullest GPU, part by part."""
+"""Memory of the fullest GPU in training, by part."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dtrain.runtime.layout import Layout
 CONTEXT = 0.7
 """GiB of CUDA's context and loaded kernels (0.5 to 0.9; PyTorch 2, CUDA 12)."""
 COMMUNICATION = 1.0
-"""GiB of NCCL's buffers and of torch.distributed, where there is more than one GPU."""
+"""GiB of the buffers of NCCL and torch.distributed, with more than one GPU."""
 FRAGMENTATION = 0.03
 FRAGMENTATION_BY_TORCH = 0.07
-"""What the allocator holds over what is in use, as a share of that: between 0 and 0.09 in
-published runs, most where shards of all sizes come and go."""
+"""Memory that the allocator reserves but does not use, as a share of the used memory: 0 to 0.09 in
+published runs, highest with shards of many sizes."""
 _GIB = 2.0**30
 
 
@@ -35,21 +35,21 @@ class Memory:
     activations: float
     logits: float
     gathered: float
-    """Layers whose shards were gathered, and gradients on their way to being scattered."""
+    """Gathered layers, and gradients before they are scattered."""
     temporary: float
-    """What one layer's backward pass holds for a moment."""
+    """Temporary tensors of one layer's backward pass."""
     communication: float
     context: float
     fragmentation: float
 
     @property
     def total(self) -> float:
-        """As the driver counts it."""
+        """Total as the driver counts it."""
         return self.allocated + self.communication + self.context + self.fragmentation
 
     @property
     def allocated(self) -> float:
-        """As PyTorch's allocator counts it: without what lies outside of it."""
+        """Total as PyTorch's allocator counts it."""
         return (
             self.parameters + self.gradients + self.optimizer + self.activations + self.logits
             + self.gathered + self.temporary
@@ -57,9 +57,9 @@ class Memory:
 
 
 def memory(shape: Shape, layout: Layout, assumed: Assumptions) -> Memory:
-    """Of the GPU with the most in use, over all stages of the pipeline."""
+    """Return the memory of the fullest GPU, over all stages of the pipeline."""
     counts = stage_layers(shape, layout)
-    # Between the ends stages differ in what they hold in flight alone: the second has the most.
+    # Inner stages differ only in their micro-batches in flight; the second stage has the most.
     stages = sorted({0, min(1, layout.pipeline - 1), layout.pipeline - 1})
     return max(
         (_stage(shape, layout, assumed, counts, stage) for stage in stages),
@@ -99,7 +99,7 @@ def _stage(
         gradients, activations, logits = phase.gradients, phase.activations, phase.logits
         gathered, temporary = phase.gathered, phase.temporary
     elif layout.recompute == "full":
-        # The layer whose backward pass runs has all of its activations again.
+        # The layer in its backward pass holds all of its activations.
         whole = replace(layout, recompute="none")
         temporary = max(temporary, layer_activations(shape, whole, assumed) * tokens)
 
@@ -142,10 +142,10 @@ def _by_runtime(
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """Bytes of each parameter's states, and over how many data ranks each is spread.
+    """Bytes of each parameter's states, and the number of data ranks that shard each state.
 
-    Mixed-precision Adam keeps parameter and gradient in 16 bits (the gradient in 32 where it is
-    accumulated so) and a copy and two moments in 32: 18 bytes in all with bf16; 20 with fp16,
+    Mixed-precision Adam keeps parameter and gradient in 16 bits (the gradient in 32 if it is
+    accumulated so) and a copy and two moments in 32: 18 bytes in total with bf16; 20 with fp16,
     whose gradients the optimizer copies to 32 bits (Megatron-LM, ``dist_optimizer.md``); 16 under
     full sharding, whose parameters are the 32-bit copy (ZeRO, arXiv 1910.02054).
     """
@@ -180,7 +180,7 @@ class _States:
 
 
 def in_flight(layout: Layout, stage: int) -> float:
-    """Micro-batches whose activations a stage holds at once.
+    """Return the number of micro-batches whose activations a stage holds at once.
 
     1F1B: p − stage; interleaving adds a part of a micro-batch for each further chunk:
     p·(1 + (p−1)/(p·v)) on the first stage (RAR, arXiv 2205.05198, section 4.2.3). ZB-2P holds

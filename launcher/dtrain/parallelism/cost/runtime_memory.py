@@ -1,9 +1,9 @@
 """Memory of a layout that ``dtrain.runtime`` trains: the highest of a step's phases.
 
 Terms and phases are those of PyTorch's autograd, DTensor and FSDP2 as the runtime drives them,
-read off ``scripts/planner/track_memory.py``; all in bytes. In 16 bits FSDP2 keeps the weights in
-32 bits and gathers them in 16, with one shard per layer and one for each part around the layers;
-copies (DDP) and one GPU alone compute under autocast.
+measured with ``scripts/planner/track_memory.py``; all in bytes. In 16 bits, FSDP2 keeps the weights
+in 32 bits and gathers them in 16, with one shard per layer and one for each part around the
+layers. DDP and a single GPU compute under autocast.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dtrain.runtime.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What is in use at one moment, besides the sharded parameters and Adam's moments."""
+    """Memory in use at one moment, without the sharded parameters and Adam's moments."""
 
     gradients: float = 0.0
     activations: float = 0.0
     logits: float = 0.0
     gathered: float = 0.0
-    """Parameters gathered to compute with, and gradients before they are scattered."""
+    """Gathered parameters, and gradients before they are scattered."""
     temporary: float = 0.0
 
     @property
@@ -37,7 +37,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Stage:
-    """One rank of a pipeline stage, of a model without a pipeline if there is one stage."""
+    """One rank of a pipeline stage; without a pipeline, of the only stage."""
 
     shape: Shape
     layout: Layout
@@ -57,12 +57,12 @@ class Stage:
 
     @property
     def compute(self) -> int:
-        """Bytes of an element that is computed with."""
+        """Bytes of an element in computation."""
         return BYTES[self.assumed.precision]
 
     @property
     def autocast(self) -> bool:
-        """Whether nothing is sharded or split, so that FSDP does not cast."""
+        """Whether autocast, not FSDP, casts: true if nothing is sharded or split."""
         layout = self.layout
         whole = layout.tensor == layout.pipeline == 1 and layout.sharding == "none"
         return whole and not layout.offload and self.compute == 2
@@ -106,12 +106,12 @@ class Stage:
 
     @property
     def embedding_gradient(self) -> float:
-        """Elements: DTensor finds the gradient of the whole vocabulary on each tensor rank, and
-        adds up and splits it only when it is reduced."""
+        """Elements. DTensor computes the gradient of the whole vocabulary on each tensor rank, and
+        sums and splits it only in the reduction."""
         return self.embedding * self.layout.tensor
 
     def kept(self, recompute: str) -> float:
-        """Bytes that one layer saves for its backward pass, of one micro-batch."""
+        """Return the bytes that one layer saves for the backward pass of one micro-batch."""
         shape, t, c = self.shape, self.layout.tensor, self.compute
         if recompute == "full":
             return c * self.stream * self.tokens
@@ -139,7 +139,7 @@ class Stage:
             attention += c * (shape.query_rank + shape.kv_rank + shape.rope_head_size)
         mlp = c * (4 if shape.gated else 2) * width / t
         if shape.experts:
-            # Tokens as they were sent to their experts, and what came back.
+            # The tokens sent to experts, and the experts' outputs.
             mlp += 2 * c * shape.hidden * shape.experts_per_token
         if shape.dropout:
             inputs += 2 * shape.hidden
@@ -158,8 +158,8 @@ class Stage:
 
     @property
     def buffers(self) -> float:
-        """Of a pipeline: activations and gradients are received into a buffer each, for every
-        micro-batch of a step."""
+        """Bytes of a pipeline's receive buffers: one for activations and one for gradients, for
+        every micro-batch of a step."""
         directions = (not self.first) + (not self.last)
         received = directions * self.layout.virtual_pipeline if self.layout.pipeline > 1 else 0
         if self.layout.virtual_pipeline > 1:
@@ -169,7 +169,7 @@ class Stage:
 
 
 def highest_phase(stage: Stage) -> Phase:
-    """The moment of a step with the most in use."""
+    """Return the phase of a step with the most memory in use."""
     return max(_phases(stage), key=lambda phase: phase.total)
 
 
@@ -177,12 +177,12 @@ def _phases(s: Stage) -> Iterator[Phase]:
     layout, c = s.layout, s.compute
     shards, several = layout.shards, layout.grad_accumulation > 1 or layout.pipeline > 1
     scattered = s.weights
-    # Gradients that are reduced once a step wait whole, in 32 bits; others wait as shards.
+    # Gradients that are reduced once per step are kept whole, in 32 bits; others as shards.
     whole = several and (layout.sharding in ("none", "optimizer") or layout.pipeline > 1)
     unreduced = 4 * (s.parameters - s.embedding + s.embedding_gradient)
     waiting = (unreduced if whole else scattered) if several else 0.0
     if several and not whole:
-        # What was scattered last stays until the next micro-batch scatters something.
+        # The last scattered gradient stays until the next micro-batch scatters one.
         waiting += 4 * s.embedding
     resident = 0.0 if layout.shards_parameters else c * s.parameters
     if s.autocast:
@@ -209,13 +209,13 @@ def _phases(s: Stage) -> Iterator[Phase]:
         below = (s.layers - 1 - done) * kept + others
         around = 2 if done < s.layers - 1 else 1
         if layout.pipeline > 1 or whole:
-            # Stages keep what a backward pass has gathered until the next forward pass.
+            # Stages keep parameters gathered in a backward pass until the next forward pass.
             gathered = (resident or c * s.layer * min(done + 2, s.layers)) + c * s.layer
             if layout.pipeline == 1:
                 gathered += 4 * s.layer - done * c * s.layer
             scattering = waiting
         elif resident:
-            # Behind it, layers have given their 16-bit weights back, and gradients are shards.
+            # Layers after it have freed their 16-bit weights, and their gradients are shards.
             gathered = resident - done * c * s.layer + c * s.layer + (8 * s.layer if done else 0)
             scattering = max(waiting, 4 * (s.head + done * s.layer) / shards)
         else:
@@ -232,23 +232,23 @@ def _phases(s: Stage) -> Iterator[Phase]:
         tied = 2 if s.shape.tied else 1
         left = (c * s.embedding if not whole else 0.0) + c * s.embedding_gradient * tied
         yield Phase(rest, 0.0, 0.0, left + 4 * s.embedding + 4 * s.layer, c * s.stream * s.tokens)
-    # Adam works on one parameter after the other, on all at once where FSDP does not shard them.
+    # Adam updates parameters one by one, or all at once if FSDP does not shard them.
     largest = max(s.embedding, s.head, s.layer / 3)
     update = 4 * s.parameters if s.autocast else 8 * largest / shards
     yield Phase(scattered, s.buffers, 0.0, 0.0, update)
 
 
 SPLIT_LOSS = 16.0
-"""Bytes for each of a rank's logits while their split loss works."""
+"""Bytes for each of a rank's logits while the split loss runs."""
 
 
 def _backward_of_layer(s: Stage) -> float:
-    """What one layer's backward pass holds at its highest, besides what lower layers saved."""
+    """Peak bytes of one layer's backward pass, without the activations of lower layers."""
     c, shape, t = s.compute, s.shape, s.layout.tensor
     saved = s.kept("none")
     if s.layout.recompute == "selective":
         saved += s.stream * c * s.tokens
     used = shape.experts_per_token + shape.shared_experts if shape.experts else 1
     width = shape.ffn_hidden * used / t
-    # While the MLP's backward pass runs: two more of its widest, gradients of the stream.
+    # During the MLP's backward pass: two more of its widest tensors, gradients of the stream.
     return saved + c * (2 * width + s.stream + shape.hidden) * s.tokens

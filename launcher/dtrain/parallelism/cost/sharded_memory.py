@@ -1,7 +1,7 @@
-"""Memory where parameters are sharded (ZeRO-3, FSDP): the highest of a step's phases.
+"""Memory with sharded parameters (ZeRO-3, FSDP): the highest of a step's phases.
 
-The phases and their terms are those of PyTorch's FSDP2 with a shard for each layer and one for
-the rest, read off its own tracker (``torch.distributed._tools.FSDPMemTracker``); all in bytes.
+The phases and their terms follow PyTorch's FSDP2 with a shard for each layer and one for the rest,
+measured with its tracker (``torch.distributed._tools.FSDPMemTracker``); all in bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dtrain.runtime.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What is in use at one moment, besides the sharded parameters and Adam's moments."""
+    """Memory in use at one moment, without the sharded parameters and Adam's moments."""
 
     gradients: float = 0.0
     activations: float = 0.0
@@ -35,9 +35,9 @@ def highest_phase(
     shape: Shape, layout: Layout, assumed: Assumptions,
     *, layers: int, first: bool, last: bool, held: float,
 ) -> Phase:  # fmt: skip
-    """Of a stage of ``layers``.
+    """Return the highest phase of a stage of ``layers``.
 
-    ``held`` are the micro-batches in flight; all but one wait with all of their activations.
+    ``held`` is the number of micro-batches in flight; all but one hold all of their activations.
     """
     kept = layer_activations(shape, layout, assumed)
     waiting = (held - 1) * layers * kept * _tokens(shape, layout)
@@ -57,7 +57,7 @@ def _phases(
     split = shape.hidden / (t if layout.sequence_parallel else 1)
     tokens = _tokens(shape, layout)
     layer = (shape.layer_parameters() - _idle_experts(shape, layout)) / t
-    # Of a layer's gradients one rank keeps its share; experts' are spread over fewer ranks.
+    # A rank keeps its share of a layer's gradients; fewer ranks share the experts' gradients.
     experts = shape.experts * shape.expert_parameters / layout.expert / t
     shards = layout.shards
     alike = max(1, layout.copies // layout.expert)
@@ -86,7 +86,7 @@ def _phases(
     if layout.recompute != "none":
         whole = layer_activations(shape, replace(layout, recompute="none"), assumed) * tokens
     width = shape.ffn_hidden / t
-    # While the MLP's backward pass runs: two more of its widest, and gradients of a product.
+    # During the MLP's backward pass: two more of its widest tensors, a product's gradients.
     inside = whole + (4 if shape.gated else 2) * width * tokens + 2 * split * tokens + 2 * width * h
     again = 2 * split * tokens if layout.recompute == "full" else 0.0
     end_of_layer = 10 * split * tokens + 2 * layer
@@ -101,7 +101,7 @@ def _phases(
             2 * root + 2 * head + 2 * layer + ahead + (reduced * layer if done else 0.0),
             working,
         )
-    # The last to be scattered are the gradients of embedding and output layer.
+    # The gradients of embedding and output layer are scattered last.
     rest = accumulated or 4 * layers * shard
     tied = 6 if shape.tied else 4
     yield Phase(rest, 0.0, 0.0, (2 + reduced) * root)

@@ -1,4 +1,4 @@
-"""What a step time means: tokens a second, and shares of the hardware's peak."""
+"""Speed derived from the step time: tokens per second, and shares of the hardware's peak."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class Speed:
 
     tokens_per_s_per_gpu: float
     model_tflops_per_gpu: float
-    """Without recomputation, attention counted over the whole square (``mfu`` likewise)."""
+    """Model TFLOP/s without recomputation, with non-causal attention (as in ``mfu``)."""
     mfu: float
     """Model FLOPs utilization with non-causal attention, as MosaicML and torchtitan count."""
     mfu_causal: float
-    """The same with half of the square of attention, as Megatron-LM counts today."""
+    """MFU with causal attention (half of the FLOPs), as Megatron-LM counts now."""
     hfu: float
-    """With what is computed again, over the whole square."""
+    """Hardware FLOPs utilization: with recomputation, with non-causal attention."""
 
 
 def flop_per_token(shape: Shape, *, causal: bool = False) -> float:
-    """Of forward and backward pass: 6 for each parameter used in a product, and attention's.
+    """FLOPs of forward and backward pass: 6 for each parameter in a product, plus attention.
 
     6·N + 12·L·s·heads·head_size (PaLM, arXiv 2204.02311, appendix B), half of the second term
-    with a causal mask. The input embedding is a lookup and counts nothing.
+    with a causal mask. The input embedding is a lookup without FLOPs.
     """
     products = shape.active_parameters - shape.embedding_parameters
     if shape.tied:
@@ -42,7 +42,7 @@ def flop_per_token(shape: Shape, *, causal: bool = False) -> float:
 def speed(
     shape: Shape, layout: Layout, cluster: Cluster, assumed: Assumptions, seconds: float
 ) -> Speed:
-    """Of steps of ``seconds`` each."""
+    """Return the speed for steps of ``seconds`` each."""
     tokens = layout.global_batch * shape.seq_len / layout.world_size / seconds
     peak = cluster.gpu.peak(assumed.precision) * 1e12
     flop = flop_per_token(shape)

@@ -1,4 +1,4 @@
-"""What each stage of a pipeline holds: its layers, and their parameters."""
+"""The layers of each pipeline stage, and their parameters."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from dtrain.runtime.layout import Layout
 
 
 def stage_layers(shape: Shape, layout: Layout) -> tuple[int, ...]:
-    """Layers on each pipeline stage, first stage first; they sum to all, and none has none.
+    """Return the number of layers of each pipeline stage, at least one each, first stage first.
 
-    Even where the stages divide the layers, as frameworks do it. Else the last stage, which also
-    has the output layer, gets fewer, and so does the first with the embedding: the slowest stage
-    sets the pace of all. `dtrain.runtime` gives at most one layer more to a stage.
+    Stages are equal if their number divides the layers, as in frameworks. Otherwise the last
+    stage, which also has the output layer, gets fewer, and so does the first, which has the
+    embedding: the slowest stage determines the speed. `dtrain.runtime` gives a stage at most one
+    more layer than another.
     """
     stages = layout.pipeline
     if backend_of(layout).runtime_memory:
@@ -29,13 +30,13 @@ def stage_layers(shape: Shape, layout: Layout) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def _spread(layers: int, stages: int, head: float) -> tuple[int, ...]:
-    """``head`` is the output layer's work in layers."""
+    """``head`` is the output layer's work, in units of a layer's work."""
     if layers % stages == 0:
         return (layers // stages,) * stages
     counts = [1] * stages
     weights = [0.0] * stages
     weights[-1] = head
-    # The embedding costs little time, but memory: it decides between otherwise equal stages.
+    # The embedding takes memory but little time: it decides between otherwise equal stages.
     weights[0] += 0.1
     for _ in range(layers - stages):
         lightest = min(range(stages), key=lambda stage: counts[stage] + weights[stage])

@@ -1,4 +1,4 @@
-"""How long one optimizer step takes, part by part."""
+"""The time of one optimizer step, by part."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
 LAUNCHES = 100
-"""Kernels of one micro-batch outside of the layers, about."""
+"""Approximate number of kernels of one micro-batch outside of the layers."""
 PCIE = 20e9
 """Bytes/s of one GPU to its host's memory and back (PCIe 4.0 x16, sustained)."""
 HOST_MEMORY = 200e9
@@ -27,7 +27,7 @@ BUBBLE = {"zb-1p": 1 / 3, "zb-2p": 0.0, "zb-v": 0.0}
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of one optimizer step, as the critical path spends them."""
+    """Seconds of one optimizer step on the critical path."""
 
     compute: float
     recompute: float
@@ -39,12 +39,12 @@ class StepTime:
     bubble: float
     """Waiting for other stages."""
     data: float
-    """Gathering parameters and reducing gradients, as far as computation does not hide it."""
+    """Gathering parameters and reducing gradients, without the part hidden by computation."""
     optimizer: float
     host: float
     """Waiting for the host to start kernels."""
     other: float
-    """What every step costs: loading data, logging, the reduction of the loss."""
+    """Fixed costs of every step: data loading, logging, the reduction of the loss."""
 
     @property
     def total(self) -> float:
@@ -72,7 +72,7 @@ class _Layer:
 def step_time(
     shape: Shape, layout: Layout, cluster: Cluster, made: Efficiency, assumed: Assumptions
 ) -> StepTime:
-    """The time of one step of ``layout.global_batch`` sequences."""
+    """Return the time of one step of ``layout.global_batch`` sequences."""
     kernels = Kernels(made, cluster, shape, layout, assumed)
     layer = _layer(kernels)
     head = kernels.head_forward() + kernels.head_backward()
@@ -82,11 +82,11 @@ def step_time(
     stages = [count * layer.total for count in counts]
     stages[-1] += head
     slowest = max(range(p), key=lambda stage: stages[stage])
-    # Where kernels are shorter than it takes to start them, the host sets the pace.
+    # If kernels are shorter than their launches, the host is the bottleneck.
     host = (counts[slowest] * kernels.launches() + LAUNCHES) * made.launch
     waiting = max(0.0, host - stages[slowest])
-    # All wait for the slowest stage, and at both ends of the step for all the others:
-    # (p−1)/v of a micro-batch where stages are equal (SC21, arXiv 2104.04473, section 2.2).
+    # All stages wait for the slowest one, and at both ends of the step for all other stages:
+    # (p−1)/v of a micro-batch if stages are equal (SC21, arXiv 2104.04473, section 2.2).
     others = sum(max(stage, host) for stage in stages) - max(stages[slowest], host)
     bubble = BUBBLE.get(layout.schedule, 1.0) * others / layout.virtual_pipeline
 
@@ -147,7 +147,7 @@ def _tensor(kernels: Kernels) -> float:
 
 
 def _context(kernels: Kernels) -> float:
-    """Keys and values travel around the ring, forward and twice backward; half is hidden."""
+    """Keys and values pass around the ring, once forward and twice backward; half is hidden."""
     shape, layout = kernels.shape, kernels.layout
     if layout.context == 1:
         return 0.0
@@ -170,8 +170,8 @@ def _expert(kernels: Kernels) -> float:
 
 
 def _sends(kernels: Kernels) -> float:
-    """Activations to the next stage and gradients back: exposed while the pipeline fills and
-    drains, and half hidden in between."""
+    """Activations go to the next stage and gradients back: exposed while the pipeline fills and
+    drains, half hidden in between."""
     layout = kernels.layout
     p, v = layout.pipeline, layout.virtual_pipeline
     if p == 1:
@@ -185,9 +185,9 @@ def _sends(kernels: Kernels) -> float:
 
 
 def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, float]:
-    """Exposed seconds of data parallelism, and seconds of the optimizer.
+    """Return the exposed seconds of data parallelism, and the seconds of the optimizer.
 
-    ``layers`` are the fullest stage's; ``busy`` is how long it computes in a step.
+    ``layers`` is the number of layers of the fullest stage; ``busy`` is its computation time.
     """
     shape, layout, made = kernels.shape, kernels.layout, kernels.efficiency
     ranks = layout.copies
@@ -202,7 +202,7 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     gradient = 4 if kernels.assumed.fp32_gradients else 2
     mine = dense / shards + experts / min(shards, alike)
     if layout.offload:
-        # Gradients go to the host and parameters come back over PCIe, and the host's processors
+        # Gradients go to the host and parameters return over PCIe. The host's processors
         # update at the speed of its memory, which its GPUs share.
         each = HOST_MEMORY / kernels.cluster.gpus_per_host
         optimizer = mine * ((gradient + 2) / PCIE + 28 / each)
@@ -225,7 +225,7 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
 def _traffic(
     kernels: Kernels, count: float, ranks: int, apart: int, gradient: int, layers: int
 ) -> float:
-    """Seconds that data ranks exchange ``count`` parameters and their gradients in one step."""
+    """Seconds for data ranks to exchange ``count`` parameters and their gradients in a step."""
     layout, made = kernels.layout, kernels.efficiency
     group = Group(kernels.cluster, made, ranks, apart)
     shards = min(layout.shards, ranks)
@@ -238,14 +238,14 @@ def _traffic(
         if shards < ranks:
             far = Group(kernels.cluster, made, ranks // shards, apart * shards)
             scatters += far.all_reduce(gradient * count / shards)
-        # Every micro-batch gathers; gathers of one layer run while another computes.
+        # Every micro-batch gathers; a layer's gather overlaps with another's computation.
         return layout.grad_accumulation * (gathers + scatters)
     if shards < ranks:
-        # Reduced over all, updated in parts, and gathered from the few that hold the parts.
+        # Reduce over all ranks, update in shards, and gather from the ranks with shards.
         return group.in_buckets(group.all_reduce, gradient * count) + near.in_buckets(
             near.all_gather, parameter * count
         )
-    # Spread gradients have no place to accumulate but where they belong.
+    # Sharded gradients can only accumulate on their own rank.
     scatters = layout.grad_accumulation if layout.sharding == "gradients" else 1
     return scatters * group.in_buckets(group.all_gather, gradient * count) + group.in_buckets(
         group.all_gather, parameter * count

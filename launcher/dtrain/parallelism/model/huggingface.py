@@ -1,4 +1,4 @@
-"""A model's shape from the ``config.json`` that Hugging Face Transformers writes."""
+"""Read a model's shape from the ``config.json`` of Hugging Face Transformers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dtrain.parallelism import json_file
 from dtrain.parallelism.model.shape import Shape
 
 LONGEST_USUAL = 8192
-"""Tokens of a training sequence at most, unless said otherwise: the context that a model accepts
-is often far longer than what most of its training used."""
+"""Default limit of the training sequence, in tokens: the longest context of a model
+is often far longer than the sequences of most of its training."""
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
@@ -61,14 +61,14 @@ _DROPOUT = (
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a ``model_type`` implies that its file does not say."""
+    """Facts that a ``model_type`` implies and its file omits."""
 
     gated: bool = True
     tied: bool = False
     learned_positions: bool = False
     dropout: bool = False
     defaults: Mapping[str, Any] | None = None
-    """Of keys that files of this type often leave out, because they have a default."""
+    """Defaults of keys that files of this type often omit."""
 
 
 _KINDS: Mapping[str, _Kind] = {
@@ -102,10 +102,10 @@ _KINDS: Mapping[str, _Kind] = {
     "cohere2": _Kind(tied=True),
     "bitnet": _Kind(),
 }
-"""Types that differ from Llama's: a gated MLP, an output layer of its own, rotated positions."""
+"""Types that differ from Llama's gated MLP, separate output layer and rotary positions."""
 
 _FOUR_TIMES = {"gpt2", "gpt_bigcode", "gpt_neo", "bloom", "falcon", "gptj", "codegen"}
-"""Types whose MLP is four times the hidden size where the file gives none."""
+"""Types whose MLP defaults to four times the hidden size."""
 
 _OTHER_THINGS = {
     "bert": "an encoder",
@@ -132,24 +132,24 @@ _OTHER_THINGS = {
 }
 
 _ATTENTIONS = {"attention", "full_attention", "sliding_attention", "chunked_attention"}
-"""Layer types that have queries, keys and values, over whichever tokens."""
+"""Layer types with queries, keys and values, over any range of tokens."""
 
 _PLAIN_ACTIVATIONS = {"relu", "relu2", "squared_relu", "xielu"}
-"""Those that files use for MLPs of two matrices."""
+"""Activations that files use for MLPs of two matrices."""
 
 _NESTED = ("text_config", "llm_config", "language_config")
 
 
 def shape_from_config(text: str, where: str, *, seq_len: int | None = None) -> Shape:
-    """The shape that a ``config.json`` describes; ``where`` names the file in errors.
+    """Return the shape that a ``config.json`` describes; ``where`` names the file in errors.
 
     Of a model that also sees or hears, the language model. ``seq_len`` replaces the file's
     longest context, which else counts up to ``LONGEST_USUAL`` tokens. Layers of a mixture that
     have a dense MLP are taken to be the first, whichever they are.
 
     Raises:
-        UsageError: the text is no JSON, describes no decoder-only transformer, or lacks a size;
-            says which key.
+        UsageError: the text is not JSON, does not describe a decoder-only transformer, or lacks a
+            size; names the key.
     """
     values = json_file.parse(text, where, "give the config.json of a Hugging Face model")
     if not isinstance(values, dict):
@@ -162,7 +162,7 @@ def shape_from_config(text: str, where: str, *, seq_len: int | None = None) -> S
 
 
 def _language_model(values: dict[str, Any]) -> dict[str, Any]:
-    """The part of a file that describes the language model."""
+    """Return the part of a file that describes the language model."""
     for name in _NESTED:
         inner = values.get(name)
         if isinstance(inner, dict) and not any(key in values for key in _HIDDEN):
@@ -174,7 +174,7 @@ def _language_model(values: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Config:
-    """The values of a file, read by the first of several names."""
+    """The values of a file, each found by the first of several names."""
 
     values: Mapping[str, Any]
     where: str
@@ -243,7 +243,7 @@ class _Config:
             raise UsageError(
                 f"{self.where}: {self.model_type or 'this model'} is {thing}; dtrain plans "
                 f"decoder-only transformers",
-                hint="plan one of about its size: --model-size, or --layers, --hidden, --heads",
+                hint="plan for a similar size: --model-size, or --layers, --hidden, --heads",
             )
 
     def head_size(self, hidden: int, heads: int) -> int:
@@ -266,7 +266,7 @@ class _Config:
     def gated(self) -> bool:
         if self.model_type in _KINDS:
             return self.kind.gated
-        # Of other types, the activation or the key of LayerNorm tells those of GPT's kind.
+        # Other types are like GPT if they have its activation or its LayerNorm key.
         if str(self.get(("hidden_act", "activation_function"))) in _PLAIN_ACTIVATIONS:
             return False
         return not any(name in self.values for name in ("layer_norm_epsilon", "n_inner"))
@@ -278,7 +278,8 @@ class _Config:
         return any(share > 0 for share in shares) if shares else self.kind.dropout
 
     def mlps(self, layers: int, hidden: int, experts: int) -> tuple[int, int, int]:
-        """Widths of one expert (or of the only MLP) and of a dense layer, and dense layers."""
+        """Return the width of an expert (or the only MLP) and of a dense layer, and the number of
+        dense layers."""
         ffn = self.count(_FFN)
         if not ffn and self.get(("expansion_ratio",)):
             ffn = self.needed(("expansion_ratio",)) * hidden
@@ -305,7 +306,7 @@ class _Config:
         return layers - (layers - count) // every if every > 1 else count
 
     def shared_experts(self, ffn: int) -> int:
-        """In experts of the usual width, rounded."""
+        """Return the number of shared experts, in units of the usual width, rounded."""
         width = self.count(("shared_expert_intermediate_size",))
         if width:
             return max(1, round(width / ffn))
@@ -314,7 +315,7 @@ class _Config:
         return self.count(("n_shared_experts", "num_shared_experts", "num_shared_expert"))
 
     def get(self, names: tuple[str, ...], default: Any = None) -> Any:
-        """The first of ``names`` that the file gives; a dot goes into an inner object."""
+        """Return the value of the first of ``names`` in the file; a dot enters an inner object."""
         for name in names:
             outer, _, inner = name.partition(".")
             value = self.values.get(outer)
@@ -328,7 +329,7 @@ class _Config:
         return default
 
     def count(self, names: tuple[str, ...]) -> int:
-        """A whole number, 0 if the file gives none."""
+        """Return a whole number, 0 if the file has none."""
         value = self.get(names, 0)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -351,5 +352,5 @@ class _Config:
     def refuse(self, message: str) -> None:
         raise UsageError(
             f"{self.where}: {message}",
-            hint="mend the file, or give the sizes as --layers, --hidden, --heads, --ffn-hidden",
+            hint="fix the file, or give the sizes as --layers, --hidden, --heads, --ffn-hidden",
         )

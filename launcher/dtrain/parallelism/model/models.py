@@ -1,7 +1,7 @@
-"""Shapes of well-known models, each with its published number of parameters.
+"""Shapes of well-known models, with their published numbers of parameters.
 
-The figures are data: ``models.json``. ``seq_len`` is what most of the pretraining used, which
-for recent models is far below the longest context that they accept.
+The figures are in ``models.json``. ``seq_len`` is the length in most of the pretraining, which
+for recent models is far below their longest context.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dtrain.parallelism.names import find, index
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that someone published."""
+    """A published model."""
 
     shape: Shape
     parameters: int
-    """As published; exact where ``source`` is its weights."""
+    """Parameters as published; exact if ``source`` is the weights."""
     active: int
-    """Those of one token, as published; 0 for a dense model, or where they are not."""
+    """Active parameters for one token as published; 0 for dense models, or if not published."""
     source: str
     aliases: tuple[str, ...] = ()
 
@@ -33,8 +33,8 @@ class Model:
 
 @cache
 def models() -> tuple[Model, ...]:
-    """All models of the table."""
-    import json  # 7 ms that only plans by a model's name need pay
+    """Return all models of the table."""
+    import json  # takes 7 ms, needed only for plans by model name
 
     entries = json.loads(Path(__file__).with_name("models.json").read_text("utf-8"))
     found = []
@@ -51,10 +51,11 @@ def models() -> tuple[Model, ...]:
 
 
 def model(name: str) -> Shape:
-    """The shape of a well-known model; its owner's prefix (``meta-llama/``) may stand before.
+    """Return the shape of a well-known model; the name may have its owner's prefix
+    (``meta-llama/``).
 
     Raises:
-        UsageError: the table has none of that name; suggests the nearest.
+        UsageError: no model has this name; suggests the nearest.
     """
     return find(
         name.rpartition("/")[2],

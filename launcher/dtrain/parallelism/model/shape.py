@@ -1,4 +1,4 @@
-"""The shape of a transformer language model, and how many parameters it has."""
+"""The shape of a transformer language model, and its number of parameters."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from functools import cached_property
 class Shape:
     """A decoder-only transformer.
 
-    All sizes are counts of elements. ``ffn_hidden`` is the inner width of one MLP: of the dense
-    one, or of each expert.
+    All sizes are numbers of elements. ``ffn_hidden`` is the inner width of one MLP: the dense
+    one, or each expert.
     """
 
     layers: int
@@ -30,35 +30,35 @@ class Shape:
     """Whether the input embedding and the output layer are one matrix."""
     learned_positions: bool = False
     dropout: bool = False
-    """Whether activations are dropped at random, which keeps a mask of each (GPT-2, GPT-3)."""
+    """Whether there is dropout, which keeps a mask of activations (GPT-2, GPT-3)."""
     experts: int = 0
     """0 for a dense model."""
     experts_per_token: int = 0
     shared_experts: int = 0
-    """Experts that see every token, each of the width of the others."""
+    """Shared experts that process every token, of the same width as routed experts."""
     dense_layers: int = 0
-    """First layers of a mixture of experts that have one dense MLP instead."""
+    """Number of first layers in a mixture of experts that have one dense MLP instead."""
     dense_ffn_hidden: int = 0
     """Inner width of the MLP of those dense layers."""
     kv_rank: int = 0
-    """Width of the latent that keys and values are made from (DeepSeek's MLA); 0 for none.
+    """Width of the latent for keys and values (DeepSeek's MLA); 0 without MLA.
 
-    ``head_size`` is then that of queries and keys, with the rotated part, and every head has keys
-    of its own.
+    ``head_size`` is then the size of queries and keys with the rotary part, and every head has
+    separate keys.
     """
     query_rank: int = 0
-    """Width of the latent that queries are made from; 0 makes them from the hidden state."""
+    """Width of the latent for queries; 0 if queries come from the hidden state."""
     rope_head_size: int = 0
-    """The part of ``head_size`` that is rotated, whose keys all heads share under MLA."""
+    """The rotary part of ``head_size``, whose keys all heads share under MLA."""
     value_head_size: int = 0
-    """Elements of one head's values, where they are not ``head_size``; else 0."""
+    """Elements of one head's values, if not ``head_size``; else 0."""
     name: str = ""
 
     @cached_property
     def attention_parameters(self) -> int:
-        """Of one layer: the query, key, value and output matrices.
+        """Parameters of one layer's query, key, value and output matrices.
 
-        2·h²·(1 + kv_heads/heads) where heads · head_size = h (Megatron-LM,
+        2·h²·(1 + kv_heads/heads) if heads · head_size = h (Megatron-LM,
         ``theoretical_memory_usage.py``); with latents, DeepSeek-V2 (arXiv 2405.04434) eq. 9 to 13
         and the norms of the latents.
         """
@@ -84,34 +84,34 @@ class Shape:
 
     @cached_property
     def expert_parameters(self) -> int:
-        """Of one expert, or of the only MLP of a dense layer."""
+        """Parameters of one expert, or of the MLP of a dense layer."""
         return self.matrices * self.hidden * self.ffn_hidden
 
     @cached_property
     def moe_layers(self) -> int:
-        """Layers with experts."""
+        """Number of layers with experts."""
         return self.layers - self.dense_layers if self.experts else 0
 
     @property
     def router_parameters(self) -> int:
-        """Of one layer with experts."""
+        """Router parameters of one layer with experts."""
         return self.hidden * self.experts
 
     @property
     def norm_parameters(self) -> int:
-        """Of one layer: two norms, with biases where the MLP is not gated (LayerNorm)."""
+        """Parameters of one layer's two norms, with biases if the MLP is not gated (LayerNorm)."""
         return 2 * self.hidden * (1 if self.gated else 2)
 
     @property
     def bias_parameters(self) -> int:
-        """Of one layer of GPT-2's kind; models with gated MLPs have none."""
+        """Bias parameters of one GPT-2 layer; models with gated MLPs have none."""
         if self.gated:
             return 0
         keys = self.kv_heads * self.head_size
         return self.heads * self.head_size + 2 * keys + 2 * self.hidden + self.ffn_hidden
 
     def mlp_parameters(self, *, moe: bool) -> int:
-        """Of one layer's MLP, or of its router and all of its experts."""
+        """Parameters of one layer's MLP, or of its router and all of its experts."""
         if moe:
             count = self.experts + self.shared_experts
             return count * self.expert_parameters + self.router_parameters
@@ -122,7 +122,7 @@ class Shape:
         )
 
     def layer_parameters(self, *, moe: bool | None = None) -> int:
-        """Of one layer; with experts if the model has any, unless ``moe`` says otherwise."""
+        """Parameters of one layer: of a layer with experts if ``moe``, by default if it has any."""
         if moe is None:
             moe = bool(self.experts)
         return self._moe_layer_parameters if moe else self._dense_layer_parameters
@@ -141,17 +141,17 @@ class Shape:
 
     @cached_property
     def embedding_parameters(self) -> int:
-        """Of the input embedding, with learned positions if there are any."""
+        """Parameters of the input embedding, with learned positions if there are any."""
         return (self.vocab + (self.seq_len if self.learned_positions else 0)) * self.hidden
 
     @cached_property
     def head_parameters(self) -> int:
-        """Of the output layer, even if it shares its matrix with the embedding."""
+        """Parameters of the output layer, even if it shares its matrix with the embedding."""
         return self.vocab * self.hidden
 
     @cached_property
     def parameters(self) -> int:
-        """All of them, a tied matrix once."""
+        """All parameters; a tied matrix counts once."""
         moe = self.moe_layers
         return (
             moe * self.layer_parameters(moe=True)
@@ -163,6 +163,6 @@ class Shape:
 
     @cached_property
     def active_parameters(self) -> int:
-        """Those that one token passes through."""
+        """Parameters that one token uses."""
         idle = self.experts - self.experts_per_token
         return self.parameters - self.moe_layers * idle * self.expert_parameters

@@ -1,4 +1,4 @@
-"""A model's shape from what a person says of it: one size, or each size by its option."""
+"""A model's shape from its total size, or from separate sizes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _COUNT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(e\d{1,2})?\s*([a-z]*)")
 
 
 def parse_count(text: str, what: str = "--model-size") -> int:
-    """A number as people write it: ``350M``, ``100B``, ``1.5T``, ``7e9``, ``1_000_000``.
+    """Parse a number such as ``350M``, ``100B``, ``1.5T``, ``7e9`` or ``1_000_000``.
 
     ``what`` names the option in errors.
 
     Raises:
-        UsageError: the text is no such number, or is not above 0.
+        UsageError: the text is not a number, or not above 0.
     """
     plain = text.strip().lower().replace("_", "").replace(",", "")
     match = _COUNT.fullmatch(plain) if len(plain) <= 40 else None
@@ -32,7 +32,7 @@ def parse_count(text: str, what: str = "--model-size") -> int:
         )
     whole, _, decimals = match[1].partition(".")
     power = _UNITS[match[3]] + int((match[2] or "e0")[1:]) - len(decimals)
-    # In whole numbers, because 1.1 × 10⁹ in floating point is not one.
+    # Compute with integers: 1.1 × 10⁹ in floating point is not a whole number.
     digits, tens = int(whole + decimals), 10 ** abs(power)
     count, rest = (digits * tens, 0) if power >= 0 else divmod(digits, tens)
     if rest or count < 1:
@@ -45,7 +45,7 @@ def parse_count(text: str, what: str = "--model-size") -> int:
 _SMALLEST, _LARGEST = 2e6, 1e14
 
 _WIDTH_OVER_DEPTH = (
-    # Parameters, and hidden / layers of models that were trained well at about that size.
+    # Parameters, and hidden / layers of successful models of about that size.
     (1e7, 32.0),
     (1e8, 64.0),  # GPT-2 small: 768 / 12
     (1e9, 96.0),  # GPT-3 XL: 2048 / 24
@@ -60,16 +60,16 @@ _WIDTH_OVER_DEPTH = (
 def shape_for_size(
     parameters: float, *, seq_len: int | None = None, vocab: int | None = None
 ) -> Shape:
-    """A sensible dense shape of about that many parameters: within 1 % of them, or at worst 2 %.
+    """Return a typical dense shape with about that many parameters: within 1 %, at worst 2 %.
 
-    From 1B on in the manner of Llama 3: gated MLPs near 3.25 times the hidden size, heads of 128,
-    8 key and value heads. Below, in the manner of GPT-2: heads of 64, narrower MLPs. Width and
-    depth have the proportion of models that were trained at about that size, and all sizes divide
-    well: layers by 4 and rather by 8 or 16 for pipelines (by 2 below 1B), heads by 8 for tensor
+    From 1B on, like Llama 3: gated MLPs near 3.25 times the hidden size, heads of 128,
+    8 key and value heads. Below, like GPT-2: heads of 64, narrower MLPs. Width and
+    depth have the proportion of published models of about that size, and all sizes divide
+    well: layers by 4 and preferably by 8 or 16 for pipelines (by 2 below 1B), heads by 8 for tensor
     parallelism from hidden 1024 on, the MLP by 256 from hidden 512 on.
 
     Raises:
-        UsageError: no such model is sensible, or the vocabulary leaves no room for layers.
+        UsageError: no typical shape has this size, or the vocabulary leaves no room for layers.
     """
     if not _SMALLEST <= parameters <= _LARGEST:
         raise UsageError(
@@ -90,7 +90,7 @@ def shape_for_size(
     if found is None:
         raise UsageError(
             f"--model-size {parameters:g} does not suit a --vocab of {vocab}: with its embedding, "
-            f"no sensible layers come to that size",
+            f"no typical layers reach that size",
             hint="use a smaller vocabulary, or give --layers, --hidden and --heads",
         )
     _, hidden, layers, ffn, head_size = found
@@ -109,7 +109,8 @@ def shape_for_size(
 
 
 def _usual_vocab(parameters: float) -> int:
-    """Llama 3's for large models; for small ones what leaves most parameters to the layers."""
+    """Llama 3's vocabulary for large models; for small ones, one that leaves most parameters to
+    the layers."""
     for below, vocab in ((5e6, 1024), (3e7, 8192), (1e8, 16384), (4e9, 50304)):
         if parameters < below:
             return vocab
@@ -123,19 +124,19 @@ def _kv_heads(heads: int, parameters: float) -> int:
 def _candidates(
     parameters: float, embeddings: int, tolerance: float
 ) -> Iterator[tuple[float, int, int, int, int]]:
-    """Hidden size, layers, MLP and head size that make up the number of parameters.
+    """Yield hidden size, layers, MLP and head size that reach the number of parameters.
 
-    Before them stands how far they are from what they should be. ``embeddings`` counts the rows
+    The first element is the distance from the ideal. ``embeddings`` is the number of rows
     of the matrices outside of the layers.
     """
     ratio = _width_over_depth(parameters)
     large = parameters >= 1e9
-    # From 12·L·h² parameters in layers of the ratio's depth.
+    # Solve 12·L·h² parameters for layers of the ratio's depth.
     width = (parameters * ratio / 12) ** (1 / 3)
     head_size = 128 if large else 64
     step = 1024 if large else 128 if width >= 512 else 64
     ideal_mlp = 3.25 if large else 8 / 3
-    # Wide MLPs of a round size divide over 8 GPUs into matrices that tensor cores like.
+    # Wide MLPs of a round size divide over 8 GPUs into matrices that suit tensor cores.
     unit = next(unit for above, unit in _MLP_UNITS if width >= above)
     for hidden in range(step, int(2 * width) + 2 * step, step):
         heads = hidden // head_size
@@ -162,14 +163,14 @@ def _candidates(
 
 
 _MLP_UNITS = ((4096, 512), (512, 256), (0, 64))
-"""What the MLP's size is a multiple of, from a hidden size on."""
+"""Divisor of the MLP's size, by minimum hidden size."""
 
 _UNEVEN = ((16, 0.0), (8, 0.05), (4, 0.15))
-"""What layers that divide by no more than that cost a choice: pipelines want many divisors."""
+"""Penalty by the largest divisor of the layers: pipelines need many divisors."""
 
 
 def _width_over_depth(parameters: float) -> float:
-    """The sensible hidden / layers at a size, between the two sizes known around it."""
+    """Return the typical hidden / layers at a size, interpolated between known sizes."""
     for (low, first), (high, second) in pairwise(_WIDTH_OVER_DEPTH):
         if parameters <= high:
             share = math.log(max(parameters, low) / low) / math.log(high / low)
@@ -193,15 +194,15 @@ def shape_from_sizes(
     tied: bool = False,
     name: str = "",
 ) -> Shape:
-    """The shape of those sizes, with usual ones for what is not said.
+    """Return the shape with these sizes, and defaults for the rest.
 
-    Heads of 128 (or of 64 where that does not divide), as many key and value heads, a gated MLP
+    Heads of 128 (or of 64 if 128 does not divide), as many key and value heads, a gated MLP
     of 8/3 hidden rounded up to 256 or a plain one of 4 hidden, 2 experts per token, 4096 tokens,
-    128256 words (50304 below hidden 4096). An MLP of exactly 4 hidden with a key head for each
-    head is taken for GPT-3's kind, which is not gated, unless ``gated`` says otherwise.
+    128256 words (50304 below hidden 4096). An MLP of exactly 4 hidden with one key head per
+    head is treated as GPT-3's, which is not gated, unless ``gated`` is given.
 
     Raises:
-        UsageError: sizes do not go together; names the options.
+        UsageError: sizes do not fit together; names the options.
     """
     for option, value in (
         ("--layers", layers),
@@ -219,7 +220,7 @@ def shape_from_sizes(
         size = head_size or (128 if hidden % 128 == 0 else 64)
         if hidden % size:
             raise UsageError(
-                f"--hidden {hidden} does not divide into heads of {size}", hint="say --heads"
+                f"--hidden {hidden} does not divide into heads of {size}", hint="set --heads"
             )
         heads = hidden // size
     if head_size is None:
@@ -266,12 +267,13 @@ def _experts_per_token(experts: int, chosen: int | None) -> int:
         return min(2, experts)
     if not experts and chosen:
         raise UsageError(
-            f"--experts-per-token {chosen} without --experts", hint="say how many there are"
+            f"--experts-per-token {chosen} without --experts",
+            hint="set the number of experts with --experts",
         )
     if experts and not 1 <= chosen <= experts:
         raise UsageError(
             f"--experts-per-token {chosen} is not between 1 and --experts {experts}",
-            hint="2 and 8 are usual",
+            hint="2 and 8 are typical",
         )
     return chosen
 

@@ -1,4 +1,4 @@
-"""Consecutive layers in parts whose heaviest is as light as possible."""
+"""Split consecutive layers into parts and minimize the heaviest part."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 def split(weights: Sequence[float], parts: int) -> tuple[int, ...]:
-    """How many consecutive weights go to each part so that the heaviest part is lightest.
+    """Return the number of consecutive weights in each part that minimizes the heaviest part.
 
-    Parts are as equal as that allows; trailing ones are empty where there are too few weights.
+    Parts are as equal as that allows; the last ones are empty if there are too few weights.
     """
     low, high = max(weights), float(sum(weights))
     for _ in range(60):
@@ -33,7 +33,7 @@ def split(weights: Sequence[float], parts: int) -> tuple[int, ...]:
 
 
 def _needed(weights: Sequence[float], most: float) -> int:
-    """Parts of at most ``most`` that consecutive weights take."""
+    """Return the number of parts of at most ``most`` that the weights need."""
     parts, load = (1, 0.0) if weights else (0, 0.0)
     for weight in weights:
         if load + weight > most:

@@ -1,4 +1,4 @@
-"""Judges every strategy of ``tf.distribute`` for a model on a cluster."""
+"""Evaluate every strategy of ``tf.distribute`` for a model on a cluster."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def answer(
     precision: Precision = "bf16",
     host_memory: float | None = None,
 ) -> TensorFlowPlan:
-    """Judge every strategy of ``tf.distribute`` for ``global_batch`` sequences a step.
+    """Evaluate every strategy of ``tf.distribute`` for ``global_batch`` sequences a step.
 
-    ``host_memory`` is one host's, in GiB; where it is not known, strategies that keep variables
-    there are judged by their GPUs alone, and say what hosts must have.
+    ``host_memory`` is one host's memory in GiB. If unknown, strategies that keep variables
+    there are evaluated by their GPUs only, and state the memory that hosts need.
     """
     job = _Job(shape, cluster, global_batch, precision, host_memory)
     verdicts = tuple(sorted(job.verdicts(), key=lambda verdict: not verdict.fits))
     held = verdicts[0].fits
     assignment = None if held or job.tpu else job.assignment()
-    # Variables in hosts' memory train at the pace of their reads, so torch is worth a word.
+    # Reads limit training with variables in hosts' memory, so mention torch.
     torch = None if (held and not verdicts[0].host_gib) or job.tpu else job.torch()
     return TensorFlowPlan(
         verdicts=verdicts,
@@ -65,11 +65,11 @@ class _Job:
 
     @property
     def gigabytes(self) -> float:
-        """One GiB for each byte of every parameter."""
+        """GiB of all parameters at one byte each."""
         return self.shape.parameters / _GIB
 
     def verdicts(self) -> Iterator[Verdict]:
-        """In the order in which one would want them."""
+        """Yield the verdicts in order of preference."""
         hosts, local = self.cluster.hosts, self.cluster.gpus_per_host
         if self.tpu:
             yield self._copied("tpu", "each TPU chip", self.cluster.gpus)
@@ -96,7 +96,7 @@ class _Job:
     def _way(
         self, replicas: int, *, variables: bool = True, part: Part | None = None
     ) -> tuple[Way, KerasMemory]:
-        """The fastest way that fits, or the one that needs least: recomputing costs a third of
+        """Return the fastest way that fits, or the smallest: recomputing costs a third of
         the time, and small micro-batches less than that."""
         part = part or Part.whole(self.shape)
         tried = []
@@ -110,7 +110,7 @@ class _Job:
         return min(tried, key=lambda one: one[1].total)
 
     def _copied(self, name: str, where: str, replicas: int) -> Verdict:
-        """A strategy under which every GPU holds the whole model and its optimizer."""
+        """Evaluate a strategy in which every GPU holds the whole model and its optimizer."""
         way, memory = self._way(replicas)
         fits = memory.total <= self.limit
         states = 16 * self.gigabytes
@@ -118,7 +118,7 @@ class _Job:
         if fits:
             reason = f"{where} holds a whole copy in {memory.total:.1f} of {self.limit:.1f} GiB"
             if idle:
-                reason += f"; the other {idle} GPUs have nothing to do"
+                reason += f"; the other {idle} GPUs are idle"
         else:
             reason = (
                 f"{where} holds a whole copy: {states:.0f} GiB of variables, Adam's slots and "
@@ -132,9 +132,10 @@ class _Job:
         return Verdict(name, fits, where, way, memory, 0.0, reason)
 
     def _central(self, where: str) -> Verdict:
-        """Variables on the host's CPU, or on the only GPU (``central_storage_strategy.py``).
+        """Evaluate variables on the host's CPU, or on the only GPU
+        (``central_storage_strategy.py``).
 
-        Optimizer slots lie beside their variables, and gradients of all GPUs meet there.
+        Optimizer slots are next to their variables, and gradients of all GPUs are summed there.
         """
         local = self.cluster.gpus_per_host
         if local == 1:
@@ -150,10 +151,10 @@ class _Job:
         )
 
     def _parameter_server(self) -> Verdict:
-        """Variables and slots in the memory of ps tasks, here one on every host.
+        """Evaluate variables and slots in the memory of ps tasks, one on every host.
 
-        Every worker sends its gradients, of which a host receives its share from all, having
-        added up those of its own GPUs.
+        Every worker sends its gradients, summed over its own GPUs. Each host receives its share
+        from all workers.
         """
         hosts, local = self.cluster.hosts, self.cluster.gpus_per_host
         host = (12 / hosts + 4 + (4 * local if local > 1 else 0)) * self.gigabytes
@@ -172,10 +173,10 @@ class _Job:
     def _read_from_hosts(
         self, name: str, where: str, replicas: int, host: float, home: str
     ) -> Verdict:
-        """A strategy that keeps states in hosts' memory.
+        """Evaluate a strategy that keeps states in hosts' memory.
 
-        Nothing orders the reads, so that a GPU may hold a copy of every parameter at once, and
-        its gradient.
+        The reads have no order, so a GPU may hold copies of all parameters and their gradients
+        at once.
         """
         way, memory = self._way(replicas, variables=False)
         room = self.host_memory is None or host <= self.host_memory
@@ -194,7 +195,7 @@ class _Job:
         return Verdict(name, fits, where, way, memory, host, reason)
 
     def assignment(self) -> Assignment | None:
-        """Consecutive layers to the GPUs of one host, balanced by memory."""
+        """Assign consecutive layers to the GPUs of one host, balanced by memory."""
         local = self.cluster.gpus_per_host
         if local == 1:
             return None
@@ -209,7 +210,7 @@ class _Job:
         return least
 
     def _placed(self, way: Way, gpus: int) -> Iterator[Placed]:
-        """Layers, with the embedding before the first and the output layer behind the last."""
+        """Yield layers, with the embedding before the first and the output layer after the last."""
         blocks = [Part(0, 0, head=False)]
         dense = self.shape.layers - self.shape.moe_layers
         blocks += [Part(1, 0, embedding=False, head=False)] * dense
@@ -251,7 +252,7 @@ class _Job:
         assignment: Assignment | None,
         torch: Candidate | None,
     ) -> str:
-        """What a colleague would say."""
+        """Return the recommendation."""
         best = verdicts[0]
         size = f"{self.shape.parameters / 1e9:.3g}B parameters"
         if best.fits:
@@ -323,7 +324,7 @@ def _needs(verdicts: Sequence[Verdict], name: str) -> float:
 
 
 def _ways(sequences: int) -> Iterator[Way]:
-    """Of passing that many sequences through one replica, the fastest first."""
+    """Yield the ways to pass this number of sequences through one replica, fastest first."""
     for recompute in ("none", "full"):
         for micro_batch in range(sequences, 0, -1):
             if sequences % micro_batch == 0:

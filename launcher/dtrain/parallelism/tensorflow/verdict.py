@@ -11,27 +11,27 @@ from dtrain.parallelism.cost.keras_memory import KerasMemory, Way
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What comes of one strategy, by the name that a cluster file gives it."""
+    """The evaluation of one strategy, by its name in a cluster file."""
 
     name: str
     fits: bool
     where: str
-    """The devices that ``memory`` is of, and how many replicas there are."""
+    """The devices of ``memory``, and the number of replicas."""
     way: Way
-    """The fastest that fits, or the one that needs least."""
+    """The fastest way that fits, or the smallest."""
     memory: KerasMemory
     host_gib: float
-    """Of each host's own memory, for variables that live there; else 0."""
+    """GiB of each host's memory for variables that live there; else 0."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What one GPU of a host holds when the model is split by hand."""
+    """The part of one GPU of a host, for a model that is split by hand."""
 
     gpu: int
     first: int
-    """First of its layers; ``layers`` 0 means that it has none."""
+    """The first of its layers; ``layers`` is 0 if it has none."""
     layers: int
     embedding: bool
     head: bool
@@ -39,7 +39,7 @@ class Placed:
 
     @property
     def what(self) -> str:
-        """Such as ``embedding, layers 0-9``."""
+        """Its content, such as ``embedding, layers 0-9``."""
         parts = ["embedding"] if self.embedding else []
         if self.layers:
             last = self.first + self.layers - 1
@@ -49,7 +49,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Layers to the GPUs of one host, by ``tf.device`` scopes; every host holds the same."""
+    """The layers of each GPU of one host, by ``tf.device`` scopes, the same on every host."""
 
     gpus: tuple[Placed, ...]
     way: Way
@@ -65,24 +65,24 @@ class TensorFlowPlan:
     """The answer for ``--framework tensorflow``."""
 
     verdicts: tuple[Verdict, ...]
-    """Of all strategies, the best that fits first."""
+    """The verdicts on all strategies, with the best that fits first."""
     assignment: Assignment | None
-    """Where no strategy holds the model; it may not fit either."""
+    """A split by hand, if no strategy holds the model; it may not fit either."""
     torch: Candidate | None
-    """What torch would do where no strategy holds the model on its GPUs, if it can."""
+    """torch's best layout, if no strategy holds the model on its GPUs and torch can."""
     limit: float
-    """GiB of one GPU that may be used."""
+    """Usable GiB of one GPU."""
     sentence: str
     notes: tuple[str, ...]
-    """Ways past the strategies, and why they are not offered."""
+    """Ways besides the strategies, and why dtrain does not offer them."""
 
     @property
     def strategy(self) -> Verdict | None:
-        """The one to use."""
+        """The recommended strategy."""
         return self.verdicts[0] if self.verdicts[0].fits else None
 
     def to_document(self) -> dict[str, Any]:
-        """For ``--json``: GiB, counts and sentences."""
+        """Return the document for ``--json``: GiB, counts and sentences."""
         assignment = self.assignment
         best = self.strategy
         return {
