@@ -268,7 +268,7 @@ def _experts_per_token(experts: int, chosen: int | None) -> int:
     if not experts and chosen:
         raise UsageError(
             f"--experts-per-token {chosen} without --experts",
-            hint="set the number of experts with --experts",
+            hint="set how many experts there are with --experts",
         )
     if experts and not 1 <= chosen <= experts:
         raise UsageError(
