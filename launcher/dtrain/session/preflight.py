@@ -240,7 +240,7 @@ class Preflight:
     ) -> tuple[Facts, ...]:
         """Run a program as every rank of a host. Raises NodeError."""
         part = host.part
-        environment = dict(part.environment)
+        environment = _for_a_check(part.environment)
         # The agent does the same, see `HostPlan.route_to`.
         if part.route_to is not None and host.interface is not None:
             environment.setdefault("GLOO_SOCKET_IFNAME", host.interface)
@@ -349,7 +349,7 @@ class Preflight:
             "script": job.script,
             "code": thorough and job.sync is None and job.workdir is not None,
             "setup": list(job.setup) if thorough else [],
-            "environment": {**part.environment, **own},
+            "environment": _for_a_check({**part.environment, **own}),
             "python": part.python,
             "interpreter": {
                 "code": programs.program("interpreter").decode(),
@@ -464,3 +464,8 @@ def _identity(process: Process) -> dict[str, Any]:
 def over(transport: Transport) -> Callable[[HostPlan], Connection]:
     """Returns a function that opens a new connection to a host."""
     return lambda part: transport.connect(part.host)
+
+
+def _for_a_check(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a worker without the tag by which hosts find the processes of a run."""
+    return {name: value for name, value in environment.items() if name != "DTRAIN_RUN_ID"}
