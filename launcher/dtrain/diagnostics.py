@@ -116,6 +116,9 @@ class HostKeyError(NodeError):
 class AuthError(NodeError):
     """The host refused every way of authenticating."""
 
+    asked = False
+    """Whether a person was asked in vain. Another attempt would only ask again."""
+
 
 class AnswerError(NodeError):
     """The host sent something that dtrain's own programs never send: it is broken or hostile."""

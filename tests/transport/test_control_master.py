@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ import pytest
 
 from dtrain.diagnostics import AuthError, ConnectError
 from dtrain.spec.model import Host
+from dtrain.transport import control_master
 from dtrain.transport.ssh import SshTransport
+from support.other_users import MALLORY, acting_as
 from support.sshd import Sshd, free_port, host_on, running_sshd
 
 pytestmark = pytest.mark.sshd
@@ -112,30 +115,58 @@ def test_an_address_that_the_jump_host_cannot_reach(
         transport.connect(closed)
 
 
-@pytest.mark.parametrize("kind", ["missing", "file", "stale", "garbage", "hangs up"])
+HELLO = struct.pack(">III", 8, 1, 4)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["missing", "file", "stale", "garbage", "hangs up", "link", "drip", "another user's process"],
+)
 def test_a_socket_of_another_program_is_ignored(
-    transport: SshTransport, host: Host, control_path: Path, bastion: Sshd, kind: str
+    transport: SshTransport,
+    host: Host,
+    control_path: Path,
+    bastion: Sshd,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(control_master, "HELLO_TIMEOUT", 2.0)
     listener = socket.socket(socket.AF_UNIX)
-    answer = {"garbage": b"\xff" * 64, "hangs up": b""}.get(kind)
+    answers = {"garbage": b"\xff" * 64, "hangs up": b"", "drip": struct.pack(">I", 1 << 18)}
+    answer = answers.get(kind, HELLO if kind in {"link", "another user's process"} else None)
+    over = threading.Event()
 
     def serve() -> None:
         while True:
             try:
                 with listener.accept()[0] as client:
                     client.sendall(answer or b"")
+                    while kind == "drip" and not over.wait(0.1):
+                        client.send(b"\0")
+            except ConnectionError:
+                continue  # this client gave up
             except OSError:
                 return
 
     if kind == "file":
         control_path.write_text("")
+    elif kind == "link":
+        listener.bind(f"{control_path}.real")
+        control_path.symlink_to(f"{control_path}.real")
     elif kind != "missing":
         listener.bind(str(control_path))
-    if answer is not None:
+    if kind == "another user's process":
+        if os.getuid() != 0:
+            pytest.skip("needs root to act as another user")
+        with acting_as(MALLORY):  # the kernel notes who calls listen
+            listener.listen()
+    elif answer is not None:
         listener.listen()
+    if answer is not None:
         threading.Thread(target=serve, daemon=True).start()
     transport.connect(host).close()
     assert "Accepted publickey" in bastion.log()
+    over.set()
     listener.close()
 
 

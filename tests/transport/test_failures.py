@@ -23,6 +23,7 @@ from dtrain.diagnostics import ConnectError, HostKeyError
 from dtrain.spec.model import Host, Ssh
 from dtrain.transport import retry
 from dtrain.transport.ssh import SshTransport
+from dtrain.transport.ssh_connection import MAX_GREETING, BoundedPacketizer
 from support.limits import HANG
 from support.ssh_server import Login, SshServer
 from support.sshd import Sshd, free_port, generate_key, host_on, running_sshd
@@ -442,3 +443,30 @@ except HostKeyError as error:
             [sys.executable, "-c", code], capture_output=True, timeout=HANG, env=dict(os.environ)
         )
     assert (done.stdout, done.stderr) == (b"refused\n", b"")
+
+
+def test_a_packet_longer_than_any_of_openssh(
+    transport: SshTransport, host: Callable[..., Host], blob: bytes
+) -> None:
+    """paramiko would read 4 GiB of it into memory."""
+    with SshServer(blob) as server:
+        process = transport.connect(host(server)).start("exec cat")
+        (served,) = server._transports
+        packet = paramiko.Message()
+        packet.add_byte(b"\x02")  # SSH_MSG_IGNORE
+        packet.add_string("x" * 10_000_000)
+        with suppress(EOFError):
+            served._send_user_message(packet)
+        with pytest.raises(ConnectError, match="the server sent a packet of over 262144 bytes"):
+            process.read()
+
+
+def test_a_greeting_without_end() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.settimeout(HANG)
+        sender = threading.Thread(target=theirs.sendall, args=(b"x" * (MAX_GREETING + 1),))
+        sender.start()
+        with pytest.raises(paramiko.SSHException, match="greeting does not end"):
+            BoundedPacketizer(ours).readline(HANG)
+        sender.join()

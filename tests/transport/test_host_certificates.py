@@ -186,6 +186,11 @@ REFUSED = {
         lines=TRUSTED + "@revoked * {host}\n",
         revoked=True,
     ),
+    "revoked certificate": Refused(
+        r"its host key .* is revoked \(.*known:2\)",
+        lines=TRUSTED + "@revoked * {certificate}\n",
+        revoked=True,
+    ),
     "excluded host": Refused(
         "key is unknown", lines="@cert-authority *,!*127.0.0.1* {ca}\n", host_keys="strict"
     ),
@@ -210,6 +215,8 @@ def test_refusals(
         "rsa_ca": keys.public("ca", "rsa"),
         "host": keys.public("host"),
     }
+    # A line with another certificate of the same key.
+    public["certificate"] = keys.sign("-h", "-n", "another").read_text().strip()
     certificate = keys.sign(*case.options, ca=case.ca, ca_kind=case.ca_kind)
     with certified_sshd(tmp_path, keys, certificate) as sshd:
         known.write_text(case.lines.format(**public))

@@ -14,7 +14,9 @@ import pytest
 
 from dtrain.diagnostics import AuthError
 from dtrain.spec.model import Host, Ssh
+from dtrain.transport import authentication
 from dtrain.transport.ssh import SshTransport
+from support.limits import HANG
 from support.ssh_server import CODE, Login, SshServer, TwoFactor
 from support.sshd import Sshd, generate_key, host_on, running_sshd
 
@@ -208,6 +210,68 @@ def test_many_hosts_behind_a_jump_host_ask_once(
         "ml@127.0.0.1: Two steps\nml@127.0.0.1: Name: ",
         "ml@127.0.0.1: Code: ",
     ]
+
+
+def test_a_jump_host_that_nobody_answers_asks_once(
+    make_transport: Make, serve: Serve, sshd: Sshd
+) -> None:
+    person = Person(None)
+    server, bastion = serve(TwoFactor)
+    host = host_on(
+        sshd,
+        known_hosts=bastion.ssh.known_hosts,
+        jump=f"ml@127.0.0.1:{server.port}",
+        identity=bastion.ssh.identity,
+    )
+    transport = make_transport(ask=person)
+    with server:
+        for _ in range(3):
+            with pytest.raises(AuthError, match=r"jump host is out of reach: .*nobody answered"):
+                transport.connect(host)
+    assert len(person.prompts) == server.connections == 1
+
+
+class HangsUpOnKeys(TwoFactor):
+    """Drops the client whose answers it has just accepted."""
+
+    methods = ("keyboard-interactive", "publickey")
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        self.server.drop_connections()
+        return paramiko.AUTH_FAILED
+
+
+def test_a_server_that_hangs_up_after_the_answers_asks_once(
+    make_transport: Make, serve: Serve
+) -> None:
+    person = Person("me", CODE)
+    server, host = serve(HangsUpOnKeys)
+    with server, pytest.raises(AuthError, match="it hung up while its questions were answered"):
+        make_transport(ask=person).connect(host)
+    assert person.prompts == ASKED
+    assert server.connections == 1
+
+
+class FallsSilent(TwoFactor):
+    """Sends text without a question, and no verdict after that."""
+
+    methods = ("keyboard-interactive",)
+
+    def query(self) -> paramiko.InteractiveQuery:
+        return paramiko.InteractiveQuery("Wait", "")
+
+    def check_auth_interactive_response(self, responses: list[str]) -> int:
+        self.server.stopping.wait(HANG)
+        return paramiko.AUTH_FAILED
+
+
+def test_a_server_that_does_not_judge_answers(
+    make_transport: Make, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authentication, "RESPONSE_TIMEOUT", 0.5)
+    server, host = serve(FallsSilent)
+    with server, pytest.raises(AuthError, match="it did not respond in time"):
+        make_transport(ask=Person()).connect(host)
 
 
 class Hostile(TwoFactor):

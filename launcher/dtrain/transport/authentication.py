@@ -16,9 +16,9 @@ from paramiko.ssh_exception import BadAuthenticationType
 from dtrain.diagnostics import AuthError
 from dtrain.framing import clean
 from dtrain.transport.endpoint import Endpoint
-from dtrain.transport.interactive import Interaction, InteractionError
+from dtrain.transport.interactive import RESPONSE_TIMEOUT, Interaction, InteractionError
 from dtrain.transport.keys import Keyring, OfferedKey, PublicKey, UnusableKeyError
-from dtrain.transport.questions import Ask
+from dtrain.transport.questions import Ask, never
 from dtrain.transport.retry import DroppedError, Transient
 
 INTERACTIVE = "keyboard-interactive"
@@ -77,6 +77,7 @@ class _Attempt:
         self._explain = explain
         self._excused = 0.0
         self._interactions = 0
+        self._patience = RESPONSE_TIMEOUT
         self.asked = False
         """Whether the user answered a question."""
         self.methods: list[str] | None = None
@@ -137,25 +138,29 @@ class _Attempt:
             return False
         self._interactions += 1
         who = f"{self._endpoint.user}@{self._endpoint.host}"
-        interaction = Interaction(self._transport, who)
+
+        def ask_without_hurry(
+            prompt: str, /, *, echo: bool = False, unwanted: Callable[[], bool] = never
+        ) -> str | None:
+            with self._excuse():
+                return ask(prompt, echo=echo, unwanted=unwanted)
+
+        interaction = Interaction(self._transport, who, self._patience)
         self._transport.auth_handler = interaction
         try:
             self._set_timeout()
             try:
-                with self._excuse():
-                    more = interaction.run(self._endpoint.user, ask, self._left)
+                more = interaction.run(self._endpoint.user, ask_without_hurry, self._left)
             finally:
                 self.asked = self.asked or interaction.asked > 0
+                self._deadline += self._patience - interaction.patience
+                self._patience = interaction.patience
             return self._passed(INTERACTIVE, more)
         except BadAuthenticationType as refusal:
             self._next_methods(refusal.allowed_types)
         except InteractionError as problem:
             self.unanswered = str(problem)
         except (paramiko.SSHException, EOFError, OSError):
-            if interaction.asked and not self._transport.is_active():
-                # Another connection would only ask the user again.
-                self.hung_up = self._explain()
-                return False
             self._raise_if_gone()
             if not interaction.asked:
                 self.unanswered = "it asked nothing"
@@ -215,6 +220,10 @@ class _Attempt:
                 self._set_timeout()
             return
         reason = self._explain()
+        if self.asked:
+            # Another connection would only ask the person again.
+            self.hung_up = reason
+            return
         if self.tried and "authentication failures" in reason.lower():
             self.hung_up = reason
             return
@@ -297,7 +306,9 @@ def _refused(
         reason += f" (not tried: {'; '.join(left_out)})"
         if any("encrypted" in entry for entry in left_out):
             hint = f"load the encrypted key first: `ssh-add`; then {hint}"
-    return AuthError(endpoint.host, endpoint.attempted, reason, hint=hint)
+    error = AuthError(endpoint.host, endpoint.attempted, reason, hint=hint)
+    error.asked = attempt.asked
+    return error
 
 
 def _methods_hint(attempt: _Attempt) -> str:

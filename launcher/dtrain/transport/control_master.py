@@ -12,6 +12,7 @@ import socket
 import stat
 import struct
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -150,15 +151,21 @@ def _send(control: socket.socket, message: paramiko.Message) -> None:
 
 
 def _receive(control: socket.socket) -> paramiko.Message:
-    (size,) = struct.unpack(">I", _exactly(control, 4))
+    """The next message, within the timeout of ``control``."""
+    deadline = time.monotonic() + (control.gettimeout() or HELLO_TIMEOUT)
+    (size,) = struct.unpack(">I", _exactly(control, 4, deadline))
     if size > _MAX_PACKET:
         raise OSError("the ControlMaster sent a reply that is too long")
-    return paramiko.Message(_exactly(control, size))
+    return paramiko.Message(_exactly(control, size, deadline))
 
 
-def _exactly(control: socket.socket, size: int) -> bytes:
+def _exactly(control: socket.socket, size: int, deadline: float) -> bytes:
     data = b""
     while len(data) < size:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the ControlMaster did not answer in time")
+        control.settimeout(left)
         piece = control.recv(size - len(data))
         if not piece:
             raise ConnectionResetError("the ControlMaster closed the connection")

@@ -25,7 +25,14 @@ from pathlib import Path
 
 from dtrain.diagnostics import HostKeyError
 from dtrain.transport.endpoint import Endpoint
-from dtrain.transport.server_key import CERTIFICATE_SUFFIX, SIGNATURES, Certificate, HostKey
+from dtrain.transport.server_key import (
+    CERTIFICATE_SUFFIX,
+    SIGNATURES,
+    Certificate,
+    CertificateError,
+    HostKey,
+    read_host_key,
+)
 from dtrain.transport.ssh_config import matches
 
 _PREFERENCE = {
@@ -272,6 +279,12 @@ def _parse(path: Path, lines: Iterable[str]) -> Iterable[_Line]:
         except binascii.Error:
             continue
         key = HostKey(match[3], blob)
+        if match[1] == "@revoked":
+            # As for ssh, a certificate here revokes its key.
+            try:
+                key = read_host_key(blob)
+            except CertificateError:
+                continue
         yield _Line(path, number, match[1] or "", tuple(match[2].split(",")), key)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import re
 import threading
+import time
 from dataclasses import dataclass
 
 import paramiko
@@ -27,7 +28,7 @@ MAX_TEXT = 4096
 MAX_LINES = 40
 MAX_LINE = 200
 RESPONSE_TIMEOUT = 120.0
-"""Seconds for the server to verify an answer: it may wait for a confirmation on a phone. sshd's
+"""Seconds for the server to verify all answers of a login: it may wait for a phone. sshd's
 own limit for a login (LoginGraceTime) is the same."""
 
 
@@ -43,15 +44,18 @@ class _Request:
 
 
 class Interaction(AuthHandler):
-    """One attempt. Each displayed line starts with ``who``.
+    """One attempt. Each displayed line starts with ``who``. ``patience`` is how many seconds are
+    left for the server to verify answers.
 
     paramiko asks in the thread that runs the connection. Here that thread only forwards requests,
     so dtrain detects the end of the connection while the user types.
     """
 
-    def __init__(self, transport: paramiko.Transport, who: str) -> None:
+    def __init__(self, transport: paramiko.Transport, who: str, patience: float) -> None:
         super().__init__(transport)
         self._who = who
+        self._received = 0
+        self.patience = patience
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self.asked = 0
         """Number of questions that the user answered or declined."""
@@ -66,10 +70,7 @@ class Interaction(AuthHandler):
         finished = threading.Event()
         self.auth_interactive(user, None, finished)  # type: ignore[arg-type]
         for number in range(MAX_ROUNDS + 1):
-            try:
-                request = self._requests.get(timeout=timeout)
-            except queue.Empty:
-                raise InteractionError(f"it did not respond within {timeout:g} s") from None
+            request = self._next_request(timeout) if number == 0 else self._next_after_answers()
             if request is None:
                 break
             if number == MAX_ROUNDS:
@@ -77,8 +78,20 @@ class Interaction(AuthHandler):
             if len(request.prompts) > MAX_PROMPTS:
                 raise InteractionError(f"it asked more than {MAX_PROMPTS} questions at once")
             self._reply(self._answers(request, ask))
-            timeout = RESPONSE_TIMEOUT
         return list(self.wait_for_response(finished))
+
+    def _next_request(self, timeout: float) -> _Request | None:
+        try:
+            return self._requests.get(timeout=max(0.0, timeout))
+        except queue.Empty:
+            raise InteractionError("it did not respond in time") from None
+
+    def _next_after_answers(self) -> _Request | None:
+        started = time.monotonic()
+        try:
+            return self._next_request(self.patience)
+        finally:
+            self.patience -= time.monotonic() - started
 
     def _answers(self, request: _Request, ask: Ask) -> list[str]:
         introductions = [request.introduction, *[b""] * len(request.prompts)]
@@ -114,6 +127,9 @@ class Interaction(AuthHandler):
         self.transport._send_user_message(response)  # type: ignore[attr-defined]
 
     def _parse_userauth_info_request(self, message: paramiko.Message) -> None:
+        self._received += 1
+        if self._received > MAX_ROUNDS + 1:
+            return  # A server that does not wait for answers must not fill the memory.
         name, instruction = message.get_binary()[:MAX_TEXT], message.get_binary()[:MAX_TEXT]
         message.get_binary()
         count = min(message.get_int(), MAX_PROMPTS + 1)

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import paramiko
 
-from dtrain.diagnostics import ConnectError, HostKeyError, NodeError
+from dtrain.diagnostics import AuthError, ConnectError, HostKeyError, NodeError
 from dtrain.spec.model import Host
 from dtrain.transport import control_master, retry
 from dtrain.transport.algorithms import allow, check_host_key
@@ -231,7 +231,7 @@ class SshTransport:
         """The shared connection to a jump host. The first thread that needs it opens it."""
         with self._lock:
             pending = self._jumps.get(via)
-            if pending and pending.done() and (pending.exception() or not pending.result().alive):
+            if pending and pending.done() and not _is_settled(pending):
                 pending = None
             mine = pending is None
             if pending is None:
@@ -271,6 +271,14 @@ class SshTransport:
                 return
             self._noticed.add(text)
         self._notice_once(text)
+
+
+def _is_settled(jump: Future[_Jump]) -> bool:
+    """Whether a jump host's connection is up, or a person was asked in vain to log in there."""
+    error = jump.exception()
+    if error:
+        return isinstance(error, AuthError) and error.asked
+    return jump.result().alive
 
 
 _DROPPED_HINTS = {

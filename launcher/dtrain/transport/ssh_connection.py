@@ -14,6 +14,7 @@ from typing import ClassVar, cast
 
 import paramiko
 from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
+from paramiko.packet import Packetizer
 
 from dtrain.diagnostics import ConnectError
 from dtrain.framing import clean
@@ -26,6 +27,10 @@ from dtrain.transport.tail import Tail
 WINDOW = 4 << 20
 """Bytes that a process can write ahead of its reader."""
 WRITE_PIECE = 1 << 16
+MAX_PACKET = 1 << 18
+"""Bytes of the longest packet that OpenSSH sends or accepts."""
+MAX_GREETING = 1 << 16
+"""Bytes that a server may send before its SSH handshake begins."""
 
 # Without a handler, paramiko's warnings and tracebacks would appear on the terminal.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -43,6 +48,24 @@ def _channel_request(channel: paramiko.Channel, message: paramiko.Message) -> No
     message.rewind()
     message.get_int()
     channel._handle_request(message)  # type: ignore[attr-defined]
+
+
+class BoundedPacketizer(Packetizer):
+    """paramiko reads packets of up to 4 GiB, and greetings without end, at quadratic cost."""
+
+    _greeting = 0
+
+    def read_all(self, n: int, check_rekey: bool = False) -> bytes:
+        if n > MAX_PACKET:
+            raise paramiko.SSHException(f"the server sent a packet of over {MAX_PACKET} bytes")
+        return bytes(super().read_all(n, check_rekey))
+
+    def _read_timeout(self, timeout: float) -> bytes:
+        data = bytes(super()._read_timeout(timeout))  # type: ignore[misc]
+        self._greeting += len(data)
+        if self._greeting > MAX_GREETING:
+            raise paramiko.SSHException("the server's greeting does not end")
+        return data
 
 
 class HostKeyProofError(paramiko.SSHException):
@@ -68,7 +91,11 @@ class ClientTransport(paramiko.Transport):
         """The server's message when it closed the connection."""
         self.host_key_blob = b""
         """The key or certificate that the server has proved to own."""
-        super().__init__(self.live, default_window_size=WINDOW)  # type: ignore[arg-type]
+        super().__init__(
+            self.live,  # type: ignore[arg-type]
+            default_window_size=WINDOW,
+            packetizer_class=BoundedPacketizer,
+        )
 
     def run(self) -> None:
         try:
