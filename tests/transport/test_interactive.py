@@ -226,7 +226,7 @@ def test_a_jump_host_that_nobody_answers_asks_once(
     transport = make_transport(ask=person)
     with server:
         for _ in range(3):
-            with pytest.raises(AuthError, match=r"jump host is out of reach: .*nobody answered"):
+            with pytest.raises(AuthError, match=r"cannot reach its jump host: .*no answer"):
                 transport.connect(host)
     assert len(person.prompts) == server.connections == 1
 
@@ -246,7 +246,7 @@ def test_a_server_that_hangs_up_after_the_answers_asks_once(
 ) -> None:
     person = Person("me", CODE)
     server, host = serve(HangsUpOnKeys)
-    with server, pytest.raises(AuthError, match="it hung up while its questions were answered"):
+    with server, pytest.raises(AuthError, match="it closed the connection during its questions"):
         make_transport(ask=person).connect(host)
     assert person.prompts == ASKED
     assert server.connections == 1
