@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from dtrain.diagnostics import UsageError
+from dtrain.launchplan.plan import build
 from dtrain.parallelism.answer.backends import gain
 from dtrain.parallelism.backends import refusals
 from dtrain.parallelism.cluster.efficiency import of_family
@@ -49,23 +54,38 @@ def test_what_is_planned_is_launched_without_a_warning(place: int) -> None:
         spec = parse(written(answer, None, None, file="new.yaml"), "new.yaml")
         assert not spec.warnings, known.name
         assert spec.job.layout == layout
+        assert build(spec).world_size == layout.world_size
     assert fitted
 
 
-def test_what_the_runtime_cannot_do_is_refused_with_what_can() -> None:
-    question = ask("mixtral-8x7b", "h100-80gb", 32)
-    fixed = Question(
-        question.shape, question.cluster, question.efficiency, 512, fixed={"expert": 8}
-    )
-    with pytest.raises(UsageError, match="runtime does not do expert") as refused:
-        fixed.answer()
+@pytest.mark.parametrize(
+    ("name", "asked", "reason"),
+    [
+        ("mixtral-8x7b", {"fixed": {"expert": 8}}, "expert parallelism"),
+        ("llama-3-8b", {"precision": "fp8"}, "fp8"),
+        ("llama-3-8b", {"fixed": {"pipeline": 2, "sharding": "full"}}, "sharded parameters"),
+        ("llama-3-8b", {"fixed": {"pipeline": 8, "data": 4}, "global_batch": 4}, "1 micro-batches"),
+    ],
+)
+def test_what_the_runtime_cannot_do_is_refused_with_what_can(
+    name: str, asked: dict[str, Any], reason: str
+) -> None:
+    question = replace(ask(name, "h100-80gb", 32), **asked)
+    with pytest.raises(UsageError, match=f"runtime does not do .*{reason}") as refused:
+        question.answer()
     assert "--backend megatron" in (refused.value.hint or "")
 
 
 def test_one_line_says_what_another_backend_gains() -> None:
     line = gain(ask("mixtral-8x7b", "h100-80gb", 32).answer())
     assert line.startswith("--backend megatron")
-    assert "faster" in line or "fits" in line
+    assert re.search(r"would be \d+ % faster: .*experts over \d", line)
+
+
+def test_one_line_says_what_fits_with_another_backend() -> None:
+    answer = ask("mixtral-8x7b", "h100-80gb", 32).answer()
+    unfit = replace(answer, plan=replace(answer.plan, layouts=()))
+    assert " fits: " in gain(unfit)
 
 
 def test_a_layout_for_another_backend_is_the_scripts_own() -> None:

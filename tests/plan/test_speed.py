@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 
+from dtrain.parallelism.answer.backends import gain
+from dtrain.parallelism.question import Question
+from dtrain.parallelism.search import Plan
+from dtrain.planning import PlanRequest, pose
+
 
 def _cpu() -> float:
     """Seconds of CPU time that the processes which this one started have used."""
@@ -26,6 +31,23 @@ def test_the_whole_search_is_fast(dtrain: Any, gpus: str, bound: float) -> None:
     # CPU time, because the machine may have other work; four times the goal still finds a search
     # gone wrong.
     assert min(once() for _ in range(3)) < 4 * bound
+
+
+def test_the_line_on_other_backends_adds_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in layouts, because seconds depend on what else the machine does."""
+    searched: list[int] = []
+
+    def counted(self: Question, **fixed: Any) -> Plan:
+        plan = search(self, **fixed)
+        searched.append(plan.considered)
+        return plan
+
+    search = Question.search
+    monkeypatch.setattr(Question, "search", counted)
+    answer = pose(PlanRequest(model_size="100B")).question.answer()
+    assert gain(answer)
+    first, *others = searched
+    assert sum(others) < 0.3 * first
 
 
 def test_json_without_a_file_loads_nothing_it_does_not_need() -> None:

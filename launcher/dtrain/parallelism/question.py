@@ -58,20 +58,24 @@ class Question:
 
     def _refuse_what_the_backend_cannot(self) -> None:
         """Raise UsageError if the backend is why there is no layout."""
-        able = [
-            name
+        others = {
+            name: found
             for name in BACKENDS
-            if name != self.backend and replace(self, backend=name).search().considered
-        ]
-        if not able:
+            if name != self.backend and (found := replace(self, backend=name).search()).considered
+        }
+        if not others:
             return
-        known, _ = constraints.completed(self.cluster, self.fixed)
-        sizes = {name: value for name, value in known.items() if name != "shard"}
-        asked = Layout(**{**sizes, "backend": self.backend})
-        reasons = [*refusals(self.shape, asked, self.precision)] or ["any layout of this model"]
+        reasons = [
+            [*refusals(self.shape, replace(one.layout, backend=self.backend), self.precision)]
+            for found in others.values()
+            for one in (*found.layouts, *(group.example for group in found.rejected))
+        ]
+        # The layout with the fewest has none that a person did not ask for.
+        reason = min(filter(None, reasons), key=len)[0]
         raise UsageError(
-            f"the backend {self.backend} does not do {reasons[0]}",
-            hint=f"use --backend {' or '.join(able)}, or leave it out",
+            f"the backend {self.backend} does not do {reason}",
+            hint=f"use --backend {' or '.join(others)}"
+            + (", or leave a constraint out" if self.fixed else ""),
         )
 
     @property
