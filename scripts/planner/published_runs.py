@@ -429,7 +429,7 @@ def _precision(row: Row, practice: Practice, gpu: Gpu) -> Precision:
     if precision in ("bf16", "fp16") and precision not in gpu.flops:
         precision = "fp16" if "fp16" in gpu.flops else "bf16"
     if precision not in gpu.flops:
-        raise UnusableError(f"{gpu.name} does not multiply in {precision}")
+        raise UnusableError(f"{gpu.name} does not support {precision}")
     return precision
 
 
