@@ -105,7 +105,8 @@ def pose(request: PlanRequest) -> Posed:
         _efficiency(request, cluster),
         batch,
         precision=precision,
-        backend=_backend(request),
+        backend=_backend(request) or "runtime",
+        backend_required=_backend(request) is not None,
         fixed=request.fixed,
         tokens=None if request.tokens is None else parse_count(request.tokens, "--tokens"),
         cluster_source=where.source,
@@ -167,15 +168,17 @@ def _framework(request: PlanRequest, spec: ClusterFile | None) -> str:
     return framework
 
 
-def _backend(request: PlanRequest) -> BackendName:
-    """Return the backend from the option, else the cluster file, else the training runtime."""
+def _backend(request: PlanRequest) -> BackendName | None:
+    """Return the backend from the option, else from the cluster file; None if neither has one."""
     name = request.backend
     if name is None and request.file is not None:
         from dtrain.spec.load import planned_backend
 
         name = planned_backend(request.file)
+    if name is None:
+        return None
     for known in BACKENDS:
-        if name in (None, known):
+        if name == known:
             return known
     raise UsageError(f"--backend {name} is not known", hint=f"one of {', '.join(BACKENDS)}")
 

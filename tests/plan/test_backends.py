@@ -71,9 +71,19 @@ def test_what_the_runtime_cannot_do_is_refused_with_what_can(
     name: str, asked: dict[str, Any], reason: str
 ) -> None:
     question = replace(ask(name, "h100-80gb", 32), **asked)
-    with pytest.raises(UsageError, match=f"runtime does not do .*{reason}") as refused:
+    with pytest.raises(UsageError, match=f"runtime does not support .*{reason}") as refused:
         question.answer()
     assert "--backend megatron" in (refused.value.hint or "")
+
+
+def test_another_backend_answers_if_the_user_names_none() -> None:
+    question = replace(ask("llama-3-8b", "h100-80gb", 32), precision="fp8", backend_required=False)
+    answer = question.answer()
+    assert answer.best.layout.backend == "megatron"
+    assert re.fullmatch(
+        r"this plan is for .*--backend megatron.*backend runtime does not support fp8.*",
+        answer.notes[0],
+    )
 
 
 def test_one_line_says_what_another_backend_gains() -> None:

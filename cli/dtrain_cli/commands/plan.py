@@ -190,7 +190,7 @@ def _torch(
     # Each output imports what it needs: most plans read and write no file.
     answer, table = posed.question.answer(), posed.hardware
     other = gain(answer)
-    notes = (*posed.notes, other) if other else posed.notes
+    notes = (*posed.notes, *answer.notes, *([other] if other else []))
     done: list[str] = []
     if output is not None:
         from dtrain_cli.files import read_text, write_text

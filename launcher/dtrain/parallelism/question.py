@@ -35,6 +35,8 @@ class Question:
     """Sequences in one optimizer step."""
     precision: Precision = "bf16"
     backend: BackendName = "runtime"
+    backend_required: bool = True
+    """Whether no other backend may take the place of one that has no layout."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Layout` that must have this value."""
     tokens: int | None = None
@@ -52,19 +54,21 @@ class Question:
         constraints.check(self.shape, self.cluster, self.global_batch, self.fixed)
         plan = self.search()
         if not plan.considered:
-            self._refuse_what_the_backend_cannot()
-            raise constraints.none_left(self.shape, self.cluster, self.global_batch, self.fixed)
+            return self._answer_of_another_backend()
         return Answer(self, plan)
 
-    def _refuse_what_the_backend_cannot(self) -> None:
-        """Raise UsageError if the backend is why there is no layout."""
+    def _answer_of_another_backend(self) -> Answer:
+        """Return the answer of the first backend that has layouts.
+
+        Raises UsageError if there is none, or if this question requires its own backend.
+        """
         others = {
             name: found
             for name in BACKENDS
             if name != self.backend and (found := replace(self, backend=name).search()).considered
         }
         if not others:
-            return
+            raise constraints.none_left(self.shape, self.cluster, self.global_batch, self.fixed)
         reasons = [
             [*refusals(self.shape, replace(one.layout, backend=self.backend), self.precision)]
             for found in others.values()
@@ -72,8 +76,15 @@ class Question:
         ]
         # The layout with the fewest has none that a person did not ask for.
         reason = min(filter(None, reasons), key=len)[0]
+        if not self.backend_required:
+            name, found = next(iter(others.items()))
+            note = (
+                f"this plan is for {BACKENDS[name].title} (--backend {name}), because "
+                f"the backend {self.backend} does not support {reason}"
+            )
+            return Answer(replace(self, backend=name), found, (note,))
         raise UsageError(
-            f"the backend {self.backend} does not do {reason}",
+            f"the backend {self.backend} does not support {reason}",
             hint=f"use --backend {' or '.join(others)}"
             + (", or leave a constraint out" if self.fixed else ""),
         )
@@ -112,6 +123,8 @@ class Question:
 class Answer:
     question: Question
     plan: Plan
+    notes: tuple[str, ...] = ()
+    """What users should know about the choice of the backend."""
 
     @property
     def fits(self) -> bool:
