@@ -16,7 +16,7 @@ from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.messages.agent import Happened, StreamFound, read_message
 from dtrain.messages.decode import ProtocolError
-from dtrain.messages.sequence import Sequence
+from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
 from dtrain.node.agent.wire import PREAMBLE
 from dtrain.runs.journal import Journal
@@ -152,7 +152,7 @@ def _plan() -> LaunchPlan:
 def decode_output(data: bytes) -> None:
     """The decoder and the checks, without a link."""
     plan = _plan()
-    decoder, sequence = protocol.FrameDecoder(), Sequence(plan.hosts[0], plan.world_size)
+    decoder, sequence = protocol.FrameDecoder(), MessageSequence(plan.hosts[0], plan.world_size)
     sequence.begin_relay()
     try:
         for at in range(0, len(data), 997):

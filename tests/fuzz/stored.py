@@ -17,7 +17,7 @@ from dtrain.diagnostics import DtrainError
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record
 from dtrain.session import history
-from dtrain.session.follow import Follower, ending
+from dtrain.session.follow import RunFollower, ending
 from dtrain.session.observer import NullObserver
 from dtrain.session.status import status
 from dtrain.spec.load import parse
@@ -114,8 +114,8 @@ def _show(folder: RunFolder) -> None:
 
 _READERS: list[Callable[[RunFolder], object]] = [
     _show,
-    lambda folder: Follower(folder, Record.load(folder.path), NullObserver()).skip(),
-    lambda folder: Follower(folder, Record.load(folder.path), NullObserver()).read_new(),
+    lambda folder: RunFollower(folder, Record.load(folder.path), NullObserver()).skip(),
+    lambda folder: RunFollower(folder, Record.load(folder.path), NullObserver()).read_new(),
     ending,
     lambda folder: history.past_attempts(folder, Record.load(folder.path).attempt),
     history.began,

@@ -17,7 +17,7 @@ import pytest
 from dtrain.runs.journal import Journal, NextAttempt
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record
-from dtrain.session.follow import Follower
+from dtrain.session.follow import RunFollower
 from dtrain.session.observer import NullObserver
 from support.launching import Launch, Scene, marked, until
 from support.limits import HANG
@@ -347,7 +347,7 @@ def test_a_watcher_sees_an_earlier_end(runs: Runs) -> None:
     runs.stop_file.touch()
     until(lambda: "done" in runs.dtrain("ps", run).wait().stdout, "the end of the job")
     folder = RunFolder(runs.scene.home / "runs" / run)
-    follower = Follower(folder, Record.load(folder.path), NullObserver())
+    follower = RunFollower(folder, Record.load(folder.path), NullObserver())
     follower.skip()
     assert follower.report is not None
     assert follower.report.exit_code == 0

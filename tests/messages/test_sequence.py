@@ -9,16 +9,16 @@ import pytest
 from dtrain.launchplan.plan import build
 from dtrain.messages.agent import Happened, StreamFound, read_message
 from dtrain.messages.decode import ProtocolError
-from dtrain.messages.sequence import Sequence
+from dtrain.messages.sequence import MessageSequence
 from dtrain.spec.load import parse
 
 DIRECT = "cluster: {hosts: [a, b], gpus: 2}\njob: {framework: torch, script: t.py}"
 TORCHRUN = DIRECT.replace("t.py", "t.py, rendezvous: {backend: static}")
 
 
-def sequence(file: str = DIRECT) -> Sequence:
+def sequence(file: str = DIRECT) -> MessageSequence:
     plan = build(parse(file, "cluster.yaml"))
-    return Sequence(plan.hosts[1], plan.world_size)
+    return MessageSequence(plan.hosts[1], plan.world_size)
 
 
 def happened(offset: int, kind: str, role: str = "worker", index: int = 2, **odd: Any) -> Happened:

@@ -22,7 +22,7 @@ def test_the_sample_has_every_event() -> None:
 
 
 @pytest.mark.parametrize("event", [*EVENTS, END], ids=lambda event: str(event.kind))
-def test_what_is_written_is_read_back(event: journal.Event) -> None:
+def test_what_is_written_is_read_back(event: journal.JournalEvent) -> None:
     assert read_line(encode(5.0, event)) == (5.0, event)
 
 

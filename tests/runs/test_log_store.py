@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.messages.decode import ProtocolError
-from dtrain.runs.journal import Journal, JournalReader, Started
+from dtrain.runs.journal import Journal, JournalReader, RunStarted
 from dtrain.runs.log_store import LogWriter, RunFolder, StorageError, home, tail
 from dtrain.runs.record import Record
 from support.other_users import MALLORY, folder_of, give, scratch
@@ -244,5 +244,5 @@ def test_files_that_another_user_can_change(folder, tmp_path, what):
         Record.load(folder.path)
     with pytest.raises(UsageError, match=r"journal\.jsonl"):
         list(JournalReader(folder.journal).read())
-    Journal(folder.journal).write(0.0, Started("run", ("a",)))
+    Journal(folder.journal).write(0.0, RunStarted("run", ("a",)))
     assert precious.read_text() == "{}"

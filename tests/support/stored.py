@@ -42,22 +42,22 @@ REPORT = Report(
     logs="/somewhere",
 )
 EVENTS = (
-    journal.Started("run-1", ("n1", "n2", "n3")),
+    journal.RunStarted("run-1", ("n1", "n2", "n3")),
     journal.Findings((Finding(Severity.WARNING, "clock", ("n1",), "seen", "wanted", "do it"),)),
     journal.HostState("n1", "connecting"),
-    journal.Hello("n1", {"python": "3.12.1", "time": 1.5, "pid": 77}),
+    journal.RelayHello("n1", {"python": "3.12.1", "time": 1.5, "pid": 77}),
     journal.HostState("n2", "unreachable", "no route to host"),
     journal.HostEvent("n1", 120, {"event": "started", "time": 2.0, "role": "worker", "index": 0}),
-    journal.Notice("2 workers started"),
-    journal.TensorBoard("n1", "TensorBoard of n1: http://127.0.0.1:6006/"),
+    journal.NoticeShown("2 workers started"),
+    journal.TensorBoardAddress("n1", "TensorBoard of n1: http://127.0.0.1:6006/"),
     journal.Progressed(Progress("rank-0", 3.0, 10, 100, 0.25, 4096, {"lr": 1e-4})),
     journal.Sizes({"logs/n1/worker-0.out": 20}),
-    journal.Failed(
+    journal.AttemptFailed(
         1, restart.AttemptResult(True, 10, "n2", lost=frozenset({"n2"}), seconds=5.0), REPORT
     ),
     journal.NextAttempt(2, ("n1", "s1", "n3"), ("n2",)),
-    journal.Attached(1234),
-    journal.Stopping("Ctrl-C"),
+    journal.LauncherAttached(1234),
+    journal.StopRequested("Ctrl-C"),
     journal.Cleaned(("n3",)),
 )
 END = journal.Finished(REPORT)

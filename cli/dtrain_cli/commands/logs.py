@@ -16,7 +16,7 @@ from dtrain.runs.journal import JournalReader, NextAttempt, Sizes
 from dtrain.runs.log_store import RunFolder, Stream
 from dtrain.runs.record import Record
 from dtrain.session.signals import on_signals
-from dtrain.spec.schema import seconds
+from dtrain.spec.scalars import seconds
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.commands.watch import Departure
 from dtrain_cli.standard import OutputError

@@ -34,7 +34,7 @@ Target = tuple[str, str, str, int, str | None]
 """A target to dial: host, kind, address, port, and the source address if it matters."""
 
 
-class Failed(TypedDict):
+class ProbeFailed(TypedDict):
     """A probe that failed."""
 
     error: Text
@@ -46,7 +46,7 @@ class _Machine(TypedDict):
     network: Size
 
 
-class Machine(_Machine, total=False):
+class MachineFacts(_Machine, total=False):
     kernel: Name
     architecture: Name
     system: Name
@@ -68,7 +68,7 @@ class _Memory(TypedDict):
     available: Size
 
 
-class Memory(_Memory, total=False):
+class MemoryFacts(_Memory, total=False):
     limit: Size
 
 
@@ -113,16 +113,16 @@ class Script(_Script, total=False):
     unsafe: Unsafe | None
 
 
-class Resolved(TypedDict):
+class ResolvedName(TypedDict):
     addresses: Annotated[tuple[Address, ...], Length(1000)]
 
 
 class _Names(TypedDict):
-    hosts: dict[Name, Failed | Resolved]
+    hosts: dict[Name, ProbeFailed | ResolvedName]
 
 
 class Names(_Names, total=False):
-    own: Failed | Resolved
+    own: ProbeFailed | ResolvedName
     first_is_called: Name
     reverse_seconds: Seconds
 
@@ -171,7 +171,7 @@ class _Gpu(TypedDict):
     slowed: tuple[Name, ...]
 
 
-class Gpu(_Gpu, total=False):
+class GpuFacts(_Gpu, total=False):
     bus: Name | None
     mig: Name | None
     compute_mode: Name | None
@@ -185,7 +185,7 @@ class Gpu(_Gpu, total=False):
     link_width_most: Count | None
 
 
-class FailedTool(Failed, total=False):
+class FailedTool(ProbeFailed, total=False):
     tool: Name
     pci: dict[Name, Count]
 
@@ -195,8 +195,8 @@ class Gpus(TypedDict, total=False):
     pci: dict[Name, Count]
     driver: Name | None
     cuda: Name | None
-    gpus: Annotated[tuple[Gpu, ...], Length(1024)]
-    xids: Failed | dict[Annotated[str, re.compile(r"[0-9a-fA-F:.]{1,32} [0-9]{1,9}")], Count]
+    gpus: Annotated[tuple[GpuFacts, ...], Length(1024)]
+    xids: ProbeFailed | dict[Annotated[str, re.compile(r"[0-9a-fA-F:.]{1,32} [0-9]{1,9}")], Count]
 
 
 class ProcessLimits(TypedDict, total=False):
@@ -234,10 +234,10 @@ class Interpreter(_Interpreter, total=False):
     """The line of ``job.setup`` that failed, counted from 1."""
     python: Name
     executable: Path
-    limits: Failed | ProcessLimits
-    framework: Failed | Framework
-    packages: Failed | dict[Name, Name | None]
-    module_found: Failed | ModuleFound
+    limits: ProbeFailed | ProcessLimits
+    framework: ProbeFailed | Framework
+    packages: ProbeFailed | dict[Name, Name | None]
+    module_found: ProbeFailed | ModuleFound
 
 
 class _Port(TypedDict):
@@ -254,17 +254,17 @@ class PortFound(_Port, total=False):
 class Facts(TypedDict, total=False):
     """By probe."""
 
-    machine: Failed | Machine
-    memory: Failed | Memory
-    leftovers: Failed | dict[Name, tuple[Pid, ...]]
-    storage: Failed | dict[Name, Folder]
-    script: Failed | Script
-    names: Failed | Names
-    network: Failed | Network
-    infiniband: Failed | dict[Name, InfinibandPort]
+    machine: ProbeFailed | MachineFacts
+    memory: ProbeFailed | MemoryFacts
+    leftovers: ProbeFailed | dict[Name, tuple[Pid, ...]]
+    storage: ProbeFailed | dict[Name, Folder]
+    script: ProbeFailed | Script
+    names: ProbeFailed | Names
+    network: ProbeFailed | Network
+    infiniband: ProbeFailed | dict[Name, InfinibandPort]
     gpus: FailedTool | Gpus
-    interpreter: Failed | Interpreter
-    ports: Failed | dict[Number, PortFound]
+    interpreter: ProbeFailed | Interpreter
+    ports: ProbeFailed | dict[Number, PortFound]
 
 
 class Listening(TypedDict):
@@ -275,7 +275,7 @@ class Gathered(TypedDict):
     """The answer to ``gather``."""
 
     facts: Facts
-    listening: Failed | Listening
+    listening: ProbeFailed | Listening
 
 
 class Clock(TypedDict):

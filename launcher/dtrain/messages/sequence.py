@@ -28,7 +28,7 @@ from dtrain.messages.agent import (
 from dtrain.messages.decode import ProtocolError
 
 
-class Sequence:
+class MessageSequence:
     """The events of one host in one attempt, in the order in which they arrive."""
 
     def __init__(self, part: HostPlan, world_size: int) -> None:

@@ -26,15 +26,15 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class SyncRefused:
     reason: str
     hint: str = ""
     changed: Number | None = None
     """A file whose content differs from the tree's hash."""
 
 
-Answer = Want | Done | Refused
-_ANSWERS: dict[str, type[Answer]] = {"want": Want, "done": Done, "refused": Refused}
+Answer = Want | Done | SyncRefused
+_ANSWERS: dict[str, type[Answer]] = {"want": Want, "done": Done, "refused": SyncRefused}
 
 
 def max_answer(files: int) -> int:
@@ -54,7 +54,7 @@ def read_answer(data: bytes, files: int) -> Answer:
             named: tuple[int, ...] = indices
             if len(set(indices)) < len(indices):
                 raise ProtocolError("want: a file is listed twice")
-        case Refused(changed=int() as changed):
+        case SyncRefused(changed=int() as changed):
             named = (changed,)
         case _:
             named = ()

@@ -151,7 +151,7 @@ class Answer:
             return (self.best,) if self.question.fixed else ()
         return distinct(self.plan.layouts, count)
 
-    def training(self, candidate: Candidate) -> Training | None:
+    def training(self, candidate: Candidate) -> TrainingCost | None:
         """Return the training on all tokens; None if the number of tokens is unknown."""
         tokens = self.question.tokens
         if tokens is None:
@@ -159,11 +159,11 @@ class Answer:
         gpus = self.question.cluster.gpus
         seconds = tokens / (candidate.speed.tokens_per_s_per_gpu * gpus)
         per_step = self.question.global_batch * self.question.shape.seq_len
-        return Training(tokens, -(-tokens // per_step), seconds / 86400, seconds / 3600 * gpus)
+        return TrainingCost(tokens, -(-tokens // per_step), seconds / 86400, seconds / 3600 * gpus)
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingCost:
     """The cost of training on a number of tokens, without failures."""
 
     tokens: int

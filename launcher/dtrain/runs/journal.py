@@ -46,20 +46,20 @@ AttemptNumber = Annotated[int, Range(1, 10**6)]
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class JournalEvent:
     kind: ClassVar[str]
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, body: dict[str, Any]) -> Event:
+    def from_json(cls, body: dict[str, Any]) -> JournalEvent:
         """Raises ProtocolError."""
         return decode(cls, body, cls.kind)
 
 
 @dataclass(frozen=True, slots=True)
-class Started(Event):
+class RunStarted(JournalEvent):
     """The run has a name; nothing has been started on any host."""
 
     kind = "started"
@@ -68,7 +68,7 @@ class Started(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Attached(Event):
+class LauncherAttached(JournalEvent):
     """Another process on this machine has taken charge of the run."""
 
     kind = "attached"
@@ -76,7 +76,7 @@ class Attached(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class NextAttempt(Event):
+class NextAttempt(JournalEvent):
     """The job has failed and starts again."""
 
     kind = "attempt"
@@ -86,7 +86,7 @@ class NextAttempt(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class HostState(Event):
+class HostState(JournalEvent):
     """A host has another state; see `dtrain.session.observer.Observer.host_state`."""
 
     kind = "host"
@@ -96,7 +96,7 @@ class HostState(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello(Event):
+class RelayHello(JournalEvent):
     """What a relay reported about itself when it started."""
 
     kind = "hello"
@@ -105,7 +105,7 @@ class Hello(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class HostEvent(Event):
+class HostEvent(JournalEvent):
     """An event of a host's supervisor, from `dtrain.node.protocol`."""
 
     kind = "event"
@@ -116,7 +116,7 @@ class HostEvent(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Notice(Event):
+class NoticeShown(JournalEvent):
     """A sentence for a person."""
 
     kind = "notice"
@@ -124,7 +124,7 @@ class Notice(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class TensorBoard(Event):
+class TensorBoardAddress(JournalEvent):
     """Where the TensorBoard of a host can be seen on this machine."""
 
     kind = "tensorboard"
@@ -133,7 +133,7 @@ class TensorBoard(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Findings(Event):
+class Findings(JournalEvent):
     """The result of the check before the launch."""
 
     kind = "findings"
@@ -141,7 +141,7 @@ class Findings(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Progressed(Event):
+class Progressed(JournalEvent):
     """The training progress of the process that represents the job."""
 
     kind = "progress"
@@ -151,7 +151,7 @@ class Progressed(Event):
         return {"process": self.report.process, "said": self.report.as_json()}
 
     @classmethod
-    def from_json(cls, body: dict[str, Any]) -> Event:
+    def from_json(cls, body: dict[str, Any]) -> JournalEvent:
         try:
             return cls(Progress.read(body["process"], body["said"]))
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
@@ -159,7 +159,7 @@ class Progressed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes(Event):
+class Sizes(JournalEvent):
     """The bytes of the output streams that have changed since the last such event."""
 
     kind = "sizes"
@@ -167,7 +167,7 @@ class Sizes(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Stopping(Event):
+class StopRequested(JournalEvent):
     """A person, or a signal, asked the attempt to stop."""
 
     kind = "stopping"
@@ -175,7 +175,7 @@ class Stopping(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Failed(Event):
+class AttemptFailed(JournalEvent):
     """An attempt has ended, and another one follows."""
 
     kind = "failed"
@@ -191,12 +191,12 @@ class Failed(Event):
         }
 
     @classmethod
-    def from_json(cls, body: dict[str, Any]) -> Event:
+    def from_json(cls, body: dict[str, Any]) -> JournalEvent:
         return decode(cls, {**body, "report": body}, cls.kind)
 
 
 @dataclass(frozen=True, slots=True)
-class Cleaned(Event):
+class Cleaned(JournalEvent):
     """`dtrain stop` ended what a finished run had left; ``left`` are the unreachable hosts."""
 
     kind = "cleaned"
@@ -204,7 +204,7 @@ class Cleaned(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Finished(Event):
+class Finished(JournalEvent):
     """The run is over."""
 
     kind = "finished"
@@ -214,39 +214,39 @@ class Finished(Event):
         return asdict(_shortened(self.report))
 
     @classmethod
-    def from_json(cls, body: dict[str, Any]) -> Event:
+    def from_json(cls, body: dict[str, Any]) -> JournalEvent:
         return cls(decode(Report, body, cls.kind))
 
 
-EVENTS: dict[str, type[Event]] = {
+EVENTS: dict[str, type[JournalEvent]] = {
     event.kind: event
     for event in (
-        Started,
-        Attached,
+        RunStarted,
+        LauncherAttached,
         NextAttempt,
         HostState,
-        Hello,
+        RelayHello,
         HostEvent,
-        Notice,
-        TensorBoard,
+        NoticeShown,
+        TensorBoardAddress,
         Findings,
         Progressed,
         Sizes,
-        Stopping,
-        Failed,
+        StopRequested,
+        AttemptFailed,
         Cleaned,
         Finished,
     )
 }
 
 
-def encode(time: float, event: Event) -> bytes:
+def encode(time: float, event: JournalEvent) -> bytes:
     """The event as a line of the journal."""
     body = {"schema": SCHEMA, "time": round(time, 6), "event": event.kind, **event.as_json()}
     return json.dumps(body, default=_plain).encode() + b"\n"
 
 
-def read_line(line: bytes) -> tuple[float, Event]:
+def read_line(line: bytes) -> tuple[float, JournalEvent]:
     """The time and the event of a line. Raises ProtocolError for a line that `encode` did not
     write."""
     body = parse_object(line)
@@ -269,7 +269,7 @@ class Journal:
         self.path = path
         self._lock = threading.Lock()
 
-    def write(self, time: float, event: Event) -> None:
+    def write(self, time: float, event: JournalEvent) -> None:
         """Append one event. ``time`` is seconds since the epoch."""
         line = encode(time, event)
         with self._lock:
@@ -296,7 +296,7 @@ class JournalReader:
         self._offset = 0
         self._too_long = False
 
-    def read(self) -> Iterator[tuple[float, Event]]:
+    def read(self) -> Iterator[tuple[float, JournalEvent]]:
         """The events since the last call, each with its time. A line that is still being written
         is left for the next call. A missing journal has no events.
 

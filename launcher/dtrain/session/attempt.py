@@ -230,7 +230,7 @@ class Attempt:
             case AttemptPhase.PREPARING | AttemptPhase.GIVING_UP:
                 notice(f"{why}: stopping; nothing was started")
             case AttemptPhase.RUNNING:
-                self._context.journal.write(time.time(), journal.Stopping(why))
+                self._context.journal.write(time.time(), journal.StopRequested(why))
                 notice(
                     f"{why}: stopping; workers get TERM, and KILL after {grace:g} s"
                     " (Ctrl-C again kills them now)"

@@ -16,7 +16,7 @@ from dtrain.diagnostics import NodeError
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
-from dtrain.messages.sequence import Sequence
+from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
 from dtrain.runs.record import Record
 from dtrain.session import agent
@@ -51,7 +51,7 @@ class CleanupLink:
         self._plan = plan
         self._part = part
         self._run = run
-        self._sequence = Sequence(part, plan.world_size)
+        self._sequence = MessageSequence(part, plan.world_size)
         self._connection: Connection | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()

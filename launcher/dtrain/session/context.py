@@ -46,4 +46,4 @@ class AttemptContext:
     def notice(self, text: str) -> None:
         """Show ``text`` to the user, now or when they read the journal."""
         self.observer.notice(text)
-        self.journal.write(time.time(), journal.Notice(text))
+        self.journal.write(time.time(), journal.NoticeShown(text))

@@ -102,7 +102,7 @@ class Session:
         plan = _save(life)
         self._observer.started(name, plan, str(folder.path))
         hosts = [part.host.name for part in plan.hosts]
-        life.journal.write(begun, journal.Started(name, tuple(hosts)))
+        life.journal.write(begun, journal.RunStarted(name, tuple(hosts)))
         for notice in tree.notices if tree is not None else ():
             self._notify(life, notice)
         try:
@@ -123,7 +123,7 @@ class Session:
         life = _Life(record, folder, Journal(folder.journal), None, secrets, record.started)
         plan = record.plan()
         self._observer.attached(record.run, plan, str(folder.path))
-        life.journal.write(time.time(), journal.Attached(os.getpid()))
+        life.journal.write(time.time(), journal.LauncherAttached(os.getpid()))
         for stream, size in folder.sizes(plan).items():
             self._observer.skip(stream, size)
         if not self._control.interrupted and (why := history.stop_reason(folder)):
@@ -154,7 +154,7 @@ class Session:
                         self._notify(life, f"not restarted: {decision.why}")
                     break
                 self._cleanups.start(life.record, uncleaned)
-                failed = journal.Failed(life.record.attempt, results[-1], report)
+                failed = journal.AttemptFailed(life.record.attempt, results[-1], report)
                 life.journal.write(time.time(), failed)
                 for problem in report.problems:
                     self._notify(life, problem)
@@ -339,7 +339,7 @@ class Session:
 
     def _notify(self, life: _Life, notice: str) -> None:
         self._observer.notice(notice)
-        life.journal.write(time.time(), journal.Notice(notice))
+        life.journal.write(time.time(), journal.NoticeShown(notice))
 
 
 def _describe_next_attempt(record: Record, decision: restart.Retry) -> str:

@@ -21,7 +21,7 @@ from dtrain.runs.record import Record
 from dtrain.session import stop_requests
 from dtrain.session.control import Control
 from dtrain.session.controller import Session
-from dtrain.session.follow import POLL, Follower, ending
+from dtrain.session.follow import POLL, RunFollower, ending
 from dtrain.session.observer import Observer
 from dtrain.session.secrets import known_secrets
 from dtrain.session.signals import INSIST
@@ -64,7 +64,7 @@ def attach(
 
 def _watch(folder: RunFolder, observer: Observer, control: Control) -> Report | None:
     """Follow what the process in charge writes. None if it exits before the run is over."""
-    follower = Follower(folder, Record.load(folder.path), observer)
+    follower = RunFollower(folder, Record.load(folder.path), observer)
     follower.skip()
     report = follower.follow(lambda seconds: _wait(control, seconds))
     if report is not None:
@@ -137,7 +137,7 @@ def _request_stop(
 ) -> Report | None:
     """Ask the process in charge to end the run, and wait until it exits. Returns how the run
     ended. ``asked`` has the processes that were asked before."""
-    follower = Follower(folder, Record.load(folder.path), observer)
+    follower = RunFollower(folder, Record.load(folder.path), observer)
     follower.skip()
     # If the run is over, the process in charge is already ending its leftovers.
     over = follower.report is not None

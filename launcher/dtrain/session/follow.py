@@ -16,7 +16,7 @@ POLL = 0.1
 """Seconds between two reads of files that may have grown."""
 
 
-class Follower:
+class RunFollower:
     """Passes what the run's journal and logs contain to an observer."""
 
     def __init__(self, folder: RunFolder, record: Record, observer: Observer) -> None:
@@ -41,16 +41,16 @@ class Follower:
 
     def skip(self) -> None:
         """Show the current state, and then only new events and output."""
-        states: dict[str, journal.Event] = {}
-        pages: dict[str, journal.Event] = {}
-        findings: list[journal.Event] = []
+        states: dict[str, journal.JournalEvent] = {}
+        pages: dict[str, journal.JournalEvent] = {}
+        findings: list[journal.JournalEvent] = []
         for _, event in self._journal.read():
             match event:
                 case journal.HostState(host):
                     states[host] = event
-                case journal.TensorBoard(host):
+                case journal.TensorBoardAddress(host):
                     pages[host] = event
-                case journal.Attached():
+                case journal.LauncherAttached():
                     pages.clear()
                 case journal.Findings():
                     findings = [event]
@@ -77,11 +77,11 @@ class Follower:
                 self._sizes[stream] = size
                 self._observer.output(stream, size)
 
-    def _forward(self, event: journal.Event) -> None:
+    def _forward(self, event: journal.JournalEvent) -> None:
         match event:
             case journal.HostState(host, state, detail):
                 self._observer.host_state(host, state, detail)
-            case journal.Notice(text) | journal.TensorBoard(_, text):
+            case journal.NoticeShown(text) | journal.TensorBoardAddress(_, text):
                 self._observer.notice(text)
             case journal.Findings(findings):
                 self._observer.checked(findings)

@@ -15,7 +15,7 @@ def past_attempts(folder: RunFolder, attempt: int) -> list[restart.AttemptResult
     found = {
         event.number: event.attempt
         for _, event in JournalReader(folder.journal).read()
-        if isinstance(event, journal.Failed)
+        if isinstance(event, journal.AttemptFailed)
     }
     return [found[number] for number in sorted(found) if number < attempt]
 
@@ -25,7 +25,7 @@ def began(folder: RunFolder) -> float:
     times = [
         then
         for then, event in JournalReader(folder.journal).read()
-        if isinstance(event, journal.Started | journal.NextAttempt)
+        if isinstance(event, journal.RunStarted | journal.NextAttempt)
     ]
     return times[-1] if times else time.time()
 
@@ -35,9 +35,9 @@ def stop_reason(folder: RunFolder) -> str:
     why = ""
     for _, event in JournalReader(folder.journal).read():
         match event:
-            case journal.Started() | journal.NextAttempt():
+            case journal.RunStarted() | journal.NextAttempt():
                 why = ""
-            case journal.Stopping():
+            case journal.StopRequested():
                 why = event.why
     return why
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dtrain.launchplan.plan import HostPlan
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
-from dtrain.messages.sequence import Sequence
+from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
 from dtrain.runs import journal
 from dtrain.runs.log_store import StorageError
@@ -47,7 +47,7 @@ class Inbox:
         self._reports = reports
         self._outage = outage
         self._step = step
-        self._sequence = Sequence(part, context.plan.world_size)
+        self._sequence = MessageSequence(part, context.plan.world_size)
         timeout = context.plan.job.restart.node_timeout
         self._supervisor = SupervisorLiveness(self._host, timeout)
         self._journaled = 0
@@ -77,7 +77,7 @@ class Inbox:
             case messages.Hello():
                 self._evidence.compare_clocks(message.time, time.time())
                 relay.pid = message.pid
-                hello = journal.Hello(self._host, dataclasses.asdict(message))
+                hello = journal.RelayHello(self._host, dataclasses.asdict(message))
                 self._context.journal.write(time.time(), hello)
             case messages.StreamFound():
                 self._sequence.check_stream(message)

@@ -9,7 +9,7 @@ from dtrain.diagnostics import AnswerError, NodeError, PrepareError
 from dtrain.launchplan.plan import HostPlan
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
-from dtrain.messages.sequence import Sequence
+from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
 from dtrain.runs.record import Record
 from dtrain.session import agent
@@ -80,7 +80,7 @@ def _answer(part: HostPlan, python: str, process: RemoteProcess) -> HostStatus:
 
 def _status(seen: messages.RunSeen, part: HostPlan, behind: float) -> HostStatus:
     """The host's answer in this machine's time. The host's clock is ``behind`` seconds late."""
-    sequence = Sequence(part, 0)
+    sequence = MessageSequence(part, 0)
     for one in seen.processes:
         sequence.check_process(one)
     return HostStatus(

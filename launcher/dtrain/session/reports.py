@@ -68,4 +68,4 @@ class WorkerReports:
             port = self._tensorboard.port
         text = f"TensorBoard of {host}: http://127.0.0.1:{port}/"
         context.observer.notice(text)
-        context.journal.write(time.time(), journal.TensorBoard(host, text))
+        context.journal.write(time.time(), journal.TensorBoardAddress(host, text))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dtrain.spec import value_rules as rules
 from dtrain.spec.hosts import HostList, Overrides
-from dtrain.spec.schema import Choice, Duration, Field, Number, SectionType, Text
+from dtrain.spec.scalars import Choice, Duration, Number, Text
+from dtrain.spec.schema import Field, SectionType
 
 SSH = SectionType(
     {

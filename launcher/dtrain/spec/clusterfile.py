@@ -7,7 +7,8 @@ from typing import Any
 from dtrain.spec import value_rules as rules
 from dtrain.spec.cluster_keys import CLUSTER
 from dtrain.spec.job_keys import JOB
-from dtrain.spec.schema import Field, SectionType, Text
+from dtrain.spec.scalars import Text
+from dtrain.spec.schema import Field, SectionType
 
 CLUSTER_FILE = SectionType(
     {

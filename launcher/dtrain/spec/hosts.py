@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from dtrain.hostlist import MAX_HOSTS, HostListError, unfold
 from dtrain.spec import source
 from dtrain.spec.problems import Problems, TextSpan, shown, visible
-from dtrain.spec.schema import JsonSchema, Section, SectionType, Type, short
+from dtrain.spec.scalars import JsonSchema, Type
+from dtrain.spec.schema import Section, SectionType, short
 from dtrain.spec.source import Node, Scalar
 
 _WRONG_CHARACTER = re.compile(r"[^A-Za-z0-9._:-]")

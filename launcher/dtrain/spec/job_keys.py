@@ -10,17 +10,8 @@ from dtrain.spec import value_rules as rules
 from dtrain.spec.model import LAUNCH_ROLES
 from dtrain.spec.placeholders import NAMES
 from dtrain.spec.ports import PortRange
-from dtrain.spec.schema import (
-    Choice,
-    Duration,
-    Field,
-    Flag,
-    Integer,
-    ListOf,
-    OneOf,
-    SectionType,
-    Text,
-)
+from dtrain.spec.scalars import Choice, Duration, Flag, Integer, Text
+from dtrain.spec.schema import Field, ListOf, OneOf, SectionType
 from dtrain.spec.strategies import STRATEGIES
 
 _STRATEGY_NAMES = tuple(dict.fromkeys(name for known in STRATEGIES.values() for name in known))

@@ -8,7 +8,8 @@ from typing import Any
 
 from dtrain.spec.model import ClusterFile
 from dtrain.spec.problems import Problems
-from dtrain.spec.schema import Section, Type
+from dtrain.spec.scalars import Type
+from dtrain.spec.schema import Section
 from dtrain.spec.source import Node, Scalar
 from dtrain.spec.tasks import tasks_listen, tensorflow_tasks
 

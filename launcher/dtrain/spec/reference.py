@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from dtrain.spec.clusterfile import CLUSTER_FILE
 from dtrain.spec.hosts import Overrides
-from dtrain.spec.schema import Duration, Field, SectionType, Type
+from dtrain.spec.scalars import Duration, Type
+from dtrain.spec.schema import Field, SectionType
 
 _HEAD = """\
 # Reference: every key of the cluster file

@@ -9,7 +9,8 @@ import re
 
 from dtrain.spec.hosts import host_name_fault
 from dtrain.spec.ports import MAX_PORT
-from dtrain.spec.schema import Choice, Integer, ListOf, MapOf, OneOf, Text
+from dtrain.spec.scalars import Choice, Integer, Text
+from dtrain.spec.schema import ListOf, MapOf, OneOf
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"

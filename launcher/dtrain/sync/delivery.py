@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from dtrain.diagnostics import AnswerError, NodeError, PrepareError
 from dtrain.messages.decode import ProtocolError
-from dtrain.messages.sync import Done, Refused, Want, max_answer, read_answer
+from dtrain.messages.sync import Done, SyncRefused, Want, max_answer, read_answer
 from dtrain.node.sync.wire import ABANDONED, LENGTH, PREAMBLE, REQUEST
 from dtrain.spec.model import Host
 from dtrain.sync.contents import SourceChangedError, frame
@@ -165,7 +165,7 @@ class _Receiver:
             raise AnswerError(host.name, ATTEMPTED, error) from None
         if isinstance(found, expected):
             return found
-        if not isinstance(found, Refused):
+        if not isinstance(found, SyncRefused):
             raise AnswerError(host.name, ATTEMPTED, "an unexpected answer")
         if found.changed is not None:
             raise _changed(host, self._tree, files[found.changed].path)

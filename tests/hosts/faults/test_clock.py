@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from dtrain.runs.journal import Hello, JournalReader
+from dtrain.runs.journal import JournalReader, RelayHello
 from support.faults import Field
 from support.launching import until
 
@@ -60,7 +60,7 @@ def test_the_first_cause_is_the_first(field: Make, first: int, hours: int) -> No
     off = {
         event.host: event.said["time"] - then
         for then, event in JournalReader(scene.run / "journal.jsonl").read()
-        if isinstance(event, Hello)
+        if isinstance(event, RelayHello)
     }
     assert [round(off[host.name] / 3600) for host in scene.cluster.hosts] == [0, hours]
     # Neither failure is reported before both have happened.

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 REASONS = {
     "fused": "blocks.0.attention.qkv (Linear): a rank's share of a fused projection would mix",
     "unknown linear": "blocks.0.mlp.mystery (Linear): declare whether it opens or closes its layer",
-    "another module": "no place for blocks.1.mlp_norm (PReLU)",
+    "another module": "cannot place blocks.1.mlp_norm (PReLU)",
     "heads": "tensor 2 does not divide the 1 heads of blocks.0.attention.k_proj",
     "vocabulary": "tensor 2 does not divide out_features 63 of head",
     "all heads": "let the model split them as view(batch, sequence, -1, head_dim)",

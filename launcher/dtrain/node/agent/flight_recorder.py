@@ -42,11 +42,11 @@ def unpickled(data: bytes) -> Any:
     import io
     import pickle  # rarely needed and slow to import
 
-    class Plain(pickle.Unpickler):
+    class PlainUnpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             raise pickle.UnpicklingError("%s.%s is not plain data" % (module, name))
 
-    return Plain(io.BytesIO(data)).load()
+    return PlainUnpickler(io.BytesIO(data)).load()
 
 
 class FlightRecorders:

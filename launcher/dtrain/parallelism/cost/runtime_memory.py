@@ -14,25 +14,10 @@ from functools import cached_property
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.layer import BYTES
+from dtrain.parallelism.cost.sharded_memory import Phase
 from dtrain.parallelism.cost.stages import parameters_of_stage
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """Memory in use at one moment, without the sharded parameters and Adam's moments."""
-
-    gradients: float = 0.0
-    activations: float = 0.0
-    logits: float = 0.0
-    gathered: float = 0.0
-    """Gathered parameters, and gradients before they are scattered."""
-    temporary: float = 0.0
-
-    @property
-    def total(self) -> float:
-        return self.gradients + self.activations + self.logits + self.gathered + self.temporary
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class Phase:
     activations: float = 0.0
     logits: float = 0.0
     gathered: float = 0.0
-    """Parameters gathered in 16 bits, and gradients before they are scattered."""
+    """Gathered parameters, and gradients before they are scattered."""
     temporary: float = 0.0
 
     @property

@@ -17,7 +17,7 @@ class Dataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-class Position(TypedDict):
+class BatchPosition(TypedDict):
     """The position of training in the data."""
 
     epoch: int
@@ -65,7 +65,7 @@ class Batches:
         self._seed = seed
         self._epochs = epochs
         self._workers = workers
-        self._position = Position(epoch=0, samples=0)
+        self._position = BatchPosition(epoch=0, samples=0)
 
     @property
     def epoch(self) -> int:
@@ -79,7 +79,7 @@ class Batches:
                 # Count the batch before its use: a checkpoint after its step must include it.
                 self._position["samples"] += self._global_batch
                 yield [self._moved(tensor) for tensor in batch]
-            self._position = Position(epoch=self.epoch + 1, samples=0)
+            self._position = BatchPosition(epoch=self.epoch + 1, samples=0)
 
     def indices(self) -> Iterator[list[int]]:
         """The indices of this rank's samples, for each remaining batch of the epoch."""
@@ -90,13 +90,13 @@ class Batches:
             batch = left[start : start + self._global_batch]
             yield batch[self._data_rank :: self._data_size].tolist()
 
-    def state_dict(self) -> Position:
+    def state_dict(self) -> BatchPosition:
         """The position of the next batch."""
-        return Position(**self._position)
+        return BatchPosition(**self._position)
 
-    def load_state_dict(self, state: Position) -> None:
+    def load_state_dict(self, state: BatchPosition) -> None:
         """Continue from ``state`` at the next ``iter``."""
-        self._position = Position(**state)
+        self._position = BatchPosition(**state)
 
     def _loader(self) -> DataLoader[Any]:
         return DataLoader(
