@@ -20,7 +20,7 @@ REASONS = {
     "all heads": "let the model split them as view(batch, sequence, -1, head_dim)",
     "halved heads": "the ranks' inputs to attention.o_proj do not add up to the input",
     "by hand": "the ranks' inputs to attention.o_proj do not add up to the input",
-    "more than the stream": "giving it the residual stream alone (AssertionError: no mask)",
+    "more than the stream": "residual stream as its only input (AssertionError: no mask)",
     "experts": "cannot tell how blocks.0 uses its list 'mlp.experts'",
     "sequence": "sequence_parallel cannot split sequences of 15 over tensor 2",
     "batch": "part of a global batch of 8 is 4 samples, not 3",
@@ -31,7 +31,7 @@ REASONS = {
     "not initialized": "nothing initializes norm.weight: define",
     "not initialized on one stage": "nothing initializes norm.weight: define",
     "integer buffer": "nothing initializes positions.ids: define",
-    "different weights": "different weights: call torch.manual_seed with one seed on all of them",
+    "different weights": "different weights: call torch.manual_seed with the same seed on all ranks",
 }
 
 
