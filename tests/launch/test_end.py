@@ -314,7 +314,7 @@ def test_a_job_ended_from_outside_is_not_done(scene: Scene) -> None:
             os.kill(pid, signal.SIGTERM)
     done = launch.wait()
     assert done.code == 1
-    assert "ended from outside" in done.stderr
+    assert "something outside dtrain stopped a worker" in done.stderr
     assert scene.leftovers() == []
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import re
-from importlib import resources
+from importlib.abc import InspectLoader
+from typing import cast
 
-from dtrain.node.boot import IMPORTER, ISOLATED, boot_text, file_of, pack
+from dtrain.node.boot import IMPORTER, ISOLATED, boot_text, pack
 from dtrain.quoting import path, sh, words
 
 PROGRAMS = {
@@ -34,10 +36,18 @@ def modules(program: str) -> dict[str, str]:
     while pending:
         name = pending.pop()
         if name not in found:
-            place = resources.files("dtrain").joinpath(file_of(name).removeprefix("dtrain/"))
-            found[name] = place.read_text("utf-8")
+            found[name] = source(name)
             pending += _IMPORT.findall(found[name])
     return found
+
+
+def source(module: str) -> str:
+    """The text of a module of dtrain, which may be in a zip archive: workers find one there."""
+    found = importlib.util.find_spec(module)
+    assert found is not None, module
+    text = cast(InspectLoader, found.loader).get_source(module)
+    assert text is not None, module
+    return text
 
 
 @functools.cache

@@ -6,12 +6,17 @@ import base64
 import functools
 import io
 import zipfile
-from pathlib import Path
+from collections.abc import Iterator
+from importlib import resources
+from typing import TYPE_CHECKING
 
-from dtrain import runtime
+from dtrain.node.programs import source
 
-_PACKAGE = """\
-# Modules of an installed dtrain can still be imported.
+if TYPE_CHECKING:
+    from importlib.abc import Traversable  # moves to importlib.resources.abc in Python 3.14
+
+_EXTEND = """
+# Other modules come from an installed dtrain, if there is one.
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 """
 
@@ -19,11 +24,18 @@ __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 @functools.cache
 def runtime_archive() -> str:
     """A zip archive, in base64, from which Python can import `dtrain.runtime`."""
-    folder = Path(runtime.__file__).parent
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("dtrain/__init__.py", _PACKAGE)
-        for path in sorted(folder.rglob("*.py")):
-            name = path.relative_to(folder).as_posix()
-            file.writestr(f"dtrain/runtime/{name}", path.read_bytes())
+        file.writestr("dtrain/__init__.py", source("dtrain").removesuffix(_EXTEND) + _EXTEND)
+        # It is in such an archive itself if a worker launches a job.
+        for name, content in _modules(resources.files("dtrain.runtime"), "dtrain/runtime"):
+            file.writestr(name, content)
     return base64.b64encode(archive.getvalue()).decode()
+
+
+def _modules(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.is_dir():
+            yield from _modules(entry, f"{name}/{entry.name}")
+        elif entry.name.endswith(".py"):
+            yield f"{name}/{entry.name}", entry.read_bytes()

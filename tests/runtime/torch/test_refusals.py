@@ -31,7 +31,7 @@ REASONS = {
     "not initialized": "nothing initializes norm.weight: define",
     "not initialized on one stage": "nothing initializes norm.weight: define",
     "integer buffer": "nothing initializes positions.ids: define",
-    "different weights": "different weights: call torch.manual_seed with the same seed on all ranks",
+    "different weights": "different weights: call torch.manual_seed with the same seed on all",
 }
 
 

@@ -41,9 +41,9 @@ assert len(set(reviews.texts[1])) == 1 and reviews.texts.shape == (2, 6)
 passages = classify_text.packages(100, 1000)
 assert passages.classes == 8 and set(passages.labels) == set(passages.test_labels) == set(range(8))
 for reader, text in (
-    (lambda: classify_images.cifar(Path("nothing")), "there is no such file"),
+    (lambda: classify_images.cifar(Path("nothing")), "no such file or folder"),
     (lambda: classify_images.cifar(Path("aclImdb")), "has no data_batch_1"),
-    (lambda: classify_text.reviews(Path("nothing"), 6, 1000), "--data takes the folder aclImdb"),
+    (lambda: classify_text.reviews(Path("nothing"), 6, 1000), "--data needs the folder aclImdb"),
 ):
     try:
         reader()

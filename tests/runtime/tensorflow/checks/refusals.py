@@ -56,7 +56,7 @@ refused("no chief, ps", distributed.init, "parameter_server")
 cluster({"worker": ["localhost:1"], "ps": ["localhost:2"]})
 refused("does not use", distributed.init, "multi_worker_mirrored")
 cluster({"worker": ["localhost:1"]}, index=4)
-refused("which its cluster does not have", distributed.init)
+refused("its cluster has no such task", distributed.init)
 os.environ["TF_CONFIG"] = "{"
 refused("TF_CONFIG is not", distributed.init)
 
