@@ -269,7 +269,7 @@ def test_stopped_while_a_port_is_busy(scene: Scene) -> None:
             setup=[f'[ "$DTRAIN_HOST" = node0 ] || {{ touch {flag}; sleep 1; }}'],
             rendezvous={"ports": "29500-29501"},
         )
-        launch = scene.launch(cluster)
+        launch = scene.launch(cluster, "--no-check")
         until(flag.exists, "node1's setup, while node0 finds its port taken")
         launch.send(signal.SIGINT)
         done = launch.wait()

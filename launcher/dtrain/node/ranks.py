@@ -45,7 +45,10 @@ def main(stream: BinaryIO, importer: Importer) -> None:
         ranks.append(rank)
     with os.fdopen(int(os.environ["DTRAIN_REPORT_FD"]), "w") as reports:
         for rank in ranks:
-            output = rank.communicate()[0].decode("utf-8", "replace").strip().splitlines()
+            assert rank.stdout is not None
+            with rank.stdout as stdout:
+                output = stdout.read().decode("utf-8", "replace").strip().splitlines()
+            rank.wait()
             found = [line[len(MARK) :] for line in output if line.startswith(MARK)]
             lost = {"failed": "start", "error": (output or ["status %d" % rank.returncode])[-1]}
             reports.write((found[-1] if found else json.dumps(lost)) + "\n")

@@ -122,12 +122,12 @@ def test_a_host_without_an_answer_does_not_count_as_clean(field: Make) -> None:
     launch = scene.start(scene.file(restart={"node_timeout": "4s"}))
     scene.cluster.cut("node2")
     scene.over(launch, 3)
-    (record,) = scene.cluster["node2"].home.glob(".dtrain/nodes/test-*/node2/supervisor")
-    away = record.rename(record.with_suffix(".away"))
+    (folder,) = scene.cluster["node2"].home.glob(".dtrain/nodes/test-*/node2")
+    folder.chmod(0o777)  # refused: others could have changed it
     scene.cluster.heal()
     scene.over(scene.command("stop", scene.run.name), 3)
     assert scene.left()
-    away.rename(record)
+    folder.chmod(0o700)
     scene.over(scene.command("stop", scene.run.name), 0)
     scene.check_hosts()
 

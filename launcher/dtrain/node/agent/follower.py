@@ -108,14 +108,12 @@ class Follower:
         if now < self._progress_at and not over:
             return False
         self._progress_at = now + PROGRESS_SECONDS
-        found = False
         for name, end, report in self._progress.read():
-            found = True
             self._channel.report("progress", name=name, offset=end, said=report)
         for notice in self._progress.notices:
             self._channel.report("notice", text=notice)
         self._progress.notices.clear()
-        return found
+        return self._progress.advanced
 
     def _add(self, name: str, out: bytes, err: bytes, role: str, event: Json) -> None:
         if self._events_only:

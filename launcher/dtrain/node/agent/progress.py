@@ -88,9 +88,12 @@ class ProgressFiles:
         self._reported: set[bytes] = set()
         self.notices: list[str] = []
         """Problems with the files, each reported once."""
+        self.advanced = False
+        """Whether the last `read` found new data, valid or not. There may be more."""
 
     def read(self) -> Iterator[tuple[str, int, Json]]:
         """The new reports: file name, offset of the next line, and fields."""
+        self.advanced = False
         for file in listed(self._folder):
             if not PROGRESS_FILE.fullmatch(file):
                 continue
@@ -105,8 +108,10 @@ class ProgressFiles:
                     start = last_line(path, MAX_REPORT)
                     yield from self._tensorboards(file, path, start)
                 lines = self._followed[file] = Lines(path, start, MAX_REPORT)
-            dropped = 0
-            for line, end in lines.read():
+            dropped, begun = 0, lines.offset
+            found = lines.read()
+            self.advanced |= lines.offset > begun
+            for line, end in found:
                 report = report_in(line)
                 if report is not None:
                     yield shown(file), end, report

@@ -23,7 +23,7 @@ refused(ValueError, "there is no GPU 3", gpus=[3])
 refused(ValueError, "no precision 'fp8'", precision="fp8")
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
-refused(RuntimeError, "sees no GPU, but CUDA_VISIBLE_DEVICES is 0,1: look ")
+refused(RuntimeError, "sees no GPU, but CUDA_VISIBLE_DEVICES is 0,1: check ")
 
 # The cluster file's precision overrides the script's.
 os.environ["DTRAIN_TRAINING"] = '{"precision": "bf16"}'
