@@ -362,6 +362,20 @@ def test_a_line_that_is_too_long_does_not_hide_the_next(tmp_path: Path) -> None:
     assert notice.startswith("rank-0.progress: dropped 1 line ")
 
 
+def test_the_last_report_of_a_run_arrives_after_any_amount_of_other_data(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.progress"
+    path.write_bytes(b"x\n" * (2 << 20))
+    os.truncate(path, 1 << 40)
+    with path.open("ab") as file:
+        file.write(f"\n{LINE}\n".encode())
+    files = ProgressFiles(os.fsencode(tmp_path), {}, False)
+    assert list(files.read()) == []
+    assert files.advanced
+    assert [said for _, _, said in files.read(over=True)] == [GOOD]
+    assert list(files.read(over=True)) == []
+    assert not files.advanced
+
+
 def test_depth_has_a_limit() -> None:
     def nested(levels: int) -> bytes:
         return b'{"a":' * levels + b"1" + b"}" * levels

@@ -108,7 +108,7 @@ class Follower:
         if now < self._progress_at and not over:
             return False
         self._progress_at = now + PROGRESS_SECONDS
-        for name, end, report in self._progress.read():
+        for name, end, report in self._progress.read(over):
             self._channel.report("progress", name=name, offset=end, said=report)
         for notice in self._progress.notices:
             self._channel.report("notice", text=notice)

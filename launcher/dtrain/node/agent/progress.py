@@ -91,8 +91,11 @@ class ProgressFiles:
         self.advanced = False
         """Whether the last `read` found new data, valid or not. There may be more."""
 
-    def read(self) -> Iterator[tuple[str, int, Json]]:
-        """The new reports: file name, offset of the next line, and fields."""
+    def read(self, over: bool = False) -> Iterator[tuple[str, int, Json]]:
+        """The new reports: file name, offset of the next line, and fields.
+
+        If the run is ``over``, only the last reports matter: skip to the end of large files.
+        """
         self.advanced = False
         for file in listed(self._folder):
             if not PROGRESS_FILE.fullmatch(file):
@@ -108,6 +111,8 @@ class ProgressFiles:
                     start = last_line(path, MAX_REPORT)
                     yield from self._tensorboards(file, path, start)
                 lines = self._followed[file] = Lines(path, start, MAX_REPORT)
+            if over:
+                lines.skip_to_last(path)
             dropped, begun = 0, lines.offset
             found = lines.read()
             self.advanced |= lines.offset > begun

@@ -58,6 +58,18 @@ def read_regular(
         os.close(fd)
 
 
+def size_of(path: bytes) -> int:
+    """The size of a regular file in bytes; 0 if it cannot be opened."""
+    try:
+        fd = open_regular(path)
+    except OSError:
+        return 0
+    try:
+        return os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+
+
 class Lines:
     """The lines of a growing file from ``offset`` on."""
 
@@ -74,6 +86,13 @@ class Lines:
         with contextlib.suppress(OSError, OverflowError):
             return os.pread(self._file, MAX_READ, self.offset)
         return b""
+
+    def skip_to_last(self, path: bytes) -> None:
+        """Leave out all but the last `MAX_READ` bytes of the file at ``path``."""
+        start = size_of(path) - MAX_READ
+        if start > self.offset:
+            self.offset = start
+            self._skipping = True
 
     def read(self) -> list[tuple[bytes | None, int]]:
         """The new complete lines, each with the offset of the next one. None represents a line
