@@ -37,7 +37,7 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in a text file; line and column count from 1."""
+    """A position in a text file: line and column from 1."""
 
     file: str
     line: int
@@ -49,10 +49,10 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a cluster file.
+    """One problem in a cluster file.
 
-    ``source_line`` is the text of the line at ``position`` and ``width`` the number of
-    characters that the caret underlines.
+    ``source_line`` is the text of the line at ``position``; ``width`` is the number of characters
+    that the caret underlines.
     """
 
     message: str
@@ -117,19 +117,19 @@ class AuthError(NodeError):
     """The host refused every way of authenticating."""
 
     asked = False
-    """Whether a person was asked in vain. Another attempt would only ask again."""
+    """Whether the user already answered a prompt. A retry would only prompt again."""
 
 
 class AnswerError(NodeError):
-    """The host sent something that dtrain's own programs never send: it is broken or hostile."""
+    """The host sent data that dtrain's programs never send: it is broken or hostile."""
 
     def __init__(self, host: str, attempted: str, wrong: object) -> None:
         super().__init__(
             host,
             attempted,
             f"the host sent a malformed answer: {wrong}",
-            hint="log in there and see what its login scripts print; if they print nothing, do not"
-            " trust that host",
+            hint="check what the host's login scripts print; if they print nothing, do not trust "
+            "the host",
         )
 
 

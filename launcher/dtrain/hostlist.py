@@ -65,7 +65,7 @@ def unfold(text: str, *, limit: int = MAX_HOSTS) -> tuple[str, ...]:
                 count *= sum(len(numbers) for numbers in part)
                 length += max(len(str(numbers.high)) for numbers in part)
         if count > room:
-            raise HostListError(f"the list stands for more than {limit} hosts", start, end - start)
+            raise HostListError(f"the list has more than {limit} hosts", start, end - start)
         if length > MAX_NAME:
             raise HostListError(
                 f"a host name has at most {MAX_NAME} characters; this has {length}",
@@ -101,7 +101,7 @@ def fold(names: Iterable[str]) -> str:
 
 
 def _items(text: str) -> Iterable[tuple[int, int]]:
-    """Where each comma-separated item starts and ends, blanks around it left out."""
+    """Start and end of each comma-separated item, without the blanks around it."""
     depth = 0
     opened = start = 0
     for offset, character in enumerate(text + ","):
@@ -138,9 +138,9 @@ def _parts(text: str, start: int, end: int) -> list[str | list[_Range]]:
             blank = re.search(r"\s", literal)
             if blank:
                 raise HostListError(
-                    "a host name cannot hold spaces",
+                    "a host name cannot contain spaces",
                     start + blank.start(),
-                    hint="separate hosts by commas",
+                    hint="separate hosts with commas",
                 )
             parts.append(literal)
             start += len(literal)
@@ -164,13 +164,13 @@ def _range(text: str, start: int, end: int) -> _Range:
     match = _RANGE.fullmatch(written)
     width = max(end - start, 1)
     if not written.strip():
-        raise HostListError("a number is missing between brackets", start, width)
+        raise HostListError("a number is missing in the brackets", start, width)
     if not match:
         raise HostListError(
             f"{written.strip()!r} is neither a number nor a range",
             start,
             width,
-            hint="brackets hold numbers and ranges, e.g. [01-08,11]",
+            hint="write numbers and ranges in brackets, e.g. [01-08,11]",
         )
     low, high = match[1], match[2] or match[1]
     if max(len(low), len(high)) > _DIGITS:
@@ -193,7 +193,7 @@ def _range(text: str, start: int, end: int) -> _Range:
 
 def _split_numbers(name: str) -> list[str]:
     """Alternate literal and number, starting and ending with a (perhaps empty) literal."""
-    if len(name) > MAX_NAME:  # no host's name
+    if len(name) > MAX_NAME:  # not a host name
         return [name]
     parts = _NUMBER.split(name)
     index = 1

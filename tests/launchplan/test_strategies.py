@@ -75,7 +75,7 @@ def test_what_was_chosen_is_in_the_json(tmp_path: Path) -> None:
     file.write_text(MINIMAL.format(hosts="[a, b]", framework="torch", strategy="auto", more=""))
     shown = json.loads(rendered(build(read(file)), json=True))
     assert shown["strategy"] == "ddp"
-    assert "does not fit on one GPU" in shown["strategy_reason"]
+    assert "has to fit on one GPU" in shown["strategy_reason"]
     assert shown["layout"]["data"] == 2
     assert read(file).job.strategy_reason == shown["strategy_reason"]
 

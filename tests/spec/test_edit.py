@@ -378,10 +378,13 @@ JOB = CLUSTER + "job:\n  framework: torch\n  script: t.py\n"
         ),
         (
             JOB + "  layout:\n    ? expert\n    : 1\n    tensor: 8\n",
-            "job.layout.expert does not have its lines to itself",
+            "job.layout.expert shares a line with another key",
         ),
-        (JOB + "  ? layout\n", "job.layout has no value, and no ':' right behind it"),
-        (JOB.removesuffix("\n") + "\n  setup: |\n    echo", "its YAML is written in a way"),
+        (JOB + "  ? layout\n", "job.layout has no value and no ':' directly after it"),
+        (
+            JOB.removesuffix("\n") + "\n  setup: |\n    echo",
+            "dtrain cannot edit YAML that is written",
+        ),
     ],
 )
 def test_what_cannot_be_edited_safely_is_refused(text: str, reason: str) -> None:
@@ -410,7 +413,7 @@ def test_what_was_wrong_already_is_reported_as_ever(text: str) -> None:
 def test_a_layout_that_the_file_cannot_launch_is_refused() -> None:
     error = refusal(JOB.replace("gpus: 4", "gpus: 8"))
     assert error.message == (
-        "x.yaml: this layout cannot be launched with it: the layout is for 8 workers "
+        "x.yaml: cannot launch this layout: the layout is for 8 workers "
         "(tensor 2 x pipeline 2 x data 2), but the hosts have 16"
     )
     assert "product of tensor" in error.hint
@@ -546,7 +549,7 @@ def test_any_file(
     except UsageError as error:
         # A block scalar that ends with the file, without a newline, would get one.
         assert not final, error.message
-        assert "its YAML is written in a way" in error.message
+        assert "dtrain cannot edit YAML that is written" in error.message
         return
     after, earlier = parse(text, "x.yaml"), None
     try:
@@ -626,5 +629,5 @@ def test_a_new_file_with_little_known() -> None:
 
 
 def test_a_new_file_that_could_not_be_launched() -> None:
-    with pytest.raises(UsageError, match=r"new\.yaml: this layout cannot be launched"):
+    with pytest.raises(UsageError, match=r"new\.yaml: cannot launch this layout"):
         new_file(["gpu01"], 4, LAYOUT, TRAINING, file="new.yaml")

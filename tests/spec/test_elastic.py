@@ -144,7 +144,7 @@ def test_fewer_hosts_than_were_asked_for_are_not_used() -> None:
     with pytest.raises(MisfitError) as caught:
         without(wide, {"n4", "n5", "n6"})
     assert caught.value.message == (
-        "the layout (tensor 4) is for a multiple of 4 workers; the 3 hosts left have 6, and "
+        "the layout (tensor 4) needs a multiple of 4 workers; the 3 remaining hosts have 6, and "
         "job.elastic.min_hosts is 4"
     )
 

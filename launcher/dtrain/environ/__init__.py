@@ -1,1 +1,1 @@
-"""The environments that frameworks expect, computed from numbers and names alone."""
+"""Environment variables for each framework, computed only from numbers and names."""

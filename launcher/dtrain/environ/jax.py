@@ -1,8 +1,8 @@
-"""JAX: the environment in which a bare ``jax.distributed.initialize()`` finds the others.
+"""JAX: the environment in which ``jax.distributed.initialize()`` needs no arguments.
 
-JAX takes the coordinator's address from its own variable. The number of processes and the
-process's own it detects from the cluster that it runs in; of those that it knows, Open MPI's
-variables are the ones that any launcher can set (JAX 0.10, ``jax/_src/clusters/ompi_cluster.py``).
+JAX reads the coordinator's address from its own variable, but detects the number of processes and
+the process id from a known kind of cluster. Any launcher can set Open MPI's variables, so dtrain
+uses these (JAX 0.10, ``jax/_src/clusters/ompi_cluster.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dtrain.environ.torchrun import address_and_port
 
 
 def node_environment(world: World) -> dict[str, str]:
-    """What all processes share."""
+    """Variables that are the same for all processes."""
     coordinator = address_and_port(world.master_address, world.master_port)
     scheme = "tcp6" if ":" in world.master_address else "tcp"
     return {
@@ -26,8 +26,8 @@ def node_environment(world: World) -> dict[str, str]:
 def rank_environment(
     world: World, node_rank: int, local_rank: int, devices: int | None
 ) -> dict[str, str]:
-    """What tells one process from the others. JAX gives each the device of its local number,
-    unless it has all ``devices`` of its host."""
+    """Variables of one process. JAX assigns it the device with its local rank, unless it has all
+    ``devices`` of its host."""
     environment = {
         "OMPI_COMM_WORLD_RANK": str(world.first_rank(node_rank) + local_rank),
         "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank),

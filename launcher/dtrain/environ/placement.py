@@ -1,4 +1,4 @@
-"""TensorFlow: which task runs on which host."""
+"""TensorFlow: the host of each task."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from dtrain.environ.devices import split
 
 
 def place_tasks(roles: Mapping[str, int], gpus: Sequence[int]) -> list[tuple[str, int, int]]:
-    """Place every task of ``roles`` on one of the hosts, which have so many ``gpus`` each.
+    """Place every task of ``roles`` on one of the hosts; ``gpus`` is the number of GPUs of each.
 
-    Returns ``(role, index, host)`` in the order chief, worker, ps, evaluator. Tasks that train
-    go where the GPUs are, each to the host that leaves it the most of them (the highest averages
-    of D'Hondt), and go round the hosts without GPUs once every GPU has a task. A chief trains
-    too, unless there are parameter servers; then it only coordinates, from the first host.
-    Parameter servers go round from the last host back, so that they meet as few of the
-    coordinator and workers as possible, and keep to hosts without GPUs where there are some. The
-    evaluator takes the host with the fewest tasks.
+    Returns ``(role, index, host)`` in the order chief, worker, ps, evaluator.
+
+    - Tasks that train go to the host with the most GPUs per task (D'Hondt's highest averages).
+      When every GPU has a task, they go to the hosts without GPUs, in turn.
+    - A chief trains too, unless there are parameter servers; then it only coordinates, on the
+      first host.
+    - Parameter servers go to hosts without GPUs if there are any, else to all hosts, in turn and
+      from the last host, so that they rarely share a host with the coordinator and the workers.
+    - The evaluator goes to the host with the fewest tasks.
     """
     everyone = range(len(gpus))
     without = [host for host in everyone if not gpus[host]] or [*everyone]

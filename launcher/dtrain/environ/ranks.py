@@ -1,4 +1,4 @@
-"""Ranks: their numbers, and the variables that most programs read them from."""
+"""Ranks, and the variables from which most programs read them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class World:
     master_address: str
     master_port: str
     restarts: str = "0"
-    """How often the job has been started before."""
+    """The number of earlier attempts."""
 
     @property
     def size(self) -> int:
-        """World size: ranks in the whole job."""
+        """World size: the number of ranks in the whole job."""
         return sum(self.ranks_by_node)
 
     def first_rank(self, node_rank: int) -> int:
@@ -27,12 +27,12 @@ class World:
 
 
 def nodes(world: World, node_rank: int) -> dict[str, str]:
-    """The node's number, as Lightning and many scripts for Slurm read it."""
+    """The node rank, in the variables that Lightning and many Slurm scripts read."""
     return {"NODE_RANK": str(node_rank), "NNODES": str(len(world.ranks_by_node))}
 
 
 def node_environment(world: World, node_rank: int) -> dict[str, str]:
-    """What all ranks of a node share."""
+    """Variables that are the same for all ranks of a node."""
     return {
         "MASTER_ADDR": world.master_address,
         "MASTER_PORT": world.master_port,
@@ -43,7 +43,7 @@ def node_environment(world: World, node_rank: int) -> dict[str, str]:
 
 
 def rank_environment(world: World, node_rank: int, local_rank: int) -> dict[str, str]:
-    """What tells one rank from the others of its node."""
+    """Variables of one rank."""
     return {
         "RANK": str(world.first_rank(node_rank) + local_rank),
         "LOCAL_RANK": str(local_rank),

@@ -1,4 +1,4 @@
-"""Text with parts that the launch decides: the port, the run's name, the attempt."""
+"""Text with parts that are only known at launch: the port, the run's name, the attempt."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A part that the launch decides."""
+    """A part that is only known at launch."""
 
     value: str
     """The value in this plan; in a dry run, an example value."""
     shell: str
-    """The same as a shell expansion, for users who run the scripts of a dry run by hand."""
+    """The part as a shell expansion, for users who run the scripts of a dry run by hand."""
 
 
 class Template(str):
-    """A string that remembers its slots. Other code uses it as the plain string that it is."""
+    """A string that remembers its slots. Other code uses it as a plain string."""
 
     parts: tuple[str | Slot, ...]
 

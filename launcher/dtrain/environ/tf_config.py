@@ -11,7 +11,7 @@ from dtrain.environ.torchrun import address_and_port
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One TensorFlow task and where its server listens."""
+    """One TensorFlow task and the address of its server."""
 
     role: str
     index: int

@@ -1,7 +1,7 @@
 """torch: the environment that torchrun gives each worker, and torchrun's own command line.
 
-A rank that is started directly gets exactly the variables that torchrun sets (PyTorch 2.13,
-``LocalElasticAgent._start_workers``), so that a script cannot tell the difference.
+A rank that dtrain starts directly gets exactly the variables that torchrun sets (PyTorch 2.13,
+``LocalElasticAgent._start_workers``), so scripts work the same with and without torchrun.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dtrain.environ.ranks import World
 from dtrain.environ.template import Slot, Template
 
 LOGS = {"PET_REDIRECTS": Template(Slot("3", "${PET_REDIRECTS:-0}"))}
-"""Have torchrun write both streams of each of its ranks to files, which the agent reads. By hand,
-nobody reads them."""
+"""Makes torchrun write stdout and stderr of each rank to files, for the agent. A command that users
+run by hand does not need it."""
 
 
 def node_environment(world: World, node_rank: int) -> dict[str, str]:
-    """What all ranks of a node share when they are started directly."""
+    """Variables that are the same for all ranks of a node, if dtrain starts them directly."""
     environment = {
         **ranks.node_environment(world, node_rank),
         "GROUP_RANK": str(node_rank),
@@ -36,13 +36,13 @@ def node_environment(world: World, node_rank: int) -> dict[str, str]:
 
 
 def rank_environment(world: World, node_rank: int, local_rank: int) -> dict[str, str]:
-    """What tells one rank from the others of its node."""
+    """Variables of one rank."""
     own = ranks.rank_environment(world, node_rank, local_rank)
     return {**own, "ROLE_RANK": own["RANK"]}
 
 
 def threads(local_ranks: int) -> dict[str, str]:
-    """torchrun's default of one OpenMP thread for each of several ranks on a node."""
+    """torchrun's default: one OpenMP thread per rank if a node has several ranks."""
     return {"OMP_NUM_THREADS": "1"} if local_ranks > 1 else {}
 
 
@@ -51,8 +51,8 @@ def torchrun_arguments(
 ) -> list[str]:
     """torchrun's options on one node, up to the script.
 
-    The store's host is named outright (``is_host``): torchrun's own guess takes any loopback
-    name for itself and misses aliases and second network cards.
+    ``is_host`` sets the store's host explicitly: torchrun's own detection accepts any loopback
+    name and misses aliases and second network cards.
     """
     arguments = [
         f"--nnodes={len(world.ranks_by_node)}",

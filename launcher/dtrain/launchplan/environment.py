@@ -20,7 +20,7 @@ from dtrain.environ import devices
 from dtrain.environ.template import Slot, Template
 from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.model import ClusterFile, Host, Job
-from dtrain.spec.placeholders import OF_A_PROCESS, fill, names_in
+from dtrain.spec.placeholders import PER_PROCESS, fill, names_in
 
 RECORDED_CALLS = "2000"
 """Collectives that torch's flight recorder keeps."""
@@ -118,7 +118,7 @@ def host_environment(
     chosen = {
         name: fill(value, values)
         for name, value in _chosen(job, host).items()
-        if not names_in(value) & {*OF_A_PROCESS}
+        if not names_in(value) & {*PER_PROCESS}
     }
     environment = {**environment, **identity, **chosen, **own}
     if gloo := environment.get("GLOO_SOCKET_IFNAME"):
@@ -131,7 +131,7 @@ def process_environment(job: Job, host: Host, values: Mapping[str, str]) -> dict
     return {
         name: fill(value, values)
         for name, value in _chosen(job, host).items()
-        if names_in(value) & {*OF_A_PROCESS}
+        if names_in(value) & {*PER_PROCESS}
     }
 
 

@@ -1,6 +1,6 @@
-"""What a cluster file asks for that works, but not well: warnings, each with what to do instead.
+"""Warnings about settings that work, but badly, each with a better setting.
 
-Nothing here stops a launch.
+They do not prevent a launch.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from dtrain.spec.schema import Section
 
 
 def advise(
-    resolved: Resolved, cluster: Section, job: Section, machinery: Cluster, warnings: Problems
+    resolved: Resolved, cluster: Section, job: Section, values: Cluster, warnings: Problems
 ) -> None:
-    """Add every warning about a launch that can be."""
+    """Add all warnings about a valid launch."""
     layout = resolved.layout
     if layout is None or job.get("framework") != "torch":
         return
     gbps = cluster.section("network").get("gbps")
-    _advise_on_groups(layout, job, machinery.hosts, gbps, warnings)
-    _advise_on_spares(cluster, machinery, warnings)
+    _advise_on_groups(layout, job, values.hosts, gbps, warnings)
+    _advise_on_spares(cluster, values, warnings)
     if layout.pipeline > 1:
         _advise_on_pipeline(layout, job, warnings)
     if resolved.strategy == "3d":
@@ -34,7 +34,7 @@ def advise(
 def _advise_on_groups(
     layout: Layout, job: Section, hosts: Sequence[Host], gbps: float | None, warnings: Problems
 ) -> None:
-    """Groups that talk in every layer belong inside a host."""
+    """Warn about groups that communicate in every layer and cross hosts."""
     workers = sorted({host.workers for host in hosts})
     for key, group in _groups(layout):
         if _crosses_hosts(group, hosts):
@@ -47,22 +47,22 @@ def _advise_on_groups(
             )
 
 
-def _advise_on_spares(cluster: Section, machinery: Cluster, warnings: Problems) -> None:
-    """A host's ranks go to a spare that has as many workers."""
-    workers = sorted({host.workers for host in machinery.hosts})
-    for named, spare in zip(cluster.get("spares", ()), machinery.spares, strict=True):
+def _advise_on_spares(cluster: Section, values: Cluster, warnings: Problems) -> None:
+    """Warn about spares that cannot replace a host, because their number of workers differs."""
+    workers = sorted({host.workers for host in values.hosts})
+    for named, spare in zip(cluster.get("spares", ()), values.spares, strict=True):
         if spare.workers not in workers:
             warnings.add(
-                f"the spare {shown(named.name)} has {spare.workers} workers, and hosts have "
-                f"{either(map(str, workers))} each: it can take no host's place in this layout",
+                f"the spare {shown(named.name)} has {spare.workers} workers, but hosts have "
+                f"{either(map(str, workers))} each: it cannot replace a host in this layout",
                 named.place,
-                "list spares with as many gpus (or slots) as the hosts have",
+                "list spares with the same number of gpus (or slots) as the hosts",
             )
 
 
 def _groups(layout: Layout) -> Iterator[tuple[str, int]]:
-    """Workers of each kind of group, as ranks lie: those of a tensor group follow each other,
-    then come context and data ranks."""
+    """Each kind of group with the number of consecutive ranks that it spans: tensor ranks are
+    innermost, then context ranks, then data ranks."""
     if layout.tensor > 1:
         yield "tensor", layout.tensor
     if layout.context > 1:
@@ -72,7 +72,7 @@ def _groups(layout: Layout) -> Iterator[tuple[str, int]]:
 
 
 def _crosses_hosts(group: int, hosts: Sequence[Host]) -> bool:
-    """Whether a run of ``group`` ranks ends on another host than it begins on."""
+    """Whether ``group`` consecutive ranks end on another host than they begin on."""
     if all(host.transport == "local" for host in hosts):
         return False
     *boundaries, _ = accumulate(host.workers for host in hosts)
@@ -80,17 +80,21 @@ def _crosses_hosts(group: int, hosts: Sequence[Host]) -> bool:
 
 
 def _compared(hosts: Sequence[Host], gbps: float | None) -> str:
-    """The network beside NVLink (300 GB/s each way in an A100), where there can be one."""
+    """Compares the network with NVLink (300 GB/s each way in an A100); empty without GPUs."""
     if not all(host.gpus for host in hosts):
         return ""
     share = "" if gbps is None else f", {gbps / 8 / max(host.workers for host in hosts):.3g} GB/s"
-    return f"{share} for each GPU, where NVLink has 300 or more" if share else ", not for NVLink"
+    return (
+        f"{share} per GPU; NVLink has 300 GB/s or more"
+        if share
+        else ", which is slower than NVLink"
+    )
 
 
 def _advise_on_pipeline(layout: Layout, job: Section, warnings: Problems) -> None:
     steps = layout.grad_accumulation
     if steps < layout.pipeline:
-        refuses = "" if layout.schedule == "gpipe" else "; dtrain.runtime does not take so few"
+        refuses = "" if layout.schedule == "gpipe" else "; dtrain.runtime needs more of them"
         warnings.add(
             f"with {steps} micro-batch{'es' * (steps > 1)} for {layout.pipeline} stages, each is "
             f"idle for {_bubble(layout):.0%} of a step{refuses}",
@@ -99,10 +103,9 @@ def _advise_on_pipeline(layout: Layout, job: Section, warnings: Problems) -> Non
         )
     if layout.sharding == "full" and layout.data > 1:
         warnings.add(
-            "sharding is full under a pipeline: every "
-            "micro-batch of a step gathers all parameters anew",
+            "full sharding in a pipeline gathers all parameters again for every micro-batch",
             _place("sharding", job),
-            "use 'sharding: optimizer', if the parameters of a stage fit on its GPU",
+            "use 'sharding: optimizer' if the parameters of a stage fit on one GPU",
         )
 
 
@@ -115,14 +118,14 @@ def _bubble(layout: Layout) -> float:
 def _advise_on_script(layout: Layout, job: Section, warnings: Problems) -> None:
     for key in layout.split_by(("context", "expert")):
         warnings.add(
-            f"dtrain.runtime does not split a model by {key}, so the script has to",
+            f"dtrain.runtime does not split a model by {key}; the script must do it",
             _place(key, job),
-            f"write 'strategy: none' for a script that does, or remove {key}",
+            f"use 'strategy: none' with a script that does, or remove {key}",
         )
 
 
 def _place(key: str, job: Section) -> TextSpan:
-    """Where a key of the layout stands, or what it follows from."""
+    """The position of a layout key, or of the key that implies it."""
     layout = job.section("layout")
     if key in layout:
         return layout.place(key)

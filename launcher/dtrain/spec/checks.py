@@ -1,7 +1,6 @@
-"""What one key of a cluster file demands of another.
+"""Checks across keys of a cluster file.
 
-Every check looks at what was read without a problem and passes over the rest, so that one
-mistake is reported once.
+Each check skips values that were not read correctly, so one mistake is reported once.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ SET_BY_DTRAIN = {
     "MASTER_ADDR": "it is the first host's address, which cluster.overrides can set",
     "MASTER_PORT": "job.rendezvous.port sets it",
     "TF_CONFIG": "it follows from the hosts and job.roles",
-    "DTRAIN_ATTEMPT": "it counts how often the job has been started",
+    "DTRAIN_ATTEMPT": "it counts the job's starts",
     "DTRAIN_RUN_ID": "it names the run",
     "DTRAIN_STRATEGY": "it is job.strategy",
     "DTRAIN_LAYOUT": "it is job.layout",
     "DTRAIN_TRAINING": "it is job.training",
     "DTRAIN_HOST": "it is the host's name",
-    "DTRAIN_RUN_DIR": "cluster.run_dir says where runs lie",
+    "DTRAIN_RUN_DIR": "cluster.run_dir sets it",
 }
-"""Variables that a cluster file may not set, and what decides them."""
+"""Variables that a cluster file may not set, and where their value comes from."""
 
 
 def check(document: Section, problems: Problems) -> None:
@@ -78,7 +77,7 @@ def _check_hosts(cluster: Section, problems: Problems) -> None:
             problems.add(
                 f"the spare {shown(named.name)} is also one of the hosts",
                 named.place,
-                "a spare stands by for a host that fails; remove it here or there",
+                "a spare replaces a host that fails; remove it from one of the lists",
             )
         first = spares.setdefault(named.name, named)
         if first is not named:
@@ -108,7 +107,7 @@ def _check_hosts(cluster: Section, problems: Problems) -> None:
 
 
 def _check_devices(cluster: Section, problems: Problems) -> None:
-    """Each host's GPUs or slots are known, and no slots are given in vain."""
+    """Check that each host has GPUs or slots, and that ``slots`` has an effect if it is given."""
     if not devices_sound(cluster):
         return
     own = _by_host(cluster)
@@ -122,7 +121,7 @@ def _check_devices(cluster: Section, problems: Problems) -> None:
                 problems.add(
                     f"slots has no effect on {named.name}, which has GPUs",
                     settings.key_place("slots"),
-                    "slots counts the workers of a host without GPUs; remove it, or add 'gpus: 0'",
+                    "slots is for hosts without GPUs; remove it, or add 'gpus: 0'",
                 )
             continue
         cpu_hosts += 1
@@ -132,15 +131,15 @@ def _check_devices(cluster: Section, problems: Problems) -> None:
         problems.add(
             "cluster.gpus is missing"
             if len(undecided) == len(cluster.get("hosts"))
-            else f"nothing says how many GPUs these hosts have: {_some(undecided)}",
+            else f"these hosts have no gpus or slots: {_some(undecided)}",
             cluster.head,
-            "say how many GPUs each host has, e.g. 'gpus: 8'; with 'gpus: 0', workers use CPUs",
+            "set the number of GPUs of each host, e.g. 'gpus: 8'; with 'gpus: 0', workers use CPUs",
         )
     if "slots" in cluster and not cpu_hosts:
         problems.add(
             "cluster.slots has no effect, because every host has GPUs",
             cluster.key_place("slots"),
-            "slots counts the workers of a host without GPUs; remove it, or set 'gpus: 0'",
+            "slots is for hosts without GPUs; remove it, or set 'gpus: 0'",
         )
 
 
@@ -155,9 +154,9 @@ def _check_environment(cluster: Section, job: Section, problems: Problems) -> No
             )
         elif name in secrets:
             problems.add(
-                f"{name} is both a secret and given here",
+                f"{name} is also listed in job.secrets",
                 place,
-                "a secret's value comes from your own environment; keep one of the two",
+                "the value of a secret comes from your own environment; keep one of the two",
             )
     secrets_node = job.entries["secrets"].value if "secrets" in job else None
     for item in getattr(secrets_node, "items", ()):
@@ -247,9 +246,7 @@ def _check_roles(job: Section, problems: Problems) -> None:
             f"add '{', '.join(f'{role}: 1' for role in missing)}' to roles",
         )
     elif len(missing) == 2:
-        problems.add(
-            "roles name nothing that trains", job.key_place("roles"), "add 'worker: 2', say"
-        )
+        problems.add("no role trains", job.key_place("roles"), "add a worker, e.g. 'worker: 2'")
 
 
 def _check_rendezvous(job: Section, problems: Problems) -> None:
@@ -259,16 +256,16 @@ def _check_rendezvous(job: Section, problems: Problems) -> None:
     if backend in ("static", "c10d") and framework not in ("torch", None):
         instead = {"tensorflow": "TF_CONFIG", "jax": "JAX_COORDINATOR_ADDRESS"}
         problems.add(
-            f"the rendezvous backend {backend} belongs to torch",
+            f"the rendezvous backend {backend} is for torch only",
             rendezvous.place("backend"),
             "remove it: workers find each other through "
             f"{instead.get(framework, 'MASTER_ADDR and MASTER_PORT')}",
         )
     if "port" in rendezvous and "ports" in rendezvous:
         problems.add(
-            "port names one port, and ports a range to draw one from",
+            "port and ports exclude each other",
             rendezvous.key_place("ports"),
-            "remove ports, or remove port to let each launch draw a free one",
+            "remove ports to use a fixed port, or remove port to let each launch choose a free one",
         )
     strategy = STRATEGIES["torch"].get(job.get("strategy", ""))
     if backend in ("static", "c10d") and strategy and strategy.processes == "host":
@@ -285,8 +282,7 @@ def _check_elastic(cluster: Section, job: Section, problems: Problems) -> None:
     restart = job.section("restart")
     if job.sound("restart") and restart.sound("max") and not restart.get("max"):
         problems.add(
-            "elastic has no effect without restart: a job goes on with fewer hosts by starting "
-            "again",
+            "elastic has no effect without restart: a job continues on fewer hosts by restarting",
             job.key_place("elastic"),
             "add 'restart: {max: 3}' to job, or remove elastic",
         )
@@ -296,7 +292,7 @@ def _check_elastic(cluster: Section, job: Section, problems: Problems) -> None:
             f"min_hosts is {elastic.get('min_hosts')}, but there "
             f"{'is one host' if len(hosts) == 1 else f'are {len(hosts)} hosts'}",
             elastic.place("min_hosts"),
-            "set it to how few of the hosts are still worth training on",
+            "set it to the fewest hosts on which the job should continue",
         )
 
 
@@ -307,7 +303,7 @@ def _workers(settings: list[Section]) -> int:
 
 
 def _variables(cluster: Section, job: Section) -> Iterator[tuple[str, TextSpan]]:
-    """Every environment variable that the file sets, with the place of its name."""
+    """Every environment variable that the file sets, with the position of its name."""
     environments = [job]
     seen: set[int] = set()
     for _, settings in cluster.get("overrides", ()):

@@ -1,4 +1,4 @@
-"""``strategy: auto``: the strategy that the hosts, the roles and the layout ask for, and why."""
+"""``strategy: auto``: choose a strategy from the hosts, the roles and the layout."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ class StrategyChoice:
     reason: str
     """Why, as a clause."""
     roles: Mapping[str, int] = field(default_factory=dict)
-    """TensorFlow tasks, where they are part of the choice."""
+    """TensorFlow tasks, if they are part of the choice."""
 
 
 def choose_torch(layout: Given | None, hosts: Sequence[Host]) -> StrategyChoice:
-    """``layout`` is what the file gives of ``job.layout``, None where there is none."""
+    """``layout`` has the keys of ``job.layout`` in the file; None if the file has no layout."""
     if layout is not None:
-        return StrategyChoice(strategy_of(Layout(**layout)), "it is what job.layout describes")
+        return StrategyChoice(strategy_of(Layout(**layout)), "it matches job.layout")
     if sum(host.workers for host in hosts) == 1:
-        return StrategyChoice("ddp", "there is one worker, and nothing to split over")
+        return StrategyChoice("ddp", "there is only one worker")
     return StrategyChoice(
         "ddp",
-        "nothing says that the model does not fit on one GPU; `dtrain plan --output` writes a "
-        "layout for one that does not",
+        "without job.layout, the model has to fit on one GPU; for a larger model, write a layout "
+        "with `dtrain plan --output`",
     )
 
 
 def choose_tensorflow(
     roles: Mapping[str, int], hosts: Sequence[Host], tpu: str | None = None
 ) -> StrategyChoice:
-    """``tpu`` is the topology in ``cluster.tpu``. Raises MisfitError where only a person can
-    choose."""
+    """``tpu`` is the topology in ``cluster.tpu``. Raises MisfitError if the user has to choose."""
     gpus = [len(host.gpus) for host in hosts]
     if roles.get("ps"):
         return StrategyChoice("parameter_server", "job.roles has parameter servers")
@@ -47,7 +46,7 @@ def choose_tensorflow(
             "multi_worker_mirrored", "job.roles has workers and no parameter servers"
         )
     if tpu is not None:
-        return StrategyChoice("tpu", f"the hosts make up a TPU slice of {tpu} (cluster.tpu)")
+        return StrategyChoice("tpu", f"the hosts form a TPU slice of {tpu} (cluster.tpu)")
     if len(hosts) == 1:
         return _choose_for_one(hosts[0])
     if len(set(gpus)) == 1:
@@ -58,8 +57,8 @@ def choose_tensorflow(
     if all(gpus):
         return StrategyChoice(
             "multi_worker_mirrored",
-            "hosts differ in their GPUs, so that each GPU has a worker of its own: workers need "
-            "as many replicas as each other",
+            "hosts differ in their numbers of GPUs, and workers need equal numbers, so each GPU "
+            "gets its own worker",
             {"worker": sum(gpus)},
         )
     raise mixed(hosts, "strategy auto cannot choose")
@@ -78,31 +77,34 @@ def _choose_for_one(host: Host) -> StrategyChoice:
 
 
 def mixed(hosts: Sequence[Host], consequence: str) -> MisfitError:
-    """For hosts with and without GPUs, where every worker would have to do the same share.
+    """The error for hosts with and hosts without GPUs under a synchronous strategy.
 
-    Nothing falls back on parameter servers by itself: they train asynchronously, which is another
-    training, and take a script that is written for them.
+    dtrain does not fall back to parameter servers: they train asynchronously, which changes the
+    results, and need a script that is written for them.
     """
     return MisfitError(
         "strategy",
-        f"{consequence}: {without_gpus(hosts)}, and synchronous training would wait for CPUs",
-        f"list hosts with GPUs alone, or use 'strategy: parameter_server' with "
-        f"'{written(usual_roles(hosts))}'",
+        f"{consequence}: {without_gpus(hosts)}, and synchronous training would wait for the CPUs",
+        f"list only hosts with GPUs, or use 'strategy: parameter_server' with "
+        f"'{roles_as_yaml(default_roles(hosts))}'",
     )
 
 
 def without_gpus(hosts: Sequence[Host]) -> str:
-    """The hosts that have none, as a clause; empty where all have some."""
+    """The hosts without GPUs, as a clause; empty if all hosts have GPUs."""
     names = [host.name for host in hosts if not host.gpus]
     if not names:
         return ""
     return f"{fold(names)[:80]} {'has' if len(names) == 1 else 'have'} no GPUs"
 
 
-def usual_roles(hosts: Sequence[Host]) -> dict[str, int]:
-    """Parameter-server roles for these hosts: a worker on each host with GPUs, and servers on
-    the others; where all hosts are alike, a worker on each and a server for every two. Where
-    hosts differ in their GPUs, each GPU has a worker: workers need as many as each other."""
+def default_roles(hosts: Sequence[Host]) -> dict[str, int]:
+    """Roles for parameter-server training on these hosts.
+
+    A worker runs on each host with GPUs, and servers run on the other hosts. If all hosts have
+    GPUs, or none has, a worker runs on each host, with one server for every two workers. If hosts
+    differ in their numbers of GPUs, each GPU gets a worker, because workers need equal numbers.
+    """
     gpus = [len(host.gpus) for host in hosts if host.gpus]
     training = len(gpus) or len(hosts)
     workers = sum(gpus) if len(set(gpus)) > 1 else training
@@ -110,6 +112,6 @@ def usual_roles(hosts: Sequence[Host]) -> dict[str, int]:
     return {"chief": 1, "worker": workers, "ps": min(servers, workers)}
 
 
-def written(roles: Mapping[str, int]) -> str:
-    """As in a cluster file."""
+def roles_as_yaml(roles: Mapping[str, int]) -> str:
+    """Roles as a line of a cluster file."""
     return f"roles: {{{', '.join(f'{role}: {count}' for role, count in roles.items())}}}"

@@ -1,12 +1,12 @@
-"""Writing a layout into the text of a cluster file, of which everything else stays as it is.
+"""Write a layout into the text of a cluster file, and leave the rest of the text unchanged.
 
-The text is edited where PyYAML says that a value stands: values are replaced first, then keys
-inserted one by one, then keys removed. However odd the file, the result is read again and
-compared with what was asked for; a file that this module cannot edit is refused, never damaged.
+PyYAML gives the position of each value. This module first replaces values, then inserts keys one
+by one, then removes keys. Finally it parses the result and compares it with the request. If they
+differ, it refuses the file, so it never damages one.
 
-A load and a dump by ruamel.yaml do not do: they delete the comments of braces on several lines
-and those below a key that goes, put new keys behind comments on the next key, and change line
-endings, spaces in braces, unused anchors and plain texts on several lines.
+A load and dump by ruamel.yaml does not work: it deletes comments in multi-line flow mappings and
+below a removed key, puts new keys after the comments of the next key, and changes line endings,
+spaces in braces, unused anchors and multi-line plain scalars.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from dtrain.spec.source import Node, Scalar
 from dtrain.spec.spans import EntrySpan, NodeSpan
 
 Values = Mapping[str, object]
-"""Keys of one section of the file, each an int, a bool or a text; None counts as left out."""
+"""Keys of one section, with int, bool or str values; None means that the key is absent."""
 
 _WIDTH = 100
-"""Columns that a section may take on one line before it is written with a line for each key."""
+"""Longest section written on one line, in columns. A longer one gets a line for each key."""
 _ORDER = {"job": [*JOB.fields], "layout": [*LAYOUT.fields], "training": [*TRAINING.fields]}
 _UNQUOTED = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _BLANK = re.compile(r"[ \t]*")
@@ -47,12 +47,12 @@ def write_layout(
 ) -> str:
     """Set ``job.layout``, ``job.training`` and, unless None, ``job.strategy`` in ``text``.
 
-    ``job.layout`` becomes exactly ``layout``; other keys of ``job.training`` are kept. What does
-    not change keeps its bytes: comments, order, quotes, blank lines and line endings. ``file``
+    ``job.layout`` becomes exactly ``layout``; other keys of ``job.training`` stay. The rest of
+    the text keeps its bytes: comments, order, quotes, blank lines and line endings. ``file``
     names the text in messages.
 
-    Raises SpecError if ``text`` is no cluster file already, and UsageError if it cannot be
-    edited safely or would not be launchable with this layout; the message says why.
+    Raises SpecError if ``text`` is not a valid cluster file, and UsageError if it cannot be
+    edited safely or cannot be launched with this layout.
     """
     wanted = {"layout": _ordered("layout", layout), "training": _ordered("training", training)}
     mark = "\ufeff" if text.startswith("\ufeff") else ""
@@ -73,20 +73,20 @@ def new_file(
     strategy: str | None = None,
     file: str = "the cluster file",
 ) -> str:
-    """A cluster file that launches ``layout`` on hosts of ``gpus`` GPUs each.
+    """A cluster file that launches ``layout`` on hosts with ``gpus`` GPUs each.
 
-    ``gbps`` is the network of one host. What the planner cannot know, above all the script, is a
-    placeholder with a comment that says so.
+    ``gbps`` is the network bandwidth of one host in Gbit/s. What the planner cannot know, such as
+    the script, is a placeholder marked with a comment.
 
-    Raises UsageError if the values do not make a cluster file.
+    Raises UsageError if the values do not form a valid cluster file.
     """
     wanted = {"layout": _ordered("layout", layout), "training": _ordered("training", training)}
     machines = json.dumps(fold(list(hosts)), ensure_ascii=False)
     lines = [
-        "# Written by `dtrain plan`. Change what is marked CHANGE, then see what would run with",
-        "# `dtrain launch` and --dry-run.",
+        "# Written by `dtrain plan`. Edit the lines marked CHANGE, then run `dtrain launch` with",
+        "# --dry-run to see what would run.",
         "cluster:",
-        "  # CHANGE: your machines, named as in ~/.ssh/config; the order is the node rank",
+        "  # CHANGE: your machines, named as in ~/.ssh/config, in node-rank order",
         f"  hosts: {machines}",
         f"  gpus: {gpus}  # on each host",
         *([f"  gpu: {_literal(gpu)}"] if gpu else []),
@@ -95,7 +95,7 @@ def new_file(
         "job:",
         f"  framework: {_literal(framework)}",
         *([f"  strategy: {_literal(strategy)}"] if strategy else []),
-        "  # CHANGE: your training script; it finds the layout in its environment, in",
+        "  # CHANGE: your training script; it gets the layout in the environment variables",
         "  # DTRAIN_LAYOUT and DTRAIN_TRAINING",
         "  script: train.py",
         *_block("layout", wanted["layout"], "  ", "  "),
@@ -107,7 +107,7 @@ def new_file(
 
 
 class _Edit:
-    """One edit of one text. ``text`` is always YAML, and on its way to what is wanted."""
+    """One edit of one text. ``text`` is valid YAML after every step."""
 
     def __init__(
         self, text: str, wanted: Mapping[str, dict[str, Any]], strategy: str | None, file: str
@@ -119,7 +119,7 @@ class _Edit:
         try:
             self.before = _read(text, file)
         except SpecError:
-            # To report everything, contradictions too.
+            # parse() reports every problem, _read() only the first kind.
             parse(text, file)
             raise
         job = self.before[1].section("job")
@@ -139,7 +139,7 @@ class _Edit:
         return self.text
 
     def _section(self, name: str, values: dict[str, Any]) -> None:
-        """Bring in the keys that a section lacks, and take out those that are to go."""
+        """Insert the missing keys of a section and remove the unwanted ones."""
         entry = self._job().entry(name)
         if entry is None:
             if values:
@@ -155,7 +155,7 @@ class _Edit:
             self._remove(("job", name), key)
 
     def _refuse_shared(self, job: NodeSpan, name: str) -> None:
-        """Raise UsageError if what is to change also stands, or comes from, somewhere else."""
+        """Raise UsageError if an alias or a merge shares the text to change."""
         given = self.before[1].section("job")
         entry = job.entry(name)
         if name == "strategy" and self.strategy in (None, self.old_strategy):
@@ -190,18 +190,18 @@ class _Edit:
                 self._refuse(f"job.{name}.{key.value} is used elsewhere too, as *{inner.anchor}")
 
     def _leaving(self, name: str) -> list[str]:
-        """The keys that are to be taken out of a section."""
+        """The keys to remove from a section."""
         now = self.now["layout"] if name == "layout" else ()
         return [key for key in now if key not in self.wanted["layout"]]
 
     def _changes(self, name: str, key: str) -> bool:
-        """Whether a key that a section has is to have another value, or to go."""
+        """Whether an existing key of a section gets another value or is removed."""
         if key not in self.wanted[name]:
             return name == "layout"
         return bool(self.wanted[name][key] != self.now[name][key])
 
     def _replace(self, job: NodeSpan) -> None:
-        """Give keys that are there already their new values."""
+        """Give existing keys their new values."""
         places: list[tuple[NodeSpan, Any]] = []
         strategy = job.entry("strategy")
         if strategy and self.strategy not in (None, self.old_strategy):
@@ -214,15 +214,15 @@ class _Edit:
                 if self._changes(name, key.value) and key.value in values:
                     places.append((value, values[key.value]))
                 elif value.alias and value.alias in anchors:
-                    # Its anchor may get another value, or go.
+                    # Its anchor may change or be removed.
                     places.append((value, self.now[name][key.value]))
         for part, value in sorted(places, key=lambda place: place[0].start, reverse=True):
-            # A block scalar's end lies behind the line breaks that follow it.
+            # The end of a block scalar includes the line breaks after it.
             end = part.start + len(self.text[part.start : part.end].rstrip())
             self._splice(part.start, end, _literal(value, part.quote))
 
     def _insert(self, path: tuple[str, ...], key: str, value: Any) -> None:
-        """Add a key to the mapping at ``path``, where the format's order has it."""
+        """Add a key to the mapping at ``path``, in the order of the schema."""
         mapping, head = self._find(path)
         order = _ORDER[path[-1]]
         entries = mapping.entries
@@ -246,7 +246,7 @@ class _Edit:
         self._add_lines(self._below(after, len(indent)), _lines(key, value, indent, step))
 
     def _add_lines(self, at: int, lines: list[str]) -> None:
-        """Put lines in at the start of a line, or behind the last one."""
+        """Insert lines at the start of a line, or after the last line."""
         newline = spans.BREAK.search(self.text)
         ending = newline[0] if newline else "\n"
         added = ending.join(lines)
@@ -254,7 +254,7 @@ class _Edit:
         self._splice(at, at, added + ending if starts_line else ending + added)
 
     def _below(self, entry: EntrySpan, column: int) -> int:
-        """Where the line after a block entry begins, and after the comments inside it."""
+        """The start of the first line after a block entry and the comments that belong to it."""
         end = entry.value.end
         if not spans.BREAK.match(self.text[end - 1]):
             end = spans.next_line(self.text, end)
@@ -283,11 +283,11 @@ class _Edit:
             self._splice(end, end, ",")
 
     def _fill(self, entry: EntrySpan, values: dict[str, Any]) -> None:
-        """Give a section that is there, but empty, its keys."""
+        """Write the keys of a section that exists but is empty."""
         colon = re.compile(r"[ \t]*:").match(self.text, entry.key.end)
         name = entry.key.value
         if not colon:
-            self._refuse(f"job.{name} has no value, and no ':' right behind it")
+            self._refuse(f"job.{name} has no value and no ':' directly after it")
         job, head = self._find(("job",))
         quote = '"' if job.flow and self.text[entry.key.start] == '"' else ""
         if job.flow:
@@ -315,7 +315,7 @@ class _Edit:
             if before is not None and comma is None:
                 self._splice(before, before + 1, "")
         elif not mapping.flow:
-            self._refuse(f"job.{path[-1]}.{key} does not have its lines to itself")
+            self._refuse(f"job.{path[-1]}.{key} shares a line with another key")
         elif before is not None and not self.text[before + 1 : start].strip(" \t"):
             self._splice(before, end, "")
         else:
@@ -351,7 +351,7 @@ class _Edit:
             or job.get("strategy") != strategy
             or _rest(root, targets) != _rest(self.before[0], targets)
         ):
-            self._refuse("its YAML is written in a way that dtrain cannot edit")
+            self._refuse("dtrain cannot edit YAML that is written this way")
 
     def _refuse(self, reason: str) -> NoReturn:
         changes = [f"  {_item(name, values)}" for name, values in self.wanted.items() if values]
@@ -376,13 +376,13 @@ class _Edit:
         return part, head
 
     def _comma(self, index: int, end: int) -> int | None:
-        """Where the comma stands that follows ``index`` in braces that close at ``end``."""
+        """The index of the comma after ``index``, in a flow mapping that ends at ``end``."""
         found = re.compile(r"(?:\s|#[^\n\r\x85\u2028\u2029]*)*").match(self.text, index, end - 1)
         at = found.end() if found else index
         return at if self.text[at] == "," else None
 
     def _leads(self, start: int) -> bool:
-        """Whether only blanks stand before ``start`` in its line."""
+        """Whether only blanks precede ``start`` in its line."""
         return not self.text[spans.line_start(self.text, start) : start].strip(" \t")
 
     def _ends_line(self, end: int) -> bool:
@@ -395,7 +395,7 @@ class _Edit:
         return found[0] if found else ""
 
     def _step(self, mapping: NodeSpan, head: NodeSpan) -> str:
-        """One more level of indentation, as between a block mapping and its key."""
+        """One level of indentation, as between a key and its block mapping."""
         inner, outer = self._indent(mapping.entries[0].key), self._indent(head)
         return inner[len(outer) :] or "  "
 
@@ -404,7 +404,7 @@ class _Edit:
 
 
 def _read(text: str, file: str) -> tuple[Node, Section]:
-    """The tree and the typed values. Raises SpecError; contradictions are not looked for."""
+    """The tree and the typed values. Raises SpecError. Does not check for contradictions."""
     root, problems = source.compose(text, file)
     problems.homes = HOMES
     document = CLUSTER_FILE.read(root, problems, "")
@@ -415,7 +415,7 @@ def _read(text: str, file: str) -> tuple[Node, Section]:
 
 
 def _check_result(text: str, edited: str, file: str) -> None:
-    """Raise SpecError for what was wrong with ``text``, UsageError for what is now."""
+    """Raise SpecError for old problems of ``text``, UsageError for new ones in ``edited``."""
     try:
         parse(edited, file)
     except SpecError as error:
@@ -429,13 +429,13 @@ def _check_result(text: str, edited: str, file: str) -> None:
                     raise
         fresh = [problem for problem in error.problems if problem.message not in known]
         raise UsageError(
-            f"{file}: this layout cannot be launched with it: {fresh[0].message}",
+            f"{file}: cannot launch this layout: {fresh[0].message}",
             hint=fresh[0].hint,
         ) from None
 
 
 def _rest(node: Node, without: set[str]) -> object:
-    """What a file says outside of some keys of ``job``, letter by letter."""
+    """The file's content, without the keys ``without`` of ``job``."""
 
     def plain(node: Node) -> object:
         match node:
@@ -452,14 +452,14 @@ def _rest(node: Node, without: set[str]) -> object:
 
 
 def _ordered(section: str, values: Values) -> dict[str, Any]:
-    """What is given, in the format's order. Raises InternalError for keys unknown to it."""
+    """The given keys in the order of the schema. Raises InternalError for an unknown key."""
     if unknown := [key for key in values if key not in _ORDER[section]]:
         raise InternalError(f"job.{section} has no key {unknown[0]!r}")
     return {key: values[key] for key in _ORDER[section] if values.get(key) is not None}
 
 
 def _literal(value: object, quote: str = "") -> str:
-    """A value as YAML; texts in quotes like those given, where they are quotes."""
+    """A value as YAML. ``quote`` is the quote character to prefer for text, if any."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, str):
@@ -472,7 +472,7 @@ def _literal(value: object, quote: str = "") -> str:
 
 
 def _item(key: str, value: object, quote: str = "") -> str:
-    """``key: value`` on one line, in JSON's manner if ``quote`` is ``"``."""
+    """``key: value`` on one line, in JSON style if ``quote`` is ``"``."""
     inner = _flow(value, quote) if isinstance(value, Mapping) else _literal(value, quote)
     return f"{_literal(key, quote)}: {inner}"
 
@@ -482,7 +482,7 @@ def _flow(values: Values, quote: str = "") -> str:
 
 
 def _lines(key: str, value: object, indent: str, step: str) -> list[str]:
-    """A key of a block mapping: one line, unless that would be too long."""
+    """A key of a block mapping, on one line if it fits."""
     line = indent + _item(key, value)
     if len(line) <= _WIDTH or not isinstance(value, Mapping):
         return [line]

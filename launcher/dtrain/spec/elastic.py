@@ -1,12 +1,12 @@
-"""A job without some of its hosts (``job.elastic``): what shrinks, and what stays.
+"""A job that continues on fewer hosts (``job.elastic``).
 
-The ranks that see different data become fewer. How a model is split stays as it is (tensor,
-pipeline, context and expert parallelism, and the groups of hybrid sharding), so that no rank has
-to hold more of it. The global batch stays the same where the data ranks that are left can share
-it, by accumulating more gradients: the loss goes on as it was.
+The number of data ranks shrinks. The model split (tensor, pipeline, context and expert
+parallelism, and the groups of hybrid sharding) stays the same, so no rank needs more memory for
+it. If the remaining data ranks can share the global batch, it stays the same too: ranks accumulate
+more gradients, and the loss curve continues.
 
-Of TensorFlow's roles, as many workers go as the lost hosts had; a chief, parameter servers and an
-evaluator move to the hosts that are left.
+With TensorFlow, the workers of the lost hosts are removed. A chief, parameter servers and an
+evaluator move to the remaining hosts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dtrain.spec.schema import Section
 
 
 def without(spec: ClusterFile, lost: Collection[str]) -> ClusterFile:
-    """The job on the hosts that are left, or on the first of them where its layout can use no more.
+    """The job on the remaining hosts, or on as many of them as its layout can use.
 
-    Raises MisfitError where it can use fewer than ``job.elastic.min_hosts``.
+    Raises MisfitError if it can use fewer than ``job.elastic.min_hosts``.
     """
     left = [host for host in spec.cluster.hosts if host.name not in lost]
     if spec.job.framework == "tensorflow":
@@ -42,7 +42,7 @@ def without(spec: ClusterFile, lost: Collection[str]) -> ClusterFile:
 
 
 def differences(before: ClusterFile, after: ClusterFile) -> Iterator[str]:
-    """How a job has shrunk, as phrases: "data 6 instead of 8"."""
+    """How the job shrinks, as phrases such as "data 6 instead of 8"."""
     was, now = _sizes(before.job), _sizes(after.job)
     for name, size in now.items():
         if size != was[name]:
@@ -50,7 +50,7 @@ def differences(before: ClusterFile, after: ClusterFile) -> Iterator[str]:
 
 
 def check_elastic(spec: ClusterFile, given: Section, problems: Problems) -> None:
-    """Report a job that needs every one of its hosts; ``given`` is ``job.elastic``."""
+    """Report a job that cannot lose any of its hosts; ``given`` is ``job.elastic``."""
     hosts, elastic = spec.cluster.hosts, spec.job.elastic
     if elastic is None or elastic.min_hosts >= len(hosts):
         return
@@ -63,16 +63,16 @@ def check_elastic(spec: ClusterFile, given: Section, problems: Problems) -> None
         else:
             return
     problems.add(
-        f"there is no host that the job can go on without: {misfits[0].message}",
+        f"the job cannot lose any host: {misfits[0].message}",
         given.place("min_hosts"),
         misfits[0].hint,
     )
 
 
 def _usable(layout: Layout, hosts: Sequence[Host], least: int) -> int:
-    """How many of ``hosts``, from the first on, the layout can use."""
+    """How many of ``hosts``, counted from the first, the layout can use."""
     shard = layout.shard or 1
-    # States and experts are spread over context and data ranks together.
+    # Optimizer states and experts are sharded over context and data ranks together.
     unit = layout.tensor * layout.pipeline * lcm(layout.context, shard, layout.expert)
     worlds = [*accumulate(host.workers for host in hosts)]
     usable = [count for count, world in enumerate(worlds, 1) if world % unit == 0]
@@ -82,11 +82,11 @@ def _usable(layout: Layout, hosts: Sequence[Host], least: int) -> int:
     parts = ", ".join(layout.product([key]) for key in layout.split_by(keys))
     raise MisfitError(
         "layout",
-        f"the layout ({parts}) is for a multiple of {unit} workers; the {len(hosts)} hosts left "
-        f"have {worlds[-1]}, and job.elastic.min_hosts is {least}",
+        f"the layout ({parts}) needs a multiple of {unit} workers; the {len(hosts)} remaining "
+        f"hosts have {worlds[-1]}, and job.elastic.min_hosts is {least}",
         f"set min_hosts to {usable[-1]} or less"
         if usable
-        else "list cluster.spares, which take the place of lost hosts, and remove elastic",
+        else "list cluster.spares to replace lost hosts, and remove elastic",
     )
 
 
@@ -99,8 +99,8 @@ def _torch(job: Job, layout: Layout, world: int) -> Job:
 
 
 def _shared(layout: Layout, data: int) -> Layout:
-    """The layout over ``data`` ranks, with the same global batch in micro-batches that are no
-    larger; where it does not divide, with the nearest that is whole micro-batches of each rank."""
+    """The layout over ``data`` ranks, with the same global batch and micro-batches of at most the
+    same size. If the batch is not divisible, the nearest batch that is."""
     rounds = layout.round_size
     share, rest = divmod(layout.global_batch, data)
     for size in range(layout.micro_batch, 0, -1) if not rest else ():
@@ -111,7 +111,7 @@ def _shared(layout: Layout, data: int) -> Layout:
 
 
 def _with_batch(training: Training | None, batch: int) -> Training | None:
-    """A file that does not say the global batch leaves it to the script."""
+    """Without a global batch in the file, the script chooses it, so nothing changes."""
     if training is None or training.global_batch is None:
         return training
     return replace(training, global_batch=batch)
@@ -122,7 +122,7 @@ def _tensorflow(spec: ClusterFile, lost: Collection[str], left: Sequence[Host]) 
     if job.strategy == "tpu":
         raise MisfitError(
             "strategy",
-            "a TPU slice does not work without one of its hosts",
+            "a TPU slice needs all of its hosts",
             "remove elastic",
         )
     roles = _roles(job.roles, spec.cluster.hosts, lost)
@@ -138,7 +138,7 @@ def _tensorflow(spec: ClusterFile, lost: Collection[str], left: Sequence[Host]) 
 def _roles(
     roles: Mapping[str, int], hosts: Sequence[Host], lost: Collection[str]
 ) -> Mapping[str, int]:
-    """The roles without the tasks that trained on the hosts that are lost."""
+    """The roles without the tasks that trained on the lost hosts."""
     if not roles:
         return roles
     placed = place_tasks(roles, [len(host.gpus) for host in hosts])

@@ -1,4 +1,4 @@
-"""Host lists in a cluster file: names with their places."""
+"""Host lists in a cluster file: names with their positions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WRONG_CHARACTER = re.compile(r"[^A-Za-z0-9._:-]")
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A host name, at the place of the text that stands for it: ``gpu[01-08]``, say."""
+    """A host name and the position of the text that it comes from, such as ``gpu[01-08]``."""
 
     name: str
     place: TextSpan
@@ -26,10 +26,10 @@ class Named:
 
 @dataclass(frozen=True)
 class HostList(Type[tuple[Named, ...]]):
-    """Hosts in order: one host list as text, or a list of them."""
+    """Hosts in order: one host list as text, or several in a list."""
 
     needed: bool = False
-    """Whether there has to be a host."""
+    """Whether the list must not be empty."""
     expects: str = "a host list such as gpu[01-08,11]"
 
     def read(self, node: Node, problems: Problems, name: str) -> tuple[Named, ...] | None:
@@ -52,7 +52,7 @@ class HostList(Type[tuple[Named, ...]]):
 
 @dataclass(frozen=True)
 class Overrides(Type[tuple[tuple[Named, Section], ...]]):
-    """Settings of hosts; a key may be a host list, which gives its settings to each host."""
+    """Settings of hosts. A key is a host name, or a host list whose hosts share the settings."""
 
     settings: SectionType
     expects: str = "hosts with their settings"
@@ -79,7 +79,7 @@ class Overrides(Type[tuple[tuple[Named, Section], ...]]):
 def _names(
     texts: Iterable[Node], problems: Problems, name: str, limit: int = MAX_HOSTS
 ) -> tuple[Named, ...]:
-    """The hosts that texts stand for, with problems reported for those that stand for none."""
+    """The hosts that the texts expand to. Reports each text that is not a host list."""
     found: list[Named] = []
     for text in texts:
         if not isinstance(text, Scalar) or text.empty:
@@ -88,7 +88,7 @@ def _names(
         try:
             names = unfold(text.text, limit=limit - len(found))
         except HostListError as error:
-            # The limit is on all texts together, which the message for one cannot know.
+            # The limit is for all texts together; the message has what is left of it for this one.
             message = re.sub(r"more than \d+ hosts", f"more than {limit} hosts", error.message)
             hint = error.hint
             if re.search(r"\[[^]]*:", text.text):
@@ -112,18 +112,18 @@ def _valid(names: Sequence[str], text: Scalar, problems: Problems, name: str) ->
 def host_name_fault(name: str) -> tuple[str, str]:
     """What is wrong with a host name or address, as the end of a sentence, and a hint.
 
-    Names become folder names and arguments of commands, so they are kept to what DNS and IP
-    addresses need.
+    Both are empty for a valid name. Names become folder names and command arguments, so only the
+    characters of DNS names and IP addresses are valid.
     """
     if "@" in name:
-        return "holds a user", "give the user as cluster.ssh.user, or for one host in overrides"
+        return "contains a user", "set the user in cluster.ssh.user, or for one host in overrides"
     if re.fullmatch(r"[^:]+:[0-9]+", name):
-        return "holds a port", "give the port as cluster.ssh.port, or for one host in overrides"
+        return "contains a port", "set the port in cluster.ssh.port, or for one host in overrides"
     wrong = _WRONG_CHARACTER.search(name)
     if wrong:
         return (
-            f"cannot hold '{visible(wrong[0])}'",
-            "host names are letters, digits, '.', '_', ':' and '-'",
+            f"cannot contain '{visible(wrong[0])}'",
+            "host names consist of letters, digits, '.', '_', ':' and '-'",
         )
     if name.startswith("-"):
         return "cannot start with '-'", ""

@@ -1,7 +1,7 @@
-"""The complete layout of a torch strategy, from the keys of ``job.layout`` that the file gives.
+"""The complete layout of a torch strategy, from the keys of ``job.layout`` in the file.
 
-A strategy's name says what is split and what is shared out; the hosts say over how many workers.
-What follows from the two need not be written, and what contradicts them is a `MisfitError`.
+The strategy decides what is split and sharded, the hosts decide over how many workers. Keys that
+follow from these two are optional; a key that contradicts them is a `MisfitError`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from dtrain.runtime.layout_rules import MisfitError
 from dtrain.spec.problems import either
 
 Given = Mapping[str, Any]
-"""The keys of ``job.layout`` that stand in the file."""
+"""The keys of ``job.layout`` in the file."""
 
 _SPLITS = {"ddp": (), "fsdp": (), "hsdp": (), "tensor": ("tensor",), "pipeline": ("pipeline",)}
-"""What each strategy may split; ``3d`` and ``none`` may split everything."""
+"""The dimensions that each strategy may split; ``3d`` and ``none`` may split all."""
 _SHARDING = {"ddp": "none", "fsdp": "full", "hsdp": "hybrid"}
-"""What the data ranks share out, where the strategy's name says so."""
+"""The sharding that each of these strategies implies."""
 _OF_SHARDING = {sharding: strategy for strategy, sharding in _SHARDING.items()}
 
 
 def strategy_of(layout: Layout) -> str:
-    """The name of the torch strategy that is this layout; ``3d`` where it is several at once."""
+    """The torch strategy that matches this layout; ``3d`` if it combines several."""
     split = layout.split_by(("tensor", "pipeline"))
     if layout.context > 1 or layout.expert > 1 or len(split) > 1:
         return "3d"
@@ -36,7 +36,7 @@ def strategy_of(layout: Layout) -> str:
 
 
 def disagreements(strategy: str, given: Given) -> Iterator[MisfitError]:
-    """Every key that says something else than the strategy's name."""
+    """A MisfitError for every key that contradicts the strategy."""
     fitting = strategy_of(Layout(**given))
     for size in ("tensor", "pipeline", "context", "expert"):
         if given.get(size, 1) > 1 and size not in _SPLITS.get(strategy, (size,)):
@@ -58,14 +58,15 @@ def disagreements(strategy: str, given: Given) -> Iterator[MisfitError]:
 
 
 def sized(strategy: str, given: Given, workers: Sequence[int]) -> Layout:
-    """The layout with all sizes, for hosts that run so many workers each.
+    """The layout with all sizes, for hosts that run ``workers`` workers each.
 
-    Raises MisfitError where the sizes do not follow, or their product is not the number of workers.
+    Raises MisfitError if the sizes cannot be derived, or if their product is not the number of
+    workers.
     """
     world = sum(workers)
     follows: Mapping[str, object] = {}
     if world == 1 and strategy in _SHARDING:
-        # To try a script on one GPU, where there is nobody to share with.
+        # One GPU, to try a script: no rank to shard with.
         follows = {"data": 1}
     elif strategy in ("ddp", "fsdp"):
         follows = {"data": world, "sharding": _SHARDING[strategy]}
@@ -74,8 +75,7 @@ def sized(strategy: str, given: Given, workers: Sequence[int]) -> Layout:
         if shard == 1 and "shard" not in given:
             raise MisfitError(
                 "strategy",
-                "the strategy hsdp shards over the workers of a host, but hosts have one each, "
-                "which leaves nothing to shard",
+                "the strategy hsdp shards over the workers of a host, but each host has only one",
                 "use 'strategy: fsdp' to shard over all hosts, or set job.layout.shard",
             )
         follows = {"data": world, "sharding": "hybrid", "shard": shard}
@@ -99,11 +99,11 @@ def sized(strategy: str, given: Given, workers: Sequence[int]) -> Layout:
 
 
 def batched(layout: Layout, given: Given, global_batch: int | None) -> Layout:
-    """The layout with its micro-batches: what the file leaves out follows from the global batch.
+    """The layout with its micro-batches; missing keys are derived from the global batch.
 
-    Without either of the two, a batch is not accumulated, except for a pipeline: it needs
-    micro-batches, of which twice its stages leave a third of its time idle at most.
-    Raises MisfitError where the batch does not divide.
+    Without a global batch, gradients are not accumulated, except in a pipeline: it needs
+    micro-batches, and with two for each stage it is idle at most a third of the time.
+    Raises MisfitError if the global batch is not divisible.
     """
     micro_batch, steps = given.get("micro_batch"), given.get("grad_accumulation")
     enough = 2 * layout.pipeline if layout.pipeline > 1 else 1
@@ -128,20 +128,20 @@ def _tensor(given: Given, workers: Sequence[int]) -> Mapping[str, object]:
     if tensor is None and "data" in given:
         tensor = max(1, world // given["data"])
     if tensor is None:
-        # With one worker on each host, splitting layers means splitting them across hosts.
+        # With one worker on each host, layers can only be split across hosts.
         inside = _on_each_host(workers, "splits layers over the workers of a host", "tensor")
         tensor = inside if inside > 1 else world
     return {"tensor": tensor, "data": world // tensor, "sequence_parallel": tensor > 1}
 
 
 def _on_each_host(workers: Sequence[int], what: str, key: str) -> int:
-    """Workers of one host, where all have as many. Raises MisfitError."""
+    """The number of workers of each host. Raises MisfitError if hosts differ."""
     counts = sorted(set(workers))
     if len(counts) > 1:
         raise MisfitError(
             "strategy",
             f"this strategy {what}, but hosts have {either(map(str, counts), 'and')} workers",
-            f"list hosts with as many each, or set job.layout.{key}",
+            f"list hosts with equal numbers of workers, or set job.layout.{key}",
         )
     return counts[0]
 
@@ -158,8 +158,8 @@ def _wrong_product(layout: Layout, given: Given, workers: Sequence[int]) -> Misf
         "layout",
         f"the layout is for {layout.world_size} workers "
         f"({layout.product(sizes) or 'one of each'}), but the hosts have {world}",
-        "the product of tensor, pipeline, context and data has to be the number of workers: "
-        f"{fitting.product(s for s in SIZES if s in sizes or s == 'data')}, for example",
+        "the product of tensor, pipeline, context and data must equal the number of workers, e.g. "
+        f"{fitting.product(s for s in SIZES if s in sizes or s == 'data')}",
     )
 
 
@@ -171,13 +171,13 @@ def _wrong_batch(layout: Layout, given: Given, global_batch: int) -> MisfitError
             "global_batch",
             f"the global batch is {global_batch}, but the layout makes it {layout.global_batch} "
             f"({product})",
-            "change one of the four, or leave grad_accumulation out",
+            "change one of the four, or remove grad_accumulation",
         )
     free = [key for key in factors if key in given]
     step = layout.data * given.get("micro_batch", 1) * given.get("grad_accumulation", 1)
     near = sorted({max(step, global_batch // step * step), (global_batch // step + 1) * step})
     return MisfitError(
         "global_batch",
-        f"the global batch is {global_batch}, which is no multiple of {step} ({product})",
-        f"{either(map(str, near))} would do{f'; or change {either(free)}' if free else ''}",
+        f"the global batch is {global_batch}, which is not a multiple of {step} ({product})",
+        f"set it to {either(map(str, near))}{f', or change {either(free)}' if free else ''}",
     )

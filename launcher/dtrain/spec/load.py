@@ -1,4 +1,4 @@
-"""From a cluster file's text to a `ClusterFile`, or to everything that is wrong with it."""
+"""Read the text of a cluster file into a `ClusterFile`, or report all of its problems."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from dtrain.spec.strategies import STRATEGIES
 
 
 def read(path: Path, *, without: Collection[str] = ()) -> ClusterFile:
-    """Load a cluster file, as if its ``job`` had no keys ``without``.
+    """Load a cluster file, ignoring the keys ``without`` of its ``job``.
 
-    Raises SpecError if it is wrong, and UsageError if it cannot be read.
+    Raises SpecError if it is invalid, and UsageError if it cannot be read.
     """
     return parse(contents(path), str(path), without=without)
 
 
 def planned_backend(path: Path) -> str | None:
-    """``job.layout.backend`` of a cluster file that `read` accepts, if it has the key."""
+    """``job.layout.backend`` of a valid cluster file; None if it has no such key."""
     root, problems = compose(contents(path), str(path))
     document = CLUSTER_FILE.read(root, problems, "")
     job = document.section("job") if document is not None else None
@@ -52,7 +52,7 @@ def planned_backend(path: Path) -> str | None:
 
 
 def contents(path: Path) -> bytes:
-    """What is in a cluster file; of one that is too large, enough to say so.
+    """The bytes of a cluster file, up to one more than the size limit.
 
     Raises UsageError if it cannot be read.
     """
@@ -61,7 +61,7 @@ def contents(path: Path) -> bytes:
             return file.read(MAX_SIZE + 1)
     except FileNotFoundError:
         raise UsageError(
-            f"there is no file {str(path)!r}", hint="dtrain's own configs/ has files to start from"
+            f"there is no file {str(path)!r}", hint="copy an example from dtrain's configs/ folder"
         ) from None
     except IsADirectoryError:
         raise UsageError(f"{str(path)!r} is a folder", hint="name the cluster file in it") from None
@@ -86,13 +86,13 @@ def parse(source: str | bytes, file: str, *, without: Collection[str] = ()) -> C
     resolved = resolve(document, problems)
     problems.raise_if_any()
     cluster, job = document.section("cluster"), document.section("job")
-    machinery = _cluster(cluster)
+    values = _cluster(cluster)
     warnings = problems.fresh()
-    advise(resolved, cluster, job, machinery, warnings)
+    advise(resolved, cluster, job, values, warnings)
     advise_on_placeholders(cluster, job, warnings)
     spec = ClusterFile(
         document.get("name") or _default_name(file),
-        machinery,
+        values,
         _job(job, resolved),
         warnings.found,
     )
@@ -104,12 +104,12 @@ def parse(source: str | bytes, file: str, *, without: Collection[str] = ()) -> C
 
 @lru_cache(maxsize=16)
 def parse_once(text: str, file: str) -> ClusterFile:
-    """The same for text of `contents`, decoded with ``surrogateescape``. Parses equal text once."""
+    """`parse`, cached, for the text of `contents` decoded with ``surrogateescape``."""
     return parse(text.encode(errors="surrogateescape"), file)
 
 
 def _without(document: Section, keys: Collection[str]) -> Section:
-    """The file without some keys of ``job``, where a reader is about to change them."""
+    """The file without some keys of ``job``, for a caller that replaces them."""
     if not keys or "job" not in document.values:
         return document
     job = document.section("job")
@@ -136,8 +136,10 @@ def _cluster(cluster: Section) -> Cluster:
 
 
 def _training(job: Section, layout: Layout | None) -> Training | None:
-    """What the file says about the training; how often it accumulates gradients says how large a
-    batch is, and a script's own choice is not to take its place."""
+    """``job.training``, with the global batch of the layout if the file gives grad_accumulation.
+
+    The script must then use this batch and not its own default.
+    """
     training = Training(**job.section("training").values) if "training" in job else None
     if layout is None or "grad_accumulation" not in job.section("layout"):
         return training

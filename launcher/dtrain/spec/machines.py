@@ -1,4 +1,4 @@
-"""Hosts as values: the cluster's settings, with each host's own over them."""
+"""Build hosts from the cluster's settings and the overrides of each host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dtrain.spec.schema import Section
 
 
 def machines(cluster: Section, names: Iterable[Named]) -> tuple[Host, ...]:
-    """The hosts called ``names``, in their order."""
+    """The hosts with these names, in their order."""
     overrides: dict[str, list[Section]] = {}
     for named, settings in cluster.get("overrides", ()):
         overrides.setdefault(named.name, []).append(settings)
@@ -29,7 +29,7 @@ def devices_sound(cluster: Section) -> bool:
 
 
 def _machine(cluster: Section, name: str, overrides: list[Section]) -> Host:
-    """A host with the cluster's settings, then its overrides, later ones over earlier ones."""
+    """A host with the cluster's settings and its overrides; later overrides win."""
     ssh = Ssh(**cluster.section("ssh").values)
     settings: dict[str, Any] = cluster.given("gpus", "slots", "python", "transport")
     settings |= cluster.section("network").given("interface")

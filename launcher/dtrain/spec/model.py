@@ -1,7 +1,7 @@
 """The cluster file as values: checked, defaults filled in, host lists unfolded.
 
-Everything here is plain data. Text from the file stays text: no path is expanded, no variable
-is substituted and no name is resolved, because that depends on the machine.
+Everything here is plain data. Text from the file stays unchanged: expanding paths, substituting
+variables and resolving names depend on the machine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Host:
 
     name: str
     address: str
-    """What the other hosts reach it by: an IP address or a name. Defaults to ``name``."""
+    """IP address or name by which the other hosts reach it. Defaults to ``name``."""
     transport: TransportName = "ssh"
     gpus: tuple[int, ...] = ()
     """CUDA device indices that the job may use; empty for a CPU host."""
@@ -53,7 +53,7 @@ class Host:
     """Network interface for collectives, e.g. ``ib0``."""
     python: str = "python3"
     env: Mapping[str, str] = field(default_factory=dict)
-    """Environment of this host alone, over ``job.env``."""
+    """Environment variables of this host only. They override ``job.env``."""
     ssh: Ssh = Ssh()
 
     @property
@@ -70,11 +70,11 @@ class Cluster:
     gpu: str | None = None
     """Name of the GPU in the hardware table, for planning."""
     tpu: str | None = None
-    """Topology of the TPU slice that the hosts make up: chips along each axis, e.g. ``4x4``."""
+    """Topology of the TPU slice that the hosts form: chips along each axis, e.g. ``4x4``."""
     gbps: float | None = None
     """Network bandwidth of one host, all NICs together, in gigabits per second."""
     run_dir: str = "~/.dtrain"
-    """Folder on each node under which runs keep their logs."""
+    """Folder on each node for the logs and the state of runs."""
     trust_group: str | None = None
     """Unix group on each node whose members may own and write to the job's folders."""
 
@@ -91,9 +91,9 @@ class Sync:
 class Rendezvous:
     backend: Backend = "direct"
     port: int | None = None
-    """``None``: each launch draws a free port from ``ports``."""
+    """``None``: each launch chooses a free port from ``ports``."""
     ports: tuple[int, int] = (29500, 30523)
-    """The first and the last port that a launch may draw."""
+    """The first and the last port that a launch may choose."""
 
     @property
     def first_port(self) -> int:
@@ -110,17 +110,17 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """Going on with fewer hosts where no spare is left to replace one."""
+    """Continue on fewer hosts if no spare is left."""
 
     min_hosts: int
 
 
 @dataclass(frozen=True, slots=True)
 class Watchdog:
-    """What happens to a job that has fallen silent."""
+    """What to do with a job that hangs."""
 
     silence: float | None = None
-    """Seconds without output or progress from any worker; ``None`` waits for ever."""
+    """Longest time without output or progress from any worker, in seconds; ``None``: no limit."""
     then: Literal["report", "stop", "restart"] = "stop"
 
 
@@ -128,20 +128,19 @@ class Watchdog:
 class Job:
     framework: Framework
     strategy: str | None = None
-    """The strategy that runs, never ``auto``; ``None`` where the file names none."""
+    """The strategy that runs, never ``auto``; ``None`` if the file does not name one."""
     strategy_reason: str = ""
-    """Why this one, where ``auto`` left it to dtrain."""
+    """Why dtrain chose this strategy, with ``strategy: auto``."""
     script: str | None = None
     module: str | None = None
     command: tuple[str, ...] = ()
     """Exactly one of ``script``, ``module`` and ``command`` is set."""
     per: Literal["gpu", "host"] = "gpu"
-    """What there is one process for: each GPU (or slot), or each host with all its GPUs.
-    TensorFlow's tasks follow from ``roles`` instead."""
+    """Whether each GPU (or slot) or each host gets a process. For TensorFlow, ``roles`` decides."""
     args: tuple[str, ...] = ()
     workdir: str | None = None
-    """Where workers start. ``None``: the home folder over SSH (or where ``sync`` puts the
-    files), the cluster file's folder on this machine."""
+    """Working folder of the workers. ``None``: the folder that ``sync`` fills, else the home folder
+    over SSH or the cluster file's folder on this machine."""
     setup: tuple[str, ...] = ()
     sync: Sync | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -156,7 +155,7 @@ class Job:
     elastic: Elastic | None = None
     watchdog: Watchdog = Watchdog()
     grace: float = 10.0
-    """Seconds between TERM and KILL when a job is asked to stop."""
+    """Seconds between TERM and KILL when a job stops."""
     on_disconnect: Literal["stop", "keep"] = "keep"
     lease: float = 300.0
     """Seconds without a launcher after which ``on_disconnect: stop`` stops the job."""
@@ -173,4 +172,4 @@ class ClusterFile:
     cluster: Cluster
     job: Job
     warnings: tuple[Problem, ...] = ()
-    """What works, but not well."""
+    """Problems that do not prevent a launch."""

@@ -15,10 +15,10 @@ from dtrain.spec import source
 from dtrain.spec.problems import Problems, shown
 from dtrain.spec.schema import Section
 
-OF_A_PROCESS = ("rank", "local_rank")
-"""Those that differ between the processes of one host."""
+PER_PROCESS = ("rank", "local_rank")
+"""Placeholders that differ between the processes of one host."""
 NAMES = (
-    *OF_A_PROCESS,
+    *PER_PROCESS,
     "node_rank",
     "world_size",
     "nodes",
@@ -31,7 +31,7 @@ NAMES = (
     "attempt",
 )
 _PLACEHOLDER = re.compile(rf"(?<!\$)\{{({'|'.join(NAMES)})\}}")
-_ALIKE = re.compile(r"(?<!\$)\{\s*([A-Za-z][A-Za-z _-]{0,20}?)\s*\}")
+_LOOKALIKE = re.compile(r"(?<!\$)\{\s*([A-Za-z][A-Za-z _-]{0,20}?)\s*\}")
 _PLAIN = {name.replace("_", ""): name for name in NAMES}
 
 
@@ -50,44 +50,44 @@ def fill(text: str, values: Mapping[str, str]) -> str:
 
 
 def fill_all(texts: Iterable[str], values: Mapping[str, str]) -> tuple[str, ...]:
-    """Every text, filled."""
+    """`fill` for each text."""
     return tuple(fill(text, values) for text in texts)
 
 
 def check_placeholders(cluster: Section, job: Section, problems: Problems) -> None:
-    """Report placeholders that have no value: torchrun numbers the ranks that it starts."""
+    """Report placeholders without a value: torchrun assigns the ranks that it starts."""
     backend = job.section("rendezvous").get("backend", "direct")
     if backend == "direct" or job.get("framework") != "torch":
         return
     for scalar in _texts(cluster, job):
         for found in _PLACEHOLDER.finditer(scalar.text):
-            if found[1] in OF_A_PROCESS:
+            if found[1] in PER_PROCESS:
                 problems.add(
                     f"{{{found[1]}}} has no value with 'backend: {backend}': torchrun starts "
-                    "the ranks and numbers them",
+                    "and numbers the ranks",
                     scalar.part(found.start(), len(found[0])),
                     f"read {found[1].upper()} in the script, or use 'backend: direct'",
                 )
 
 
 def advise_on_placeholders(cluster: Section, job: Section, warnings: Problems) -> None:
-    """Warn of braces that look like a placeholder and are none."""
+    """Warn about text in braces that looks like a placeholder but is not one."""
     for scalar in _texts(cluster, job):
-        for found in _ALIKE.finditer(scalar.text):
+        for found in _LOOKALIKE.finditer(scalar.text):
             if _PLACEHOLDER.fullmatch(found[0]):
                 continue
             plain = re.sub("[ _-]", "", found[1]).lower()
             close = get_close_matches(plain, _PLAIN, n=1, cutoff=0.85)
             if close:
                 warnings.add(
-                    f"{shown(found[0])} is no placeholder, so it is passed as written",
+                    f"{shown(found[0])} is not a placeholder, so dtrain passes it unchanged",
                     scalar.part(found.start(), len(found[0])),
                     f"did you mean {{{_PLAIN[close[0]]}}}?",
                 )
 
 
 def _texts(cluster: Section, job: Section) -> Iterator[source.Scalar]:
-    """Every text of the file in which placeholders count."""
+    """Every text of the file that may contain placeholders."""
     sections = [job, *(settings for _, settings in cluster.get("overrides", ()))]
     seen: set[int] = set()
     for section in sections:

@@ -1,4 +1,4 @@
-"""The TCP ports of a job: how the file gives them, and how many a launch needs."""
+"""The TCP ports of a job: their type in the file, and how many a launch needs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ports_needed(spec: ClusterFile) -> int:
     on the machine with the most tasks."""
     if spec.job.ranked or not tasks_listen(spec.job):
         return 1
-    # Hosts that share an address are one machine, and its ports are shared too.
+    # Hosts with the same address are one machine and share its ports.
     addresses = (spec.cluster.hosts[on].address for _, _, on in tensorflow_tasks(spec))
     return max(Counter(addresses).values())
 
@@ -52,15 +52,15 @@ def check_ports(spec: ClusterFile, rendezvous: Section, problems: Problems) -> N
     port, (first, last) = spec.job.rendezvous.port, spec.job.rendezvous.ports
     if port is not None and port + needed - 1 > MAX_PORT:
         problems.add(
-            f"port {port} is too high: one machine runs {needed} tasks, and the last would listen"
-            f" on port {port + needed - 1}",
+            f"port {port} is too high: one machine runs {needed} tasks, and the last one would "
+            f"listen on port {port + needed - 1}",
             rendezvous.place("port"),
             f"set it to {MAX_PORT - needed + 1} or below",
         )
     elif port is None and last - first + 1 < needed:
         problems.add(
-            f"ports has {last - first + 1} ports, and one machine runs {needed} tasks that each"
-            " listen on one",
+            f"the range has {last - first + 1} ports, but one machine runs {needed} tasks, and "
+            "each needs a port",
             rendezvous.place("ports"),
-            f"give it at least {needed} ports",
+            f"use a range of at least {needed} ports",
         )

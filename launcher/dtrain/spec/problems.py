@@ -1,4 +1,4 @@
-"""Collecting what is wrong with one cluster file, so that one pass reports all of it."""
+"""Collect the problems of one cluster file, so that one pass reports all of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from itertools import islice
 from dtrain.diagnostics import Position, Problem, SpecError
 
 MAX_PROBLEMS = 500
-"""Beyond this, problems are no longer recorded: the file is not a cluster file."""
+"""Further problems are dropped: the file is probably not a cluster file."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """Where something stands: line and column count from 1, width in characters."""
+    """A position in the text: line and column from 1, width in characters."""
 
     line: int
     column: int
@@ -23,9 +23,10 @@ class TextSpan:
 
 
 class Problems:
-    """The problems of one file, in the order in which they stand in it.
+    """The problems of one file, in file order.
 
-    ``homes`` tells for each key of the format where it belongs, for hints about misplaced keys.
+    ``homes`` maps each key of the format to the sections it belongs in, for hints about misplaced
+    keys.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Problems:
 
     def add(self, message: str, place: TextSpan, hint: str = "") -> None:
         if not self.full:
-            # Something shared by aliases is read, and found wrong, several times.
+            # A value that aliases share is read several times.
             self._found.setdefault(
                 (place, message),
                 Problem(
@@ -55,7 +56,7 @@ class Problems:
             )
 
     def fresh(self) -> Problems:
-        """A collection for the same file with nothing in it yet."""
+        """An empty collection for the same file."""
         return Problems(self._file, self._lines, self.homes)
 
     @property
@@ -78,19 +79,19 @@ class Problems:
 
 
 def shown(text: str, limit: int = 60) -> str:
-    """Quote text from the file for a message: one line, safe on a terminal, not too long."""
+    """Quote text from the file for a message: one line, safe on a terminal, at most ``limit``."""
     if len(text) > limit:
         text = text[: limit - 1] + "…"
     return "'" + "".join(map(visible, text)) + "'"
 
 
 def visible(character: str) -> str:
-    """A character as it can be printed: whatever a terminal would hide or obey, as an escape."""
+    """A character as it can be printed; control and invisible characters as an escape."""
     if character.isprintable():
         return character
     code = ord(character)
     if 0xDC80 <= code <= 0xDCFF:
-        # How Python carries a byte that is not UTF-8.
+        # Python's surrogateescape for a byte that is not UTF-8.
         return f"\\x{code - 0xDC00:02x}"
     if character in _SHORT:
         return _SHORT[character]
@@ -103,10 +104,10 @@ _SHORT = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\0": r"\0"}
 
 
 def nearest(text: str, known: Iterable[str]) -> str | None:
-    """The name in ``known`` that ``text`` was probably meant to be."""
+    """The name in ``known`` that ``text`` most likely means; None if no name is close."""
     if len(text) > 64:
         return None
-    # Against thousands of hosts, each comparison counts.
+    # Each comparison is slow, and there may be thousands of hosts.
     names = {name.lower(): name for name in islice(known, 1000)}
     close = get_close_matches(text.lower().replace("-", "_"), names, n=1, cutoff=0.6)
     close = close or get_close_matches(text.lower(), names, n=1, cutoff=0.6)

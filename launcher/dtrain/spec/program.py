@@ -1,4 +1,4 @@
-"""What `job` runs: a script, a module or a command, and for what there is one process each."""
+"""What `job` runs: a script, a module or a command, with a process for each GPU or each host."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ PROGRAMS = ("script", "module", "command")
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _ACCELERATE_MODULES = ("accelerate.commands.launch", "accelerate.commands.accelerate_cli")
 _WORDS = 8
-"""Of a command, in which a launcher is looked for: it may stand behind `uv run` or `env A=b`."""
+"""How many words of a command may precede a launcher, as in `uv run` or `env A=b`, at most."""
 
 
 def check_program(job: Section, problems: Problems) -> None:
-    """Exactly one program is given."""
+    """Check that the file gives exactly one program."""
     given = [key for key in PROGRAMS if key in job]
     if len(given) > 1:
         last = max(map(job.key_place, given), key=lambda place: (place.line, place.column))
-        problems.add(
-            f"job gives both a {given[0]} and a {given[1]}", last, "keep the one that is to run"
-        )
+        problems.add(f"job has both a {given[0]} and a {given[1]}", last, "keep the one to run")
     if not given:
         problems.add(
-            "job does not say what to run",
+            "job has no program to run",
             job.head,
             "add 'script: train.py', 'module: my.train' for `python -m my.train`, or 'command: "
             "[…]' for any other program",
@@ -34,15 +32,15 @@ def check_program(job: Section, problems: Problems) -> None:
 
 
 def check_per(cluster: Section, job: Section, problems: Problems) -> None:
-    """`job.per` fits the framework, the strategy and a program that starts processes itself."""
+    """Check `job.per` against the framework, the strategy and a program that starts processes."""
     per, framework = job.get("per"), job.get("framework")
     if not job.sound("per", "framework", "strategy") or framework is None:
         return
     if framework == "tensorflow" and per == "gpu":
         problems.add(
-            "TensorFlow has one task on each host, or those in job.roles",
+            "tensorflow does not use per: it runs one task on each host, or the tasks in job.roles",
             job.place("per"),
-            "remove per; 'roles: {worker: 8}', say, shares the hosts' GPUs out among 8 workers",
+            "remove per; to divide the GPUs among 8 workers, for example, add 'roles: {worker: 8}'",
         )
         return
     name = job.get("strategy")
@@ -64,7 +62,7 @@ def check_per(cluster: Section, job: Section, problems: Problems) -> None:
 
 
 def _check_launcher(cluster: Section, job: Section, per: str | None, problems: Problems) -> None:
-    """torchrun and accelerate start a process for each GPU, so there is one of them on a host."""
+    """Check that torchrun or accelerate, which start a process for each GPU, run once per host."""
     found = _launcher(job)
     if found is None:
         return
@@ -98,7 +96,7 @@ def _check_launcher(cluster: Section, job: Section, per: str | None, problems: P
 
 
 def _launcher(job: Section) -> tuple[str, TextSpan] | None:
-    """The launcher that the job's program is, and where it stands."""
+    """The launcher in the job's program, with its position; None if there is none."""
     module = job.get("module")
     if module in _TORCHRUN_MODULES:
         return "torchrun", job.place("module")

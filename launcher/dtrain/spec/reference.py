@@ -25,7 +25,7 @@ def reference() -> str:
 
 
 def keys(record: SectionType, above: str = "") -> Iterator[tuple[str, Field]]:
-    """Every key by its full path; ``HOST`` stands for the host names below overrides."""
+    """Every key by its full path. ``HOST`` is the placeholder for host names below overrides."""
     for key, field in record.fields.items():
         path = f"{above}{key}"
         yield path, field
@@ -36,7 +36,7 @@ def keys(record: SectionType, above: str = "") -> Iterator[tuple[str, Field]]:
 
 
 def _section(path: str, field: Field) -> str:
-    # The keys below a section have types and defaults of their own.
+    # A section has no type and no default: the keys below it do.
     section = isinstance(field.type, SectionType)
     default = "required" if field.required else field.otherwise or _value(field)
     facts = {

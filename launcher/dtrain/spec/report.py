@@ -16,7 +16,7 @@ _TAB = "    "
 
 
 def render_problems(error: SpecError) -> str:
-    """The report, ending with a count; every line of it is safe to print on a terminal."""
+    """The report, with a count at the end. Every line is safe to print on a terminal."""
     blocks = [_block(problem) for problem in error.problems[:MAX_SHOWN]]
     left = len(error.problems) - MAX_SHOWN
     if left > 0:
@@ -29,7 +29,7 @@ def render_problems(error: SpecError) -> str:
 
 
 def render_warnings(problems: Sequence[Problem]) -> str:
-    """The same for what does not stop a launch, without a count; empty where there is nothing."""
+    """The report of warnings, without a count; empty if there are none."""
     return "\n".join(_block(problem, "warning") for problem in problems)
 
 
@@ -48,7 +48,7 @@ def _block(problem: Problem, kind: str = "error") -> str:
 
 
 def _excerpt(line: str, start: int, width: int) -> tuple[str, int, int]:
-    """A line as it can be shown, and where and how wide the caret goes, in terminal columns."""
+    """A printable excerpt of a line, and the caret's indent and width in terminal columns."""
     line = line.rstrip()
     stop = max(min(start + width, len(line)), start + 1)
     first = 0 if len(line) <= WIDTH else max(0, min(start - WIDTH // 4, len(line) - WIDTH))
@@ -65,7 +65,7 @@ def _safe(text: str) -> str:
 
 
 def _columns(text: str) -> int:
-    """How many terminal columns a text takes."""
+    """The width of a text in terminal columns."""
     return sum(
         0
         if unicodedata.combining(character)

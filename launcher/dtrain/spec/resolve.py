@@ -1,6 +1,6 @@
-"""What will run: the strategy by its name, the complete layout, the roles.
+"""Resolve what a launch runs: the strategy, the complete layout and the roles.
 
-A cluster file may leave them to dtrain; a launch has them all.
+All three are optional in a cluster file; a launch has all of them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dtrain.runtime.layout_rules import MisfitError, contradictions, torch_limit
 from dtrain.spec.choice import (
     choose_tensorflow,
     choose_torch,
+    default_roles,
     mixed,
-    usual_roles,
+    roles_as_yaml,
     without_gpus,
-    written,
 )
 from dtrain.spec.layouts import batched, disagreements, sized
 from dtrain.spec.machines import devices_sound, machines
@@ -30,7 +30,7 @@ from dtrain.spec.strategies import STRATEGIES
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """For the fields of `dtrain.spec.model.Job` of the same names."""
+    """Values for the fields with the same names of `dtrain.spec.model.Job`."""
 
     strategy: str | None = None
     strategy_reason: str = ""
@@ -39,9 +39,9 @@ class Resolved:
 
 
 def resolve(document: Section, problems: Problems) -> Resolved:
-    """What a launch of this file would be; what stands in its way goes to ``problems``.
+    """Resolve the strategy, the layout and the roles; add to ``problems`` what prevents a launch.
 
-    Where the file has other problems already, they may leave nothing to resolve.
+    The result may be empty if the file already has problems.
     """
     cluster, job = document.section("cluster"), document.section("job")
     if not _readable(cluster, job):
@@ -60,7 +60,7 @@ def resolve(document: Section, problems: Problems) -> Resolved:
 
 
 def _readable(cluster: Section, job: Section) -> bool:
-    """Whether everything that decides was read without a problem."""
+    """Whether every key that the result depends on was read without a problem."""
     framework = job.get("framework")
     sections = [job.section(name) for name in ("layout", "training", "roles")]
     return (
@@ -85,27 +85,28 @@ def _torch(job: Section, hosts: Sequence[Host], problems: Problems) -> Resolved:
     if name == "data_parallel":
         raise MisfitError(
             "layout",
-            "the strategy data_parallel copies the model to every GPU of one process, which "
-            "leaves nothing to lay out",
+            "the strategy data_parallel copies the model to every GPU of one process, so it has "
+            "no layout",
             "remove layout, or use 'strategy: ddp'",
         )
     if given is None and name == "3d":
         raise MisfitError(
             "strategy",
             "the strategy 3d needs job.layout, which says how the model is split",
-            "`dtrain plan --model-size 7B FILE --output FILE` writes one for a model of that size",
+            "write one with `dtrain plan --model-size 7B FILE --output FILE`, with the size of "
+            "your model",
         )
     if name != "none":
         _check_backend(name, hosts)
     if _report(disagreements(name, given or {}), job, problems):
         return Resolved()
-    # A script of strategy none may have schedules of its own.
+    # With strategy none, the script may use its own schedules.
     by_torch = name != "none"
     if by_torch and (other := (given or {}).get("backend", "runtime")) != "runtime":
         raise MisfitError(
             "backend",
-            f"the strategy {name} is trained by dtrain.runtime, but the layout is for {other}",
-            f"use 'strategy: none' for a script that drives {other}, or plan again",
+            f"the strategy {name} uses dtrain.runtime, but the layout is for {other}",
+            f"use 'strategy: none' with a script that uses {other}, or plan for dtrain.runtime",
         )
     layout = sized(name, given or {}, [host.workers for host in hosts])
     _report(contradictions(layout), job, problems)
@@ -117,12 +118,12 @@ def _torch(job: Section, hosts: Sequence[Host], problems: Problems) -> Resolved:
 
 
 def _check_backend(strategy: str, hosts: Sequence[Host]) -> None:
-    """Raise MisfitError for ranks of which some would use NCCL and some Gloo: they never meet."""
+    """Raise MisfitError if some ranks would use NCCL and others Gloo: they cannot communicate."""
     if any(host.gpus for host in hosts) and (lacking := without_gpus(hosts)):
         raise MisfitError(
             "strategy",
-            f"the strategy {strategy} cannot join ranks on GPUs and on CPUs, and {lacking}",
-            "list hosts of one kind, or use 'strategy: none' with a script that joins them",
+            f"the strategy {strategy} cannot mix ranks on GPUs and on CPUs, and {lacking}",
+            "list only hosts with GPUs, or use 'strategy: none' with a script that can mix them",
         )
 
 
@@ -137,7 +138,7 @@ def _tensorflow(cluster: Section, job: Section, hosts: Sequence[Host]) -> Resolv
         raise MisfitError(
             "strategy",
             "the strategy parameter_server needs parameter servers",
-            f"add them to job, e.g. '{written(usual_roles(hosts))}'",
+            f"add them to job, e.g. '{roles_as_yaml(default_roles(hosts))}'",
         )
     if name in ("multi_worker_mirrored", "parameter_server"):
         _check_replicas(name, roles, hosts)
@@ -148,10 +149,10 @@ def _tensorflow(cluster: Section, job: Section, hosts: Sequence[Host]) -> Resolv
 
 
 def _check_replicas(strategy: str, roles: Mapping[str, int], hosts: Sequence[Host]) -> None:
-    """Raise MisfitError where workers differ in their GPUs: their collectives would not match.
+    """Raise MisfitError if workers differ in their GPUs: their collectives would not match.
 
-    Parameter servers have no collectives, but one program for all workers that have GPUs, and
-    those that have none run it on their CPUs.
+    With parameter servers, workers have no collectives, but all workers with GPUs run one
+    program. Workers without GPUs run it on their CPUs.
     """
     gpus = [len(host.gpus) for host in hosts]
     if any(gpus) and not all(gpus) and not roles:
@@ -164,9 +165,9 @@ def _check_replicas(strategy: str, roles: Mapping[str, int], hosts: Sequence[Hos
     if len(found) > 1:
         raise MisfitError(
             "strategy",
-            f"the strategy {strategy} needs as many GPUs in each worker, but here "
+            f"the strategy {strategy} needs equal numbers of GPUs in all workers, but here "
             f"workers would have {either(map(str, sorted(found)), 'and')}",
-            f"use '{written(one_on_each)}' for one worker on each GPU",
+            f"use '{roles_as_yaml(one_on_each)}' for one worker on each GPU",
         )
 
 
@@ -174,7 +175,7 @@ def _check_tpu(cluster: Section, hosts: Sequence[Host]) -> None:
     if any(host.workers > 1 for host in hosts):
         raise MisfitError(
             "strategy",
-            "the strategy tpu has one process, which drives all TPU chips",
+            "the strategy tpu runs one process, which uses all TPU chips",
             "set 'gpus: 0' in cluster, and remove slots",
         )
     if len(hosts) == 1:
@@ -183,8 +184,8 @@ def _check_tpu(cluster: Section, hosts: Sequence[Host]) -> None:
     if topology is None:
         raise MisfitError(
             "strategy",
-            f"the strategy tpu needs the topology of the slice that the {len(hosts)} hosts make up",
-            f"add it to cluster, as its chips along each axis: 'tpu: {tpu.usual(len(hosts))}', say",
+            f"the strategy tpu needs the topology of the slice that the {len(hosts)} hosts form",
+            f"add its chips along each axis to cluster, e.g. 'tpu: {tpu.usual(len(hosts))}'",
         )
     try:
         tpu.bounds(topology, len(hosts))
@@ -195,12 +196,12 @@ def _check_tpu(cluster: Section, hosts: Sequence[Host]) -> None:
         raise MisfitError(
             "strategy",
             f"TensorFlow's TPU resolver cannot read the IPv6 address {numeric[0]}",
-            "give the hosts IPv4 addresses or names in cluster.overrides",
+            "set IPv4 addresses or names for the hosts in cluster.overrides",
         )
 
 
 def _report(misfits: Iterable[MisfitError], job: Section, problems: Problems) -> bool:
-    """Add each misfit at the position of its key; whether there was one."""
+    """Add each misfit at the position of its key. Returns whether there was one."""
     found = False
     for misfit in misfits:
         found, key = True, misfit.key

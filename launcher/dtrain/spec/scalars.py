@@ -1,10 +1,10 @@
-"""Types of single values in configuration files: each reads a node and describes itself.
+"""Types of single values in configuration files. Each reads a node and describes itself.
 
-What a value means follows from the type that is expected, never from how YAML 1.1 would guess:
-where text is expected, ``no``, ``010``, ``12:00:00`` and ``1e-5`` are text, letter by letter;
-where a number is expected, ``010`` is ten and ``1e-5`` a number. Quotes make text, always.
+The expected type decides how a value is read, not the guesses of YAML 1.1. As text, ``no``,
+``010``, ``12:00:00`` and ``1e-5`` stay exactly as written; as a number, ``010`` is ten and ``1e-5``
+is a number. A quoted value is always text.
 
-``read`` returns None when it reported a problem, and a value otherwise.
+``read`` returns None if it reported a problem, and a value otherwise.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ T = TypeVar("T")
 JsonSchema = dict[str, Any]
 
 Check = Callable[[str], str]
-"""Says what is wrong with a text as the end of a sentence (``cannot …``), or nothing."""
+"""Returns what is wrong with a text as the end of a sentence (``cannot …``), or an empty text."""
 
 
 class Type(ABC, Generic[T]):
-    """What a value may be."""
+    """The type of a value."""
 
     @property
     @abstractmethod
@@ -36,14 +36,14 @@ class Type(ABC, Generic[T]):
 
     @abstractmethod
     def read(self, node: Node, problems: Problems, name: str) -> T | None:
-        """The value of ``node``, which messages call ``name``."""
+        """The value of ``node``; ``name`` is its name in messages."""
 
     @abstractmethod
     def json_schema(self) -> JsonSchema:
-        """The same as JSON Schema, draft 2020-12."""
+        """The type as JSON Schema, draft 2020-12."""
 
     def refuse(self, node: Node, problems: Problems, name: str, hint: str = "") -> T | None:
-        """Report that ``node`` is something else; returns None, as `read` then does."""
+        """Report that ``node`` has another type. Returns None, for `read` to return."""
         if isinstance(node, source.Broken):
             return None
         found = describe(node)
@@ -63,9 +63,9 @@ class Text(Type[str]):
 
     check: Check | None = None
     pattern: str | None = None
-    """For the JSON Schema alone; ``check`` decides."""
+    """For the JSON Schema only; ``check`` decides."""
     empty: bool = False
-    """Whether a quoted empty text is fine."""
+    """Whether a quoted empty text is valid."""
     expects: str = "text"
 
     def read(self, node: Node, problems: Problems, name: str) -> str | None:
@@ -84,7 +84,7 @@ class Text(Type[str]):
         return node.text
 
     def json_schema(self) -> JsonSchema:
-        # Editors see plain `8`, `1e-5` and `true` as numbers and flags.
+        # Editors read plain `8`, `1e-5` and `true` as numbers and booleans.
         schema: JsonSchema = {"type": ["string", "number", "boolean"]}
         if self.pattern:
             schema["pattern"] = self.pattern
@@ -100,7 +100,7 @@ class Integer(Type[int]):
     minimum: int
     maximum: int
     also: str = ""
-    """What else would be right, where this is one type of a `OneOf`."""
+    """The alternative, if this is one type of a `OneOf`."""
 
     @property
     def expects(self) -> str:
@@ -145,7 +145,7 @@ class Number(Type[float]):
 
 @dataclass(frozen=True)
 class Flag(Type[bool]):
-    """``true`` or ``false``; YAML 1.1's other spellings are refused with a hint."""
+    """``true`` or ``false``. The other spellings of YAML 1.1 are refused with a hint."""
 
     expects: str = "true or false"
 
@@ -224,7 +224,7 @@ class Choice(Type[str]):
 
 
 def describe(node: Node) -> str | None:
-    """What stands there, for a message; None for nothing."""
+    """A node, for a message; None if it is empty."""
     if isinstance(node, source.Sequence):
         return "a list"
     if isinstance(node, source.Mapping):
@@ -246,12 +246,12 @@ def quote_hint(node: Node) -> str:
     if isinstance(node, source.Mapping) and len(node.entries) == 1:
         (entry,) = node.entries
         if isinstance(entry.value, Scalar) and entry.value.empty:
-            return f'put it between quotes: "{{{entry.key.text}}}"'
+            return f'put it in quotes: "{{{entry.key.text}}}"'
     return ""
 
 
 def unquote_hint(node: Node, pattern: str) -> str:
-    """The hint for a value that only its quotes make wrong."""
+    """The hint for a value that would be valid without its quotes."""
     if isinstance(node, Scalar) and not node.plain and re.fullmatch(pattern, node.text):
         return "remove the quotes"
     return ""

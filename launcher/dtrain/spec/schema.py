@@ -1,4 +1,4 @@
-"""Types of lists and sections in configuration files, made of the types in `scalars`."""
+"""Types of lists and sections in configuration files, built from the types in `scalars`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ListOf(Type[tuple[T, ...]]):
     unique: bool = False
     minimum: int = 0
     advice: str = ""
-    """Hint for someone who wrote something else."""
+    """The hint if the value is not a list."""
     what: str = ""
 
     @property
@@ -62,7 +62,7 @@ class ListOf(Type[tuple[T, ...]]):
 
 @dataclass(frozen=True)
 class MapOf(Type[dict[str, T]]):
-    """Free keys, checked by ``key``, all with values of one type."""
+    """Arbitrary keys, checked by ``key``, with values of one type."""
 
     value: Type[T]
     key: Check | None = None
@@ -97,46 +97,46 @@ class MapOf(Type[dict[str, T]]):
 
 @dataclass(frozen=True)
 class Field:
-    """One key of a record."""
+    """One key of a section."""
 
     type: Type[Any]
     description: str
-    """What the key does: one or two sentences, which editors show and `reference` prints."""
+    """What the key does, in one or two sentences. Editors show it and `reference` prints it."""
     required: bool = False
     default: Any = None
-    """What holds if the key is left out, where that is one value."""
+    """The default, if it is one value."""
     otherwise: str = ""
-    """What holds if the key is left out, in words, where that is not one value."""
+    """The default in words, if it is not one value."""
     example: str = ""
     """A value, as YAML."""
     only: str = ""
-    """The framework that the key applies to; empty for a key that applies to each."""
+    """The framework that the key applies to; empty for a key that applies to all."""
 
     @property
     def summary(self) -> str:
-        """The description, with the default and the framework where these need words."""
+        """The description, with a default in words and the framework."""
         default = f" Default: {self.otherwise}." if self.otherwise else ""
         return f"{self.description}{default}{f' For {self.only} only.' if self.only else ''}"
 
 
 @dataclass(frozen=True)
 class Section:
-    """A record that was read: its good values, and where everything stands."""
+    """A section that was read: its valid values, and the positions of all its entries."""
 
     values: Mapping[str, Any]
     entries: Mapping[str, source.Entry]
-    """By key, also those whose value is broken."""
+    """By key, including entries with an invalid value."""
     head: TextSpan
 
     def __contains__(self, key: str) -> bool:
-        """Whether the file gives the key, rightly or wrongly."""
+        """Whether the file has the key, with a valid or an invalid value."""
         return key in self.entries
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.values.get(key, default)
 
     def given(self, *keys: str) -> dict[str, Any]:
-        """The good values among ``keys``."""
+        """The valid values among ``keys``."""
         return {key: self.values[key] for key in keys if key in self.values}
 
     def sound(self, *keys: str) -> bool:
@@ -144,14 +144,14 @@ class Section:
         return all(key in self.values for key in keys if key in self)
 
     def place(self, key: str) -> TextSpan:
-        """Where the key's value stands; without one, the section's head."""
+        """The position of the key's value, or of the section's head if there is no such key."""
         return self.entries[key].value.place if key in self.entries else self.head
 
     def key_place(self, key: str) -> TextSpan:
         return self.entries[key].key.place if key in self.entries else self.head
 
     def section(self, key: str) -> Section:
-        """The record at ``key``, empty where there is none."""
+        """The section at ``key``; an empty one if there is none."""
         found = self.values.get(key)
         return found if isinstance(found, Section) else Section({}, {}, self.key_place(key))
 
@@ -162,7 +162,7 @@ class SectionType(Type[Section]):
 
     fields: Mapping[str, Field]
     title: str = ""
-    """What messages call a record that has no name: the whole file."""
+    """The name in messages of a section without a key: the whole file."""
     expects: str = "keys with values"
 
     def read(self, node: Node, problems: Problems, name: str) -> Section | None:
@@ -191,7 +191,7 @@ class SectionType(Type[Section]):
         return Section(values, entries, node.head)
 
     def _unknown(self, key: Scalar, problems: Problems, name: str) -> str | None:
-        """Report an unknown key; returns the key that was probably meant."""
+        """Report an unknown key. Returns the key that the user probably means."""
         if problems.full:
             return None
         homes = problems.homes.get(key.text)
@@ -219,7 +219,7 @@ class SectionType(Type[Section]):
         }
 
     def homes(self, name: str = "") -> dict[str, list[str]]:
-        """Where each key of this record, and of the records below it, belongs."""
+        """The sections that each key of this section, and of the sections below it, belongs in."""
         found: dict[str, list[str]] = {}
         for key, known in self.fields.items():
             found.setdefault(key, []).append(name or self.title)
@@ -256,5 +256,5 @@ class OneOf(Type[Any]):
 
 
 def short(key: str) -> str:
-    """A key as part of a name in a message."""
+    """A key for a message, shortened to 40 characters."""
     return key if len(key) <= 40 else key[:39] + "…"

@@ -1,8 +1,8 @@
-"""YAML text as a tree whose every node knows its place.
+"""Read YAML text into a tree of nodes with positions.
 
-No types are guessed: a scalar keeps its text and whether it was quoted, and the schema decides
-what it means. The tree is built from PyYAML's events without recursion, so that hostile depth,
-and aliases that expand without bound, are found before they cost anything.
+This module does not guess types: a scalar keeps its text and whether it was quoted, and the
+schema decides its type. It builds the tree from PyYAML's events without recursion, and limits the
+depth and the size after alias expansion, so a hostile file costs little.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dtrain.spec.problems import Problems, TextSpan, shown, visible
 from dtrain.spec.syntax import explain
 
 MAX_SIZE = 1 << 20
-"""Bytes, or characters of text that is already decoded."""
+"""In bytes, or in characters if the text is already decoded."""
 MAX_DEPTH = 32
 MAX_NODES = 50_000
-"""Keys and values once aliases are expanded: three for each of the most hosts allowed."""
+"""Keys and values after alias expansion: three for each host of the largest allowed cluster."""
 
 _BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
-# What YAML does not allow in a file, and a byte-order mark anywhere but at the start.
+# Characters that YAML does not allow, and a byte-order mark after the start.
 _UNPRINTABLE = re.compile(
     "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
 )
@@ -36,18 +36,18 @@ _KNOWN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "
 class Scalar:
     text: str
     plain: bool
-    """Written without quotes, and not as a block."""
+    """Whether it is written without quotes and not as a block scalar."""
     place: TextSpan
     inner: int | None = None
-    """Column where ``text`` stands word for word; None if the file spells it otherwise."""
+    """Column at which ``text`` starts; None if the file spells it differently, e.g. escaped."""
 
     @property
     def empty(self) -> bool:
-        """Nothing was written where a value was expected."""
+        """Whether the value is missing."""
         return self.plain and not self.text
 
     def part(self, offset: int, width: int = 1) -> TextSpan:
-        """The place of some characters of ``text``."""
+        """The position of ``width`` characters of ``text``, from ``offset``."""
         if self.inner is None:
             return self.place
         return TextSpan(self.place.line, self.inner + offset, width)
@@ -71,12 +71,12 @@ class Mapping:
     """In file order, keys unique, ``<<`` merged in."""
     place: TextSpan
     head: TextSpan
-    """The key that the mapping belongs to, where it has one."""
+    """The key that the mapping belongs to, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """Stands for a value about which a problem is already reported; types pass over it."""
+    """A value with a problem that is already reported; types skip it."""
 
     place: TextSpan
 
@@ -85,7 +85,7 @@ Node = Scalar | Sequence | Mapping | Broken
 
 
 class _UnreadableError(Exception):
-    """What follows cannot be read; the problem has been added."""
+    """The rest of the text cannot be read. The problem is already added."""
 
 
 @dataclass(slots=True)
@@ -102,11 +102,11 @@ class _Open:
 
 
 def compose(source: str | bytes, file: str) -> tuple[Node, Problems]:
-    """Read one YAML document. ``file`` names it in positions.
+    """Read one YAML document. ``file`` is its name in positions.
 
-    Returns the tree and the problems found so far, to which a schema adds its own.
-    Raises SpecError if the text is no YAML document that could be read further: not UTF-8, too
-    large, too deep, malformed, empty.
+    Returns the tree and the problems so far; the schema adds more.
+    Raises SpecError if the text is not one valid YAML document: not UTF-8, too large, too deep,
+    malformed or empty.
     """
     text = _decoded(source, file)
     lines = _BREAK.split(text)
@@ -148,14 +148,14 @@ def _decoded(source: str | bytes, file: str) -> str:
                     problems.add(
                         f"the character {visible(match[0])} is not allowed in a YAML file",
                         place,
-                        "delete it, or write it as an escape between double quotes",
+                        "delete it, or write it as an escape in double quotes",
                     )
         problems.raise_if_any()
     return text
 
 
 class _Builder:
-    """Turns events into nodes. One use."""
+    """Builds the tree from events. For one document."""
 
     def __init__(self, text: str, lines: list[str], problems: Problems) -> None:
         self._text = text
@@ -173,7 +173,7 @@ class _Builder:
                     self._stop(
                         "a second document starts here",
                         self._place(event),
-                        "a cluster file is one document; keep one of them, and no '---' between",
+                        "a cluster file is one document; remove the '---' and the rest",
                     )
                 case yaml.ScalarEvent():
                     self._complete(event, self._scalar(event), 1)
@@ -185,7 +185,7 @@ class _Builder:
                     self._leave(event)
         if self._root is None:
             self._stop(
-                "the file is empty", TextSpan(1, 1), "dtrain's own configs/ has files to start from"
+                "the file is empty", TextSpan(1, 1), "copy an example from dtrain's configs/ folder"
             )
         return self._root
 
@@ -198,7 +198,7 @@ class _Builder:
             fault = explain(error, self._lines)
             self._stop(fault.message, self._within(fault.line, fault.column), fault.hint)
         except (yaml.YAMLError, ValueError, OverflowError):
-            # PyYAML lets numbers in %YAML lines and \U escapes overflow.
+            # PyYAML does not catch overflows of numbers in %YAML lines and \U escapes.
             self._stop(
                 "this is not valid YAML",
                 self._within(loader.line, loader.column),
@@ -210,7 +210,7 @@ class _Builder:
             self._stop(
                 f"values are nested more than {MAX_DEPTH} deep",
                 self._place(event),
-                "a cluster file needs no more than five levels",
+                "a cluster file needs at most five levels",
             )
         parent = self._open[-1] if self._open else None
         place = self._place(event)
@@ -231,24 +231,24 @@ class _Builder:
         place = self._place(event)
         known = self._anchors.get(event.anchor)
         if any(collection.event.anchor == event.anchor for collection in self._open):
-            self._stop(f"the alias {shown('*' + event.anchor)} stands for itself", place)
+            self._stop(f"the alias {shown('*' + event.anchor)} refers to itself", place)
         if known is None:
             self._problems.add(
-                f"the alias {shown('*' + event.anchor)} refers to no anchor",
+                f"the alias {shown('*' + event.anchor)} has no anchor",
                 place,
-                f"if a text starting with '*' was meant, quote it: {shown('*' + event.anchor)}",
+                f"if you mean text that starts with '*', quote it: {shown('*' + event.anchor)}",
             )
             known = (Broken(place), 1)
         self._add(*known)
 
     def _complete(self, event: Any, node: Node, size: int) -> None:
-        """Take in a node that ``event`` began, by its anchor and tag."""
+        """Add a node that started with ``event``; check its tag and register its anchor."""
         if event.tag is not None and event.tag not in _KNOWN_TAGS:
             place = self._within(event.start_mark.line, event.start_mark.column)
             self._problems.add(
                 f"the tag {shown(event.tag.replace('tag:yaml.org,2002:', '!!'))} is not supported",
                 place,
-                "remove it; a value's type follows from its key",
+                "remove it; the key decides the type of the value",
             )
             node = Broken(place)
         if event.anchor is not None:
@@ -263,9 +263,9 @@ class _Builder:
         parent.size += size
         if parent.size > MAX_NODES:
             self._stop(
-                f"the file holds more than {MAX_NODES} values once its aliases are expanded",
+                f"the file has more than {MAX_NODES} values after alias expansion",
                 node.place,
-                "a cluster file is a few hundred values; shorten hosts with brackets: gpu[01-99]",
+                "a cluster file has a few hundred values; shorten hosts with brackets: gpu[01-99]",
             )
         if isinstance(parent.event, yaml.SequenceStartEvent):
             parent.items.append(node)
@@ -282,7 +282,7 @@ class _Builder:
         if isinstance(node, Broken):
             return None
         if not isinstance(node, Scalar):
-            self._problems.add("a key has to be text", node.place)
+            self._problems.add("a key must be text", node.place)
             return None
         if node.empty:
             self._problems.add("a key is missing before ':'", node.place)
@@ -290,7 +290,7 @@ class _Builder:
         return node
 
     def _merged(self, entries: list[Entry]) -> tuple[Entry, ...]:
-        """Without repeated keys, and with what ``<<`` brings in."""
+        """The entries without repeated keys, and with the entries that ``<<`` merges in."""
         own: dict[str, Entry] = {}
         brought: dict[str, Entry] = {}
         for entry in entries:
@@ -319,7 +319,7 @@ class _Builder:
         place = self._place(event)
         plain = event.style is None
         if not event.value and plain:
-            # An empty value has no place of its own: show what it is missing from.
+            # An empty value has no position of its own: point at its key.
             key = self._open[-1].key if self._open else None
             return Scalar("", True, key.place if key else place)
         found = _UNUSABLE.search(event.value)
@@ -342,7 +342,7 @@ class _Builder:
         return TextSpan(place.line, place.column, max(last - start.column, 1))
 
     def _within(self, line: int, column: int) -> TextSpan:
-        """The place at a mark (counted from 0), at the latest just behind the last text."""
+        """The position of a mark (counted from 0), but not beyond the end of the text."""
         if line >= len(self._lines) or (line == len(self._lines) - 1 and not self._lines[line]):
             line = max((n for n, text in enumerate(self._lines) if text.strip()), default=0)
             column = len(self._lines[line].rstrip())

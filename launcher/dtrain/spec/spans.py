@@ -1,4 +1,4 @@
-"""Where exactly in its text each part of a YAML document stands, for editing it in place."""
+"""The exact position of each part of a YAML document in its text, for editing in place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 
 BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
-"""What YAML 1.1, and so PyYAML, takes for the end of a line."""
+"""Line breaks of YAML 1.1, and so of PyYAML."""
 
 
 class EntrySpan(NamedTuple):
@@ -20,30 +20,30 @@ class EntrySpan(NamedTuple):
 
 @dataclass(slots=True)
 class NodeSpan:
-    """A scalar, an alias or a collection. ``text[start:end]`` holds it, with anchor and tag.
+    """A scalar, an alias or a collection: ``text[start:end]``, with anchor and tag.
 
-    A block collection ends where the last scalar in it does, a block scalar after the blank
-    lines that follow it.
+    A block collection ends with its last scalar, a block scalar after the blank lines that follow
+    it.
     """
 
     start: int
     end: int
     anchor: str = ""
     alias: str = ""
-    """The anchor that this alias refers to; empty for what is no alias."""
+    """The anchor that this alias refers to; empty if this is not an alias."""
     value: str = ""
-    """Of a scalar."""
+    """The value of a scalar."""
     quote: str = ""
-    """How a scalar begins: ``'``, ``"``, ``|``, ``>``, or nothing."""
+    """The first character of a scalar that is not plain: ``'``, ``"``, ``|`` or ``>``."""
     mapping: bool = False
     flow: bool = False
     """Whether a collection is written in braces or brackets."""
     children: list[NodeSpan] = field(default_factory=list)
-    """Of a mapping: keys and values in turn."""
+    """The items of a sequence, or the keys and values of a mapping in turn."""
 
     @property
     def empty(self) -> bool:
-        """Nothing is written here, not even an anchor."""
+        """Whether the node has no text, not even an anchor."""
         return self.start == self.end
 
     @property
@@ -54,7 +54,7 @@ class NodeSpan:
         ]
 
     def entry(self, key: str) -> EntrySpan | None:
-        """What the mapping itself, without merges, gives for a key."""
+        """The entry of a key in the mapping itself, without merges."""
         return next((entry for entry in self.entries if entry.key.value == key), None)
 
     def walk(self) -> Iterator[NodeSpan]:
@@ -65,7 +65,8 @@ class NodeSpan:
 
 
 def parse(text: str) -> NodeSpan:
-    """The document in ``text``, which `dtrain.spec.source` can read. No byte-order mark."""
+    """The document in ``text``, which must be valid for `dtrain.spec.source`, without a byte-order
+    mark."""
     open_parts = [NodeSpan(0, len(text))]
     for event in _events(text):
         end: int = event.end_mark.index
@@ -101,7 +102,7 @@ def _events(text: str) -> Iterator[Any]:
 def line_start(text: str, index: int) -> int:
     """Where the line that holds ``index`` begins."""
     ends = [match.end() for match in BREAK.finditer(text, 0, index)]
-    # "\r\n" may be cut in two by index; no part begins or ends there.
+    # index may fall inside "\r\n", but no part begins or ends there.
     return ends[-1] if ends else 0
 
 

@@ -1,4 +1,4 @@
-"""The strategies of each framework: what a launch has to know about them."""
+"""The strategies of each framework, with what a launch needs to know about them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from dtrain.spec.model import Framework
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """One way of training. ``summary`` completes "this strategy …"."""
+    """One training strategy. ``summary`` completes "this strategy …"."""
 
     processes: Literal["device", "host", "role"]
-    """What there is one process for: each GPU (or slot), each host, or each task of
-    ``job.roles``."""
+    """Whether each GPU (or slot), each host or each task of ``job.roles`` gets a process."""
     summary: str
     single_host: bool = False
     """Whether it works within one process on one host."""
     instead: str = ""
-    """For several hosts, where this one stays on a single host."""
+    """The strategy to use for several hosts, if this one runs on a single host."""
 
 
 _TORCH = {

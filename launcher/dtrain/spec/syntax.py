@@ -1,4 +1,4 @@
-"""What PyYAML says about malformed text, said for someone who does not know YAML's grammar."""
+"""Turn PyYAML's errors into messages for users who do not know the grammar of YAML."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def explain(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> Fault:
     line, column = stopped.line, stopped.column
     refused = re.search(r"found character '(.+)' that cannot start", problem)
     if refused and refused[1] == r"\t":
-        return Fault("a tab cannot stand here", line, column, "use spaces instead of tabs")
+        return Fault("YAML does not allow a tab here", line, column, "use spaces instead of tabs")
     if refused:
         character = refused[1].replace("\\\\", "\\")
-        hint = "put the value between quotes"
+        hint = "put the value in quotes"
         return Fault(f"a value cannot start with {shown(character)}", line, column, hint)
     if "mapping values are not allowed" in problem:
         return _colon(line, column, lines)
@@ -43,11 +43,11 @@ def explain(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> Fault:
         opening, closing = ("[", "]") if bracket[1] == "sequence" else ("{", "}")
         hint = f"the '{opening}' is on line {started.line + 1}"
         if problem.endswith("got '['"):
-            hint += "; put text that holds '[' between quotes: \"gpu[01-08]\""
+            hint += "; put text that contains '[' in quotes: \"gpu[01-08]\""
         if problem.endswith("got '{'"):
-            hint += "; put text that holds '{' between quotes: \"--rank={rank}\""
+            hint += "; put text that contains '{' in quotes: \"--rank={rank}\""
         return Fault(f"a ',' or '{closing}' is missing", line, column, hint)
-    for pattern, message, at_start, hint in _SAYINGS:
+    for pattern, message, at_start, hint in _EXPLANATIONS:
         if re.search(pattern, f"{context}: {problem}"):
             place = started if at_start else stopped
             return Fault(message, place.line, place.column, hint)
@@ -55,71 +55,71 @@ def explain(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> Fault:
 
 
 def _colon(line: int, column: int, lines: Sequence[str]) -> Fault:
-    """A ':' too many, be it that a value holds one, or that the line above lacks its own."""
-    message = "a ':' does not fit here"
+    """An unexpected ':': a value contains one, or the line above has none."""
+    message = "unexpected ':'"
     if re.search(r":\s", lines[line][:column]):
-        return Fault(message, line, column, "put a value that holds ': ' between quotes")
+        return Fault(message, line, column, "put a value that contains ': ' in quotes")
     above = next((n for n in range(line - 1, -1, -1) if lines[n].strip()), None)
     if above is not None and not re.search(r":(\s|$)", lines[above]):
         return Fault(
-            "this line is no 'key: value'",
+            "this line is not 'key: value'",
             above,
             len(lines[above]) - len(lines[above].lstrip()),
-            "put ': ', with a space behind the colon, between a key and its value",
+            "write ': ', with a space after the colon, between a key and its value",
         )
     return Fault(message, line, column, "start the keys of one group in the same column")
 
 
-_QUOTE = "put text that starts with {} between quotes"
-_BACKSLASH = "between single quotes, backslashes stand for themselves"
-# Pattern over "context: problem", message, whether it points at where the construct started, hint.
-_SAYINGS = [
+_QUOTE = "put text that starts with {} in quotes"
+_BACKSLASH = "use single quotes, in which a backslash is an ordinary character"
+# Pattern for "context: problem", message, whether to point at the start of the construct, hint.
+_EXPLANATIONS = [
     (
         "could not find expected ':'",
-        "this line is no 'key: value'",
+        "this line is not 'key: value'",
         True,
-        "put ': ', with a space behind the colon, between a key and its value",
+        "write ': ', with a space after the colon, between a key and its value",
     ),
     (
         "sequence entries are not allowed",
-        "a list item ('- ') does not fit here",
+        "unexpected list item ('- ')",
         False,
         "start the list on its own line below the key",
     ),
     (
         "scanning an alias",
-        "'*' starts a YAML alias, and this is none",
+        "'*' starts a YAML alias, but this is not a valid alias",
         True,
         _QUOTE.format("'*'") + ": '*.pt'",
     ),
     (
         "scanning an anchor",
-        "'&' starts a YAML anchor, and this is none",
+        "'&' starts a YAML anchor, but this is not a valid anchor",
         True,
         _QUOTE.format("'&'"),
     ),
     (
         "(scanning|parsing) a tag|undefined tag handle",
-        "'!' starts a YAML tag, and this is none",
+        "'!' starts a YAML tag, but this is not a valid tag",
         True,
         _QUOTE.format("'!'"),
     ),
     (
         "quoted scalar: found unexpected",
-        "the quote that opens here is never closed",
+        "this quote is never closed",
         True,
         "add the closing quote",
     ),
     (
         "unknown escape character",
-        "a backslash sequence that YAML does not know",
+        "unknown escape sequence",
         False,
         _BACKSLASH,
     ),
-    ("escape sequence of", "a backslash sequence is cut short", False, _BACKSLASH),
+    ("escape sequence of", "incomplete escape sequence", False, _BACKSLASH),
     (
         "expected <block end>",
-        "this does not fit what is above it",
+        "this does not match the indentation or the structure above it",
         False,
         "start the keys of one group in the same column; close every quote and bracket",
     ),
@@ -127,23 +127,23 @@ _SAYINGS = [
         "expected the node content",
         "a value is missing here",
         False,
-        "close every bracket; put text that starts with a sign such as , [ ] { } between quotes",
+        "close every bracket; put text that starts with a character such as , [ ] { } in quotes",
     ),
     (
         "expected '<document start>'",
-        "this does not belong to the value before it",
+        "unexpected text after the value above it",
         False,
-        "everything in a cluster file stands under a key",
+        "put every value in a cluster file under a key",
     ),
     (
         "scanning a block scalar",
         "'|' and '>' start text on the lines below",
         True,
-        "end this line here, or put the text between quotes",
+        "end this line here, or put the text in quotes",
     ),
     (
         "directive|YAML document",
-        "'%' starts a YAML directive, and this is none",
+        "'%' starts a YAML directive, but this is not a valid directive",
         True,
         _QUOTE.format("'%'"),
     ),

@@ -1,4 +1,4 @@
-"""TensorFlow's tasks: the host that each runs on, and whether they listen."""
+"""TensorFlow's tasks: the host of each task, and whether tasks listen on ports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dtrain.spec.strategies import STRATEGIES
 def tensorflow_tasks(spec: ClusterFile) -> list[tuple[str, int, int]]:
     """``(role, index, host)`` of every task; without ``job.roles``, workers on every host.
 
-    A TPU slice has one, on the first: its other hosts' runtime services need no script.
+    A TPU slice has one task, on the first host: the other hosts run only the TPU runtime.
     """
     hosts = spec.cluster.hosts
     if spec.job.strategy == "tpu":

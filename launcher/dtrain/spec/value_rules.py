@@ -1,6 +1,6 @@
-"""Rules for values in a cluster file that several keys share, or that say what a text may be.
+"""Rules and types for values in a cluster file.
 
-A rule returns what is wrong with a text as the end of a sentence, or nothing.
+A rule returns what is wrong with a text as the end of a sentence, or an empty text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def name(text: str) -> str:
 def variable(text: str) -> str:
     if re.fullmatch(VARIABLE, text):
         return ""
-    return "is not a variable's name: letters, digits and '_', not starting with a digit"
+    return "is not a variable name: it must be letters, digits and '_', not starting with a digit"
 
 
 def interface(text: str) -> str:
@@ -49,7 +49,7 @@ def option_safe(text: str) -> str:
 
 
 def user(text: str) -> str:
-    return "cannot hold spaces" if re.search(r"\s", text) else option_safe(text)
+    return "cannot contain spaces" if re.search(r"\s", text) else option_safe(text)
 
 
 def script(text: str) -> str:
@@ -60,8 +60,8 @@ def module(text: str) -> str:
     if re.fullmatch(MODULE, text) and not text.endswith(".py"):
         return ""
     if "/" in text or text.endswith(".py"):
-        return "must be a module's name, such as my.train; a file goes in job.script"
-    return "must be a module's name, such as my.train"
+        return "must be a module name, such as my.train; use job.script for a file"
+    return "must be a module name, such as my.train"
 
 
 def topology(text: str) -> str:
