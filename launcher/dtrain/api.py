@@ -13,8 +13,8 @@
     for finding in dtrain.check("cluster.yaml"):
         print(finding.severity, finding.seen)
 
-A function raises `UsageError` or `SpecError` for wrong input and for nothing else: a job that
-fails, or hosts that cannot be reached, end in a `Report` or a `Finding`.
+Functions raise `UsageError` or `SpecError` only for invalid input. A job that fails, or a host
+that cannot be reached, results in a `Report` or a `Finding`.
 """
 
 from __future__ import annotations
@@ -46,12 +46,11 @@ if TYPE_CHECKING:
     from dtrain.transport.questions import Ask
 
 SPEC_NAME = "spec.json"
-"""What messages call a spec that was built in Python."""
+"""The name in messages of a spec that was built in Python."""
 
 
 Spec: TypeAlias = "Request | str | os.PathLike[str] | Mapping[str, Any]"
-"""What to launch: the path of a cluster file; what such a file would hold, as dicts and lists; or
-what `load` has made of one of them."""
+"""The job: the path of a cluster file, its content as dicts and lists, or the result of `load`."""
 
 
 def load(
@@ -61,11 +60,11 @@ def load(
     args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> Request:
-    """Read and validate a cluster file, or a mapping of the same shape.
+    """Read and validate a cluster file, or a mapping with the same keys.
 
-    ``folder`` is where a mapping's relative paths start. ``args`` are added to ``job.args``, and
-    ``env`` goes over ``job.env``. Raises SpecError with everything that is wrong, and UsageError
-    if it cannot be read.
+    ``folder`` is the base of relative paths in a mapping. ``args`` are appended to ``job.args``,
+    and ``env`` overrides ``job.env``. Raises SpecError with all problems if the content is
+    invalid, and UsageError if it cannot be read.
     """
     from dtrain.runs.record import Request
 
@@ -82,12 +81,12 @@ def load(
 
 
 def _text(spec: Mapping[str, Any]) -> str:
-    """JSON is YAML in which every string is quoted, so that "on" and "1e3" stay strings."""
+    """The spec as JSON: YAML in which all strings are quoted, so "on" and "1e3" stay strings."""
     try:
         return json.dumps(spec, indent=2, ensure_ascii=False, allow_nan=False, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"the spec is not what a cluster file can hold: {error}",
+            f"the spec has a value that a cluster file cannot have: {error}",
             hint="use dicts, lists, strings, numbers, booleans and None",
         ) from None
 
@@ -151,27 +150,27 @@ def launch(
     observer: Observer | None = None,
     ask: Ask | None = None,
 ) -> Report | LaunchedRun:
-    """Launch a job on all its hosts and wait until it is over and nothing of it is left.
+    """Launch a job on all its hosts, and wait until it ends and all its processes are gone.
 
-    Works in any thread. Several launches may run at once.
+    Works in any thread. Several launches may run at the same time.
 
-    - ``args`` are added to ``job.args``, and ``env`` goes over ``job.env``.
-    - ``secrets``: values of ``job.secrets``; by default from this process's environment.
-    - ``check``: whether the hosts are checked before anything is prepared on them.
+    - ``args`` are appended to ``job.args``, and ``env`` overrides ``job.env``.
+    - ``secrets``: values of ``job.secrets``; by default from the environment of this process.
+    - ``check``: whether to check the hosts first.
     - ``on_line``, ``on_state``, ``on_notice`` and ``on_progress`` are called in order, one at a
-      time, in a thread of the launch; a slow one delays the return, never the job. If one raises,
-      the job is stopped, and `launch` raises that exception.
+      time, in a thread of the launch. A slow callback delays the return, but not the job. If one
+      raises an exception, the job stops, and `launch` raises the exception.
     - ``on_running`` gets the run's name once all workers have started.
-    - ``control``: its ``stop()``, called in another thread or in a callback, ends the job.
-    - ``signals``: Ctrl-C, SIGTERM and a closed terminal stop the job in good order. Only in the
-      main thread. Without it `launch` leaves all signal handlers alone.
-    - ``observer`` gets everything that happens, instead of the callbacks.
-    - ``ask`` asks a person for passphrases; without it no question is asked.
-    - ``detach``: return once all workers have started, or have failed to. A process in the
-      background is then in charge of the run; the handle leads to it.
+    - ``control``: ``control.stop()``, in another thread or in a callback, ends the job.
+    - ``signals``: Ctrl-C, SIGTERM and a closed terminal stop the job cleanly. Only in the main
+      thread. Without it, `launch` does not change signal handlers.
+    - ``observer`` gets all events, instead of the callbacks.
+    - ``ask`` prompts the user for passphrases; without it, there are no prompts.
+    - ``detach``: return once all workers have started or failed to start. A background process
+      then controls the run; the returned handle refers to it.
 
-    Returns the report, also of a job that failed. Raises UsageError and SpecError for wrong
-    input; nothing has been started then.
+    Returns the report, also if the job failed. Raises UsageError and SpecError for invalid input,
+    before anything starts.
     """
     from dtrain.failures.cause import Report
     from dtrain.session.control import Control
@@ -183,14 +182,16 @@ def launch(
         if signals or any(each is not None for each in (*callbacks, on_running, control, observer)):
             raise UsageError(
                 "a detached launch has no callbacks, control, observer or signals",
-                hint="use the handle that it returns",
+                hint="use the handle that `launch` returns",
             )
     elif observer is not None and any(callbacks):
-        raise UsageError("an observer takes the place of the callbacks", hint="give one of them")
+        raise UsageError(
+            "an observer replaces the callbacks", hint="pass an observer or callbacks, not both"
+        )
     if signals and threading.current_thread() is not threading.main_thread():
         raise UsageError(
-            "signals=True works in the main thread only",
-            hint="leave it out, and stop the job with a Control",
+            "signals=True works only in the main thread",
+            hint="remove it, and stop the job with a Control",
         )
     values = secret_values(request.spec(), os.environ if secrets is None else secrets)
     if detach:
@@ -223,11 +224,11 @@ def attach(
     control: Control | None = None,
     ask: Ask | None = None,
 ) -> Report:
-    """Follow a run that was launched before until it ends; how it ended.
+    """Follow an earlier run until it ends, and return its report.
 
-    Takes over if its launcher has gone. ``control.leave()`` ends the watching and leaves the job
-    running: the report's exit code is then INTERRUPTED. ``run`` is a run's name, or how the name
-    begins. Raises UsageError if there is no such run, or if it is over.
+    Takes over the run if its launcher is gone. ``control.leave()`` returns early and leaves the job
+    running; the exit code in the report is then INTERRUPTED. ``run`` is the name of a run, or the
+    start of the name. Raises UsageError if there is no such run, or if it has ended.
     """
     from dtrain.runs.log_store import RunFolder
     from dtrain.session import existing
@@ -251,10 +252,10 @@ def stop(
     control: Control | None = None,
     ask: Ask | None = None,
 ) -> ExitCode:
-    """Stop a run on all its hosts, and wait until it has ended. ``force`` kills at once.
+    """Stop a run on all its hosts, and wait until it ends. ``force`` kills immediately.
 
-    OK if it was stopped; INTERRUPTED if ``control`` was asked to wait no longer; otherwise how
-    the run has failed meanwhile. Raises UsageError if there is no such run, or if it is over.
+    Returns OK if the run stopped, INTERRUPTED if ``control`` ended the wait early, else the exit
+    code of a run that failed first. Raises UsageError if there is no such run, or if it has ended.
     """
     from dtrain.runs.log_store import RunFolder
     from dtrain.session import existing
@@ -300,10 +301,10 @@ def _session(
 
 
 class LaunchedRun:
-    """A run that a process in the background is in charge of."""
+    """A run that a background process controls."""
 
     def __init__(self, name: str) -> None:
-        """``name`` is a run's name, or how it begins. Raises UsageError if there is no such run."""
+        """``name`` is the name of a run or its start. Raises UsageError if there is no such run."""
         from dtrain.runs.log_store import RunFolder
 
         self._folder = RunFolder.find(name)
@@ -321,15 +322,15 @@ class LaunchedRun:
         return self._folder.path
 
     def status(self) -> RunStatus:
-        """How the run stands, from the records on this machine."""
+        """The state of the run, from the records on this machine."""
         from dtrain.session.status import status
 
         return status(self._folder)
 
     def wait(self, timeout: float | None = None) -> Report:
-        """Wait until the run is over; how it ended. Takes over if its launcher has gone.
+        """Wait until the run ends, and return its report. Takes over if its launcher is gone.
 
-        Raises TimeoutError after ``timeout`` seconds; the run goes on.
+        Raises TimeoutError after ``timeout`` seconds; the run continues.
         """
         from dtrain.session.control import Control
         from dtrain.session.follow import ending
@@ -347,11 +348,11 @@ class LaunchedRun:
             if timer is not None:
                 timer.cancel()
         if control.left and ending(self._folder) is None:
-            raise TimeoutError(f"run {self.name} goes on after {timeout:g} s")
+            raise TimeoutError(f"run {self.name} is still running after {timeout:g} s")
         return report
 
     def stop(self, *, force: bool = False) -> Report:
-        """End the run on all its hosts; how it ended. ``force`` kills at once."""
+        """Stop the run on all its hosts, and return its report. ``force`` kills immediately."""
         from dtrain.session.follow import ending
 
         if (report := ending(self._folder)) is None:
@@ -363,11 +364,11 @@ class LaunchedRun:
 
 
 def check(spec: Spec, *, rendezvous: bool = False, bandwidth: bool = False) -> list[Finding]:
-    """What would make the job fail, hang or slow down, worst first. Starts no job.
+    """Find what would make the job fail, hang or slow down, worst first. Does not start the job.
 
-    ``rendezvous``: also start a real process group, and end it again. ``bandwidth``: also measure
-    the speed of links. Raises UsageError and SpecError for wrong input; a host that cannot be
-    reached is a finding.
+    ``rendezvous``: also start and end a real process group. ``bandwidth``: also measure the speed
+    of links. Raises UsageError and SpecError for invalid input; a host that cannot be reached is a
+    finding.
     """
     from dtrain.checks import judge
 
@@ -392,11 +393,11 @@ def examine(
     file = request.spec()
     if bandwidth and file.job.framework != "torch":
         raise UsageError(
-            "--bandwidth measures with torch.distributed, and this is a TensorFlow job",
-            hint="check a copy of the file that says `framework: torch`",
+            "--bandwidth uses torch.distributed, but this is a TensorFlow job",
+            hint="check a copy of the file with `framework: torch`",
         )
     if rendezvous or bandwidth:
-        # The rehearsal starts each rank by itself, whatever backend starts the job.
+        # The rehearsal starts each rank directly, whatever the rendezvous backend of the job.
         direct = replace(file.job.rendezvous, backend="direct")
         file = replace(file, job=replace(file.job, rendezvous=direct))
     plan = build(file, port=draw_ports(file)[0], local_python=sys.executable)
@@ -424,7 +425,7 @@ def plan(question: PlanRequest) -> Answer:
     posed = pose(question)
     if posed.framework != "torch":
         raise UsageError(
-            "the answer for TensorFlow is a strategy, not a layout",
-            hint="`dtrain plan --framework tensorflow` shows it",
+            "for TensorFlow, the planner chooses a strategy, not a layout",
+            hint="run `dtrain plan --framework tensorflow`",
         )
     return posed.question.answer()

@@ -1,1 +1,1 @@
-"""What a launch starts: processes on hosts, their environments, the forms of a dry run. Pure."""
+"""The launch plan: processes on hosts, their environments, and the output of a dry run. Pure."""

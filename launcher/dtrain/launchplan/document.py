@@ -15,10 +15,10 @@ MASK = "***"
 
 
 def document(plan: LaunchPlan) -> dict[str, Any]:
-    """``schema``, ``name``, what runs, and ``hosts``, each with its ``processes``.
+    """``schema``, ``name``, the program, and ``hosts``, each with its ``processes``.
 
-    ``strategy_reason`` is empty unless the file left the choice to dtrain. ``node_variables`` are
-    further variables of the environment, as text for a shell: only the node knows their values.
+    ``strategy_reason`` is empty unless dtrain chose the strategy. ``node_variables`` are more
+    environment variables, as shell text, because only the node knows their values.
     """
     job = plan.job
     return {
@@ -59,5 +59,5 @@ def completed_by_node(variables: Mapping[str, NodeVariable]) -> dict[str, str]:
 
 
 def masked(environment: Mapping[str, str], plan: LaunchPlan) -> dict[str, str]:
-    """``environment`` with the job's secrets in it, each behind a mask."""
+    """``environment`` plus the job's secrets, with masked values."""
     return {**environment, **dict.fromkeys(plan.job.secrets, MASK)}

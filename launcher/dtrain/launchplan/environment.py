@@ -1,12 +1,12 @@
-"""The whole environment of a launch's processes, composed here and nowhere else.
+"""The complete environment of the processes of a launch. No other module composes it.
 
-Of two settings of one variable the later in this list wins: what dtrain chooses by itself
-(threads, GPUs, interfaces), ``job.env``, the host's own ``env``. What tells one process from
-another (``RANK``, ``MASTER_ADDR``, ``TF_CONFIG``) a cluster file may not set at all.
+A variable may come from dtrain's defaults (threads, GPUs, interfaces), from ``job.env`` and from
+the host's ``env``; the later one wins. A cluster file must not set variables that identify a
+process (``RANK``, ``MASTER_ADDR``, ``TF_CONFIG``).
 
-Some values depend on the node: its run folder, the interface that leads to another host, what its
-own environment says. These are `NodeVariable`: the node agent completes them, and so does the
-shell that runs a dry run's script.
+Some values depend on the node: the run folder, the interface for another host, the node's own
+environment. A `NodeVariable` describes such a value. The node agent completes it, or the shell that
+runs the script of a dry run.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _RECORD_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 @dataclass(frozen=True, slots=True)
 class NodeVariable:
-    """A variable whose value is complete only on the node."""
+    """A variable that the node completes."""
 
     value: str
-    """Text, or what ``kind`` says."""
+    """Text; its meaning depends on ``kind``."""
     kind: Literal["text", "folder", "file", "pipe", "interface"] = "text"
     """``folder``: a path, relative to the working folder or ``~``. ``file``: a path in the run's
-    folder. ``pipe``: the same, and the variable is left out where
-    no named pipe can be made. ``interface``: the address of another host; the variable is the
-    network interface that leads there, and left out where none can be told."""
+    folder. ``pipe``: also a path in the run's folder; not set if the node cannot create a named
+    pipe. ``interface``: the address of another host; the variable becomes the network interface
+    for this address, and is not set if there is none."""
     place: Literal["set", "default", "front"] = "set"
-    """``default``: only where the node sets neither the variable nor one of ``instead``, whose
-    value it takes. ``front``: ahead of the variable's own value, with a colon between them."""
+    """``default``: used only if the node sets neither the variable nor one of ``instead``; a value
+    of ``instead`` is copied. ``front``: put before the node's own value, separated by a colon."""
     instead: tuple[str, ...] = ()
     """Older names of the variable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What only a launch decides; in a dry run, values that it could have."""
+    """Values that are only known at launch; a dry run uses example values."""
 
     run: str
     port: str
@@ -74,7 +74,8 @@ class Launched:
 def placeholders(
     spec: ClusterFile, launched: Launched, node_rank: int, size: int
 ) -> dict[str, str]:
-    """The values of placeholders that all processes of a host share; ``size`` is the world's."""
+    """Placeholder values that are the same for all processes of a host; ``size`` is the world
+    size."""
     hosts = spec.cluster.hosts
     return {
         "node_rank": str(node_rank),
@@ -97,18 +98,18 @@ def host_environment(
     identity: Mapping[str, str],
     values: Mapping[str, str],
 ) -> dict[str, str]:
-    """What all processes of a host share; ``identity`` is what their framework wants, ``values``
-    those of placeholders."""
+    """Variables that are the same for all processes of a host. ``identity`` has the framework's
+    variables, ``values`` the placeholders."""
     job = spec.job
     environment = devices.network_interface(host.interface)
     if job.framework == "torch" or (job.ranked and host.gpus):
-        # A TensorFlow host may share its GPUs between tasks, so there each task names its own.
+        # Tasks on a TensorFlow host may share its GPUs, so each task has its own list of GPUs.
         environment |= devices.visible_devices(host.gpus)
     environment |= _described("DTRAIN_STRATEGY", job.strategy)
     environment |= _described("DTRAIN_LAYOUT", job.layout)
     environment |= _described("DTRAIN_TRAINING", job.training)
     if job.watchdog.silence is not None:
-        # The agent asks a silent worker for its stack with SIGABRT.
+        # The agent collects the stack of a hanging worker with SIGABRT.
         environment["PYTHONFAULTHANDLER"] = "1"
     own = {
         "DTRAIN_RUN_ID": launched.run,
@@ -127,7 +128,7 @@ def host_environment(
 
 
 def process_environment(job: Job, host: Host, values: Mapping[str, str]) -> dict[str, str]:
-    """What the cluster file sets to another value for each process of a host."""
+    """Variables of the cluster file with placeholders that differ between processes."""
     return {
         name: fill(value, values)
         for name, value in _chosen(job, host).items()
@@ -142,8 +143,8 @@ def _chosen(job: Job, host: Host) -> dict[str, str]:
 def host_variables(
     job: Job, environment: Mapping[str, str], route_to: str | None, python: str = ""
 ) -> dict[str, NodeVariable]:
-    """What the node adds for all processes of a host that have this ``environment``, and run
-    with ``python`` or with programs that lie beside it."""
+    """Variables that the node adds for all processes of a host. ``environment`` is their
+    environment so far; ``python`` is their interpreter, whose folder goes on ``PATH``."""
     variables = {
         "DTRAIN_RUN_DIR": NodeVariable("", "file"),
         "PYTHONPATH": NodeVariable("runtime.zip", "file", "front"),
@@ -166,7 +167,7 @@ def host_variables(
 
 
 def process_variables(role: str, index: int) -> dict[str, NodeVariable]:
-    """What the node adds for one process."""
+    """Variables that the node adds for one process."""
     name = f"{role}-{index}"
     variables = {"TORCHELASTIC_ERROR_FILE": NodeVariable(f"{name}.error.json", "file")}
     if role == "torchrun":
@@ -175,7 +176,7 @@ def process_variables(role: str, index: int) -> dict[str, NodeVariable]:
 
 
 def _flight_recorder(environment: Mapping[str, str]) -> dict[str, NodeVariable]:
-    """torch's flight recorder keeps the last collectives, and writes where the agent looks."""
+    """Enable torch's flight recorder of collectives, with output in a path that the agent reads."""
     variables = {
         "TORCH_NCCL_DUMP_ON_TIMEOUT": NodeVariable("1", place="default"),
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": NodeVariable("nccl-ask-", "pipe", "default"),
@@ -191,7 +192,7 @@ def _flight_recorder(environment: Mapping[str, str]) -> dict[str, NodeVariable]:
 
 
 def _described(variable: str, value: str | Layout | Training | None) -> dict[str, str]:
-    """What the file says about the model, for a script that wants to know."""
+    """One variable for the script with a setting of the cluster file; empty for None."""
     if value is None:
         return {}
     return {variable: value if isinstance(value, str) else json.dumps(asdict(value))}

@@ -1,7 +1,7 @@
-"""The launch plan: which processes run on which host, with which environment.
+"""The launch plan: the processes on each host, with their environment.
 
-A plan is the request that a launch executes and a dry run shows; both come from `build`, which
-is pure: the same cluster file gives the same plan on every machine and every day.
+A launch executes the plan, and a dry run shows it. `build` is pure: the same cluster file gives
+the same plan on every machine at any time.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class Process:
     role: str
     """``worker``, ``chief``, ``ps``, ``evaluator``, or ``torchrun`` for torchrun itself."""
     index: int
-    """Among the processes of that role in the whole job; a torch worker's is its global rank."""
+    """Index in this role over the whole job; for a torch worker, its global rank."""
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    """What differs from process to process; over the host's environment."""
+    """Variables of this process. They override the host's environment."""
     rank: int | None = None
-    """Global rank, where this process is one rank."""
+    """Global rank, if this process is one rank."""
     ranks: int = 1
-    """Worker processes that it stands for: more than one for torchrun."""
+    """Number of worker processes that it runs: more than one for torchrun."""
     service: bool = False
-    """Runs until the others are done, and is then stopped (parameter servers)."""
+    """Runs until the other processes finish, and is then stopped (parameter servers)."""
     node_variables: Mapping[str, NodeVariable] = field(default_factory=dict)
-    """What the node adds to the environment, over the host's."""
+    """Variables that the node adds for this process. They override the host's."""
 
     @property
     def label(self) -> str:
@@ -62,18 +62,18 @@ class HostPlan:
     """Shared by all processes of the host."""
     processes: tuple[Process, ...]
     workdir: str
-    """Where processes start: absolute, ``~``-relative, or (on this machine) relative to the
-    cluster file."""
+    """Working folder of the processes: absolute, relative to ``~``, or (on this machine) relative
+    to the cluster file."""
     ports: tuple[int, ...] = ()
     """TCP ports that the host's processes will listen on."""
     node_variables: Mapping[str, NodeVariable] = field(default_factory=dict)
-    """What the node adds to the environment."""
+    """Variables that the node adds to the environment."""
     route_to: str | None = None
-    """Another host. Where no setting says otherwise, gloo and torch RPC use the interface that
-    leads there: left to themselves they take the address of the host's own name, which Debian
-    sets to loopback."""
+    """The address of another host. Without another setting, Gloo and torch RPC use the interface
+    for this address. Their default is the address of the host's own name, which is a loopback
+    address on Debian."""
     python: str = "python3"
-    """The interpreter of its processes."""
+    """The Python interpreter of its processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class LaunchPlan:
     hosts: tuple[HostPlan, ...]
     job: Job
     run_dir: str
-    """Folder on each node under which the run's own folder lies."""
+    """Folder on each node that contains the run's folder."""
     trust_group: str | None = None
     """Unix group on each node whose members may own and write to the job's folders."""
 
@@ -94,8 +94,8 @@ class LaunchPlan:
         return sum(process.ranks for host in self.hosts for process in host.processes)
 
     def agent_python(self, part: HostPlan) -> str:
-        """The interpreter for what dtrain runs on a host: that of the job's processes, unless
-        the setup lines have yet to find it."""
+        """The interpreter for dtrain's agent on a host: the interpreter of the job's processes, or
+        ``python3`` if setup lines may change ``PATH``."""
         return "python3" if self.job.setup and "/" not in part.python else part.python
 
 
@@ -109,8 +109,8 @@ def build(
 ) -> LaunchPlan:
     """The launch plan of a cluster file.
 
-    A launch gives what only it knows: the ``run``'s unique name, the ``port`` that it has drawn,
-    which ``attempt`` it is, and the interpreter that stands for ``python3`` on this machine.
+    A launch passes the unique name of the ``run``, its ``port``, the number of the ``attempt``, and
+    the interpreter to use for ``python3`` on this machine.
     """
     launched = Launched.of(spec, run, port, attempt)
     if spec.job.framework == "tensorflow":
@@ -164,7 +164,7 @@ def _ranks(spec: ClusterFile, launched: Launched, local_python: str) -> Iterator
 
 
 def _identity(job: Job, world: ranks.World, node_rank: int) -> dict[str, str]:
-    """What the ranks of a node share."""
+    """Variables that are the same for all ranks of a node."""
     if job.framework == "torch":
         return torchrun.node_environment(world, node_rank)
     shared = ranks.node_environment(world, node_rank)
@@ -223,7 +223,7 @@ def _tensorflow(spec: ClusterFile, launched: Launched, local_python: str) -> Ite
     listening: Counter[str] = Counter()
     tasks: list[tf_config.Task] = []
     for role, index, on in placed:
-        # Hosts that share an address are one machine, and its ports are shared too.
+        # Hosts with the same address are one machine and share its ports.
         address = hosts[on].address
         tasks.append(tf_config.Task(role, index, address, port + listening[address]))
         listening[address] += 1
@@ -267,7 +267,7 @@ def _tensorflow(spec: ClusterFile, launched: Launched, local_python: str) -> Ite
 def _tensorflow_identity(
     spec: ClusterFile, tasks: list[tf_config.Task]
 ) -> tuple[dict[str, str], Callable[[tf_config.Task], dict[str, str]]]:
-    """How tasks find each other: what a host's processes share, and what each has of its own."""
+    """The variables with which tasks find each other: of the host, and of each task."""
     if spec.job.strategy == "tpu":
         addresses = [host.address for host in spec.cluster.hosts]
         if len(addresses) == 1:
@@ -285,8 +285,8 @@ def _tensorflow_identity(
 def _gpus_by_task(
     tasks: list[tf_config.Task], roles: Mapping[str, int], host: Host
 ) -> dict[tf_config.Task, tuple[int, ...]]:
-    """A host's GPUs shared out among its tasks that train; an evaluator takes them only where
-    nothing trains."""
+    """The GPUs of a host, divided among its tasks that train. An evaluator gets them only if no
+    task trains there."""
     wanting = [task for task in tasks if trains(task.role, roles)]
     wanting = wanting or [task for task in tasks if task.role == "evaluator"]
     shares = devices.split(host.gpus, len(wanting)) if wanting else []
@@ -304,7 +304,7 @@ def _program(job: Job, python: str) -> tuple[str, ...]:
     if job.module is not None:
         return (python, "-m", job.module, *job.args)
     script = job.script or ""
-    if script.startswith("-"):  # it is not an option of Python's
+    if script.startswith("-"):  # Python would read it as an option
         script = f"./{script}"
     return ("bash" if script.endswith(".sh") else python, script, *job.args)
 

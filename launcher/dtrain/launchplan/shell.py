@@ -1,9 +1,9 @@
-"""The launch plan as scripts: one for each process, to be run by hand on its host.
+"""The launch plan as scripts: one for each process, to run by hand on its host.
 
-A script does what the node agent does for that process, in the same order: the job's setup
-lines, the environment, the working folder, the program. What a launch would decide has a default
-that the caller's environment replaces: ``DTRAIN_RUN_ID``, ``DTRAIN_ATTEMPT``, ``DTRAIN_RUN_DIR``
-and, unless the file names a port, ``MASTER_PORT``; the ports in ``TF_CONFIG`` are the first of the
+A script does the same as the node agent, in the same order: the job's setup lines, the
+environment, the working folder, the program. Values that are only known at launch have defaults
+that the caller's environment overrides: ``DTRAIN_RUN_ID``, ``DTRAIN_ATTEMPT``, ``DTRAIN_RUN_DIR``
+and, unless the file sets a port, ``MASTER_PORT``. The ports in ``TF_CONFIG`` are the first of the
 range.
 """
 
@@ -27,7 +27,7 @@ def files(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
 
 
 def environment_file(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
-    """Assignments that a shell reads; secrets are named, not set."""
+    """Shell assignments. Secrets appear only by name, in comments."""
     secret = [
         f"# {name} is a secret: it comes from the caller's environment\n"
         for name in plan.job.secrets
@@ -41,8 +41,8 @@ def environment_file(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
 
 
 def completed(name: str, variable: NodeVariable) -> str:
-    """The value that the node gives a variable, as a shell assigns it; in words for a network
-    interface, which takes a shell several lines to find."""
+    """The value of a variable that the node completes, as shell text. For a network interface, a
+    description, because a shell needs several lines to find it."""
     if variable.kind == "interface":
         return f"the interface that leads to {variable.value}, unless set"
     if name == "DTRAIN_RUN_DIR":
@@ -91,7 +91,7 @@ def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
 
 
 def _word(text: str) -> Command:
-    """``text`` as one argument. What the launch decides is a shell expansion in it."""
+    """``text`` as one argument, with shell expansions for the values only known at launch."""
     if not isinstance(text, Template):
         return word(text)
     parts = [f'"{part.shell}"' if isinstance(part, Slot) else word(part) for part in text.parts]
@@ -99,16 +99,16 @@ def _word(text: str) -> Command:
 
 
 def _assigned(value: str) -> Command:
-    """``value`` for an assignment, where a shell splits no expansion into words."""
+    """``value`` for an assignment, in which a shell does not split expansions into words."""
     if isinstance(value, Template) and len(value.parts) == 1:
         return sh(*(part.shell if isinstance(part, Slot) else word(part) for part in value.parts))
     return _word(value)
 
 
 def _interface(name: str, variable: NodeVariable) -> list[str]:
-    """Lines that name the interface which leads to another host, as the node agent does."""
+    """Lines that find the interface for another host, in the same way as the node agent."""
     if variable.instead:
-        (other,) = variable.instead  # which the lines before this have named
+        (other,) = variable.instead  # set by the lines before
         return [f'[ -z "${{{other}+set}}" ] || export {name}=${{{name}-${other}}}']
     address = sh("$(getent ahosts ", word(variable.value), " | awk 'NR == 1 {print $1}')")
     return [

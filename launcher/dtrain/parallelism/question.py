@@ -74,7 +74,7 @@ class Question:
             for found in others.values()
             for one in (*found.layouts, *(group.example for group in found.rejected))
         ]
-        # The layout with the fewest has none that a person did not ask for.
+        # The layout with the fewest has only those that the user asked for.
         reason = min(filter(None, reasons), key=len)[0]
         if not self.backend_required:
             name, found = next(iter(others.items()))

@@ -38,7 +38,7 @@ SCHEMA = 1
 MAX_LINE = 1 << 26
 """Bytes of one line. The longest is the end of a run in which every worker failed."""
 TRACEBACKS = 32
-"""Failures of a report that keep their traceback in the journal; a person reads the first one."""
+"""Failures of a report that keep their traceback in the journal. Users read the first ones."""
 LONGEST = 1 << 16
 """Characters of each text in a report."""
 
@@ -117,7 +117,7 @@ class HostEvent(JournalEvent):
 
 @dataclass(frozen=True, slots=True)
 class NoticeShown(JournalEvent):
-    """A sentence for a person."""
+    """A sentence for the user."""
 
     kind = "notice"
     text: str
@@ -168,7 +168,7 @@ class Sizes(JournalEvent):
 
 @dataclass(frozen=True, slots=True)
 class StopRequested(JournalEvent):
-    """A person, or a signal, asked the attempt to stop."""
+    """The user or a signal stops the attempt."""
 
     kind = "stopping"
     why: str

@@ -221,7 +221,7 @@ class _Attempt:
             return
         reason = self._explain()
         if self.asked:
-            # Another connection would only ask the person again.
+            # Another connection would only prompt the user again.
             self.hung_up = reason
             return
         if self.tried and "authentication failures" in reason.lower():

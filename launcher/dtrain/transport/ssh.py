@@ -274,7 +274,7 @@ class SshTransport:
 
 
 def _is_settled(jump: Future[_Jump]) -> bool:
-    """Whether a jump host's connection is up, or a person was asked in vain to log in there."""
+    """Whether a jump host's connection is up, or its login failed after a prompt to the user."""
     error = jump.exception()
     if error:
         return isinstance(error, AuthError) and error.asked
