@@ -221,6 +221,27 @@ def test_processors_that_differ() -> None:
     only(evidence({"machine": usual}, arm), "warning", "hosts", "gpu3")
 
 
+def test_workers_that_share_cores() -> None:
+    slots = plan("framework: torch, script: train.py", more="  slots: 4\n")
+    found = only(evidence({"machine": cores(8)}, {"machine": cores(2)}, slots), *SHARED)
+    assert "4 workers share 2 cores" in found.seen
+    # Enough cores, but not on the node of these GPUs.
+    two_nodes: Facts = {"gpu_nodes": [0, 0, 1, 1], "node_cpus": {"0": 4, "1": 4}}
+    odd: Facts = {**two_nodes, "node_cpus": {"0": 4, "1": 1}}
+    facts = {"machine": cores(8, **two_nodes)}
+    found = only(evidence(facts, {"machine": cores(5, **odd)}, plan(gpus=4)), *SHARED)
+    assert "2 GPUs of the job are on NUMA node 1, but the affinity mask has 1 core" in found.seen
+    unbound = plan("framework: torch, script: train.py, binding: none", gpus=4)
+    assert not list(judge(evidence(facts, {"machine": cores(5, **odd)}, unbound)))
+
+
+SHARED = "warning", "cpu", "gpu3"
+
+
+def cores(count: int, **numa: Any) -> Facts:
+    return {"hostname": "any", "boot": None, "network": 1, "cpus": count, **numa}
+
+
 def test_one_machine_under_two_names() -> None:
     """It is a mistake, and an error if both claim the same GPUs."""
     one = {"machine": {"boot": "b", "network": 1, "hostname": "box"}}

@@ -42,6 +42,8 @@ def _summary(plan: LaunchPlan) -> Iterator[str]:
         yield f"sync      {_inline(job.sync.source)} to each host"
     for line in job.setup:
         yield f"setup     {_inline(line)}"
+    if any(process.bound_to_gpus for part in plan.hosts for process in part.processes):
+        yield "binding   each process to the NUMA node of its GPUs, if they share one"
 
 
 def _environment(plan: LaunchPlan, part: HostPlan) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
@@ -18,6 +19,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.hosts:
         yield from _memory(host)
         yield from _leftovers(host)
+        yield from _cores(host)
     yield from _processors(evidence)
 
 
@@ -118,6 +120,38 @@ def _leftovers(host: HostFacts) -> Iterator[Finding]:
             f"if it is not needed: dtrain stop {run}, or run there:"
             f" kill {' '.join(map(str, pids[:8]))}",
         )
+
+
+def _cores(host: HostFacts) -> Iterator[Finding]:
+    found = host.fact("machine")
+    workers = sum(process.ranks for process in host.part.processes)
+    cpus = found.get("cpus", workers)
+    if cpus < workers:
+        yield warning(
+            "cpu",
+            [host.name],
+            f"{workers} workers share {cpus} core{'s' * (cpus != 1)}",
+            "at least one core for each worker in the affinity mask",
+            "give the job more cores (Slurm: --cpus-per-task, containers: --cpuset-cpus), or start"
+            " fewer workers",
+        )
+        return
+    cores, nodes = found.get("node_cpus", {}), found.get("gpu_nodes", ())
+    bound = [gpu for process in host.part.processes for gpu in process.bound_to_gpus]
+    wanted = Counter(nodes[gpu] for gpu in bound if gpu < len(nodes))
+    for node, gpus in wanted.items():
+        usable = cores.get(str(node), gpus)
+        if len(cores) > 1 and node is not None and usable < gpus:
+            yield warning(
+                "cpu",
+                [host.name],
+                f"{gpus} GPU{'s' * (gpus != 1)} of the job {'are' if gpus != 1 else 'is'} on NUMA"
+                f" node {node}, but the affinity mask has {usable or 'no'}"
+                f" core{'s' * (usable != 1)} of that node",
+                "one core of the node for each GPU; dtrain does not bind these workers",
+                "give the job cores of that node (Slurm: --gpu-bind, containers: --cpuset-cpus),"
+                " or set `job.binding: none`",
+            )
 
 
 def _processors(evidence: Evidence) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
 
     ``strategy_reason`` is empty unless dtrain chose the strategy. ``node_variables`` are more
     environment variables, as shell text, because only the node knows their values.
+    A process is bound to the NUMA node of its ``bound_to_gpus``, if they share one.
     """
     job = plan.job
     return {
@@ -44,6 +45,7 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
                         "argv": list(process.argv),
                         "environment": dict(process.environment),
                         "node_variables": completed_by_node(process.node_variables),
+                        "bound_to_gpus": list(process.bound_to_gpus),
                     }
                     for process in part.processes
                 ],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dtrain.environ import devices, jax, ranks, tf_config, torchrun, tpu
 from dtrain.environ.placement import is_service, trains
@@ -45,6 +45,8 @@ class Process:
     """Runs until the other processes finish, and is then stopped (parameter servers)."""
     node_variables: Mapping[str, NodeVariable] = field(default_factory=dict)
     """Variables that the node adds for this process. They override the host's."""
+    bound_to_gpus: tuple[int, ...] = ()
+    """The node binds the process to the NUMA node of these GPUs, if they share one."""
 
     @property
     def label(self) -> str:
@@ -146,6 +148,7 @@ def _ranks(spec: ClusterFile, launched: Launched, local_python: str) -> Iterator
                 for local_rank in range(world.ranks_by_node[node_rank])
             )
         environment = host_environment(spec, host, launched, identity, values)
+        processes = tuple(_bound(job, process, environment) for process in processes)
         route_to = None
         torch = job.framework == "torch"
         if torch and len(hosts) > 1 and "GLOO_SOCKET_IFNAME" not in environment:
@@ -256,7 +259,7 @@ def _tensorflow(spec: ClusterFile, launched: Launched, local_python: str) -> Ite
             host,
             node_rank,
             environment,
-            processes,
+            tuple(_bound(job, process, environment) for process in processes),
             _workdir(spec, host),
             tuple(task.port for task in mine) if tasks_listen(job) else (),
             host_variables(job, environment, None, python),
@@ -296,6 +299,17 @@ def _gpus_by_task(
 def _unless(chosen: Collection[str], environment: Mapping[str, str]) -> dict[str, str]:
     """``environment`` without the variables that the cluster file has chosen."""
     return {name: value for name, value in environment.items() if name not in chosen}
+
+
+def _bound(job: Job, process: Process, environment: Mapping[str, str]) -> Process:
+    """The process with the GPUs to whose NUMA node it is bound. ``environment``: the host's."""
+    if job.binding == "none":
+        return process
+    own = {**environment, **process.environment}
+    # A rank of its own has one GPU. torchrun and a task of TensorFlow have all that they see.
+    one_gpu = process.rank is not None and job.per == "gpu"
+    local_rank = int(own["LOCAL_RANK"]) if one_gpu else None
+    return replace(process, bound_to_gpus=devices.chosen_gpus(own, local_rank))
 
 
 def _program(job: Job, python: str) -> tuple[str, ...]:

@@ -59,6 +59,10 @@ class MachineFacts(_Machine, total=False):
     python: Name
     cpus: Count
     numa_nodes: Count
+    gpu_nodes: Annotated[tuple[Count | None, ...], Length(1024)]
+    """The NUMA node of each GPU, by index."""
+    node_cpus: dict[Number, Count]
+    """The cores of each NUMA node that this user's processes may use."""
     governors: dict[Name, Count]
     frequency_driver: Name | None
 

@@ -46,6 +46,7 @@ def launch_request(
                 "environment": dict(process.environment),
                 "node_variables": _written(process.node_variables),
                 "service": process.service,
+                "bound_to_gpus": list(process.bound_to_gpus),
             }
             for process in part.processes
         ],

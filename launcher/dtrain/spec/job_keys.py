@@ -189,6 +189,13 @@ JOB = SectionType(
             otherwise="gpu; host for tensorflow and strategy data_parallel",
             example="host",
         ),
+        "binding": Field(
+            Choice(("node", "none")),
+            "Bind each process, before it starts, to the cores and the memory of its GPU's NUMA "
+            "node. With none, or without GPUs, nothing is bound.",
+            default="node",
+            example="none",
+        ),
         "args": Field(
             ListOf(Text(empty=True), advice="write each argument as its own item: [--epochs, 3]"),
             "Arguments of the program. dtrain passes each item exactly as written, with "

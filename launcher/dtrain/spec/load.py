@@ -175,6 +175,7 @@ def _job(job: Section, resolved: Resolved) -> Job:
             "script",
             "module",
             "command",
+            "binding",
             "args",
             "workdir",
             "env",

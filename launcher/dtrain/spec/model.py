@@ -137,6 +137,8 @@ class Job:
     """Exactly one of ``script``, ``module`` and ``command`` is set."""
     per: Literal["gpu", "host"] = "gpu"
     """Whether each GPU (or slot) or each host gets a process. For TensorFlow, ``roles`` decides."""
+    binding: Literal["node", "none"] = "node"
+    """``node``: each process runs on the cores of its GPU's NUMA node."""
     args: tuple[str, ...] = ()
     workdir: str | None = None
     """Working folder of the workers. ``None``: the folder that ``sync`` fills, else the home folder

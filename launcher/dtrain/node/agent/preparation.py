@@ -22,6 +22,7 @@ from dtrain.node.agent.ranks import Ranks
 from dtrain.node.agent.spawn import search
 from dtrain.node.agent.wire import RefusedError, encode, raw, shown
 from dtrain.node.agent.worker import Worker
+from dtrain.node.numa import bindings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,6 +68,9 @@ class Preparation:
             self.workers = [self._worker(body) for body in request["processes"]]
         except OSError as error:
             raise cannot_write(error, folder) from None
+        gpus = [body.get("bound_to_gpus") or () for body in request["processes"]]
+        for worker, binding in zip(self.workers, bindings(gpus, os.sched_getaffinity(0))):
+            worker.binding = binding
 
     def save_record(self, record: Json) -> None:
         """Save the supervisor's record, by which relays find it."""

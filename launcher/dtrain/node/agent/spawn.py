@@ -10,10 +10,13 @@ import signal
 
 from dtrain.node.agent.sweep import PR_SET_PDEATHSIG
 from dtrain.node.agent.wire import shown
+from dtrain.node.numa import load_syscall
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
+
+    from dtrain.node.numa import Binding
 
 
 def spawn(
@@ -23,6 +26,7 @@ def spawn(
     outputs: tuple[int, int],
     extra: dict[int, int] | None = None,
     prctl: Callable[..., int] | None = None,
+    binding: Binding | None = None,
 ) -> tuple[int, OSError | None]:
     """Start a program in its own session. Returns its process id, and the error if it could not be
     executed.
@@ -31,6 +35,7 @@ def spawn(
     than those in ``extra`` (number there -> number here). With ``prctl``, it dies with us.
     """
     me = os.getpid()
+    syscall = load_syscall() if binding is not None else None
     reading, writing = os.pipe()
     before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     pid = os.fork()
@@ -41,6 +46,8 @@ def spawn(
                 prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
                 if os.getppid() != me:
                     os._exit(126)
+            if binding is not None:
+                binding.apply(syscall)
             signal.set_wakeup_fd(-1)
             for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
                 with contextlib.suppress(OSError, ValueError):  # the C library's own

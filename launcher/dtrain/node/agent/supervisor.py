@@ -132,7 +132,8 @@ class Supervisor:
             worker.start(self._workdir, self._prctl)
             self._workers[worker.pid] = worker
             self._groups.add(worker.pid)
-            self._events.append("started", **worker.identity(), pid=worker.pid)
+            node = worker.binding.node if worker.binding is not None else None
+            self._events.append("started", **worker.identity(), pid=worker.pid, numa_node=node)
 
     def _tick(self) -> float | None:
         """Do what is due by the clock. Returns the seconds until something is due again."""

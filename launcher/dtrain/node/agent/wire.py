@@ -16,12 +16,13 @@ Commands, by ``op``. The first command of a relay is ``launch``, ``attach`` or `
 
     launch   protocol, run, host, run_dir, trust_group, workdir, script, python, setup, environment,
              node_variables, secrets, runtime, processes [{role, index, rank, argv, environment,
-             node_variables, service}], ports, job_ports (those of all hosts), grace, on_disconnect,
-             lease: check everything, start nothing. ``runtime`` is a zip archive in base64, saved
-             as ``runtime.zip`` in the run's folder. Members of ``trust_group``, a Unix group (or
-             null), may own the job's folders and write to them. ``node_variables``
+             node_variables, service, bound_to_gpus}], ports, job_ports (those of all hosts), grace,
+             on_disconnect, lease: check everything, start nothing. ``runtime`` is a zip archive in
+             base64, saved as ``runtime.zip`` in the run's folder. Members of ``trust_group``, a
+             Unix group (or null), may own the job's folders and write to them. ``node_variables``
              {name: {value, kind, place, instead}} are variables whose values the node completes,
-             see `dtrain.launchplan.environment`
+             see `dtrain.launchplan.environment`. A process is bound to the NUMA node of the GPUs in
+             ``bound_to_gpus``, see `dtrain.node.numa`
     attach   protocol, run, host, run_dir, trust_group, offsets, outputs, previous: follow a run
              that was launched before, each stream (``events`` and progress files too) from the
              offset given, or from its beginning; if ``outputs`` is false, only events.
@@ -65,7 +66,7 @@ Messages, by ``type``:
 
 An event is an object with ``event`` and ``time``:
 
-    started   role, index, rank, pid
+    started   role, index, rank, pid, numa_node (or null): the process is bound to this NUMA node
     rank      role, index, local_rank, rank, pid (null if it ended too soon), logs: torchrun has
               started a rank. Its streams are ``rank-<rank>.out`` and ``.err``
     exited    role, index, rank, pid, code, signal, stopping, error {message, traceback, time},

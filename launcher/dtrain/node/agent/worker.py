@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
     from dtrain.node.agent.ranks import Ranks
     from dtrain.node.agent.wire import Json
+    from dtrain.node.numa import Binding
 
 
 class Worker:
     __slots__ = (
         "argv",
+        "binding",
         "environment",
         "error",
         "index",
@@ -39,6 +41,7 @@ class Worker:
         self.pid = 0
         self.error: Json | None = None  # why it could not be executed
         self.ranks: Ranks | None = None
+        self.binding: Binding | None = None
 
     @property
     def name(self) -> bytes:
@@ -50,7 +53,9 @@ class Worker:
 
     def start(self, workdir: bytes, prctl: Callable[..., int]) -> None:
         """Start the process and close its outputs here. ``error`` is set if that fails."""
-        self.pid, failure = spawn(self.argv, self.environment, workdir, self.outputs, prctl=prctl)
+        self.pid, failure = spawn(
+            self.argv, self.environment, workdir, self.outputs, prctl=prctl, binding=self.binding
+        )
         if failure is not None:
             self.error = {
                 "message": why_not_executed(failure, self.argv[0], self.environment),

@@ -9,6 +9,7 @@ import socket
 import sys
 
 from dtrain.node.facts.files import listed, number, read, text_of, user_name
+from dtrain.node.numa import gpu_nodes, node_cpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ def machine(_request: Json) -> Json:
         "numa_nodes": sum(
             bool(re.fullmatch(r"node\d+", name)) for name in listed("/sys/devices/system/node")
         ),
+        "gpu_nodes": gpu_nodes(),
+        "node_cpus": {
+            str(node): len(cpus & os.sched_getaffinity(0)) for node, cpus in node_cpus().items()
+        },
         "governors": governors(),
         "frequency_driver": text_of("/sys/devices/system/cpu/cpu0/cpufreq/scaling_driver"),
     }
