@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from dtrain.session.controller import Session
     from dtrain.session.observer import Observer
     from dtrain.session.status import RunStatus
+    from dtrain.spec.model import ClusterFile
     from dtrain.transport.questions import Ask
 
 SPEC_NAME = "spec.json"
@@ -97,6 +98,14 @@ def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"it has a value of type {type(value).__name__}")
+
+
+def _refuse_slurm(file: ClusterFile) -> None:
+    if file.cluster.slurm is not None:
+        raise UsageError(
+            "dtrain writes the script of a Slurm job, but does not submit it yet",
+            hint="run `dtrain launch FILE --dry-run > job.sbatch`, then `sbatch job.sbatch`",
+        )
 
 
 @overload
@@ -193,6 +202,7 @@ def launch(
             "signals=True works only in the main thread",
             hint="remove it, and stop the job with a Control",
         )
+    _refuse_slurm(request.spec())
     values = secret_values(request.spec(), os.environ if secrets is None else secrets)
     if detach:
         from dtrain.session.background import start
@@ -391,6 +401,7 @@ def examine(
 
     request = load(spec)
     file = request.spec()
+    _refuse_slurm(file)
     if bandwidth and file.job.framework != "torch":
         raise UsageError(
             "--bandwidth uses torch.distributed, but this is a TensorFlow job",

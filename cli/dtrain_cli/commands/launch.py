@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 
 from dtrain import api
 from dtrain.diagnostics import ExitCode, UsageError
+from dtrain.engines.render import batch_script
 from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.session.secrets import secret_values
 from dtrain.spec.report import render_warnings
@@ -20,7 +22,7 @@ from dtrain_cli.detachment import Detachment
 from dtrain_cli.output import write
 from dtrain_cli.views import Filters
 
-_RENDERED = re.compile(r"(?!\.\.?/)[A-Za-z0-9._:-]+/[a-z]+-[0-9]+\.(?:sh|env)")
+_RENDERED = re.compile(r"(?!\.\.?/)[A-Za-z0-9._:-]+/[a-z]+-[0-9]+\.(?:sh|env)|job\.sbatch")
 """Name patterns of the files that a dry run writes."""
 
 
@@ -36,7 +38,8 @@ def launch(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="With --dry-run: write a script and its environment for each process.",
+            help="With --dry-run: write a script and its environment for each process, or one "
+            "batch script.",
             metavar="DIR",
         ),
     ] = None,
@@ -124,23 +127,28 @@ def rendered(plan: LaunchPlan, *, json: bool = False, output: Path | None = None
     """
     from dtrain_cli.views import plan as view
 
+    script = batch_script(plan)
+    manifest = view.as_json(plan, script)
     if output is not None:
-        count = _write(plan, view.as_json(plan), output)
+        count = _write(plan, script, manifest, output)
         if not json:
-            return f"{count} files for {len(plan.hosts)} hosts written to {output}\n"
-    return view.as_json(plan) if json else view.as_text(plan)
+            files = f"{count} file{'s' * (count != 1)}"
+            return f"{files} for {len(plan.hosts)} hosts written to {output}\n"
+    if json:
+        return manifest
+    return "".join(script.values()) or view.as_text(plan)
 
 
-def _write(plan: LaunchPlan, manifest: str, output: Path) -> int:
-    """Write one folder for each host, and the plan itself. Remove files of an earlier plan that
-    this plan does not have, so that a diff in CI shows the removal.
+def _write(plan: LaunchPlan, script: Mapping[str, str], manifest: str, output: Path) -> int:
+    """Write one folder for each host or the batch script, and the plan itself. Remove files of an
+    earlier plan that this plan does not have, so that a diff in CI shows the removal.
 
     ``output`` may come from a checkout, so follow no link out of it.
     """
     from dtrain.launchplan import shell
 
     marker = output / "plan.json"
-    files = dict(shell.files(plan)) | {"plan.json": manifest}
+    files = dict(script or shell.files(plan)) | {"plan.json": manifest}
     try:
         if output.is_dir() and any(output.iterdir()) and not marker.is_file():
             raise UsageError(
@@ -153,7 +161,7 @@ def _write(plan: LaunchPlan, manifest: str, output: Path) -> int:
                     f"{path}: a link; a dry run writes only plain files",
                     hint="remove it, or name a new folder",
                 )
-        for path in list(output.glob("*/*")):
+        for path in [*output.glob("*/*"), *output.glob("job.*")]:
             if _RENDERED.fullmatch(str(path.relative_to(output))):
                 path.unlink()
         for name, text in files.items():

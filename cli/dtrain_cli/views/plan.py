@@ -12,9 +12,13 @@ from dtrain.launchplan.environment import NodeVariable
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 
 
-def as_json(plan: LaunchPlan) -> str:
-    """Return one JSON object; see `dtrain.launchplan.document`."""
-    return json.dumps(document(plan), indent=2, ensure_ascii=False) + "\n"
+def as_json(plan: LaunchPlan, files: Mapping[str, str]) -> str:
+    """Return one JSON object; see `dtrain.launchplan.document`. ``files`` is the batch script of an
+    engine that needs one, by its name."""
+    content = document(plan)
+    if files:
+        content["files"] = dict(files)
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def as_text(plan: LaunchPlan) -> str:

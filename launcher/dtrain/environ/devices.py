@@ -5,10 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from dtrain.environ.template import Slot, Template, joined
 
-def visible_devices(gpus: Sequence[int]) -> dict[str, str]:
-    """The variable that selects GPUs for CUDA and ROCm; an empty list hides all GPUs."""
-    return {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in gpus)}
+
+def visible_devices(gpus: Sequence[int], *, scripted: bool = False) -> dict[str, str]:
+    """The variable that selects GPUs for CUDA and ROCm; an empty list hides all GPUs. In a script,
+    they are elements of the array ``dtrain_gpus``: the GPUs that the job gets on its node."""
+    names = [
+        Template(Slot(str(gpu), f"${{dtrain_gpus[{gpu}]}}")) if scripted else str(gpu)
+        for gpu in gpus
+    ]
+    return {"CUDA_VISIBLE_DEVICES": joined(",", names) if names else ""}
 
 
 def chosen_gpus(environment: Mapping[str, str], local_rank: int | None = None) -> tuple[int, ...]:

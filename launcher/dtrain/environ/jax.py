@@ -29,8 +29,8 @@ def rank_environment(
     """Variables of one process. JAX assigns it the device with its local rank, unless it has all
     ``devices`` of its host."""
     environment = {
-        "OMPI_COMM_WORLD_RANK": str(world.first_rank(node_rank) + local_rank),
-        "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank),
+        "OMPI_COMM_WORLD_RANK": world.rank(node_rank, local_rank),
+        "OMPI_COMM_WORLD_LOCAL_RANK": world.local_rank(local_rank),
     }
     if devices:
         environment["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(devices)))

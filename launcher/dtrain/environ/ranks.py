@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dtrain.environ.template import number
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -15,6 +17,8 @@ class World:
     master_port: str
     restarts: str = "0"
     """The number of earlier attempts."""
+    scripted: bool = False
+    """Whether one script starts all ranks, each with its numbers in shell variables."""
 
     @property
     def size(self) -> int:
@@ -25,10 +29,23 @@ class World:
         """Global rank of a node's first worker."""
         return sum(self.ranks_by_node[:node_rank])
 
+    def rank(self, node_rank: int, local_rank: int) -> str:
+        """Global rank of a worker."""
+        rank = self.first_rank(node_rank) + local_rank
+        return number("rank", rank, scripted=self.scripted)
+
+    def local_rank(self, local_rank: int) -> str:
+        """Number of a worker on its node."""
+        return number("local_rank", local_rank, scripted=self.scripted)
+
+    def node_rank(self, node_rank: int) -> str:
+        """Number of a node."""
+        return number("node_rank", node_rank, scripted=self.scripted)
+
 
 def nodes(world: World, node_rank: int) -> dict[str, str]:
     """The node rank, in the variables that Lightning and many Slurm scripts read."""
-    return {"NODE_RANK": str(node_rank), "NNODES": str(len(world.ranks_by_node))}
+    return {"NODE_RANK": world.node_rank(node_rank), "NNODES": str(len(world.ranks_by_node))}
 
 
 def node_environment(world: World, node_rank: int) -> dict[str, str]:
@@ -45,6 +62,6 @@ def node_environment(world: World, node_rank: int) -> dict[str, str]:
 def rank_environment(world: World, node_rank: int, local_rank: int) -> dict[str, str]:
     """Variables of one rank."""
     return {
-        "RANK": str(world.first_rank(node_rank) + local_rank),
-        "LOCAL_RANK": str(local_rank),
+        "RANK": world.rank(node_rank, local_rank),
+        "LOCAL_RANK": world.local_rank(local_rank),
     }

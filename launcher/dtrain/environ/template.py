@@ -1,7 +1,9 @@
-"""Text with parts that are only known at launch: the port, the run's name, the attempt."""
+"""Text with parts that are only known at launch: the port, the run's name, the attempt. Where an
+engine allocates the hosts, also hosts, addresses and the number of each process."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -29,3 +31,24 @@ class Template(str):
         template = super().__new__(cls, "".join(values))
         template.parts = tuple(flat)
         return template
+
+
+def joined(separator: str, texts: Iterable[str]) -> str:
+    """``separator.join(texts)``, which keeps the slots."""
+    texts = tuple(texts)
+    if not any(isinstance(text, Template) for text in texts):
+        return separator.join(texts)
+    parts: list[str | Slot] = []
+    for number, text in enumerate(texts):
+        for part in (separator * (number > 0), *getattr(text, "parts", (text,))):
+            if isinstance(part, str) and parts and isinstance(parts[-1], str):
+                parts[-1] += part
+            elif part:
+                parts.append(part)
+    return Template(*parts)
+
+
+def number(name: str, value: object, *, scripted: bool) -> str:
+    """What tells one process from another, such as its rank, as text. Where one script starts all
+    processes (``scripted``), it is a shell variable there, ``dtrain_<name>``."""
+    return Template(Slot(str(value), f"$dtrain_{name}")) if scripted else str(value)

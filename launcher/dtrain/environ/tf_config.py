@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dtrain.environ.template import joined, number
 from dtrain.environ.torchrun import address_and_port
 
 
@@ -16,21 +16,31 @@ class Task:
     role: str
     index: int
     address: str
-    port: int
+    port: str
 
 
-def tf_config(tasks: Sequence[Task], task: Task) -> str:
-    """The value of ``TF_CONFIG`` for ``task``.
-
-    ``cluster`` is the same for every task. It omits evaluators, which are not part of the training
-    cluster.
-    """
+def tf_cluster(tasks: Sequence[Task]) -> str:
+    """The ``cluster`` of ``TF_CONFIG`` as JSON: the same for every task. It omits evaluators, which
+    are not part of the training cluster."""
     cluster: dict[str, list[str]] = {}
     for member in tasks:
         if member.role != "evaluator":
-            endpoint = address_and_port(member.address, str(member.port))
-            cluster.setdefault(member.role, []).append(endpoint)
-    return json.dumps({"cluster": cluster, "task": {"type": task.role, "index": task.index}})
+            endpoint = address_and_port(member.address, member.port)
+            cluster.setdefault(member.role, []).append(joined("", ('"', endpoint, '"')))
+    # Neither roles nor addresses have characters that JSON escapes.
+    roles = (
+        joined("", (f'"{role}": [', joined(", ", endpoints), "]"))
+        for role, endpoints in cluster.items()
+    )
+    return joined("", ("{", joined(", ", roles), "}"))
+
+
+def tf_config(cluster: str, task: Task, *, scripted: bool = False) -> str:
+    """The value of ``TF_CONFIG`` for ``task`` in a ``cluster`` from `tf_cluster`."""
+    role = number("role", task.role, scripted=scripted)
+    index = number("index", task.index, scripted=scripted)
+    parts = ('{"cluster": ', cluster, ', "task": {"type": "', role, '", "index": ', index, "}}")
+    return joined("", parts)
 
 
 def direct_connections(addresses: Sequence[str]) -> dict[str, str]:
@@ -38,4 +48,4 @@ def direct_connections(addresses: Sequence[str]) -> dict[str, str]:
 
     A proxy in a host's environment would intercept the cluster's traffic, and the job would hang.
     """
-    return {"no_grpc_proxy": ",".join(dict.fromkeys(addresses))}
+    return {"no_grpc_proxy": joined(",", dict.fromkeys(addresses))}

@@ -21,7 +21,7 @@ def node_environment(world: World, node_rank: int) -> dict[str, str]:
     """Variables that are the same for all ranks of a node, if dtrain starts them directly."""
     environment = {
         **ranks.node_environment(world, node_rank),
-        "GROUP_RANK": str(node_rank),
+        "GROUP_RANK": world.node_rank(node_rank),
         "GROUP_WORLD_SIZE": str(len(world.ranks_by_node)),
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": str(world.size),
@@ -60,24 +60,32 @@ def torchrun_arguments(
         "--max-restarts=0",
         Template("--rdzv-id=", world.name),
         f"--rdzv-backend={backend}",
-        f"--local-addr={node_address}",
+        _option("--local-addr=", node_address),
     ]
     if backend == "static":
         return [
             *arguments,
-            f"--node-rank={node_rank}",
-            f"--master-addr={world.master_address}",
+            _option("--node-rank=", world.node_rank(node_rank)),
+            _option("--master-addr=", world.master_address),
             Template("--master-port=", world.master_port),
         ]
     endpoint = address_and_port(world.master_address, world.master_port)
     is_host = "true" if node_rank == 0 else "false"
+    if world.scripted:
+        is_host = Template(Slot(is_host, "$((dtrain_node_rank == 0))"))
     return [
         *arguments,
         Template("--rdzv-endpoint=", endpoint),
-        f"--rdzv-conf=is_host={is_host}",
+        _option("--rdzv-conf=is_host=", is_host),
     ]
 
 
 def address_and_port(address: str, port: str) -> str:
     """``host:port``, with the brackets that an IPv6 address needs."""
+    if isinstance(address, Template):
+        return Template(address, ":", port)
     return Template(f"[{address}]:" if ":" in address else f"{address}:", port)
+
+
+def _option(name: str, value: str) -> str:
+    return Template(name, value) if isinstance(value, Template) else name + value

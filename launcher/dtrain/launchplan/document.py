@@ -20,8 +20,10 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
     ``strategy_reason`` is empty unless dtrain chose the strategy. ``node_variables`` are more
     environment variables, as shell text, because only the node knows their values.
     A process is bound to the NUMA node of its ``bound_to_gpus``, if they share one.
+    Where an engine chooses the hosts, their names and addresses are null. What depends on them has
+    example values, and so has what is only known when the job starts.
     """
-    job = plan.job
+    job, known = plan.job, plan.slurm is None
     return {
         "schema": SCHEMA,
         "name": plan.name,
@@ -30,12 +32,12 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
         "layout": None if job.layout is None else asdict(job.layout),
         "hosts": [
             {
-                "host": part.host.name,
-                "address": part.host.address,
+                "host": part.host.name if known else None,
+                "address": part.host.address if known else None,
                 "node_rank": part.node_rank,
                 "workdir": part.workdir,
                 "setup": list(plan.job.setup),
-                "route_to": part.route_to,
+                "route_to": part.route_to if known else None,
                 "environment": masked(part.environment, plan),
                 "node_variables": completed_by_node(part.node_variables),
                 "processes": [

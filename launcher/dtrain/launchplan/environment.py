@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from dtrain.environ import devices
-from dtrain.environ.template import Slot, Template
+from dtrain.environ.template import Slot, Template, joined, number
 from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.model import ClusterFile, Host, Job
 from dtrain.spec.placeholders import PER_PROCESS, fill, names_in
@@ -55,20 +55,37 @@ class Launched:
     port: str
     attempt: str
     restarts: str
+    scripted: bool = False
+    """Whether one script starts all processes and decides these values."""
 
     @classmethod
     def of(cls, spec: ClusterFile, run: str | None, port: int | None, attempt: int) -> Launched:
         rendezvous = spec.job.rendezvous
-        run, number = run or spec.name, str(port or rendezvous.first_port)
+        if spec.cluster.allocated:
+            return cls(
+                run=run or number("run", spec.name, scripted=True),
+                port=number("port", rendezvous.first_port, scripted=rendezvous.port is None),
+                attempt=number("attempt", attempt, scripted=True),
+                restarts=Template(Slot(str(attempt - 1), "$((dtrain_attempt - 1))")),
+                scripted=True,
+            )
+        run, first = run or spec.name, str(port or rendezvous.first_port)
         count = f"${{DTRAIN_ATTEMPT:-{attempt}}}"
         return cls(
             run=Template(Slot(run, f"${{DTRAIN_RUN_ID:-{run}}}")),
-            port=number
+            port=first
             if rendezvous.port is not None
-            else Template(Slot(number, f"${{MASTER_PORT:-{number}}}")),
+            else Template(Slot(first, f"${{MASTER_PORT:-{first}}}")),
             attempt=Template(Slot(str(attempt), count)),
             restarts=Template(Slot(str(attempt - 1), f"$(({count} - 1))")),
         )
+
+    def later_port(self, offset: int) -> str:
+        """The port ``offset`` after the first."""
+        later = str(int(self.port) + offset)
+        if self.scripted and offset and isinstance(self.port, Template):
+            return Template(Slot(later, f"$((dtrain_port + {offset}))"))
+        return self.port if self.scripted and not offset else later
 
 
 def placeholders(
@@ -78,7 +95,7 @@ def placeholders(
     size."""
     hosts = spec.cluster.hosts
     return {
-        "node_rank": str(node_rank),
+        "node_rank": number("node_rank", node_rank, scripted=launched.scripted),
         "world_size": str(size),
         "nodes": str(len(hosts)),
         "gpus": str(hosts[node_rank].workers),
@@ -104,7 +121,7 @@ def host_environment(
     environment = devices.network_interface(host.interface)
     if job.framework == "torch" or (job.ranked and host.gpus):
         # Tasks on a TensorFlow host may share its GPUs, so each task has its own list of GPUs.
-        environment |= devices.visible_devices(host.gpus)
+        environment |= devices.visible_devices(host.gpus, scripted=launched.scripted)
     environment |= _described("DTRAIN_STRATEGY", job.strategy)
     environment |= _described("DTRAIN_LAYOUT", job.layout)
     environment |= _described("DTRAIN_TRAINING", job.training)
@@ -166,12 +183,14 @@ def host_variables(
     }
 
 
-def process_variables(role: str, index: int) -> dict[str, NodeVariable]:
+def process_variables(role: str, index: int, *, scripted: bool) -> dict[str, NodeVariable]:
     """Variables that the node adds for one process."""
     name = f"{role}-{index}"
-    variables = {"TORCHELASTIC_ERROR_FILE": NodeVariable(f"{name}.error.json", "file")}
+    if scripted:
+        name = Template(Slot(role, "$dtrain_role"), "-", Slot(str(index), "$dtrain_index"))
+    variables = {"TORCHELASTIC_ERROR_FILE": NodeVariable(joined("", (name, ".error.json")), "file")}
     if role == "torchrun":
-        variables["PET_LOG_DIR"] = NodeVariable(f"{name}.ranks", "file")
+        variables["PET_LOG_DIR"] = NodeVariable(joined("", (name, ".ranks")), "file")
     return variables
 
 

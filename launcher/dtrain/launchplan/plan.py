@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from dtrain.environ import devices, jax, ranks, tf_config, torchrun, tpu
 from dtrain.environ.placement import is_service, trains
+from dtrain.environ.template import Slot, Template, number
 from dtrain.launchplan.environment import (
     Launched,
     NodeVariable,
@@ -21,7 +22,7 @@ from dtrain.launchplan.environment import (
     process_environment,
     process_variables,
 )
-from dtrain.spec.model import ClusterFile, Host, Job
+from dtrain.spec.model import ClusterFile, Host, Job, Slurm
 from dtrain.spec.placeholders import fill_all
 from dtrain.spec.tasks import tasks_listen, tensorflow_tasks
 
@@ -89,6 +90,11 @@ class LaunchPlan:
     """Folder on each node that contains the run's folder."""
     trust_group: str | None = None
     """Unix group on each node whose members may own and write to the job's folders."""
+    run: str | None = None
+    """The run's unique name; ``None`` in a dry run."""
+    slurm: Slurm | None = None
+    """Set where Slurm allocates the hosts. Their names and addresses are then shell expansions
+    (see `dtrain.environ.template`), and so is what tells one process from another."""
 
     @property
     def world_size(self) -> int:
@@ -115,12 +121,31 @@ def build(
     the interpreter to use for ``python3`` on this machine.
     """
     launched = Launched.of(spec, run, port, attempt)
+    if spec.cluster.allocated:
+        spec = _to_allocate(spec)
     if spec.job.framework == "tensorflow":
         hosts = _tensorflow(spec, launched, local_python)
     else:
         hosts = _ranks(spec, launched, local_python)
     cluster = spec.cluster
-    return LaunchPlan(spec.name, tuple(hosts), spec.job, cluster.run_dir, cluster.trust_group)
+    return LaunchPlan(
+        spec.name, tuple(hosts), spec.job, cluster.run_dir, cluster.trust_group, run, cluster.slurm
+    )
+
+
+def _to_allocate(spec: ClusterFile) -> ClusterFile:
+    """``spec`` with shell expansions in place of the hosts' names and addresses: ``dtrain_hosts``
+    and ``dtrain_addresses`` are arrays in node-rank order. A process uses the name of its own host
+    only, and the address of any."""
+    hosts = (
+        replace(
+            host,
+            name=Template(Slot(host.name, "${dtrain_hosts[dtrain_node_rank]}")),
+            address=Template(Slot(host.address, f"${{dtrain_addresses[{node_rank}]}}")),
+        )
+        for node_rank, host in enumerate(spec.cluster.hosts)
+    )
+    return replace(spec, cluster=replace(spec.cluster, hosts=tuple(hosts)))
 
 
 def _ranks(spec: ClusterFile, launched: Launched, local_python: str) -> Iterator[HostPlan]:
@@ -131,6 +156,7 @@ def _ranks(spec: ClusterFile, launched: Launched, local_python: str) -> Iterator
         hosts[0].address,
         launched.port,
         launched.restarts,
+        launched.scripted,
     )
     for node_rank, host in enumerate(hosts):
         python = _python(host, local_python)
@@ -153,6 +179,9 @@ def _ranks(spec: ClusterFile, launched: Launched, local_python: str) -> Iterator
         torch = job.framework == "torch"
         if torch and len(hosts) > 1 and "GLOO_SOCKET_IFNAME" not in environment:
             route_to = hosts[0 if node_rank else 1].address
+            if world.scripted:
+                other = "${dtrain_addresses[dtrain_node_rank == 0]}"
+                route_to = Template(Slot(route_to, other))
         yield HostPlan(
             host,
             node_rank,
@@ -190,14 +219,18 @@ def _rank(
     elif job.framework == "jax":
         devices_of_host = len(host.gpus) if job.per == "host" else None
         environment |= jax.rank_environment(world, node_rank, local_rank, devices_of_host)
-    values = {**values, "rank": str(rank), "local_rank": str(local_rank)}
+    values = {
+        **values,
+        "rank": world.rank(node_rank, local_rank),
+        "local_rank": world.local_rank(local_rank),
+    }
     return Process(
         role="worker",
         index=rank,
         rank=rank,
         argv=fill_all(_program(job, python), values),
         environment=environment | process_environment(job, host, values),
-        node_variables=process_variables("worker", rank),
+        node_variables=process_variables("worker", rank, scripted=world.scripted),
     )
 
 
@@ -207,7 +240,10 @@ def _torchrun(
     job, host = spec.job, spec.cluster.hosts[node_rank]
     backend = job.rendezvous.backend
     assert backend != "direct"  # noqa: S101 (types)
-    options = torchrun.torchrun_arguments(world, node_rank, host.address, backend)
+    address = host.address
+    if world.scripted:
+        address = Template(Slot(address, "${dtrain_addresses[dtrain_node_rank]}"))
+    options = torchrun.torchrun_arguments(world, node_rank, address, backend)
     program = _program(job, python)
     program = program[1:] if program[0] == python else ("--no-python", *program)
     return Process(
@@ -216,19 +252,19 @@ def _torchrun(
         ranks=world.ranks_by_node[node_rank],
         argv=(python, "-m", "torch.distributed.run", *options, *fill_all(program, values)),
         environment=torchrun.LOGS,
-        node_variables=process_variables("torchrun", node_rank),
+        node_variables=process_variables("torchrun", node_rank, scripted=world.scripted),
     )
 
 
 def _tensorflow(spec: ClusterFile, launched: Launched, local_python: str) -> Iterator[HostPlan]:
     job, hosts = spec.job, spec.cluster.hosts
-    placed, port = tensorflow_tasks(spec), int(launched.port)
+    placed, scripted = tensorflow_tasks(spec), launched.scripted
     listening: Counter[str] = Counter()
     tasks: list[tf_config.Task] = []
     for role, index, on in placed:
         # Hosts with the same address are one machine and share its ports.
         address = hosts[on].address
-        tasks.append(tf_config.Task(role, index, address, port + listening[address]))
+        tasks.append(tf_config.Task(role, index, address, launched.later_port(listening[address])))
         listening[address] += 1
     shared, own = _tensorflow_identity(spec, tasks)
     for node_rank, host in enumerate(hosts):
@@ -238,19 +274,23 @@ def _tensorflow(spec: ClusterFile, launched: Launched, local_python: str) -> Ite
         python = _python(host, local_python)
         values = placeholders(spec, launched, node_rank, len(tasks))
         numbered = {
-            task: {**values, "rank": str(tasks.index(task)), "local_rank": str(number)}
-            for number, task in enumerate(mine)
+            task: {
+                **values,
+                "rank": number("rank", tasks.index(task), scripted=scripted),
+                "local_rank": number("local_rank", local_rank, scripted=scripted),
+            }
+            for local_rank, task in enumerate(mine)
         }
         processes = tuple(
             Process(
                 role=task.role,
                 index=task.index,
                 argv=fill_all(_program(job, python), numbered[task]),
-                environment=_unless(chosen, devices.visible_devices(gpus[task]))
+                environment=_unless(chosen, devices.visible_devices(gpus[task], scripted=scripted))
                 | own(task)
                 | process_environment(job, host, numbered[task]),
                 service=is_service(task.role, job.roles),
-                node_variables=process_variables(task.role, task.index),
+                node_variables=process_variables(task.role, task.index, scripted=scripted),
             )
             for task in mine
         )
@@ -261,7 +301,7 @@ def _tensorflow(spec: ClusterFile, launched: Launched, local_python: str) -> Ite
             environment,
             tuple(_bound(job, process, environment) for process in processes),
             _workdir(spec, host),
-            tuple(task.port for task in mine) if tasks_listen(job) else (),
+            tuple(int(task.port) for task in mine) if tasks_listen(job) else (),
             host_variables(job, environment, None, python),
             python=python,
         )
@@ -279,9 +319,10 @@ def _tensorflow_identity(
         return shared, lambda _task: {}
     if not tasks_listen(spec.job):
         return {}, lambda _task: {}
+    cluster, scripted = tf_config.tf_cluster(tasks), spec.cluster.allocated
     return (
         tf_config.direct_connections([task.address for task in tasks]),
-        lambda task: {"TF_CONFIG": tf_config.tf_config(tasks, task)},
+        lambda task: {"TF_CONFIG": tf_config.tf_config(cluster, task, scripted=scripted)},
     )
 
 

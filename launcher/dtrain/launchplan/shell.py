@@ -33,7 +33,7 @@ def environment_file(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
         for name in plan.job.secrets
     ]
     environment = {**part.environment, **process.environment}
-    lines = [str(sh(name, "=", _assigned(value))) for name, value in environment.items()]
+    lines = [str(sh(name, "=", assigned(value))) for name, value in environment.items()]
     for name, variable in {**part.node_variables, **process.node_variables}.items():
         value = completed(name, variable)
         lines.append(f"# {name}: {value}" if variable.kind == "interface" else f"{name}={value}")
@@ -51,7 +51,7 @@ def completed(name: str, variable: NodeVariable) -> str:
     if variable.kind == "folder" and not variable.value.startswith(("/", "~")):
         value = sh("${workdir:-$PWD}/", word(variable.value))
     if variable.kind in ("file", "pipe"):
-        value = sh("$DTRAIN_RUN_DIR/", word(variable.value))
+        value = sh("$DTRAIN_RUN_DIR/", argument(variable.value))
     if variable.place == "front":
         return f"{value}${{{name}:+:${name}}}"
     if variable.place == "default":
@@ -65,7 +65,7 @@ def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
     name = f"{process.role}-{process.index}"
     lines = [
         "#!/usr/bin/env bash",
-        f"# {process.role} {process.index} of {_comment(plan.name)}; run it on {part.host.name}:",
+        f"# {process.role} {process.index} of {comment(plan.name)}; run it on {part.host.name}:",
         f"#   bash {name}.sh",
         "# Written by `dtrain launch --dry-run --output`.",
         "",
@@ -82,15 +82,15 @@ def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
     lines += [f"export {secret}" for secret in plan.job.secrets]
     for variable, value in part.node_variables.items():
         if value.kind == "interface":
-            lines += _interface(variable, value)
+            lines += find_interface(variable, value)
     lines += [
         'cd -- "$workdir" || exit',
-        "exec " + " ".join(str(_word(argument)) for argument in process.argv),
+        "exec " + " ".join(str(argument(text)) for text in process.argv),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _word(text: str) -> Command:
+def argument(text: str) -> Command:
     """``text`` as one argument, with shell expansions for the values only known at launch."""
     if not isinstance(text, Template):
         return word(text)
@@ -98,19 +98,19 @@ def _word(text: str) -> Command:
     return sh(*parts)
 
 
-def _assigned(value: str) -> Command:
+def assigned(value: str) -> Command:
     """``value`` for an assignment, in which a shell does not split expansions into words."""
     if isinstance(value, Template) and len(value.parts) == 1:
         return sh(*(part.shell if isinstance(part, Slot) else word(part) for part in value.parts))
-    return _word(value)
+    return argument(value)
 
 
-def _interface(name: str, variable: NodeVariable) -> list[str]:
+def find_interface(name: str, variable: NodeVariable) -> list[str]:
     """Lines that find the interface for another host, in the same way as the node agent."""
     if variable.instead:
         (other,) = variable.instead  # set by the lines before
         return [f'[ -z "${{{other}+set}}" ] || export {name}=${{{name}-${other}}}']
-    address = sh("$(getent ahosts ", word(variable.value), " | awk 'NR == 1 {print $1}')")
+    address = sh("$(getent ahosts ", argument(variable.value), " | awk 'NR == 1 {print $1}')")
     return [
         f'if [ -z "${{{name}+set}}" ] && route=$(ip -o route get "{address}"); then',
         "  route=${route#* dev }",
@@ -119,5 +119,6 @@ def _interface(name: str, variable: NodeVariable) -> list[str]:
     ]
 
 
-def _comment(text: str) -> str:
+def comment(text: str) -> str:
+    """``text`` on one line, for a comment."""
     return " ".join(text.split())

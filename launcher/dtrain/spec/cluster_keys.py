@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dtrain.hostlist import MAX_HOSTS
 from dtrain.spec import value_rules as rules
 from dtrain.spec.hosts import HostList, Overrides
-from dtrain.spec.scalars import Choice, Duration, Number, Text
+from dtrain.spec.scalars import Choice, Duration, Integer, Number, Text
 from dtrain.spec.schema import Field, SectionType
+from dtrain.spec.slurm_keys import SLURM
 
 SSH = SectionType(
     {
@@ -120,7 +122,18 @@ CLUSTER = SectionType(
             HostList(needed=True),
             "The machines, in node-rank order. Brackets expand to several names: gpu[01-08,11].",
             required=True,
+            unless="slurm",
             example='["gpu[01-08]"]',
+        ),
+        "slurm": Field(
+            SLURM,
+            "Run the job on Slurm, which chooses the machines. Needs `nodes` instead of `hosts`.",
+        ),
+        "nodes": Field(
+            Integer(1, MAX_HOSTS),
+            "Number of machines that Slurm allocates.",
+            otherwise="required with `slurm`",
+            example="8",
         ),
         "gpus": Field(
             rules.GPUS,

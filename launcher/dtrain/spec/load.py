@@ -15,6 +15,7 @@ from dtrain.spec.advice import advise
 from dtrain.spec.checks import check
 from dtrain.spec.clusterfile import CLUSTER_FILE, HOMES
 from dtrain.spec.elastic import check_elastic
+from dtrain.spec.engines import check_engine, with_nodes
 from dtrain.spec.machines import machines
 from dtrain.spec.model import (
     Cluster,
@@ -23,6 +24,7 @@ from dtrain.spec.model import (
     Job,
     Rendezvous,
     Restart,
+    Slurm,
     Sync,
     Watchdog,
 )
@@ -81,8 +83,9 @@ def parse(source: str | bytes, file: str, *, without: Collection[str] = ()) -> C
     document = CLUSTER_FILE.read(root, problems, "")
     if document is None:
         raise problems.error()
-    document = _without(document, without)
+    document = with_nodes(_without(document, without))
     check(document, problems)
+    check_engine(document, problems)
     resolved = resolve(document, problems)
     problems.raise_if_any()
     cluster, job = document.section("cluster"), document.section("job")
@@ -129,6 +132,7 @@ def _default_name(file: str) -> str:
 def _cluster(cluster: Section) -> Cluster:
     return Cluster(
         hosts=machines(cluster, cluster.get("hosts", ())),
+        slurm=Slurm(**cluster.section("slurm").values) if "slurm" in cluster else None,
         spares=machines(cluster, cluster.get("spares", ())),
         gbps=cluster.section("network").get("gbps"),
         **cluster.given("gpu", "tpu", "run_dir", "trust_group"),

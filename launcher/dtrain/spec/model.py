@@ -63,9 +63,32 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
+class Slurm:
+    """What a job asks of Slurm. ``None`` leaves the choice to Slurm."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    time: float | None = None
+    """Time limit in seconds."""
+    gpu_type: str | None = None
+    """Type of the GPUs, as GRES names it."""
+    cpus: int | None = None
+    """CPUs of each process."""
+    login: str | None = None
+    """Where to submit the job, over SSH; ``None`` is this machine."""
+    options: tuple[str, ...] = ()
+    """Further options of sbatch."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     hosts: tuple[Host, ...]
-    """In node-rank order; never empty."""
+    """In node-rank order; never empty. With ``slurm``, all are alike, and their names stand for
+    hosts that Slurm has yet to allocate."""
+    slurm: Slurm | None = None
     spares: tuple[Host, ...] = ()
     gpu: str | None = None
     """Name of the GPU in the hardware table, for planning."""
@@ -77,6 +100,11 @@ class Cluster:
     """Folder on each node for the logs and the state of runs."""
     trust_group: str | None = None
     """Unix group on each node whose members may own and write to the job's folders."""
+
+    @property
+    def allocated(self) -> bool:
+        """Whether the engine chooses the hosts when the job starts."""
+        return self.slurm is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,8 @@ class Field:
     description: str
     """What the key does, in one or two sentences. Editors show it and `reference` prints it."""
     required: bool = False
+    unless: str = ""
+    """Another key of the record, beside which this key is not required."""
     default: Any = None
     """The default, if it is one value."""
     otherwise: str = ""
@@ -185,7 +187,8 @@ class SectionType(Type[Section]):
             if value is not None:
                 values[key] = value
         for key, known in self.fields.items():
-            if known.required and key not in entries and key not in meant:
+            instead = known.unless and known.unless in entries
+            if known.required and not instead and key not in entries and key not in meant:
                 purpose = known.description[0].lower() + known.description[1:].rstrip(".")
                 problems.add(f"{prefix}{key} is missing", node.head, f"add '{key}:', {purpose}")
         return Section(values, entries, node.head)
@@ -210,12 +213,19 @@ class SectionType(Type[Section]):
             properties[key] = {"description": known.summary, **known.type.json_schema()}
             if known.default is not None:
                 properties[key]["default"] = known.default
-        required = [key for key, known in self.fields.items() if known.required]
+        needed = {key: known for key, known in self.fields.items() if known.required}
+        required = [key for key, known in needed.items() if not known.unless]
+        choices = [
+            {"anyOf": [{"required": [key]}, {"required": [known.unless]}]}
+            for key, known in needed.items()
+            if known.unless
+        ]
         return {
-            "type": "object" if required else ["object", "null"],
+            "type": "object" if needed else ["object", "null"],
             "additionalProperties": False,
             "properties": properties,
             **({"required": required} if required else {}),
+            **({"allOf": choices} if choices else {}),
         }
 
     def homes(self, name: str = "") -> dict[str, list[str]]:

@@ -1,0 +1,1 @@
+"""Engines: what starts the processes of a launch plan on their hosts."""

@@ -1,0 +1,1 @@
+"""Slurm: the launch plan as a batch job."""

@@ -1,0 +1,324 @@
+"""The launch plan as one batch script, ``job.sbatch``. Pure.
+
+The script needs no dtrain on the cluster: ``sbatch job.sbatch``. It runs on the first machine of
+the allocation, reads the list of machines, and starts the processes with srun. Each process gets
+the environment of an SSH launch. The values that only the allocation decides are shell variables,
+all named ``dtrain_...`` (see `dtrain.environ.template`).
+
+A job that fails, or that reaches its time limit, goes back to the queue up to ``restart.max``
+times, and Slurm counts how often it started.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
+from dtrain.launchplan.shell import argument, comment, completed, find_interface
+from dtrain.quoting import path, sh, word
+from dtrain.spec.model import LAUNCH_ROLES, Slurm
+
+NAME = "job.sbatch"
+
+WARNING = 60
+"""Seconds that Slurm may send a signal late: it looks at time limits once a minute."""
+
+_IDENTITY = (
+    "  dtrain_rank=$SLURM_PROCID dtrain_local_rank=$SLURM_LOCALID dtrain_node_rank=$SLURM_NODEID",
+)
+
+_BARE = re.compile(r"[A-Za-z0-9@%+:,./_=&|*()!\[\]-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A process, and its number among all processes of the job."""
+
+    rank: int
+    local_rank: int
+    part: HostPlan
+    process: Process
+
+
+def render(plan: LaunchPlan) -> str:
+    """The whole text of ``job.sbatch``. ``plan.slurm`` must be set."""
+    tasks = _tasks(plan)
+    main = [task for task in tasks if not task.process.service]
+    services = [task for task in tasks if task.process.service]
+    lines = [
+        "#!/usr/bin/env bash",
+        *(f"#SBATCH {_directive(option)}" for option in _options(plan)),
+        f"# {comment(plan.name)}, written by `dtrain launch --dry-run`. Submit it: sbatch {NAME}",
+        "",
+        *(f': "${{{name}:?is a secret: export it before sbatch}}"' for name in plan.job.secrets),
+        *_values(plan),
+        "",
+        *_hosts(plan),
+        "",
+        "# One process; srun runs this function for each.",
+        *_function("dtrain_process", plan, main),
+        "",
+    ]
+    if services:
+        lines += [
+            "# One process that serves the others until they are done.",
+            *_function("dtrain_service", plan, services),
+            "",
+        ]
+    lines += [*_stop(plan, services=bool(services)), ""]
+    if services:
+        lines += [*_srun("dtrain_service", plan, services), "dtrain_services=$!"]
+    lines += [*_srun("dtrain_process", plan, main), "dtrain_step=$!"]
+    lines += _end(plan, services=bool(services))
+    return "\n".join(lines) + "\n"
+
+
+def _tasks(plan: LaunchPlan) -> list[_Task]:
+    """All processes in the order of their ranks."""
+    found = [(part, process) for part in plan.hosts for process in part.processes]
+    if not plan.job.ranked:
+        found.sort(key=lambda one: (LAUNCH_ROLES.index(one[1].role), one[1].index))
+    # By identity: processes are large to compare.
+    local = {
+        id(process): number for part in plan.hosts for number, process in enumerate(part.processes)
+    }
+    return [
+        _Task(rank, local[id(process)], part, process) for rank, (part, process) in enumerate(found)
+    ]
+
+
+def _options(plan: LaunchPlan) -> Iterator[str]:
+    slurm = plan.slurm or Slurm()
+    processes = [sum(process.ranks for process in part.processes) for part in plan.hosts]
+    yield f"--job-name={plan.name}"
+    yield f"--nodes={len(plan.hosts)}"
+    yield f"--ntasks-per-node={max(processes)}"
+    if slurm.cpus is not None:
+        yield f"--cpus-per-task={slurm.cpus}"
+    if gpus := len(plan.hosts[0].host.gpus):
+        kind = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
+        yield f"--gpus-per-node={kind}{gpus}"
+    for name in ("partition", "account", "qos", "constraint", "reservation"):
+        if (value := getattr(slurm, name)) is not None:
+            yield f"--{name}={value}"
+    if slurm.time is not None:
+        yield f"--time={_time(slurm.time)}"
+    yield f"--signal=B:USR1@{_lead(plan.job.grace, slurm.time)}"
+    yield "--requeue" if plan.job.restart.max else "--no-requeue"
+    given = {option.partition("=")[0] for option in slurm.options}
+    if "--output" not in given:
+        yield f"--output={plan.name}-%j.out"
+    if "--open-mode" not in given:
+        yield "--open-mode=append"
+    yield from slurm.options
+
+
+def _time(seconds: float) -> str:
+    minutes, second = divmod(ceil(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return f"{days}-{hour:02}:{minute:02}:{second:02}"
+
+
+def _lead(grace: float, limit: float | None) -> int:
+    """Seconds before the time limit when workers get TERM."""
+    lead = ceil(grace) + WARNING
+    return min(lead, 65535) if limit is None else max(1, min(lead, int(limit / 2), 65535))
+
+
+def _directive(option: str) -> str:
+    """``option`` for a line that sbatch itself reads."""
+    if _BARE.fullmatch(option):
+        return option
+    escaped = option.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _values(plan: LaunchPlan) -> Iterator[str]:
+    """What differs from one start of the job to the next."""
+    rendezvous, most = plan.job.rendezvous, plan.job.restart.max
+    run = word(plan.run) if plan.run else sh(word(plan.name), "-$SLURM_JOB_ID")
+    yield f"dtrain_run={run}"
+    yield "dtrain_attempt=$((${SLURM_RESTART_COUNT:-0} + 1))"
+    if most:
+        yield f"if ((dtrain_attempt > {most} + 1)); then"
+        yield f'  echo "dtrain: the job was restarted {most} times (job.restart.max)" >&2'
+        yield "  exit 1"
+        yield "fi"
+    if rendezvous.port is None:
+        first, last = rendezvous.ports
+        spread = last - first + 2 - max(len(part.ports) for part in plan.hosts)
+        yield f"dtrain_port=$(({first} + SLURM_JOB_ID % {max(1, spread)}))"
+
+
+def _hosts(plan: LaunchPlan) -> Iterator[str]:
+    """Lines that find the machines and their addresses, in node-rank order."""
+    count = len(plan.hosts)
+    yield 'mapfile -t dtrain_hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
+    yield f"if ((${{#dtrain_hosts[@]}} != {count})); then"
+    yield (
+        f'  echo "dtrain: the job needs {count} node{"s" * (count != 1)}, and the allocation has'
+        ' ${#dtrain_hosts[@]}" >&2'
+    )
+    yield "  exit 1"
+    yield "fi"
+    yield "# The address that Slurm itself uses; the name, where Slurm does not show an address."
+    yield "declare -A dtrain_found=()"
+    yield "while read -r dtrain_line; do"
+    yield r"  [[ $dtrain_line =~ ^NodeName=([^\ ]+)\ .*\ NodeAddr=([A-Za-z0-9._-]+)\  ]] &&"
+    yield "    dtrain_found[${BASH_REMATCH[1]}]=${BASH_REMATCH[2]}"
+    yield 'done < <(scontrol --oneliner show node "$SLURM_JOB_NODELIST" 2>/dev/null)'
+    yield "dtrain_addresses=()"
+    yield 'for dtrain_line in "${dtrain_hosts[@]}"; do'
+    yield '  dtrain_addresses+=("${dtrain_found[$dtrain_line]-$dtrain_line}")'
+    yield "done"
+
+
+def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[str]:
+    """A shell function that becomes one of the ``tasks``."""
+    part = tasks[0].part
+    # The processes of a uniform job differ only in shell variables.
+    exported = [_exported(task) for task in (tasks[:1] if _uniform(tasks) else tasks)]
+    common = [line for line in exported[0] if all(line in other for other in exported)]
+    folder = sh(path(plan.run_dir), "/nodes/$dtrain_run/${dtrain_hosts[dtrain_node_rank]}")
+    yield f"{name}() {{"
+    if gpus := len(part.host.gpus):
+        yield "  # The GPUs that Slurm gives the job on this node."
+        yield '  IFS=, read -ra dtrain_gpus <<<"${CUDA_VISIBLE_DEVICES-}"'
+        numbers = " ".join(map(str, range(gpus)))
+        yield f"  ((${{#dtrain_gpus[@]}})) || dtrain_gpus=({numbers})"
+    if _uniform(tasks):
+        yield from _IDENTITY
+        yield f"  dtrain_role={tasks[0].process.role} dtrain_index=$dtrain_rank"
+    else:
+        yield "  case $SLURM_PROCID in"
+        for number, (task, lines) in enumerate(zip(tasks, exported, strict=True)):
+            own = (*_numbers(task), *(line for line in lines if line not in common))
+            yield f"    {number}) {'; '.join(own)} ;;"
+        yield "  esac"
+    yield f"  DTRAIN_RUN_DIR={folder}"
+    yield '  (umask 077 && mkdir -p -- "$DTRAIN_RUN_DIR") || exit'
+    yield "  export DTRAIN_RUN_DIR"
+    yield f"  cd -- {path(part.workdir)} || exit"
+    yield "  workdir=$PWD"
+    for line in plan.job.setup:
+        yield f"  eval {word(line)} || exit"
+    yield from (f"  {line}" for line in common)
+    for variable, value in part.node_variables.items():
+        if value.kind == "interface":
+            yield from (f"  {line}" for line in find_interface(variable, value))
+    yield '  cd -- "$workdir" || exit'
+    output = '"$DTRAIN_RUN_DIR/$dtrain_role-$dtrain_index"'
+    argv = " ".join(str(argument(text)) for text in tasks[0].process.argv)
+    yield f"  exec {argv} >>{output}.out 2>>{output}.err"
+    yield "}"
+
+
+def _uniform(tasks: Sequence[_Task]) -> bool:
+    """Whether Slurm's own numbers tell the tasks apart: each node runs as many as every other."""
+    first = tasks[0].part
+    return len({task.process.role for task in tasks}) == 1 and all(
+        task.process.index == task.rank
+        and len(task.part.processes) == len(first.processes)
+        and task.rank == task.part.node_rank * len(first.processes) + task.local_rank
+        for task in tasks
+    )
+
+
+def _numbers(task: _Task) -> Iterator[str]:
+    yield f"dtrain_rank={task.rank}"
+    yield f"dtrain_local_rank={task.local_rank}"
+    yield f"dtrain_node_rank={task.part.node_rank}"
+    yield f"dtrain_role={task.process.role}"
+    yield f"dtrain_index={task.process.index}"
+
+
+def _exported(task: _Task) -> list[str]:
+    """Lines that export the environment of a task."""
+    part, process = task.part, task.process
+    environment = {**part.environment, **process.environment}
+    lines = [str(sh("export ", name, "=", argument(text))) for name, text in environment.items()]
+    for name, variable in {**part.node_variables, **process.node_variables}.items():
+        if name != "DTRAIN_RUN_DIR" and variable.kind != "interface":
+            lines.append(f"export {name}={completed(name, variable)}")
+    return lines
+
+
+def _srun(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[str]:
+    """Lines that start the ``tasks`` in the background."""
+    cpus = plan.slurm.cpus if plan.slurm else None
+    options = [f"--ntasks={len(tasks)}"]
+    prefix = ""
+    if _uniform(tasks):
+        options += [
+            f"--nodes={len(plan.hosts)}",
+            f"--ntasks-per-node={len(plan.hosts[0].processes)}",
+            "--distribution=block",
+        ]
+    else:
+        nodes = [task.part.node_rank for task in tasks]
+        hosts = " ".join(f'"${{dtrain_hosts[{node}]}}"' for node in nodes)
+        yield "dtrain_file=$(mktemp) || exit"
+        yield f"printf '%s\\n' {hosts} >\"$dtrain_file\""
+        prefix = 'SLURM_HOSTFILE="$dtrain_file" '
+        options += [f"--nodes={len(set(nodes))}", "--distribution=arbitrary", "--overlap"]
+    if cpus is None:
+        options.append("--cpu-bind=none")
+    else:
+        options.append(f"--cpus-per-task={cpus * tasks[0].process.ranks}")
+    options += ["--kill-on-bad-exit=1", "--wait=0", "--mpi=none", "--input=none", "--export=ALL"]
+    variables = "dtrain_run dtrain_attempt dtrain_hosts dtrain_addresses"
+    if plan.job.rendezvous.port is None:
+        variables += " dtrain_port"
+    yield f"{prefix}srun {' '.join(options)} \\"
+    yield f'  bash -c "$(declare -p {variables}; declare -f {name}); {name}" &'
+
+
+def _stop(plan: LaunchPlan, *, services: bool) -> Iterator[str]:
+    steps = '"$dtrain_step"' + (' "$dtrain_services"' if services else "")
+    yield "# Slurm sends USR1 before the time limit, and TERM at a preemption."
+    yield "dtrain_stopped="
+    yield "dtrain_stop() {"
+    yield '  [ -z "$dtrain_stopped" ] || return'
+    yield "  dtrain_stopped=1"
+    yield f"  kill -TERM {steps}"
+    yield f'  {{ sleep {ceil(plan.job.grace)}; scancel --signal=KILL "$SLURM_JOB_ID"; }} &'
+    yield "  dtrain_killer=$!"
+    yield "}"
+    yield "trap dtrain_stop USR1 TERM"
+
+
+def _end(plan: LaunchPlan, *, services: bool) -> Iterator[str]:
+    """Lines that wait for the processes, and queue the job again where it may restart."""
+    yield ""
+    if services:
+        yield 'wait -n "$dtrain_step" "$dtrain_services"'
+        yield "dtrain_status=$?"
+        yield "# A service does not end by itself: its failure ends the job."
+        yield 'kill -0 "$dtrain_services" 2>/dev/null || kill -TERM "$dtrain_step" 2>/dev/null'
+    yield 'wait "$dtrain_step"'
+    yield "dtrain_status=$?"
+    yield "# A signal interrupts wait."
+    yield 'while kill -0 "$dtrain_step" 2>/dev/null; do'
+    yield '  wait "$dtrain_step"'
+    yield "  dtrain_status=$?"
+    yield "done"
+    if services:
+        yield 'kill -TERM "$dtrain_services" 2>/dev/null'
+        yield 'wait "$dtrain_services"'
+    yield '[ -z "$dtrain_stopped" ] || kill "$dtrain_killer" 2>/dev/null'
+    yield '((dtrain_status == 0)) && [ -z "$dtrain_stopped" ] && exit 0'
+    most = plan.job.restart.max
+    if most:
+        yield (
+            f"if ((dtrain_attempt <= {most})) && [[ $(scontrol --oneliner show job "
+            '"$SLURM_JOB_ID") == *" JobState=RUNNING "* ]]; then'
+        )
+        yield '  echo "dtrain: attempt $dtrain_attempt ended; the job goes back to the queue" >&2'
+        yield '  scontrol requeue "$SLURM_JOB_ID" && sleep 60'
+        yield "fi"
+    yield "((dtrain_status)) || dtrain_status=1  # the job was stopped before it finished"
+    yield 'exit "$dtrain_status"'

@@ -1,0 +1,169 @@
+"""Engines start a job: SSH, or Slurm. The table of what works on which, and its checks.
+
+A cluster file names its engine by a key of `cluster`. A feature that the engine lacks is refused
+at its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from dtrain.spec.hosts import Named
+from dtrain.spec.problems import Problems
+from dtrain.spec.schema import Section
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One feature, the keys that ask for it, and the engines that have it."""
+
+    name: str
+    keys: tuple[str, ...] = ()
+    ssh: bool = True
+    slurm: bool = True
+    instead: str = ""
+    """What to do on Slurm, where Slurm does not have it."""
+
+
+FEATURES = (
+    Feature("dry run, scripts to run by hand"),
+    Feature("PyTorch, TensorFlow, JAX and other programs", ("job.framework",)),
+    Feature("torchrun (static, c10d)", ("job.rendezvous.backend",)),
+    Feature("setup lines", ("job.setup",)),
+    Feature("secrets", ("job.secrets",)),
+    Feature("restarts", ("job.restart.max",)),
+    Feature("network interface", ("cluster.network.interface",)),
+    Feature(
+        "hosts by name",
+        ("cluster.hosts",),
+        slurm=False,
+        instead="Slurm chooses the machines: write how many, such as 'nodes: 8'",
+    ),
+    Feature(
+        "settings of single hosts",
+        ("cluster.overrides",),
+        slurm=False,
+        instead="remove it: all machines of a Slurm job are alike",
+    ),
+    Feature(
+        "SSH settings, local processes",
+        ("cluster.ssh", "cluster.transport"),
+        slurm=False,
+        instead="remove it; 'slurm: {login: HOST}' names the host where dtrain submits the job",
+    ),
+    Feature(
+        "TPU slices",
+        ("cluster.tpu",),
+        slurm=False,
+        instead="remove it, and use GPUs or CPUs",
+    ),
+    Feature(
+        "folders of a trusted group",
+        ("cluster.trust_group",),
+        slurm=False,
+        instead="remove it: the job's script does not check who owns its folders",
+    ),
+    Feature(
+        "spares",
+        ("cluster.spares",),
+        slurm=False,
+        instead="remove it: 'restart: {max: 3}' in job queues the job again, on other machines",
+    ),
+    Feature(
+        "elastic jobs",
+        ("job.elastic",),
+        slurm=False,
+        instead="remove it: 'restart: {max: 3}' in job queues the job again",
+    ),
+    Feature(
+        "sync",
+        ("job.sync",),
+        slurm=False,
+        instead="remove it, and put the code in a folder that all machines share (job.workdir)",
+    ),
+    Feature(
+        "hang diagnosis",
+        ("job.watchdog",),
+        slurm=False,
+        instead="remove it; 'slurm: {time: 2h}' limits how long the job can hang",
+    ),
+    Feature(
+        "lease of the launcher",
+        ("job.on_disconnect", "job.lease"),
+        slurm=False,
+        instead="remove it: a Slurm job does not need its launcher",
+    ),
+    Feature(
+        "time limit of an unreachable host",
+        ("job.restart.node_timeout",),
+        slurm=False,
+        instead="remove it: the Slurm administrator sets this time (SlurmdTimeout)",
+    ),
+)
+"""In the order of the table in `dtrain help slurm`."""
+
+
+def with_nodes(document: Section) -> Section:
+    """The file with names in place of the hosts that Slurm has yet to allocate."""
+    cluster = document.section("cluster")
+    nodes = cluster.get("nodes")
+    if "slurm" not in cluster or "hosts" in cluster or nodes is None:
+        return document
+    place = cluster.place("nodes")
+    hosts = tuple(Named(f"node{rank}", place) for rank in range(nodes))
+    cluster = replace(cluster, values={**cluster.values, "hosts": hosts})
+    return replace(document, values={**document.values, "cluster": cluster})
+
+
+def check_engine(document: Section, problems: Problems) -> None:
+    """Report features that the file's engine lacks, at their keys."""
+    cluster = document.section("cluster")
+    if "slurm" not in cluster:
+        if "nodes" in cluster:
+            problems.add(
+                "cluster.nodes counts the machines of a Slurm job",
+                cluster.key_place("nodes"),
+                "remove it: cluster.hosts lists the machines; or add 'slurm: {}' instead of hosts",
+            )
+        return
+    _refuse(document, FEATURES, problems)
+    if "nodes" not in cluster:
+        problems.add(
+            "cluster.nodes is missing",
+            cluster.key_place("slurm"),
+            "say how many machines the job needs, e.g. 'nodes: 8'",
+        )
+    if isinstance(cluster.get("gpus"), tuple):
+        problems.add(
+            "Slurm chooses which GPUs a job gets, so cluster.gpus must be a count",
+            cluster.place("gpus"),
+            f"write 'gpus: {len(cluster.get('gpus'))}'",
+        )
+    slurm = cluster.section("slurm")
+    if "gpu_type" in slurm and cluster.get("gpus") == 0:
+        problems.add(
+            "cluster.slurm.gpu_type has no effect, because the job asks for no GPUs",
+            slurm.key_place("gpu_type"),
+            "remove it, or set cluster.gpus",
+        )
+    job = document.section("job")
+    if job.get("strategy") == "tpu":
+        problems.add(
+            "the strategy tpu is not available on Slurm",
+            job.place("strategy"),
+            "use GPUs or CPUs, with another strategy",
+        )
+
+
+def _refuse(document: Section, features: Iterable[Feature], problems: Problems) -> None:
+    for feature in features:
+        for path in () if feature.slurm else feature.keys:
+            *above, key = path.split(".")
+            section = document
+            for name in above:
+                section = section.section(name)
+            if key in section:
+                problems.add(
+                    f"{path} is not available on Slurm", section.key_place(key), feature.instead
+                )

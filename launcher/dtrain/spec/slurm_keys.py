@@ -1,0 +1,119 @@
+"""The keys below `cluster.slurm`: what a job asks of Slurm."""
+
+from __future__ import annotations
+
+import re
+
+from dtrain.spec import value_rules as rules
+from dtrain.spec.scalars import Duration, Integer, Text
+from dtrain.spec.schema import Field, ListOf, SectionType
+
+_NAMES = r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]*"
+_CONSTRAINT = r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:@+()\[\]&|*!-]*"
+
+OWN_OPTIONS = {
+    **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), "cluster.nodes and cluster.gpus"),
+    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "gres"), "cluster.gpus"),
+    "cpus-per-task": "cluster.slurm.cpus",
+    **{
+        name: f"cluster.slurm.{name}"
+        for name in ("partition", "account", "qos", "constraint", "reservation", "time")
+    },
+    **dict.fromkeys(("requeue", "no-requeue"), "job.restart.max"),
+    "signal": "job.grace",
+    "job-name": "name",
+    "chdir": "job.workdir",
+    "export": "job.env and job.secrets",
+    "array": "",
+    "wrap": "",
+}
+"""Options of sbatch that ``options`` may not repeat, and the keys that set them."""
+
+
+def _names(text: str) -> str:
+    return "" if re.fullmatch(_NAMES, text) else "must be one name, or several with commas"
+
+
+def _constraint(text: str) -> str:
+    return "" if re.fullmatch(_CONSTRAINT, text) else "must be features such as a100 or a100&nvme"
+
+
+def _option(text: str) -> str:
+    name, _, _ = text.removeprefix("--").partition("=")
+    if not re.fullmatch(r"--[a-z][a-z-]*", f"--{name}") or not text.startswith("--"):
+        return "must be a long option of sbatch with its value, such as --mem=0"
+    if not text.isprintable():
+        return "must be printable text on one line"
+    if name in OWN_OPTIONS:
+        key = OWN_OPTIONS[name]
+        return f"cannot hold --{name}" + (f", which {key} sets" if key else "")
+    return ""
+
+
+SLURM = SectionType(
+    {
+        "partition": Field(
+            Text(_names, f"^{_NAMES}$"),
+            "Partition, or several with commas.",
+            otherwise="the cluster's default partition",
+            example="gpu",
+        ),
+        "account": Field(
+            Text(_names, f"^{_NAMES}$"),
+            "Account that the job is charged to.",
+            otherwise="your default account",
+            example="ml",
+        ),
+        "qos": Field(
+            Text(_names, f"^{_NAMES}$"),
+            "Quality of service.",
+            otherwise="the account's default",
+            example="high",
+        ),
+        "constraint": Field(
+            Text(_constraint),
+            "Features that the machines must have.",
+            otherwise="none",
+            example="a100&nvme",
+        ),
+        "reservation": Field(
+            Text(_names, f"^{_NAMES}$"),
+            "Reservation to run in.",
+            otherwise="none",
+            example="maintenance",
+        ),
+        "time": Field(
+            Duration(60),
+            "Time limit of the job. Workers get TERM before it ends.",
+            otherwise="the partition's default",
+            example="2d",
+        ),
+        "gpu_type": Field(
+            Text(_names, f"^{_NAMES}$"),
+            "Type of the GPUs, as `sinfo -o %G` shows it.",
+            otherwise="any",
+            example="a100",
+        ),
+        "cpus": Field(
+            Integer(1, 4096),
+            "CPUs of each process.",
+            otherwise="the processes share the job's CPUs on their machine",
+            example="12",
+        ),
+        "login": Field(
+            Text(rules.option_safe),
+            "Login host where dtrain submits the job, over SSH.",
+            otherwise="this machine",
+            example="login01",
+        ),
+        "options": Field(
+            ListOf(
+                Text(_option),
+                advice='write each option as its own item: ["--exclusive", "--mem=0"]',
+            ),
+            "Further options of sbatch.",
+            otherwise="none",
+            example='["--exclusive", "--mem=0"]',
+        ),
+    }
+)
