@@ -85,9 +85,16 @@ def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
             lines += find_interface(variable, value)
     lines += [
         'cd -- "$workdir" || exit',
-        "exec " + " ".join(str(argument(text)) for text in process.argv),
+        f"exec {command(process)}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def command(process: Process) -> Command:
+    """The process's program and arguments. ``~`` in front of the program is the home folder."""
+    program, *arguments = process.argv
+    first = path(program) if program.startswith("~/") else argument(program)
+    return Command(" ".join(map(str, (first, *map(argument, arguments)))))
 
 
 def argument(text: str) -> Command:

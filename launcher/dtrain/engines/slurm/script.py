@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
-from dtrain.launchplan.shell import argument, comment, completed, find_interface
+from dtrain.launchplan.shell import argument, command, comment, completed, find_interface
 from dtrain.quoting import path, sh, word
 from dtrain.spec.model import LAUNCH_ROLES, Slurm
 
@@ -181,7 +181,7 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[s
     """A shell function that becomes one of the ``tasks``."""
     part = tasks[0].part
     # The processes of a uniform job differ only in shell variables.
-    exported = [_exported(task) for task in (tasks[:1] if _uniform(tasks) else tasks)]
+    exported = [_exported(task) for task in (tasks[:1] if _uniform(plan, tasks) else tasks)]
     common = [line for line in exported[0] if all(line in other for other in exported)]
     folder = sh(path(plan.run_dir), "/nodes/$dtrain_run/${dtrain_hosts[dtrain_node_rank]}")
     yield f"{name}() {{"
@@ -190,7 +190,7 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[s
         yield '  IFS=, read -ra dtrain_gpus <<<"${CUDA_VISIBLE_DEVICES-}"'
         numbers = " ".join(map(str, range(gpus)))
         yield f"  ((${{#dtrain_gpus[@]}})) || dtrain_gpus=({numbers})"
-    if _uniform(tasks):
+    if _uniform(plan, tasks):
         yield from _IDENTITY
         yield f"  dtrain_role={tasks[0].process.role} dtrain_index=$dtrain_rank"
     else:
@@ -212,18 +212,18 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[s
             yield from (f"  {line}" for line in find_interface(variable, value))
     yield '  cd -- "$workdir" || exit'
     output = '"$DTRAIN_RUN_DIR/$dtrain_role-$dtrain_index"'
-    argv = " ".join(str(argument(text)) for text in tasks[0].process.argv)
-    yield f"  exec {argv} >>{output}.out 2>>{output}.err"
+    program = command(tasks[0].process)
+    yield f"  exec {program} >>{output}.out 2>>{output}.err"
     yield "}"
 
 
-def _uniform(tasks: Sequence[_Task]) -> bool:
+def _uniform(plan: LaunchPlan, tasks: Sequence[_Task]) -> bool:
     """Whether Slurm's own numbers tell the tasks apart: each node runs as many as every other."""
-    first = tasks[0].part
-    return len({task.process.role for task in tasks}) == 1 and all(
-        task.process.index == task.rank
-        and len(task.part.processes) == len(first.processes)
-        and task.rank == task.part.node_rank * len(first.processes) + task.local_rank
+    size = len(plan.hosts[0].processes)
+    if len(tasks) != len(plan.hosts) * size or len({task.process.role for task in tasks}) > 1:
+        return False
+    return all(
+        task.process.index == task.rank == task.part.node_rank * size + task.local_rank
         for task in tasks
     )
 
@@ -252,7 +252,7 @@ def _srun(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[str]:
     cpus = plan.slurm.cpus if plan.slurm else None
     options = [f"--ntasks={len(tasks)}"]
     prefix = ""
-    if _uniform(tasks):
+    if _uniform(plan, tasks):
         options += [
             f"--nodes={len(plan.hosts)}",
             f"--ntasks-per-node={len(plan.hosts[0].processes)}",

@@ -1,0 +1,78 @@
+"""``job.sbatch``, held byte for byte against what was reviewed: ``cases/*.yaml`` and ``*.sbatch``.
+
+``--update-golden`` writes them anew; read the `git diff`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dtrain.engines.slurm import script
+from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.spec.load import parse, read
+from dtrain_cli.commands.launch import rendered
+
+FOLDER = Path(__file__).parent / "cases"
+CASES = sorted(FOLDER.glob("*.yaml"))
+
+FILE = """
+cluster: {slurm: {}, nodes: 2, gpus: 2}
+job: {framework: torch, script: t.py}
+"""
+
+
+@pytest.fixture(params=CASES, ids=lambda path: path.stem)
+def case(request: pytest.FixtureRequest) -> Path:
+    return Path(request.param)
+
+
+def plan(text: str) -> LaunchPlan:
+    return build(parse(text, "job.yaml"))
+
+
+def test_golden(case: Path, update_golden: bool) -> None:
+    text = rendered(build(read(case)))
+    subprocess.run(["bash", "-n"], input=text.encode(), check=True)
+    reference = case.with_suffix(".sbatch")
+    if update_golden:
+        reference.write_text(text)
+    assert text == reference.read_text()
+
+
+def test_every_process_of_a_uniform_job_has_the_same_lines() -> None:
+    """The script renders one of them."""
+    for case in CASES:
+        job = build(read(case))
+        tasks = script._tasks(job)
+        if script._uniform(job, tasks):
+            lines = {"\n".join(script._exported(task)) for task in tasks}
+            assert len(lines) == 1, case.stem
+            assert len({repr(getattr(task.process.argv, "parts", 0)) for task in tasks}) == 1
+
+
+def test_json_names_no_host_and_holds_the_script() -> None:
+    found = json.loads(rendered(plan(FILE), json=True))
+    assert [(host["host"], host["address"]) for host in found["hosts"]] == [(None, None)] * 2
+    assert [len(host["processes"]) for host in found["hosts"]] == [2, 2]
+    assert found["hosts"][1]["processes"][1]["environment"]["RANK"] == "3"
+    assert found["files"] == {"job.sbatch": script.render(plan(FILE))}
+
+
+def test_output_is_the_script_and_the_plan(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert rendered(plan(FILE), output=out) == f"1 file for 2 hosts written to {out}\n"
+    assert sorted(path.name for path in out.iterdir()) == ["job.sbatch", "plan.json"]
+    assert (out / "job.sbatch").read_text() == script.render(plan(FILE))
+    ssh = FILE.replace("slurm: {}, nodes: 2", "hosts: [a]")
+    rendered(plan(ssh), output=out)
+    assert sorted(path.name for path in out.iterdir()) == ["a", "plan.json"]
+
+
+def test_a_launch_names_the_run_itself() -> None:
+    spec = parse(FILE, "job.yaml")
+    assert "dtrain_run=gpt-17\n" in script.render(build(spec, run="gpt-17"))
+    assert "dtrain_run=job-$SLURM_JOB_ID\n" in script.render(build(spec))
