@@ -83,6 +83,12 @@ FEATURES = (
         instead="remove it, and put the code in a folder that all machines share (job.workdir)",
     ),
     Feature(
+        "binding to NUMA nodes",
+        ("job.binding",),
+        slurm=False,
+        instead="remove it; 'slurm: {cpus: 12}' gives each process CPUs of its own",
+    ),
+    Feature(
         "hang diagnosis",
         ("job.watchdog",),
         slurm=False,
