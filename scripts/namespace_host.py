@@ -161,8 +161,8 @@ class Host:
         assert self._init and self._init.stdout
         line = self._init.stdout.readline().strip()
         if not line:
-            said = (self.folder / "init.log").read_text(errors="replace").strip()
-            raise ClusterError(f"{self.name} did not start: {said}")
+            output = (self.folder / "init.log").read_text(errors="replace").strip()
+            raise ClusterError(f"{self.name} did not start: {output}")
         self.pid = int(line)
 
     def go(self) -> None:
@@ -179,8 +179,8 @@ class Host:
                 assert self._init
                 if self._init.poll() is not None or time.monotonic() > deadline:
                     logs = [self.folder / "init.log", self.folder / "sshd.log"]
-                    said = "\n".join(log.read_text() for log in logs if log.exists())
-                    raise ClusterError(f"{self.name}: no sshd ({error})\n{said}") from None
+                    output = "\n".join(log.read_text() for log in logs if log.exists())
+                    raise ClusterError(f"{self.name}: no sshd ({error})\n{output}") from None
                 time.sleep(0.01)
 
     def halt(self) -> None:

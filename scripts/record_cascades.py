@@ -161,7 +161,7 @@ def record(name: str, port: int) -> dict[str, Any]:
         for rank, process in enumerate(processes):
             if rank not in ended:
                 continue
-            said = (Path(folder) / f"{rank}.err").read_bytes()[-(1 << 16) :]
+            output = (Path(folder) / f"{rank}.err").read_bytes()[-(1 << 16) :]
             by_signal = process.returncode < 0
             ranks.append(
                 {
@@ -169,7 +169,7 @@ def record(name: str, port: int) -> dict[str, Any]:
                     "time": round(ended[rank], 3),
                     "code": None if by_signal else process.returncode,
                     "signal": signal.Signals(-process.returncode).name if by_signal else None,
-                    "said": shown(last_words(said), folder),
+                    "said": shown(last_words(output), folder),
                 }
             )
     return {"with": versions.stdout.strip(), "script": body, "first": first, "ranks": ranks}
@@ -198,12 +198,12 @@ def wait(processes: list[subprocess.Popen[bytes]], begun: float) -> dict[int, fl
     return ended
 
 
-def shown(said: str, folder: str) -> str:
+def shown(output: str, folder: str) -> str:
     """The output without parts that are specific to this machine or add nothing."""
-    said = said.replace(folder, "/home/user")
-    said = re.sub(r"/[\w./-]*?/site-packages", "/opt/venv/lib/python3/site-packages", said)
-    said = re.sub(r"/[\w./-]*/lib/python3\.\d+/(?!site-packages)", "/usr/lib/python3/", said)
-    lines = [line.rstrip().expandtabs(4) for line in said.splitlines()]
+    output = output.replace(folder, "/home/user")
+    output = re.sub(r"/[\w./-]*?/site-packages", "/opt/venv/lib/python3/site-packages", output)
+    output = re.sub(r"/[\w./-]*/lib/python3\.\d+/(?!site-packages)", "/usr/lib/python3/", output)
+    lines = [line.rstrip().expandtabs(4) for line in output.splitlines()]
     kept = [line for line in lines if not line or line.strip("^~ ")]
     return "".join(c for c in "\n".join(kept) if c.isprintable() or c == "\n")
 

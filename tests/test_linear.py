@@ -105,10 +105,10 @@ KINDS: dict[str, str | tuple[str, str]] = {  # what is repeated, perhaps after a
 
 def aimed() -> Iterator[tuple[str, str]]:
     """Text that each expression of the catalogue almost finds."""
-    said = [sample["said"] for samples in SAMPLES.values() for sample in samples]
+    output = [sample["said"] for samples in SAMPLES.values() for sample in samples]
     for known in signatures():
         if known.details is not None:
-            found = next(filter(None, map(known.details.search, said)))[0]
+            found = next(filter(None, map(known.details.search, output)))[0]
             yield f"{known.id}, cut", found[:-1]
             yield f"{known.id}, half", found[: len(found) // 2]
             yield f"{known.id}, digits", re.sub(r"\d+", "1" * 500, found[:-1])
@@ -216,7 +216,7 @@ PATHS: dict[str, Callable[[str], object]] = {
     "last words, uncaught": lambda text: shorten(
         last_words(text.encode(errors="replace"), uncaught=True)
     ),
-    "signatures": lambda text: explain(End(code=1, said=text)),
+    "signatures": lambda text: explain(End(code=1, output=text)),
     "signatures' details": detailed,
     "kernel messages": lambda text: understand([(0.0, text)], ["0000:3b:00.0"], [0]),
     "stacks": stack,

@@ -245,11 +245,11 @@ def attach(
     from dtrain.session.control import Control
     from dtrain.session.observer import NullObserver
 
-    watching, told = control or Control(), observer or NullObserver()
+    watching, receiver = control or Control(), observer or NullObserver()
     return existing.attach(
         RunFolder.find(run),
-        sessions=lambda record: _session(record.request, told, watching, ask),
-        observer=told,
+        sessions=lambda record: _session(record.request, receiver, watching, ask),
+        observer=receiver,
         control=watching,
     )
 
@@ -272,12 +272,12 @@ def stop(
     from dtrain.session.control import Control
     from dtrain.session.observer import NullObserver
 
-    waiting, told = control or Control(), observer or NullObserver()
+    waiting, receiver = control or Control(), observer or NullObserver()
     return existing.stop(
         RunFolder.find(run),
         force=force,
-        sessions=lambda record: _session(record.request, told, waiting, ask),
-        observer=told,
+        sessions=lambda record: _session(record.request, receiver, waiting, ask),
+        observer=receiver,
         control=waiting,
     )
 

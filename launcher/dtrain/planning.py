@@ -338,14 +338,14 @@ def _table(path: Path | None) -> Hardware:
 def _efficiency(request: PlanRequest, cluster: Cluster) -> Efficiency:
     from dtrain.parallelism.cluster.efficiency import of_family
 
-    made = of_family(cluster.gpu.family)
+    efficiency = of_family(cluster.gpu.family)
     if request.calibrate is None:
-        return made
+        return efficiency
     from dtrain.parallelism.cluster.calibration import read
 
     return _parsed(
         request.calibrate,
-        lambda text, where: read(text, where, made, cluster.gpu, cluster.network),
+        lambda text, where: read(text, where, efficiency, cluster.gpu, cluster.network),
     )
 
 

@@ -39,12 +39,12 @@ def main() -> None:
         size = _copy_code(source, options.files)
         print(f"{options.files} files, {size / 2**20:.1f} MiB, median of {options.repeat}")
         first = {name: _median(run, source, options.repeat, warm=0) for name, run in _tools()}
-        again = {name: _median(run, source, options.repeat, warm=1) for name, run in _tools()}
+        unchanged = {name: _median(run, source, options.repeat, warm=1) for name, run in _tools()}
     print(f"{'':8}{'first':>10}{'ratio':>8}{'no change':>12}{'ratio':>8}")
     for name in first:
         print(
             f"{name:8}{first[name]:10.3f}{first[name] / first['dtrain']:8.2f}"
-            f"{again[name]:12.3f}{again[name] / again['dtrain']:8.2f}"
+            f"{unchanged[name]:12.3f}{unchanged[name] / unchanged['dtrain']:8.2f}"
         )
     if "rsync" not in first:
         print("rsync is not installed here")

@@ -58,12 +58,12 @@ ENOUGH = 0.003
 """Relative step below which the search ends."""
 
 
-def errors(runs: Iterable[Run], made: Efficiency) -> dict[str, list[float]]:
+def errors(runs: Iterable[Run], efficiency: Efficiency) -> dict[str, list[float]]:
     """ln(estimate / measured) of step times, by table."""
     found: dict[str, list[float]] = {}
     for run in runs:
         if run.seconds is not None:
-            estimate = run.candidate(made).time.total
+            estimate = run.candidate(efficiency).time.total
             found.setdefault(run.table, []).append(math.log(estimate / run.seconds))
     return found
 
@@ -150,13 +150,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _print_fit(architecture: str, runs: Sequence[Run]) -> None:
     free = FREE[architecture]
-    made, current = fit(runs, start_of(architecture), free), FAMILIES[architecture]
+    efficiency, current = fit(runs, start_of(architecture), free), FAMILIES[architecture]
     print(f"{architecture}: {len(runs)} runs")
     print(f"  {'':14}{'fitted':>10}{'in efficiency.py':>20}")
     for name in free:
-        print(f"  {name:14}{getattr(made, name):10.3g}{getattr(current, name):20.3g}")
-    print(f"  {'loss':14}{loss(errors(runs, made)):10.4f}{loss(errors(runs, current)):20.4f}")
-    _print_errors(errors(runs, made))
+        print(f"  {name:14}{getattr(efficiency, name):10.3g}{getattr(current, name):20.3g}")
+    print(f"  {'loss':14}{loss(errors(runs, efficiency)):10.4f}{loss(errors(runs, current)):20.4f}")
+    _print_errors(errors(runs, efficiency))
 
 
 def _print_held_out(architecture: str, runs: Sequence[Run]) -> None:
@@ -165,11 +165,11 @@ def _print_held_out(architecture: str, runs: Sequence[Run]) -> None:
     for publisher in sorted({run.publisher for run in runs}):
         others = [run for run in runs if run.publisher != publisher]
         if others:
-            made = fit(others, start_of(architecture), FREE[architecture])
+            efficiency = fit(others, start_of(architecture), FREE[architecture])
         else:
-            made = of_family("")
+            efficiency = of_family("")
             print(f"  (only {publisher} has runs: with the constants of other architectures)")
-        found |= errors((run for run in runs if run.publisher == publisher), made)
+        found |= errors((run for run in runs if run.publisher == publisher), efficiency)
     _print_errors(found)
 
 

@@ -115,9 +115,9 @@ class Run:
     fitted: bool | None
     """Whether it ran without running out of memory; None if the GPU's memory is unknown."""
 
-    def candidate(self, made: Efficiency) -> Candidate:
+    def candidate(self, efficiency: Efficiency) -> Candidate:
         """The planner's estimate."""
-        return Candidate(self.shape, self.layout, self.cluster, made, self.assumed)
+        return Candidate(self.shape, self.layout, self.cluster, efficiency, self.assumed)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -299,11 +299,11 @@ def _layout(row: Row, practice: Practice) -> tuple[Layout, bool]:
     data, rest = divmod(gpus, tensor * pipeline * context)
     if rest or not data or gpus > 10**6:
         raise UnusableError("the GPUs do not divide by the split")
-    said = f"{row.get('id', '')} {notes}"
-    micro = count(row, "micro_batch") or _noted(said, r"mbs\s*[=:]?\s*(\d+)") or 1
+    text = f"{row.get('id', '')} {notes}"
+    micro = count(row, "micro_batch") or _noted(text, r"mbs\s*[=:]?\s*(\d+)") or 1
     batch = count(row, "global_batch")
     steps = _noted(
-        said,
+        text,
         r"mbc\s*[=:]?\s*(\d+)",
         r"micro_num\s*[=:]?\s*(\d+)",
         r"(?:grad_accum\w*|gradient accumulation\w*)\s*[=:]?\s*(\d+)",
@@ -387,33 +387,33 @@ _SHARDINGS: tuple[tuple[str, Sharding], ...] = (
 
 
 def _sharding(row: Row, practice: Practice) -> Sharding:
-    said = row.get("sharding", "").casefold()
-    if said:
+    text = row.get("sharding", "").casefold()
+    if text:
         for pattern, sharding in _SHARDINGS:
-            if re.search(pattern, said):
+            if re.search(pattern, text):
                 return sharding
     return practice.sharding
 
 
 def _recompute(row: Row) -> Recompute:
-    said = row.get("recompute", "").casefold()
-    if not said:
+    text = row.get("recompute", "").casefold()
+    if not text:
         match = re.search(
             r"(full|selective)[ _-](?:recompute|ac\b|activation)|recompute[ _=]+(full|selective)",
             f"{row.get('id', '')} {row.get('notes', '')}".casefold(),
         )
-        said = (match[1] or match[2]) if match else ""
-    if re.match(r"sel|per.?op|op\b|attn|attention|core", said):
+        text = (match[1] or match[2]) if match else ""
+    if re.match(r"sel|per.?op|op\b|attn|attention|core", text):
         return "selective"
-    if said in ("", "none", "no", "off", "false", "0", "unknown", "n/a", "-"):
+    if text in ("", "none", "no", "off", "false", "0", "unknown", "n/a", "-"):
         return "none"
     return "full"
 
 
 def _precision(row: Row, practice: Practice, gpu: Gpu) -> Precision:
-    said = row.get("precision", "").casefold()
-    if re.search(r"fp4|int8|int4", said):
-        raise UnusableError(f"the precision is not known: {said}")
+    text = row.get("precision", "").casefold()
+    if re.search(r"fp4|int8|int4", text):
+        raise UnusableError(f"the precision is not known: {text}")
     precision = practice.precision
     # fp32 last: notes on mixed precision often also name the 32-bit parts.
     names: tuple[tuple[str, Precision], ...] = (
@@ -423,7 +423,7 @@ def _precision(row: Row, practice: Practice, gpu: Gpu) -> Precision:
         (r"fp32|float32|tf32", "fp32"),
     )
     for pattern, named in names:
-        if re.search(pattern, said):
+        if re.search(pattern, text):
             precision = named
             break
     if precision in ("bf16", "fp16") and precision not in gpu.flops:

@@ -132,7 +132,7 @@ def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
     if base is not None and ffn == base.dense_ffn_hidden:
         ffn = base.ffn_hidden  # the width of the few dense layers, not of the experts
 
-    def made(*, gated: bool, tied: bool) -> Shape:
+    def shape_with(*, gated: bool, tied: bool) -> Shape:
         usual = -(-8 * hidden // 768) * 256 if gated else 4 * hidden
         plain = base or Shape(
             layers, hidden, heads, kv_heads, ffn or usual, vocab, length, head_size,
@@ -161,13 +161,13 @@ def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
         gated, tied = kind.gated, kind.tied
     else:
         gated = bool(experts) or kv_heads != heads or (ffn is not None and ffn != 4 * hidden)
-        gated = _agreeing(row, lambda yes: made(gated=yes, tied=False), gated)
+        gated = _agreeing(row, lambda yes: shape_with(gated=yes, tied=False), gated)
         tied = not gated
-    tied = _agreeing(row, lambda yes: made(gated=gated, tied=yes), tied)
-    return made(gated=gated, tied=tied)
+    tied = _agreeing(row, lambda yes: shape_with(gated=gated, tied=yes), tied)
+    return shape_with(gated=gated, tied=tied)
 
 
-def _agreeing(row: Row, made: Callable[[bool], Shape], usual: bool) -> bool:
+def _agreeing(row: Row, shape_with: Callable[[bool], Shape], usual: bool) -> bool:
     """The choice that matches the printed number of parameters, if exactly one does."""
     printed = number(row, "params_b")
     if printed is None:
@@ -175,7 +175,9 @@ def _agreeing(row: Row, made: Callable[[bool], Shape], usual: bool) -> bool:
     # 7.1 means from 7.05 to 7.15.
     digits = len((row.get("params_b") or "").strip().partition(".")[2])
     slack = 0.5 * 10.0**-digits + 1e-9
-    fitting = [yes for yes in (False, True) if abs(made(yes).parameters / 1e9 - printed) <= slack]
+    fitting = [
+        yes for yes in (False, True) if abs(shape_with(yes).parameters / 1e9 - printed) <= slack
+    ]
     return fitting[0] if len(fitting) == 1 else usual
 
 

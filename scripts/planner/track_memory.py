@@ -140,8 +140,8 @@ def _rms_norm(
         summed = [tensor.Replicate() if p.is_replicate() else torch.distributed.tensor.Partial()
                   for p in placements]  # fmt: skip
         whole = weight.to_local(grad_placements=summed)
-        made = _FusedRMSNorm.apply(x.to_local(), whole)
-        return tensor.DTensor.from_local(made, mesh, placements, run_check=False)
+        normalized = _FusedRMSNorm.apply(x.to_local(), whole)
+        return tensor.DTensor.from_local(normalized, mesh, placements, run_check=False)
     return _FusedRMSNorm.apply(x, weight)
 
 
@@ -259,21 +259,21 @@ def _track(
     gpt = GPT(config)
     if model.get("tied"):
         gpt.head.weight = gpt.embedding.weight
-    made = run.parallelize(gpt, loss=cross_entropy)
+    parallelized = run.parallelize(gpt, loss=cross_entropy)
     del gpt
-    optimizer = _adamw(made)
+    optimizer = _adamw(parallelized)
     here = layout.global_batch // run.data_size
     inputs, targets = torch.zeros(2, here, length // layout.context, dtype=torch.int64)
-    for part in made.parts:
+    for part in parallelized.parts:
         for value in (*part.parameters(), *part.buffers()):
             local = value._local_tensor if isinstance(value, tensor.DTensor) else value
             tracker.add(local.untyped_storage(), "parameter", local)
     with tracker:
         for step in range(STEPS):
             tracker.peak, tracker.listing = 0, listing and step == STEPS - 1
-            loss = made.gradients(inputs, targets)
-            made.clip_gradients(1.0)
-            made.step(optimizer)
+            loss = parallelized.gradients(inputs, targets)
+            parallelized.clip_gradients(1.0)
+            parallelized.step(optimizer)
             del loss
     answer: dict[str, Any] = {"peak": tracker.peak, "between_steps": tracker.now}
     if listing:

@@ -28,13 +28,13 @@ KNOWN = {signature.id: signature for signature in signatures()}
 
 
 def end(sample: dict[str, Any]) -> End:
-    said = sample["said"]
+    output = sample["said"]
     return End(
         code=sample.get("code", 1),
         signal=sample.get("signal") or by_status(sample.get("code", 1)),
         out_of_memory=sample.get("out_of_memory", False),
-        message=said.splitlines()[-1] if said else "",
-        said=said,
+        message=output.splitlines()[-1] if output else "",
+        output=output,
     )
 
 
@@ -61,14 +61,16 @@ def test_a_sample_is_explained_by_its_signature(kind: str, sample: dict[str, Any
 def test_no_other_signature_fits_a_sample(kind: str, sample: dict[str, Any]) -> None:
     """The confusion table: what fits besides the right one is written down in the sample."""
     this = end(sample)
-    fitting = {each.id for each in signatures() if each.fits(this, f"{this.message}\n{this.said}")}
+    fitting = {
+        each.id for each in signatures() if each.fits(this, f"{this.message}\n{this.output}")
+    }
     assert fitting - {kind} == set(sample.get("also", ()))
 
 
 @pytest.mark.parametrize("signature", signatures(), ids=lambda signature: signature.id)
 def test_every_phrase_signal_and_status_is_in_a_sample(signature: Signature) -> None:
     ends = [end(sample) for sample in SAMPLES[signature.id]]
-    texts = [each.said for each in ends]
+    texts = [each.output for each in ends]
     for phrase in signature.says:
         assert any(phrase.occurs_in(text) for text in texts), phrase.text
     if len(signature.signals) == 1:
@@ -143,11 +145,11 @@ HOSTILE: list[Callable[[int], str]] = [
 @pytest.mark.parametrize("text", HOSTILE)
 def test_time_grows_with_the_length_and_no_faster(text: Callable[[int], str]) -> None:
     def seconds(size: int) -> float:
-        this, said = End(code=1), text(size)
+        this, output = End(code=1), text(size)
         started = time.process_time()
         for signature in signatures():
-            signature.fits(this, said)
-            signature.describe(said)
+            signature.fits(this, output)
+            signature.describe(output)
         return time.process_time() - started
 
     seconds(1 << 12)
@@ -158,9 +160,9 @@ def test_time_grows_with_the_length_and_no_faster(text: Callable[[int], str]) ->
 
 def test_no_more_than_the_end_of_a_long_text_is_looked_at() -> None:
     early = "MemoryError\n" + "x" * MOST
-    assert explain(End(code=1, said=early)) is None
+    assert explain(End(code=1, output=early)) is None
     late = "x" * MOST + "\nMemoryError"
-    found = explain(End(code=1, said=late))
+    found = explain(End(code=1, output=late))
     assert found is not None
     assert found.id == "cpu-out-of-memory"
 
@@ -176,8 +178,8 @@ def test_phrases() -> None:
 
 
 def explained(*exceptions: str, link: str) -> str | None:
-    said = f"\n\n{link}\n\n".join(exceptions)
-    found = explain(End(code=1, message=said.splitlines()[-1], said=said))
+    output = f"\n\n{link}\n\n".join(exceptions)
+    found = explain(End(code=1, message=output.splitlines()[-1], output=output))
     return found.id if found is not None else None
 
 

@@ -62,10 +62,10 @@ class MeasuredFabric:
 
 def fabric(evidence: Evidence) -> MeasuredFabric | None:
     """The measurements; None if there are none or a rank failed."""
-    reports = [report for said in evidence.bandwidth.values() for report in said]
+    reports = [report for answers in evidence.bandwidth.values() for report in answers]
     if not reports or any(report["failed"] for report in reports):
         return None
-    host_of = {r["rank"]: host for host, said in evidence.bandwidth.items() for r in said}
+    host_of = {r["rank"]: host for host, answers in evidence.bandwidth.items() for r in answers}
     collectives: list[Collective] = []
     ranks, hosts = len(reports), len(evidence.bandwidth)
     if ranks > 1:
@@ -86,10 +86,10 @@ def fabric(evidence: Evidence) -> MeasuredFabric | None:
     return MeasuredFabric(reports[0]["backend"], tuple(collectives), links)
 
 
-def _inside(said: Mapping[str, tuple[Facts, ...]]) -> Iterator[Collective]:
+def _inside(answers: Mapping[str, tuple[Facts, ...]]) -> Iterator[Collective]:
     """All-reduces among the ranks of one host. Each is the slowest over all hosts."""
     measured: dict[tuple[int, int], float] = {}
-    for reports in said.values():
+    for reports in answers.values():
         for report in reports:
             for size, seconds in report["inside"]:
                 key = len(reports), size
@@ -116,8 +116,8 @@ def calibration(found: MeasuredFabric) -> dict[str, Any]:
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    for host, said in evidence.bandwidth.items():
-        for report in said:
+    for host, answers in evidence.bandwidth.items():
+        for report in answers:
             if report["failed"]:
                 yield error(
                     "bandwidth",

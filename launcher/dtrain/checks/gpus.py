@@ -38,7 +38,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
             yield from _health(host, gpu)
             yield from _free(host, gpu)
         yield from _xids(host)
-    yield from _alike(evidence)
+    yield from _differences(evidence)
 
 
 def _used(host: HostFacts) -> list[Facts]:
@@ -87,8 +87,8 @@ def indices(numbers: Iterable[int]) -> str:
     return hostlist.fold(map(str, numbers)).strip("[]")
 
 
-def _driver_remedy(said: str) -> str:
-    if "mismatch" in said.lower():
+def _driver_remedy(output: str) -> str:
+    if "mismatch" in output.lower():
         return "restart the host: the driver was upgraded while it was loaded"
     return "load or install the GPU driver there (sudo modprobe nvidia), or restart the host"
 
@@ -208,7 +208,7 @@ def _is_at(gpu: Facts, place: str) -> bool:
     return place.lower() in (gpu.get("bus") or "").lower()
 
 
-def _alike(evidence: Evidence) -> Iterator[Finding]:
+def _differences(evidence: Evidence) -> Iterator[Finding]:
     models: dict[str, str] = {}
     drivers: dict[str, str] = {}
     for host in evidence.hosts:

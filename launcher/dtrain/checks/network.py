@@ -14,7 +14,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         if host.interfaces and host.chosen_interface is not None:
             yield from _chosen(host, host.chosen_interface)
             yield from _routes(host)
-    yield from _alike(evidence)
+    yield from _differences(evidence)
     yield from _infiniband(evidence)
 
 
@@ -67,7 +67,7 @@ def _routes(host: HostFacts) -> Iterator[Finding]:
             )
 
 
-def _alike(evidence: Evidence) -> Iterator[Finding]:
+def _differences(evidence: Evidence) -> Iterator[Finding]:
     mtus: dict[str, str] = {}
     speeds: dict[str, str] = {}
     for host in evidence.hosts:

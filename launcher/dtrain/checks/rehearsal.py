@@ -14,8 +14,8 @@ _EXPECTED = "all processes of the job can connect"
 def judge(evidence: Evidence) -> Iterator[Finding]:
     if not evidence.rehearsal:
         return
-    for host, said in evidence.rehearsal.items():
-        for report in said:
+    for host, answers in evidence.rehearsal.items():
+        for report in answers:
             if report["failed"] in ("import", "start", "server"):
                 yield error(
                     "rendezvous",
@@ -32,12 +32,12 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 def _torch(evidence: Evidence, rehearsal: Mapping[str, tuple[Facts, ...]]) -> Iterator[Finding]:
     names = [part.host.name for part in evidence.plan.hosts]
-    host_of = {report["rank"]: host for host, said in rehearsal.items() for report in said}
+    host_of = {report["rank"]: host for host, answers in rehearsal.items() for report in answers}
     first, port = names[0], evidence.plan.hosts[0].ports[0]
     unconnected = {
         host: report["error"]
-        for host, said in rehearsal.items()
-        for report in said
+        for host, answers in rehearsal.items()
+        for report in answers
         if report["failed"] == "store"
     }
     for host, reason in unconnected.items():
@@ -50,8 +50,8 @@ def _torch(evidence: Evidence, rehearsal: Mapping[str, tuple[Facts, ...]]) -> It
         )
     failed: dict[tuple[str, str], str] = {}
     others: dict[str, str] = {}
-    for host, said in rehearsal.items():
-        for report in said:
+    for host, answers in rehearsal.items():
+        for report in answers:
             if report["failed"] != "group":
                 continue
             others.setdefault(host, report.get("error", ""))
@@ -83,16 +83,18 @@ def _tensorflow(
     evidence: Evidence, rehearsal: Mapping[str, tuple[Facts, ...]]
 ) -> Iterator[Finding]:
     names = [part.host.name for part in evidence.plan.hosts]
-    host_of = {tuple(report["task"]): host for host, said in rehearsal.items() for report in said}
+    host_of = {
+        tuple(report["task"]): host for host, answers in rehearsal.items() for report in answers
+    }
     up = {
         tuple(report["task"])
-        for said in rehearsal.values()
-        for report in said
+        for answers in rehearsal.values()
+        for report in answers
         if not report["failed"]
     }
     silent: dict[tuple[str, str], str] = {}
-    for host, said in rehearsal.items():
-        for report in said:
+    for host, answers in rehearsal.items():
+        for report in answers:
             for task in map(tuple, report["silent"]):
                 if task in up:
                     silent[host, host_of[task]] = f"{task[0]} {task[1]}"

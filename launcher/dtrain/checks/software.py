@@ -28,8 +28,8 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 def _works(evidence: Evidence, host: HostFacts, answer: Facts) -> Iterator[Finding]:
     setup = evidence.plan.job.setup
     python = host.part.python
-    said = (answer.get("output") or "").strip().splitlines()
-    last = said[-1] if said else "no output"
+    lines = (answer.get("output") or "").strip().splitlines()
+    last = lines[-1] if lines else "no output"
     if "failed_setup" in answer and setup:
         step = answer["failed_setup"]
         how = "timed out" if answer["status"] is None else "failed"

@@ -68,7 +68,7 @@ class End:
     """Whether the kernel's OOM killer killed a process on that host at that time."""
     message: str = ""
     """The last line of its output, or the message of its last exception."""
-    said: str = ""
+    output: str = ""
     """All of its output about its end."""
 
 
@@ -132,21 +132,21 @@ def explain(end: End) -> Explanation | None:
 
     The last exception and its causes count more than an exception that was being handled.
     """
-    said = f"{end.message}\n{end.said}".strip()[-MOST:]
-    return _explain(end.code, end.signal, end.out_of_memory, said)
+    output = f"{end.message}\n{end.output}".strip()[-MOST:]
+    return _explain(end.code, end.signal, end.out_of_memory, output)
 
 
 # Thousands of ranks of one run fail with the same output, and callers ask several times for each.
 @lru_cache(maxsize=4096)
 def _explain(
-    code: int | None, signal: str | None, out_of_memory: bool, said: str
+    code: int | None, signal: str | None, out_of_memory: bool, output: str
 ) -> Explanation | None:
     end = End(code, signal, out_of_memory)
-    last = said.rpartition(_HANDLING)[2]
-    for echo, text in ((False, last), (False, said), (True, said)):
+    last = output.rpartition(_HANDLING)[2]
+    for echo, text in ((False, last), (False, output), (True, output)):
         for known in signatures():
             if known.echo is echo and known.fits(end, text):
-                what = known.describe(said)
+                what = known.describe(output)
                 return Explanation(known.id, what, known.remedy, known.echo, known.host)
     return None
 

@@ -66,27 +66,27 @@ def understand(
 
 
 def concerning(
-    messages: Iterable[KernelMessage], pid: int | None, said: str, failed: float
+    messages: Iterable[KernelMessage], pid: int | None, output: str, failed: float
 ) -> KernelMessage | None:
     """The message that best explains why process ``pid`` failed.
 
-    ``said`` is the process's output, ``failed`` the time of its end. An older fault of the host is
-    only a guess: it becomes weak and does not blame the host.
+    ``output`` is the process's output, and ``failed`` is the time of its end. An older fault of the
+    host is only a guess: it becomes weak and does not blame the host.
     """
     fitting = [
         replace(message, host=False, weak=True)
         if message.host and not _names(message, pid) and message.time < failed - RECENT
         else message
         for message in messages
-        if _concerns(message, pid, said)
+        if _concerns(message, pid, output)
     ]
     return min(fitting, key=lambda message: message.weak, default=None)
 
 
-def _concerns(message: KernelMessage, pid: int | None, said: str) -> bool:
+def _concerns(message: KernelMessage, pid: int | None, output: str) -> bool:
     phrases = _phrases().get(message.id, ())
     if phrases:
-        return any(phrase in said for phrase in phrases)
+        return any(phrase in output for phrase in phrases)
     return message.host or _names(message, pid)
 
 

@@ -43,18 +43,18 @@ class WaitingPlace:
         return f"{self.call}, called by {self.script}" if self.call else self.script
 
 
-def stack(said: str) -> list[Frame]:
-    """The main thread's frames, innermost first, from the last report in ``said``.
+def stack(output: str) -> list[Frame]:
+    """The main thread's frames, innermost first, from the last report in ``output``.
 
     Reads the output of Python's faulthandler and of ``py-spy dump``. Empty if there is neither.
     """
-    heads = list(_THREAD.finditer(said))
+    heads = list(_THREAD.finditer(output))
     current = [head for head in heads if head["current"] != "T"]
     if not heads:
-        return _frames(said.splitlines(), _SPY_FRAME)
+        return _frames(output.splitlines(), _SPY_FRAME)
     # In one report, the current thread is the one that received the signal: the main thread.
     head = current[-1] if current else heads[-1]
-    lines = said[head.end() :].lstrip("\n").splitlines()
+    lines = output[head.end() :].lstrip("\n").splitlines()
     return _frames(lines, _FRAME)
 
 

@@ -54,8 +54,8 @@ def last_words(stderr: bytes, *, uncaught: bool = False) -> str:
             last = lines[_start(lines, headers) : end]
             text = "\n".join(line for line in last if not _NATIVE_FRAME.match(line))
             return shorten(text, _KEPT_LINES)
-    said = [line for line in lines if line and not _NATIVE_FRAME.match(line)]
-    return "\n".join(said[-PLAIN_LINES:])
+    kept = [line for line in lines if line and not _NATIVE_FRAME.match(line)]
+    return "\n".join(kept[-PLAIN_LINES:])
 
 
 def shorten(traceback: str, most: int = MESSAGE_LINES) -> str:
@@ -71,9 +71,9 @@ def shorten(traceback: str, most: int = MESSAGE_LINES) -> str:
     return "\n".join([*lines[:head], middle, *lines[head + left_out :]])
 
 
-def headline(said: str) -> str:
+def headline(output: str) -> str:
     """The line of `last_words` that names the exception, or else the last line."""
-    lines = said.split("\n")
+    lines = output.split("\n")
     begin = _message(lines)
     return lines[begin if begin < len(lines) else -1]
 
@@ -107,7 +107,7 @@ def _start(lines: list[str], headers: list[int]) -> int:
     """The first line of the chain that ends with the last traceback."""
     start = headers[-1]
     if lines[start].startswith("Fatal Python error"):
-        # The interpreter reports where it was; the library that gave up said why just before.
+        # The interpreter prints its position. The library that aborted prints the reason before.
         near = range(max(0, start - _STALE_AFTER), start)
         return next((number for number in near if _NATIVE_REPORT.match(lines[number])), start)
     for earlier in reversed(headers[:-1]):

@@ -239,7 +239,7 @@ class Happened:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgressSaid:
+class ProgressReport:
     name: Annotated[str, re.compile(r"[^/\0]{1,1000}\.progress")]
     offset: Offset
     said: Any
@@ -281,7 +281,7 @@ Message = (
     | RunSeen
     | StreamFound
     | Happened
-    | ProgressSaid
+    | ProgressReport
     | Alive
     | Notice
     | Lost
@@ -309,7 +309,7 @@ _MESSAGES: dict[str, type[Message]] = {
     "attached": Attached,
     "status": RunSeen,
     "stream": StreamFound,
-    "progress": ProgressSaid,
+    "progress": ProgressReport,
     "alive": Alive,
     "notice": Notice,
     "lost": Lost,

@@ -131,13 +131,13 @@ class MessageSequence:
             raise ProtocolError(f"ended: {role} {index} has not exited")
         self.ended = True
 
-    def check_process(self, said: _OfProcess) -> tuple[str, int]:
+    def check_process(self, event: _OfProcess) -> tuple[str, int]:
         """The role and index. Raises ProtocolError unless the process is one of this host's."""
-        key = said.role, said.index
+        key = event.role, event.index
         if key not in self._ranks:
-            raise ProtocolError(f"this host has no process {said.role} {said.index}")
-        if not isinstance(said, RankStarted) and said.rank != self._ranks[key]:
-            raise ProtocolError(f"{said.role} {said.index} is not rank {said.rank}")
+            raise ProtocolError(f"this host has no process {event.role} {event.index}")
+        if not isinstance(event, RankStarted) and event.rank != self._ranks[key]:
+            raise ProtocolError(f"{event.role} {event.index} is not rank {event.rank}")
         return key
 
     def _check_started(self, event: RankStarted | Exited) -> tuple[str, int]:

@@ -79,11 +79,11 @@ def check(shape: Shape, cluster: Cluster, global_batch: int, fixed: Mapping[str,
     known, derived = completed(cluster, fixed)
 
     def refuse(name: str, reason: str, would: Iterable[int]) -> UsageError:
-        said = f"{option(name)} {known[name]}"
+        text = f"{option(name)} {known[name]}"
         if name == derived:
             given = ", ".join(f"{option(size)} {known[size]}" for size in SIZES if size != name)
-            said = f"{given} on {cluster.gpus} GPUs make {name} {known[name]}, which"
-        return UsageError(f"{said} {reason}", hint=_use(name, would, derived))
+            text = f"{given} on {cluster.gpus} GPUs make {name} {known[name]}, which"
+        return UsageError(f"{text} {reason}", hint=_use(name, would, derived))
 
     gpus = _divisors(cluster.gpus)
     if "tensor" in known and (shape.heads % known["tensor"] or shape.ffn_hidden % known["tensor"]):
@@ -158,10 +158,10 @@ def _check_product(cluster: Cluster, fixed: Mapping[str, Any]) -> None:
         return
     last = next(reversed(given))
     others = product // given[last]
-    said = " x ".join(f"{option(name)} {size}" for name, size in given.items())
+    text = " x ".join(f"{option(name)} {size}" for name, size in given.items())
     able = gpus // others if gpus % others == 0 else 0
     raise UsageError(
-        f"{said} = {product} does not make up {gpus} GPUs",
+        f"{text} = {product} does not make up {gpus} GPUs",
         hint=(
             f"use {option(last)} {able}"
             if able and len(given) == len(SIZES)

@@ -43,8 +43,12 @@ def find(
     names = tuple(names)
     close = nearest(name, names)
     # A prefix such as "h100" may match several names: suggest all of them.
-    alike = [known for known in names if wanted and wanted in key(known)][:4] or close
-    hint = f"did you mean {' or '.join(alike)}? {otherwise}".strip() if alike else otherwise
+    suggestions = [known for known in names if wanted and wanted in key(known)][:4] or close
+    hint = (
+        f"did you mean {' or '.join(suggestions)}? {otherwise}".strip()
+        if suggestions
+        else otherwise
+    )
     raise UsageError(f"{name!r} is not a {what} that dtrain knows", hint=hint)
 
 

@@ -50,7 +50,7 @@ class Plan:
 def search(
     shape: Shape,
     cluster: Cluster,
-    made: Efficiency,
+    efficiency: Efficiency,
     *,
     global_batch: int,
     precision: Precision = "bf16",
@@ -72,7 +72,7 @@ def search(
     rest: list[Candidate] = []
     for offload in choices.of("offload", (False, True)):
         every = [
-            Candidate(shape, layout, cluster, made, assumed)
+            Candidate(shape, layout, cluster, efficiency, assumed)
             for layout in choices.layouts(Layout(offload=offload, backend=backend))
         ]
         fitting = [candidate for candidate in every if candidate.fits]

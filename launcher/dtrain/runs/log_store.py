@@ -177,9 +177,9 @@ class RunFolder:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            said = os.read(fd, 32).strip()
+            text = os.read(fd, 32).strip()
             # 1 is never a launcher, and 0 and negative numbers would signal whole groups.
-            return int(said) if said.isdigit() and 1 < int(said) <= MAX_PID else None
+            return int(text) if text.isdigit() and 1 < int(text) <= MAX_PID else None
         except OSError:
             return None
         finally:

@@ -45,7 +45,7 @@ class Progress:
         return _ORDER.index(kind), int(number)
 
     @classmethod
-    def read(cls, process: str, said: Mapping[str, Any]) -> Progress:
+    def read(cls, process: str, fields: Mapping[str, Any]) -> Progress:
         """A report from a host or a journal, neither of which is trusted.
 
         A loss or a metric may be infinite or not a number; the time may not. Raises KeyError,
@@ -53,7 +53,7 @@ class Progress:
         """
         if not isinstance(process, str) or not _PROCESS.fullmatch(process):
             raise ValueError("not the name of a process")
-        time, metrics = _number(said["time"]), said["metrics"]
+        time, metrics = _number(fields["time"]), fields["metrics"]
         if not 0 <= time < MAX_TIME:
             raise ValueError("not a time")
         if not isinstance(metrics, Mapping) or len(metrics) > MAX_METRICS:
@@ -61,10 +61,10 @@ class Progress:
         return cls(
             process,
             time,
-            _count(said["step"]),
-            _optional(_count, said["total"]),
-            _optional(_number, said["loss"]),
-            _optional(_count, said["tokens"]),
+            _count(fields["step"]),
+            _optional(_count, fields["total"]),
+            _optional(_number, fields["loss"]),
+            _optional(_count, fields["tokens"]),
             {_metric(name): _number(value) for name, value in metrics.items()},
         )
 

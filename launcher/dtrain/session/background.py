@@ -54,13 +54,13 @@ def start(request: Request, secrets: Mapping[str, str]) -> str:
     # On stdin, because other users can see the arguments of a process.
     message = json.dumps({"request": asdict(request), "secrets": dict(secrets)})
     answer, errors = process.communicate(message.encode())
-    said = json.loads(answer) if answer else {}
-    if "run" in said:
-        return str(said["run"])
+    reply = json.loads(answer) if answer else {}
+    if "run" in reply:
+        return str(reply["run"])
     last = errors.decode(errors="replace").strip().rpartition("\n")[2]
     raise BackgroundError(
-        said.get("error") or f"the background launch ended at once: {last}",
-        hint=said.get("hint", ""),
+        reply.get("error") or f"the background launch ended at once: {last}",
+        hint=reply.get("hint", ""),
     )
 
 
@@ -106,10 +106,10 @@ class _ParentNotifier(NullObserver):
         os.close(log)
         os.close(null)
 
-    def answer(self, said: Mapping[str, str]) -> None:
+    def answer(self, reply: Mapping[str, str]) -> None:
         if not self._answered:
             self._answered = True
-            os.write(self._stdout, json.dumps(said).encode())
+            os.write(self._stdout, json.dumps(reply).encode())
 
     def end_answer(self) -> None:
         os.close(self._stdout)

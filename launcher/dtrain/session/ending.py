@@ -212,8 +212,8 @@ class Ending:
         if failure.rank is not None:
             names.append(f"rank-{failure.rank}.err")
         for name in names:
-            if said := last_words(tail(logs / name, _STDERR_TAIL), uncaught=failure.code == 1):
-                return replace(failure, traceback=said, message=headline(said))
+            if output := last_words(tail(logs / name, _STDERR_TAIL), uncaught=failure.code == 1):
+                return replace(failure, traceback=output, message=headline(output))
         return failure
 
 

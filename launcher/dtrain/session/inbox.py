@@ -87,7 +87,7 @@ class Inbox:
                     self._cannot_store(error)
             case messages.Happened():
                 self._take_event(message)
-            case messages.ProgressSaid(name=name, offset=offset, said=said):
+            case messages.ProgressReport(name=name, offset=offset, said=said):
                 self.output.note(name, offset)
                 self._evidence.last_activity = time.monotonic()
                 self._reports.add(name.removesuffix(".progress"), said)

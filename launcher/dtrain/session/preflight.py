@@ -199,16 +199,18 @@ class Preflight:
         program = _REHEARSALS.get(self._plan.job.framework)
         if program is None:
             return evidence
-        said, failures = self._on_all_ranks(evidence, program, facts.REHEARSED, REHEARSAL_SECONDS)
-        return replace(evidence, rehearsal=said, failures=(*evidence.failures, *failures))
+        reports, failures = self._on_all_ranks(
+            evidence, program, facts.REHEARSED, REHEARSAL_SECONDS
+        )
+        return replace(evidence, rehearsal=reports, failures=(*evidence.failures, *failures))
 
     def measure(self, evidence: Evidence) -> Evidence:
         """Measure the bandwidth inside and between all hosts with torch.distributed. Does nothing
         unless all hosts have answered."""
-        said, failures = self._on_all_ranks(
+        reports, failures = self._on_all_ranks(
             evidence, "bandwidth", facts.MEASURED, BANDWIDTH_SECONDS
         )
-        return replace(evidence, bandwidth=said, failures=(*evidence.failures, *failures))
+        return replace(evidence, bandwidth=reports, failures=(*evidence.failures, *failures))
 
     def _on_all_ranks(
         self, evidence: Evidence, program: str, kind: Any, limit: float
@@ -226,14 +228,14 @@ class Preflight:
             evidence.hosts,
             limit + MARGIN,
         )
-        said: dict[str, tuple[Facts, ...]] = {}
+        reports: dict[str, tuple[Facts, ...]] = {}
         failures: list[NodeError] = []
         for host, answer in zip(evidence.hosts, answers, strict=True):
             if isinstance(answer, NodeError):
                 failures.append(answer)
             else:
-                said[host.name] = answer
-        return said, tuple(failures)
+                reports[host.name] = answer
+        return reports, tuple(failures)
 
     def _ranks(
         self, host: HostFacts, program: str, own: Mapping[str, Any], kind: Any, limit: float
@@ -250,7 +252,7 @@ class Preflight:
             "options": own,
             "ranks": [dict(process.environment) for process in processes],
         }
-        answer, said = self.conversations[host.name].ask(
+        answer, reports = self.conversations[host.name].ask(
             {
                 "op": "run",
                 "workdir": self._workdir(part),
@@ -265,10 +267,10 @@ class Preflight:
         )
         words = (answer.get("output") or answer.get("error") or "").strip().splitlines()
         lost = {"failed": "start", "error": words[-1] if words else f"no answer within {limit:g} s"}
-        said += (lost,) * (len(processes) - len(said))
+        reports += (lost,) * (len(processes) - len(reports))
         return tuple(
             {"silent": (), **each, **_identity(process)}
-            for process, each in zip(processes, said, strict=False)
+            for process, each in zip(processes, reports, strict=False)
         )
 
     def close(self) -> None:

@@ -36,15 +36,15 @@ class WorkerReports:
         if self._tensorboard is not None:
             self._tensorboard.close()
 
-    def add(self, process: str, said: dict[str, Any]) -> None:
-        """``said`` comes from the worker and may have any shape. Errors in it are ignored, because
-        the relay did not cause them."""
+    def add(self, process: str, fields: dict[str, Any]) -> None:
+        """Add a report. ``fields`` comes from the worker and may have any shape; errors in it are
+        ignored, because the relay did not cause them."""
         with suppress(KeyError, TypeError, ValueError, OverflowError, AttributeError):
-            match said.get("event"):
+            match fields.get("event"):
                 case "progress":
-                    self._add_progress(Progress.read(process, said))
+                    self._add_progress(Progress.read(process, fields))
                 case "tensorboard" if self._context.tensorboard and self._tensorboard is None:
-                    self._show_tensorboard(int(said["port"]))
+                    self._show_tensorboard(int(fields["port"]))
 
     def _add_progress(self, report: Progress) -> None:
         self.step = report.step

@@ -335,7 +335,7 @@ class _Edit:
         self._splice(first, after, "")
 
     def _verify(self) -> None:
-        """Raise UsageError unless the text says what is wanted, and else what it said before."""
+        """Raise UsageError unless the edit set the wanted keys and left the rest unchanged."""
         try:
             root, document = _read(self.text, self.file)
         except SpecError as error:

@@ -95,8 +95,8 @@ class ControlMaster:
                 reply = _receive(control)
             kind, number = reply.get_int(), reply.get_int()
             if kind in _FAILURES:
-                said = clean(reply.get_binary()[:400].decode(errors="replace"))
-                raise paramiko.ChannelException(1 if "prohibited" in said else 2, said)
+                reason = clean(reply.get_binary()[:400].decode(errors="replace"))
+                raise paramiko.ChannelException(1 if "prohibited" in reason else 2, reason)
             if (kind, number) != (_SESSION_OPENED, _REQUEST):
                 raise OSError("the ControlMaster sent an unknown reply")
         except BaseException:

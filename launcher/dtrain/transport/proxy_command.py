@@ -69,10 +69,10 @@ class ProxyCommand:
 
     def explain(self) -> str:
         """How the program ended and the end of its stderr, for an error message."""
-        said = self._tail.contents().decode(errors="replace").strip()
+        output = self._tail.contents().decode(errors="replace").strip()
         status = self.status
         how = "is still running" if status is None else f"exited with status {status}"
-        return f"its ProxyCommand ({self.command}) {how}" + (f": {said[-500:]}" if said else "")
+        return f"its ProxyCommand ({self.command}) {how}" + (f": {output[-500:]}" if output else "")
 
     def _attend(self) -> None:
         assert self._popen.stderr  # noqa: S101 (for the type checker)

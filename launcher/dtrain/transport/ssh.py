@@ -178,7 +178,7 @@ class SshTransport:
                 hint=f"check whether `{endpoint.command}` works",
             )
         greeting = transport.live.greeting.decode("latin-1").splitlines()
-        said = next((line for line in greeting if line and not line.startswith("SSH-")), "")
+        text = next((line for line in greeting if line and not line.startswith("SSH-")), "")
         if transport.is_active():
             what = "finish its SSH handshake" if transport.remote_version else "greet as SSH does"
             raise DroppedError(
@@ -201,15 +201,15 @@ class SshTransport:
                 hint="the server's SSH is too old, or allows only algorithms that paramiko does "
                 "not support",
             )
-        if said and not said.startswith("Exceeded MaxStartups") and "allowed" not in said:
+        if text and not text.startswith("Exceeded MaxStartups") and "allowed" not in text:
             raise ConnectError(
                 endpoint.host,
                 endpoint.attempted,
-                f"not an SSH server: it sent {said[:80]!r}",
+                f"not an SSH server: it sent {text[:80]!r}",
                 hint="check the host's `address` and `port`",
             )
-        if said:
-            raise DroppedError(Transient.THROTTLED, f"the server rejected the connection: {said}")
+        if text:
+            raise DroppedError(Transient.THROTTLED, f"the server rejected the connection: {text}")
         raise DroppedError(
             Transient.DROPPED,
             "the server closed the connection during the SSH handshake",

@@ -85,10 +85,12 @@ class SshQuery:
                     self.runs += 1
                     self.seconds += time.monotonic() - started
             messages.seek(0)
-            said = messages.read(MESSAGE_SIZE).decode(errors="replace").splitlines()
+            lines = messages.read(MESSAGE_SIZE).decode(errors="replace").splitlines()
         if status != 0:
-            raise SshConfigError(_complaint(said) or f"`ssh -G {host}` exited with status {status}")
-        for line in said:
+            raise SshConfigError(
+                _complaint(lines) or f"`ssh -G {host}` exited with status {status}"
+            )
+        for line in lines:
             if match := re.fullmatch(r"debug1: Reading configuration data (.*)", line):
                 stamps[match[1]] = _stamp(Path(match[1]))
         return _parse(output), stamps
@@ -132,10 +134,12 @@ def _parse(output: str) -> _Values:
     return values
 
 
-def _complaint(said: list[str]) -> str:
+def _complaint(lines: list[str]) -> str:
     """ssh's own message among its debugging output."""
     noise = re.compile(r"debug\d: |OpenSSH_|Pseudo-terminal will not|.*terminating, \d+ bad conf")
-    return "; ".join(line.strip() for line in said if line.strip() and not noise.match(line))[:1000]
+    return "; ".join(line.strip() for line in lines if line.strip() and not noise.match(line))[
+        :1000
+    ]
 
 
 def _stamp(path: Path) -> _Stamp:

@@ -53,12 +53,12 @@ def document(
 
 
 def _explanation(answer: Answer, table: Hardware) -> list[str]:
-    said = [explain.headline(answer.best), explain.fullness(answer.best)]
+    parts = [explain.headline(answer.best), explain.fullness(answer.best)]
     if answer.fits:
-        said.insert(1, explain.figures(answer.best))
+        parts.insert(1, explain.figures(answer.best))
     if not answer.question.pinned:
-        said.append(alternatives.textbook(answer))
-    return [text for text in (*said, *alternatives.remedies(answer, table)) if text]
+        parts.append(alternatives.textbook(answer))
+    return [text for text in (*parts, *alternatives.remedies(answer, table)) if text]
 
 
 def model(question: Question) -> dict[str, Any]:

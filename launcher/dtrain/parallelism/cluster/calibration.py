@@ -54,20 +54,20 @@ def read(text: str, where: str, base: Efficiency, gpu: Gpu, network: float) -> E
         )
     if table.get("schema", SCHEMA) != SCHEMA:
         raise UsageError(f"{where}: schema {table['schema']!r} is not {SCHEMA}")
-    made = base
+    calibrated = base
     products = _rows(table, "gemm", where, ("m", "k", "n", "tflops"))
     if products:
-        made = replace(made, **_gemm(products, base, gpu))
+        calibrated = replace(calibrated, **_gemm(products, base, gpu))
     rows = _rows(table, "collectives", where, ("ranks", "hosts", "bytes", "seconds"), "kind")
     near = [row for row in rows if row["hosts"] == 1]
     far = [row for row in rows if row["hosts"] > 1]
     if near:
         share, half = _wire(near, gpu.link * 1e9, base.link, base.link_half, base)
-        made = replace(made, link=share, link_half=half)
+        calibrated = replace(calibrated, link=share, link_half=half)
     if far:
         share, half = _wire(far, network * 1e9, base.network, base.network_half, base)
-        made = replace(made, network=share, network_half=half)
-    return replace(made, **_constants(table, where))
+        calibrated = replace(calibrated, network=share, network_half=half)
+    return replace(calibrated, **_constants(table, where))
 
 
 def _gemm(products: Sequence[dict[str, float]], base: Efficiency, gpu: Gpu) -> dict[str, float]:

@@ -35,13 +35,13 @@ class Group:
 
         Across hosts, all groups in one host share its NICs.
         """
-        made = self.efficiency
-        link = self.cluster.gpu.link * 1e9 * made.link * size / (size + made.link_half)
+        efficiency = self.efficiency
+        link = self.cluster.gpu.link * 1e9 * efficiency.link * size / (size + efficiency.link_half)
         if self.within_host:
             return link
         side_by_side = min(self.stride, self.cluster.gpus_per_host)
         wire = self.cluster.network * 1e9 / side_by_side
-        network = wire * made.network * size / (size + made.network_half / side_by_side)
+        network = wire * efficiency.network * size / (size + efficiency.network_half / side_by_side)
         return min(link, network)
 
     def all_gather(self, size: float) -> float:
@@ -67,8 +67,8 @@ class Group:
         """
         if self.size == 1 or not size:
             return 0.0
-        made = self.efficiency
-        start = made.latency + made.hop * math.log2(max(1.0, self.size / self.local))
+        efficiency = self.efficiency
+        start = efficiency.latency + efficiency.hop * math.log2(max(1.0, self.size / self.local))
         return 2 * (self.all_gather(size) - self.start + start)
 
     def in_buckets(self, collective: Callable[[float], float], size: float) -> float:

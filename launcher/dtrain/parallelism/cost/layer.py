@@ -94,17 +94,17 @@ class Kernels:
 
     def product_seconds(self, product: Product, *, wide: bool = False) -> float:
         """Return a product's time, bound by FLOP if it is large, by memory reads if it is thin."""
-        made, gpu = self.efficiency, self.cluster.gpu
+        efficiency, gpu = self.efficiency, self.cluster.gpu
         precision = self._wide if wide else self.assumed.precision
         one = product.flop / product.count
         # A faster unit needs a larger product to reach its peak.
-        half = made.gemm_half * gpu.peak(precision) / 312
-        best = made.gemm * (made.fp8 if precision == "fp8" else 1.0)
+        half = efficiency.gemm_half * gpu.peak(precision) / 312
+        best = efficiency.gemm * (efficiency.fp8 if precision == "fp8" else 1.0)
         busy = (one + half) / (self._peak(precision) * best)
         moved = BYTES[precision] * (
             product.m * product.k + product.k * product.n + product.m * product.n
         )
-        return product.count * max(busy, moved / (gpu.bandwidth * 1e9 * made.stream))
+        return product.count * max(busy, moved / (gpu.bandwidth * 1e9 * efficiency.stream))
 
     def weights_forward(self, *, moe: bool) -> float:
         return sum(self.product_seconds(product) for product in self.products(moe=moe))
@@ -119,14 +119,14 @@ class Kernels:
         """Seconds of attention. Flash attention runs at its share of the peak and skips the masked
         half of the scores. Otherwise: two batched products, and the softmax's passes over the
         score matrix."""
-        made, gpu, layout = self.efficiency, self.cluster.gpu, self.layout
+        efficiency, gpu, layout = self.efficiency, self.cluster.gpu, self.layout
         peak = self._peak(self._wide)
         flop = self.attention_flop()
         if self.assumed.flash_attention:
-            return flop / 2 / (peak * made.attention)
+            return flop / 2 / (peak * efficiency.attention)
         scores = 2.0 * self.tokens * self.shape.seq_len * self.shape.heads / layout.tensor
-        square = made.scores * scores / (gpu.bandwidth * 1e9 * made.stream)
-        return flop / (peak * made.gemm) + square
+        square = efficiency.scores * scores / (gpu.bandwidth * 1e9 * efficiency.stream)
+        return flop / (peak * efficiency.gemm) + square
 
     def stream_forward(self) -> float:
         """Seconds of norms, residuals, activations and rotations, bound by memory bandwidth.
@@ -134,7 +134,7 @@ class Kernels:
         Counts passes over n·h elements that tensor parallelism does not split (unless it splits
         the sequence), and passes over elements that it splits.
         """
-        shape, layout, made = self.shape, self.layout, self.efficiency
+        shape, layout, efficiency = self.shape, self.layout, self.efficiency
         whole = 10.0 + (4.0 if shape.dropout else 0.0)
         if layout.sequence_parallel:
             whole /= layout.tensor
@@ -143,15 +143,15 @@ class Kernels:
             layout.tensor
         )
         size = BYTES[self.assumed.precision] * self.tokens * (whole * shape.hidden + split)
-        return made.passes * size / (self.cluster.gpu.bandwidth * 1e9 * made.stream)
+        return efficiency.passes * size / (self.cluster.gpu.bandwidth * 1e9 * efficiency.stream)
 
     def launches(self) -> float:
         """Approximate number of kernel launches for one layer and micro-batch, over all passes."""
         forward = 24.0 if self.assumed.flash_attention else 32.0
         if self.shape.experts:
             forward += 30
-        again = {"full": 1.0, "selective": 0.5, "none": 0.0}[self.layout.recompute]
-        return forward * (1 + 1.6 + again)
+        recompute = {"full": 1.0, "selective": 0.5, "none": 0.0}[self.layout.recompute]
+        return forward * (1 + 1.6 + recompute)
 
     def forward(self, *, moe: bool) -> float:
         return self.weights_forward(moe=moe) + self.attention_forward() + self.stream_forward()
@@ -162,7 +162,7 @@ class Kernels:
         attention *= 2.5 / 0.85 if self.assumed.flash_attention else 2.0
         return 2 * self.weights_forward(moe=moe) + attention + 2 * self.stream_forward()
 
-    def again(self, *, moe: bool) -> float:
+    def recompute(self, *, moe: bool) -> float:
         """Seconds of recomputation in the backward pass."""
         match self.layout.recompute:
             case "full":

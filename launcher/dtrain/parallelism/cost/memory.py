@@ -77,10 +77,10 @@ def _stage(
     dense, experts = parameters_of_stage(shape, layout, layers, stage)
     states = _States.of(layout, assumed)
     ranks = layout.copies
-    alike = max(1, ranks // layout.expert)
-    parameters = states.parameters(dense, ranks) + states.parameters(experts, alike)
-    gradients = states.gradients(dense, ranks) + states.gradients(experts, alike)
-    optimizer = states.optimizer(dense, ranks) + states.optimizer(experts, alike)
+    expert_replicas = max(1, ranks // layout.expert)
+    parameters = states.parameters(dense, ranks) + states.parameters(experts, expert_replicas)
+    gradients = states.gradients(dense, ranks) + states.gradients(experts, expert_replicas)
+    optimizer = states.optimizer(dense, ranks) + states.optimizer(experts, expert_replicas)
 
     tokens = shape.seq_len * layout.micro_batch / layout.context
     last = stage == p - 1

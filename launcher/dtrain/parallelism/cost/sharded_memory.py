@@ -60,8 +60,8 @@ def _phases(
     # A rank keeps its share of a layer's gradients; fewer ranks share the experts' gradients.
     experts = shape.experts * shape.expert_parameters / layout.expert / t
     shards = layout.shards
-    alike = max(1, layout.copies // layout.expert)
-    shard = (layer - experts) / shards + experts / min(shards, alike)
+    expert_replicas = max(1, layout.copies // layout.expert)
+    shard = (layer - experts) / shards + experts / min(shards, expert_replicas)
     head = shape.head_parameters / t if last else 0.0
     root = head if last and not (shape.tied and first) else 0.0
     root += shape.embedding_parameters / t if first else 0.0
@@ -88,12 +88,12 @@ def _phases(
     width = shape.ffn_hidden / t
     # During the MLP's backward pass: two more of its widest tensors, a product's gradients.
     inside = whole + (4 if shape.gated else 2) * width * tokens + 2 * split * tokens + 2 * width * h
-    again = 2 * split * tokens if layout.recompute == "full" else 0.0
+    recomputed = 2 * split * tokens if layout.recompute == "full" else 0.0
     end_of_layer = 10 * split * tokens + 2 * layer
     for done in {0, min(1, layers - 1), max(0, layers - 2), layers - 1}:
         below = (layers - 1 - done) * kept
         ahead = 2 * layer if done < layers - 1 else 0.0
-        working = max(inside if not again else inside - again + kept, end_of_layer)
+        working = max(inside if not recomputed else inside - recomputed + kept, end_of_layer)
         yield Phase(
             accumulated or done * 4 * shard,
             below,

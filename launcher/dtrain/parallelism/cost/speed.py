@@ -47,15 +47,15 @@ def speed(
     peak = cluster.gpu.peak(assumed.precision) * 1e12
     flop = flop_per_token(shape)
     head = 6.0 * shape.head_parameters
-    again = {"none": 0.0, "selective": 0.0, "full": (flop - head) / 3}[layout.recompute]
+    recomputed = {"none": 0.0, "selective": 0.0, "full": (flop - head) / 3}[layout.recompute]
     if layout.recompute == "selective" and assumed.by_torch(layout):
-        again = (flop - head) / 6
+        recomputed = (flop - head) / 6
     elif layout.recompute == "selective" and not assumed.flash_attention:
-        again = (flop - flop_per_token(shape, causal=True)) * 2 / 3
+        recomputed = (flop - flop_per_token(shape, causal=True)) * 2 / 3
     return Speed(
         tokens_per_s_per_gpu=tokens,
         model_tflops_per_gpu=tokens * flop / 1e12,
         mfu=tokens * flop / peak,
         mfu_causal=tokens * flop_per_token(shape, causal=True) / peak,
-        hfu=tokens * (flop + again) / peak,
+        hfu=tokens * (flop + recomputed) / peak,
     )

@@ -70,10 +70,10 @@ class _Layer:
 
 
 def step_time(
-    shape: Shape, layout: Layout, cluster: Cluster, made: Efficiency, assumed: Assumptions
+    shape: Shape, layout: Layout, cluster: Cluster, efficiency: Efficiency, assumed: Assumptions
 ) -> StepTime:
     """Return the time of one step of ``layout.global_batch`` sequences."""
-    kernels = Kernels(made, cluster, shape, layout, assumed)
+    kernels = Kernels(efficiency, cluster, shape, layout, assumed)
     layer = _layer(kernels)
     head = kernels.head_forward() + kernels.head_backward()
     m, p = layout.grad_accumulation, layout.pipeline
@@ -83,7 +83,7 @@ def step_time(
     stages[-1] += head
     slowest = max(range(p), key=lambda stage: stages[stage])
     # If kernels are shorter than their launches, the host is the bottleneck.
-    host = (counts[slowest] * kernels.launches() + LAUNCHES) * made.launch
+    host = (counts[slowest] * kernels.launches() + LAUNCHES) * efficiency.launch
     waiting = max(0.0, host - stages[slowest])
     # All stages wait for the slowest one, and at both ends of the step for all other stages:
     # (p−1)/v of a micro-batch if stages are equal (SC21, arXiv 2104.04473, section 2.2).
@@ -103,7 +103,7 @@ def step_time(
         data=data,
         optimizer=optimizer,
         host=m * waiting,
-        other=made.fixed,
+        other=efficiency.fixed,
     )
 
 
@@ -117,7 +117,7 @@ def _layer(kernels: Kernels) -> _Layer:
 
     return _Layer(
         compute=mean(kernels.forward) + mean(kernels.backward),
-        recompute=mean(kernels.again),
+        recompute=mean(kernels.recompute),
         tensor=_tensor(kernels),
         context=_context(kernels),
         expert=moe * _expert(kernels) if layout.expert > 1 else 0.0,
@@ -189,7 +189,7 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
 
     ``layers`` is the number of layers of the fullest stage; ``busy`` is its computation time.
     """
-    shape, layout, made = kernels.shape, kernels.layout, kernels.efficiency
+    shape, layout, efficiency = kernels.shape, kernels.layout, kernels.efficiency
     ranks = layout.copies
     dense, experts = max(
         (parameters_of_stage(shape, layout, layers, stage) for stage in (0, layout.pipeline - 1)),
@@ -197,17 +197,17 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     )
     shards = layout.shards
     # Copies of an expert are on every ``expert``-th rank only.
-    alike = max(1, ranks // layout.expert)
+    expert_replicas = max(1, ranks // layout.expert)
     # Adam reads gradient, two moments and the copy in 32 bits, and writes them and the parameter.
     gradient = 4 if kernels.assumed.fp32_gradients else 2
-    mine = dense / shards + experts / min(shards, alike)
+    mine = dense / shards + experts / min(shards, expert_replicas)
     if layout.offload:
         # Gradients go to the host and parameters return over PCIe. The host's processors
         # update at the speed of its memory, which its GPUs share.
         each = HOST_MEMORY / kernels.cluster.gpus_per_host
         optimizer = mine * ((gradient + 2) / PCIE + 28 / each)
     else:
-        optimizer = 34 * mine / (kernels.cluster.gpu.bandwidth * 1e9 * made.stream)
+        optimizer = 34 * mine / (kernels.cluster.gpu.bandwidth * 1e9 * efficiency.stream)
     if ranks == 1:
         return 0.0, optimizer
 
@@ -215,28 +215,28 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     # Experts are copied only on every ``expert``-th rank, further apart.
     for count, size, apart in (
         (dense, ranks, layout.tensor),
-        (experts, alike, layout.tensor * layout.expert),
+        (experts, expert_replicas, layout.tensor * layout.expert),
     ):
         if count and size > 1:
             traffic += _traffic(kernels, count, size, apart, gradient, layers)
-    return max(traffic - made.overlap * busy, made.exposed_data * traffic), optimizer
+    return max(traffic - efficiency.overlap * busy, efficiency.exposed_data * traffic), optimizer
 
 
 def _traffic(
     kernels: Kernels, count: float, ranks: int, apart: int, gradient: int, layers: int
 ) -> float:
     """Seconds for data ranks to exchange ``count`` parameters and their gradients in a step."""
-    layout, made = kernels.layout, kernels.efficiency
-    group = Group(kernels.cluster, made, ranks, apart)
+    layout, efficiency = kernels.layout, kernels.efficiency
+    group = Group(kernels.cluster, efficiency, ranks, apart)
     shards = min(layout.shards, ranks)
-    near = Group(kernels.cluster, made, shards, apart)
+    near = Group(kernels.cluster, efficiency, shards, apart)
     parameter = BYTES[kernels.assumed.precision]
     if layout.shards_parameters:
         one = count / (layers + 1)
         gathers = (layers + 1) * 2 * near.all_gather(parameter * one)
         scatters = (layers + 1) * near.all_gather(gradient * one)
         if shards < ranks:
-            far = Group(kernels.cluster, made, ranks // shards, apart * shards)
+            far = Group(kernels.cluster, efficiency, ranks // shards, apart * shards)
             scatters += far.all_reduce(gradient * count / shards)
         # Every micro-batch gathers; a layer's gather overlaps with another's computation.
         return layout.grad_accumulation * (gathers + scatters)

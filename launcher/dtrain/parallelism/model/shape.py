@@ -68,10 +68,10 @@ class Shape:
         values = self.heads * (self.value_head_size or self.head_size)
         unrotated = queries - self.heads * self.rope_head_size
         down = self.kv_rank + self.rope_head_size
-        made_from = self.query_rank or self.hidden
+        inputs = self.query_rank or self.hidden
         return (
             self.hidden * (self.query_rank + down + values)
-            + made_from * queries
+            + inputs * queries
             + self.kv_rank * (unrotated + values)
             + self.query_rank
             + self.kv_rank

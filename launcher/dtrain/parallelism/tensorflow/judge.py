@@ -236,11 +236,11 @@ class _Job:
         return memory.total - memory.context - memory.fragmentation - memory.temporary
 
     def torch(self) -> Candidate | None:
-        made = of_family(self.cluster.gpu.family)
+        efficiency = of_family(self.cluster.gpu.family)
         found = search(
             self.shape,
             self.cluster,
-            made,
+            efficiency,
             global_batch=self.global_batch,
             precision=self.precision,
         )
@@ -256,41 +256,43 @@ class _Job:
         best = verdicts[0]
         size = f"{self.shape.parameters / 1e9:.3g}B parameters"
         if best.fits:
-            said = f"Use {best.name} for {size}: {best.reason}{_how(best.way)}."
-            return said + (_torch(torch, "keeps it on the GPUs") if torch else "")
+            sentence = f"Use {best.name} for {size}: {best.reason}{_how(best.way)}."
+            return sentence + (_torch(torch, "keeps it on the GPUs") if torch else "")
         if self.tpu:
             return f"TPUStrategy cannot hold {size}: {best.reason}."
-        said = (
+        sentence = (
             f"No strategy of tf.distribute holds {size}, because none splits a layer or a stack "
             f"of layers: a whole copy takes {gib(_needs(verdicts, 'one_device'))} of the "
             f"{gib(self.limit)} of a GPU"
         )
         if self.cluster.gpus_per_host > 1:
             central = _needs(verdicts, "central_storage")
-            said += f", and with variables in the host's memory still {gib(central)}"
-        said += "."
+            sentence += f", and with variables in the host's memory still {gib(central)}"
+        sentence += "."
         if assignment is not None:
-            said += " " + self._by_hand(assignment)
+            sentence += " " + self._by_hand(assignment)
         if torch is not None:
-            said += _torch(torch, "holds it")
+            sentence += _torch(torch, "holds it")
         elif assignment is None or not assignment.fits:
-            said += " torch does not hold it on this cluster either."
-        return said
+            sentence += " torch does not hold it on this cluster either."
+        return sentence
 
     def _by_hand(self, assignment: Assignment) -> str:
         local, hosts = self.cluster.gpus_per_host, self.cluster.hosts
         fullest = assignment.fullest.memory.total
-        said = f"Split by hand over the {local} GPUs of a host (tf.device), it "
+        sentence = f"Split by hand over the {local} GPUs of a host (tf.device), it "
         if not assignment.fits:
             return (
-                f"{said}still needs {fullest:.0f} GiB on the fullest GPU"
+                f"{sentence}still needs {fullest:.0f} GiB on the fullest GPU"
                 + (f", because each of the {hosts} hosts holds a whole copy" if hosts > 1 else "")
                 + "."
             )
-        said += f"fits in {fullest:.0f} GiB{_how(assignment.way)}, but one GPU computes at a time"
+        sentence += (
+            f"fits in {fullest:.0f} GiB{_how(assignment.way)}, but one GPU computes at a time"
+        )
         if hosts > 1:
-            said += f", and the {hosts} hosts must average gradients by themselves"
-        return said + "."
+            sentence += f", and the {hosts} hosts must average gradients by themselves"
+        return sentence + "."
 
     def notes(self, held: bool) -> Iterator[str]:
         if self.precision == "fp8":
@@ -332,7 +334,7 @@ def _ways(sequences: int) -> Iterator[Way]:
 
 
 def _how(way: Way) -> str:
-    said = f", {way.micro_batch} sequence{'s' * (way.micro_batch > 1)} at a time"
+    sentence = f", {way.micro_batch} sequence{'s' * (way.micro_batch > 1)} at a time"
     if way.grad_accumulation > 1:
-        said += f" {way.grad_accumulation} times a step"
-    return said + (" with keras.RematScope" if way.recompute == "full" else "")
+        sentence += f" {way.grad_accumulation} times a step"
+    return sentence + (" with keras.RematScope" if way.recompute == "full" else "")

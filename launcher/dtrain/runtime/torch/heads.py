@@ -46,7 +46,7 @@ def refuse_what_shares_change(
     except Exception as error:
         raise ValueError(
             f"cannot test {name} for tensor parallelism with the residual stream as its only input"
-            f" ({_said(error)}): let the block compute other inputs itself, such as masks and"
+            f" ({_message(error)}): let the block compute other inputs itself, such as masks and"
             " rotary angles, or use a layout with tensor 1"
         ) from error
     # The bias of a row-split layer is added once, not once per share.
@@ -62,7 +62,7 @@ def refuse_what_shares_change(
         except Exception as error:
             raise ValueError(
                 f"{name} fails with a share of its heads on each of {ranks} tensor ranks"
-                f" ({_said(error)}): {HINT}"
+                f" ({_message(error)}): {HINT}"
             ) from error
         same_calls = [path for path, _ in share.given] == [path for path, _ in whole.given]
         if not same_calls or not _equal(shared_output, output):
@@ -162,5 +162,5 @@ def _equal(found: Tensor, wanted: Tensor) -> bool:
     )
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

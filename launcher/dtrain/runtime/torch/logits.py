@@ -1,4 +1,4 @@
-"""Logits and their loss split over the vocabulary, so that no tensor rank holds a whole row."""
+"""Logits and loss split over the vocabulary, so that no tensor rank holds all logits of a token."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SEQUENCE = 8
 
 
 def output_layer(model: nn.Module, anatomy: Anatomy, ranks: int) -> str:
-    """The name of the layer that makes the logits, or ``""`` where ``ranks`` cannot keep their
-    shares: the model has to return exactly what that layer returns."""
+    """The name of the layer that computes the logits, or ``""`` if they cannot stay split over
+    ``ranks``: the model must return the output of this layer unchanged."""
     name = anatomy.after[-1] if anatomy.after else ""
     output = model.get_submodule(name) if name else None
     if not isinstance(output, nn.Linear) or output.out_features % ranks:
@@ -28,7 +28,7 @@ def output_layer(model: nn.Module, anatomy: Anatomy, ranks: int) -> str:
 
 
 def same_when_split(loss: Loss, vocabulary: int, mesh: DeviceMesh, device: torch.device) -> bool:
-    """Whether ``loss`` gives the same value and gradient for random logits, whole and split. All
+    """Whether ``loss`` has the same value and gradient for whole and for split random logits. All
     tensor ranks call it."""
     same = torch.Generator(device).manual_seed(0)
     whole = torch.randn(2, _SEQUENCE, vocabulary, device=device, generator=same)
@@ -38,15 +38,15 @@ def same_when_split(loss: Loss, vocabulary: int, mesh: DeviceMesh, device: torch
         wanted, slope = _with_gradient(loss, whole, targets)
         with loss_parallel():
             found, part = _with_gradient(of_split_logits(loss, mesh), share, targets)
-    except Exception:  # noqa: BLE001 - it is the user's code, and may refuse split tensors
+    except Exception:  # noqa: BLE001 - the user's code may raise anything for split tensors
         return False
     mine = slope.chunk(mesh.size(), dim=-1)[mesh.get_local_rank()]
     return torch.allclose(found, wanted, rtol=1e-4) and torch.allclose(part, mine, atol=1e-6)
 
 
 def of_split_logits(loss: Loss, mesh: DeviceMesh) -> Loss:
-    """``loss``, for a rank that has only its share of the vocabulary. Call it, and the backward
-    pass, under `loss_parallel`."""
+    """``loss`` for a rank with only its shard of the vocabulary. Run it and the backward pass in
+    `loss_parallel`."""
 
     def split(output: Tensor, targets: Tensor) -> Tensor:
         logits = DTensor.from_local(output, mesh, [Shard(-1)], run_check=False)
@@ -58,7 +58,7 @@ def of_split_logits(loss: Loss, mesh: DeviceMesh) -> Loss:
 
 @dataclass(frozen=True, slots=True)
 class SplitLogits:
-    """Passes whose loss `of_split_logits` made; see `Passes`."""
+    """Passes with a loss from `of_split_logits`; see `Passes`."""
 
     passes: Passes
 

@@ -24,7 +24,7 @@ from dtrain.runtime.torch.weights import (
     Initializer,
     Materializer,
     refuse_different_weights,
-    tie_again,
+    restore_ties,
     tied,
 )
 
@@ -173,7 +173,7 @@ class _Placer:
             if layout.tensor > 1:
                 self.split.around(name, module)
         self.materialize.holders(part, (*self.anatomy.around, *self.anatomy.blocks))
-        tie_again(part, self.ties)
+        restore_ties(part, self.ties)
         if sharder is not None:
             # Tied parameters are gathered together, with everything outside the blocks.
             shard_parts(sharder, part, () if self.ties else around.values())

@@ -159,19 +159,19 @@ def build_schedule(
 ) -> Schedule:
     """The schedule of a pipeline rank that holds ``stages``, by number."""
     count = layout.pipeline * len(stages)
-    made = [
+    parts = [
         PipelineStage(stage, number, count, device, group=group) for number, stage in stages.items()
     ]
     batches = layout.grad_accumulation
     if layout.schedule == "zb-v":
-        return ScheduleZBVZeroBubble(made, batches, loss)  # type: ignore[arg-type]
+        return ScheduleZBVZeroBubble(parts, batches, loss)  # type: ignore[arg-type]
     if layout.schedule == "zb-1p":
-        return ScheduleInterleavedZeroBubble(made, batches, loss)  # type: ignore[arg-type]
-    if len(made) == 1:
+        return ScheduleInterleavedZeroBubble(parts, batches, loss)  # type: ignore[arg-type]
+    if len(parts) == 1:
         single = ScheduleGPipe if layout.schedule == "gpipe" else Schedule1F1B
-        return single(made[0], batches, loss)
+        return single(parts[0], batches, loss)
     multi = ScheduleLoopedBFS if layout.schedule == "gpipe" else ScheduleInterleaved1F1B
-    return multi(made, batches, loss)  # type: ignore[arg-type]
+    return multi(parts, batches, loss)  # type: ignore[arg-type]
 
 
 def send(stream: Tensor, to: int, group: dist.ProcessGroup) -> None:

@@ -103,13 +103,13 @@ class Run:
         Raises ValueError, on every rank, for a model that the layout cannot split.
         """
         place = Place(self.strategy, self.layout, self.precision, self.mesh, self.device)
-        made = parallelize(
+        parallelized = parallelize(
             model, place, loss=loss, init=init, seed=seed, blocks=blocks, column=column, row=row
         )
         # Dropout masks differ between samples, but are the same on all tensor ranks of a stage.
         stage = self.mesh["pipeline"].get_local_rank()
         torch.manual_seed(seed + self.data_rank + self.data_size * stage)
-        return made
+        return parallelized
 
     def batches(
         self, dataset: Dataset, *, seed: int = 0, epochs: int | None = None, workers: int = 0

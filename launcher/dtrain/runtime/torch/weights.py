@@ -83,8 +83,8 @@ class Materializer:
 
     def _materialized(self, parameter: nn.Parameter) -> nn.Parameter:
         if not self._known(parameter):
-            made = nn.Parameter(_undefined(parameter, self.device), parameter.requires_grad)
-            self._shared[id(parameter)] = made
+            new = nn.Parameter(_undefined(parameter, self.device), parameter.requires_grad)
+            self._shared[id(parameter)] = new
             # An id is valid only while its object lives.
             self._keep.append(parameter)
         return self._shared[id(parameter)]
@@ -101,7 +101,7 @@ def tied(model: nn.Module) -> dict[str, str]:
     return ties
 
 
-def tie_again(model: nn.Module, ties: dict[str, str]) -> None:
+def restore_ties(model: nn.Module, ties: dict[str, str]) -> None:
     """Tie each parameter in ``ties`` to its first name again; splitting copies parameters."""
     for name, first in ties.items():
         module, _, key = name.rpartition(".")
@@ -133,15 +133,15 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _undefined(like: Tensor, device: torch.device) -> Tensor:
     """Memory that shows whether anything has been written to it."""
-    made = torch.empty_like(like, device=device, requires_grad=False)
-    return made.fill_(torch.nan) if made.is_floating_point() else made.zero_()
+    new = torch.empty_like(like, device=device, requires_grad=False)
+    return new.fill_(torch.nan) if new.is_floating_point() else new.zero_()
 
 
-def _is_undefined(tensor: Tensor, made: Tensor, version: int) -> bool:
+def _is_undefined(tensor: Tensor, new: Tensor, version: int) -> bool:
     if tensor.is_floating_point():
         return bool(tensor.isnan().any())
     # Integers and masks have no such value: they must have been written to.
-    return tensor is made and tensor._version == version
+    return tensor is new and tensor._version == version
 
 
 def _seed_of(seed: int, name: str) -> int:
