@@ -3,6 +3,11 @@
 import signal
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Machines and their load differ too much for time limits on examples.
+settings.register_profile("dtrain", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("dtrain")
 
 # What some tests send would be ignored by all that they start: a hangup under nohup, an interrupt
 # in the background of a script.

@@ -39,6 +39,8 @@ from dtrain_cli.views.folding import LineFolder
 from dtrain_cli.views.header import Header
 from dtrain_cli.views.report import render
 
+pytestmark = pytest.mark.slow
+
 N = 32 << 10
 NOTHING = 0.03
 """Seconds of CPU time that need no comparison: quadratic work on 4 N bytes takes longer."""

@@ -14,6 +14,8 @@ from dtrain.parallelism.question import Question
 from dtrain.parallelism.search import Plan
 from dtrain.planning import PlanRequest, pose
 
+pytestmark = pytest.mark.slow
+
 
 def _cpu() -> float:
     """Seconds of CPU time that the processes which this one started have used."""

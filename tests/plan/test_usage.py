@@ -76,6 +76,7 @@ def test_usage_errors(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_binary_and_hostile_files(dtrain: Any, tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(bytes(range(256)))
     (tmp_path / "list.json").write_text("[1, 2]")

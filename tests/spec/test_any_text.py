@@ -133,6 +133,7 @@ ABSURD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ABSURD)
 def test_absurd_files_cost_little(name: str) -> None:
     start = time.process_time()
