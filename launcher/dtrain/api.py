@@ -164,7 +164,8 @@ def launch(
     Works in any thread. Several launches may run at the same time.
 
     - ``args`` are appended to ``job.args``, and ``env`` overrides ``job.env``.
-    - ``secrets``: values of ``job.secrets``; by default from the environment of this process.
+    - ``secrets``: values of ``job.secrets`` and the URL of ``notify.webhook``; by default from the
+      environment of this process.
     - ``check``: whether to check the hosts first.
     - ``on_line``, ``on_state``, ``on_notice`` and ``on_progress`` are called in order, one at a
       time, in a thread of the launch. A slow callback delays the return, but not the job. If one

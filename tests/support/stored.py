@@ -58,6 +58,7 @@ EVENTS = (
     journal.NextAttempt(2, ("n1", "s1", "n3"), ("n2",)),
     journal.LauncherAttached(1234),
     journal.StopRequested("Ctrl-C"),
+    journal.Notified("restarted", 1),
     journal.Cleaned(("n3",)),
 )
 END = journal.Finished(REPORT)

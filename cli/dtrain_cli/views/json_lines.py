@@ -17,7 +17,7 @@ from dtrain_cli.views.outlet import Outlet
 
 if TYPE_CHECKING:
     from dtrain.checks import Finding
-    from dtrain.failures.cause import Failure, Report
+    from dtrain.failures.cause import Report
     from dtrain.launchplan.plan import LaunchPlan
     from dtrain.runs.log_store import Stream
     from dtrain.runs.progress import Progress
@@ -95,26 +95,11 @@ class JsonLines:
         self.flush(0.0)
 
     def finished(self, report: Report, paths: Mapping[StreamKey, str]) -> None:
-        self._put(
-            "finished",
-            exit_code=int(report.exit_code),
-            reason=report.reason,
-            failures=[_explained(failure) for failure in report.failures],
-            problems=list(report.problems),
-            hint=report.hint,
-            logs=report.logs,
-            seconds=round(report.seconds, 3),
-        )
+        self._put("finished", **report.as_json())
         self.flush(0.0)
 
     def _put(self, event: str, **fields: Any) -> None:
         self._buffer.append(json.dumps({"schema": SCHEMA, "event": event, **fields}) + "\n")
-
-
-def _explained(failure: Failure) -> dict[str, Any]:
-    """Return the failure with its ``explanation``: null if the kind of failure is unknown."""
-    known = failure.explanation
-    return asdict(failure) | {"explanation": asdict(known) if known is not None else None}
 
 
 def _finite(value: float | None) -> float | None:

@@ -10,7 +10,8 @@ import contextlib
 import re
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from dtrain import hostlist
 from dtrain.diagnostics import DtrainError, ExitCode, NodeError
@@ -117,6 +118,10 @@ class Failure:
         known = self.explanation
         return f"{known.what}\n{known.remedy}" if known is not None else ""
 
+    def as_json(self) -> dict[str, Any]:
+        known = self.explanation
+        return asdict(self) | {"explanation": asdict(known) if known is not None else None}
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -137,6 +142,18 @@ class Report:
     def ok(self) -> bool:
         """Whether the job has done its work."""
         return self.exit_code is ExitCode.OK
+
+    def as_json(self) -> dict[str, Any]:
+        """The report for programs. A failure's ``explanation`` is null if its kind is unknown."""
+        return {
+            "exit_code": int(self.exit_code),
+            "reason": self.reason,
+            "failures": [failure.as_json() for failure in self.failures],
+            "problems": list(self.problems),
+            "hint": self.hint,
+            "logs": self.logs,
+            "seconds": round(self.seconds, 3),
+        }
 
     @property
     def run(self) -> str:

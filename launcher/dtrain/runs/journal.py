@@ -33,6 +33,7 @@ from dtrain.messages.decode import (
 from dtrain.runs import restart
 from dtrain.runs.progress import Progress
 from dtrain.runs.stored_file import open_stored, unreadable
+from dtrain.spec.model import NotifyEvent
 
 SCHEMA = 1
 MAX_LINE = 1 << 26
@@ -196,6 +197,15 @@ class AttemptFailed(JournalEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class Notified(JournalEvent):
+    """A notification is about to be sent. It is journaled first: none is sent twice."""
+
+    kind = "notified"
+    on: NotifyEvent
+    attempt: AttemptNumber
+
+
+@dataclass(frozen=True, slots=True)
 class Cleaned(JournalEvent):
     """`dtrain stop` ended what a finished run had left; ``left`` are the unreachable hosts."""
 
@@ -234,6 +244,7 @@ EVENTS: dict[str, type[JournalEvent]] = {
         Sizes,
         StopRequested,
         AttemptFailed,
+        Notified,
         Cleaned,
         Finished,
     )

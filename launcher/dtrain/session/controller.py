@@ -35,6 +35,7 @@ from dtrain.session.context import AttemptContext
 from dtrain.session.control import Control
 from dtrain.session.host_state import Post
 from dtrain.session.inspection import Inspection
+from dtrain.session.notifications import Notifications
 from dtrain.session.observer import Observer
 from dtrain.session.ports import draw_ports
 from dtrain.session.stop_requests import listening
@@ -53,8 +54,8 @@ class _Life:
     folder: RunFolder
     journal: Journal
     tree: Tree | None
-    secrets: Mapping[str, str] | None
-    """``None`` if they are unknown: the job cannot be restarted then."""
+    secrets: Mapping[str, str]
+    """Those that this process knows. Without all of ``job.secrets``, the job cannot restart."""
     begun: float
     """Seconds since the epoch."""
 
@@ -112,9 +113,7 @@ class Session:
             if claim is not None:
                 claim.release()
 
-    def attach(
-        self, record: Record, folder: RunFolder, secrets: Mapping[str, str] | None
-    ) -> Report:
+    def attach(self, record: Record, folder: RunFolder, secrets: Mapping[str, str]) -> Report:
         """Take over a run that no other process is in charge of, until it ends or is left.
 
         ``secrets`` are needed only for restarts.
@@ -140,6 +139,9 @@ class Session:
         # A previous launcher may already have journaled the end of this attempt.
         results = history.past_attempts(life.folder, life.record.attempt)
         report = Report(ExitCode.NODE_FAILED, "this machine cannot store the run's files")
+        notifications = Notifications(
+            self._request, life.folder, life.journal, life.secrets, partial(self._notify, life)
+        )
         try:
             report, attempt = first()
             while not self._control.left:
@@ -156,6 +158,7 @@ class Session:
                 self._cleanups.start(life.record, uncleaned)
                 failed = journal.AttemptFailed(life.record.attempt, results[-1], report)
                 life.journal.write(time.time(), failed)
+                notifications.send("restarted", life.record.attempt, _complete(life, report))
                 for problem in report.problems:
                     self._notify(life, problem)
                 self._notify(
@@ -171,7 +174,7 @@ class Session:
             report = replace(report, problems=(*report.problems, error.message), hint=error.hint)
         finally:
             self._cleanups.close()
-        return self._finish(life, report)
+        return self._finish(life, report, notifications)
 
     def _decide(
         self, life: _Life, results: list[restart.AttemptResult]
@@ -198,7 +201,7 @@ class Session:
 
     def _missing_for_start(self, life: _Life) -> str:
         """Why this process cannot start the job; empty if it can."""
-        if life.secrets is None:
+        if not life.secrets.keys() >= {*self._spec.job.secrets}:
             return "this environment does not have all of job.secrets"
         if life.tree is None and self._spec.job.sync is not None:
             try:
@@ -308,7 +311,7 @@ class Session:
             attempt=life.record.attempt,
             movable_port=False,
             base=self._request.base,
-            secrets=life.secrets or {},
+            secrets={name: life.secrets.get(name, "") for name in self._spec.job.secrets},
             transport=self._transport,
             tree=life.tree,
             folder=life.folder,
@@ -319,12 +322,14 @@ class Session:
             post=lambda post: None,
         )
 
-    def _finish(self, life: _Life, report: Report) -> Report:
-        seconds = time.time() - life.begun
+    def _finish(self, life: _Life, report: Report, notifications: Notifications) -> Report:
         if not self._control.left:
             self._save_uncleaned(life)
             report = _with_uncleaned(report, life.record)
-        report = replace(report, seconds=max(0.0, seconds), logs=str(life.folder.path))
+        report = _complete(life, report)
+        if not self._control.left and report.exit_code is not ExitCode.INTERRUPTED:
+            notifications.send("done" if report.ok else "failed", life.record.attempt, report)
+        notifications.close()
         if self._control.left:
             still_running = self._attempt is not None and self._attempt.still_running
             self._observer.left(life.record.run, still_running=still_running)
@@ -340,6 +345,12 @@ class Session:
     def _notify(self, life: _Life, notice: str) -> None:
         self._observer.notice(notice)
         life.journal.write(time.time(), journal.NoticeShown(notice))
+
+
+def _complete(life: _Life, report: Report) -> Report:
+    """The report with what no attempt knows."""
+    seconds = max(0.0, time.time() - life.begun)
+    return replace(report, seconds=seconds, logs=str(life.folder.path))
 
 
 def _describe_next_attempt(record: Record, decision: restart.Retry) -> str:

@@ -128,7 +128,8 @@ def _end(
             observer.notice("some hosts cannot be reached; run `dtrain stop` again when they can")
             return ExitCode.INTERRUPTED if control.interrupted else ExitCode.NODE_FAILED
         (control.kill if force else control.stop)("dtrain stop")
-        code = session.attach(record, folder, None).exit_code
+        secrets = known_secrets(record.request.spec(), os.environ)
+        code = session.attach(record, folder, secrets).exit_code
     return ExitCode.OK if code is ExitCode.INTERRUPTED else code
 
 

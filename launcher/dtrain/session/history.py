@@ -20,6 +20,12 @@ def past_attempts(folder: RunFolder, attempt: int) -> list[restart.AttemptResult
     return [found[number] for number in sorted(found) if number < attempt]
 
 
+def notified(folder: RunFolder) -> set[journal.Notified]:
+    """The notifications that a launcher has sent, or was about to send."""
+    events = JournalReader(folder.journal).read()
+    return {event for _, event in events if isinstance(event, journal.Notified)}
+
+
 def began(folder: RunFolder) -> float:
     """When the latest attempt began, in seconds since the epoch."""
     times = [

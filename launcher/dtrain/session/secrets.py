@@ -1,27 +1,35 @@
-"""``job.secrets``: the cluster file has the names, and the launching environment the values."""
+"""``job.secrets`` and the URL of ``notify.webhook``: the cluster file has the names, and the
+launching environment has the values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from dtrain.diagnostics import UsageError
+from dtrain.session.notifications import url_fault
 from dtrain.spec.model import ClusterFile
 
 
 def secret_values(spec: ClusterFile, known: Mapping[str, str]) -> dict[str, str]:
     """The value of each secret, from ``known`` (such as the environment). Raises UsageError if one
-    is missing."""
-    if missing := [name for name in spec.job.secrets if name not in known]:
+    is missing, or if the webhook's is no URL."""
+    webhook = spec.notify.webhook if spec.notify is not None else None
+    for key, names in (("job.secrets", spec.job.secrets), ("notify.webhook", (webhook,))):
+        if missing := [name for name in names if name is not None and name not in known]:
+            raise UsageError(
+                f"{key}: not set in this environment: {', '.join(missing)}",
+                hint=f"export {missing[0]} before launching",
+            )
+    if webhook is not None and (wrong := url_fault(known[webhook])):
         raise UsageError(
-            f"job.secrets: not set in this environment: {', '.join(missing)}",
-            hint=f"export {missing[0]} before launching",
+            f"notify.webhook: {webhook} has no valid URL: {wrong}",
+            hint=f"export {webhook}=https://…",
         )
-    return {name: known[name] for name in spec.job.secrets}
+    return known_secrets(spec, known)
 
 
-def known_secrets(spec: ClusterFile, known: Mapping[str, str]) -> dict[str, str] | None:
-    """Like `secret_values`, but None if a value is missing."""
-    try:
-        return secret_values(spec, known)
-    except UsageError:
-        return None
+def known_secrets(spec: ClusterFile, known: Mapping[str, str]) -> dict[str, str]:
+    """The values of those secrets that ``known`` has."""
+    webhook = spec.notify.webhook if spec.notify is not None else None
+    names = (*spec.job.secrets, *((webhook,) if webhook is not None else ()))
+    return {name: known[name] for name in names if name in known}

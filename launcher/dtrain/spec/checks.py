@@ -11,6 +11,7 @@ from typing import Any
 from dtrain.hostlist import fold
 from dtrain.spec.hosts import Named
 from dtrain.spec.machines import devices_sound
+from dtrain.spec.notify_keys import check_notify
 from dtrain.spec.placeholders import check_placeholders
 from dtrain.spec.problems import Problems, TextSpan, either, nearest, shown
 from dtrain.spec.program import check_per, check_program
@@ -50,6 +51,7 @@ def check(document: Section, problems: Problems) -> None:
     if "cluster" in document:
         _check_hosts(cluster, problems)
         _check_devices(cluster, problems)
+    check_notify(document, problems)
     if "job" in document:
         check_program(job, problems)
         check_per(cluster, job, problems)

@@ -7,6 +7,7 @@ from typing import Any
 from dtrain.spec import value_rules as rules
 from dtrain.spec.cluster_keys import CLUSTER
 from dtrain.spec.job_keys import JOB
+from dtrain.spec.notify_keys import NOTIFY
 from dtrain.spec.scalars import Text
 from dtrain.spec.schema import Field, SectionType
 
@@ -20,6 +21,7 @@ CLUSTER_FILE = SectionType(
         ),
         "cluster": Field(CLUSTER, "The machines, and how to reach them.", required=True),
         "job": Field(JOB, "What runs on the machines.", required=True),
+        "notify": Field(NOTIFY, "Notifications about the end of a run."),
     },
     title="the cluster file",
 )

@@ -28,6 +28,7 @@ from dtrain.spec.model import (
     Sync,
     Watchdog,
 )
+from dtrain.spec.notify_keys import read_notify
 from dtrain.spec.placeholders import advise_on_placeholders
 from dtrain.spec.ports import check_ports
 from dtrain.spec.resolve import Resolved, resolve
@@ -98,6 +99,7 @@ def parse(source: str | bytes, file: str, *, without: Collection[str] = ()) -> C
         values,
         _job(job, resolved),
         warnings.found,
+        read_notify(document),
     )
     check_elastic(spec, job.section("elastic"), problems)
     check_ports(spec, job.section("rendezvous"), problems)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from dtrain.diagnostics import Problem
 from dtrain.runtime.layout import Layout, Training
@@ -17,6 +17,7 @@ Framework = Literal["torch", "tensorflow", "jax", "none"]
 Backend = Literal["direct", "static", "c10d"]
 HostKeys = Literal["strict", "accept-new"]
 TransportName = Literal["ssh", "local"]
+NotifyEvent = Literal["failed", "done", "restarted"]
 
 LAUNCH_ROLES = ("chief", "worker", "ps", "evaluator")
 """TensorFlow's task types, in the order in which tasks are placed on hosts."""
@@ -197,9 +198,20 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Notify:
+    """Notifications from the launching machine. It has a command, a webhook, or both."""
+
+    on: tuple[NotifyEvent, ...] = get_args(NotifyEvent)
+    command: tuple[str, ...] = ()
+    webhook: str | None = None
+    """Name of the environment variable that has the URL."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterFile:
     name: str
     cluster: Cluster
     job: Job
     warnings: tuple[Problem, ...] = ()
     """Problems that do not prevent a launch."""
+    notify: Notify | None = None
