@@ -12,9 +12,10 @@ from dtrain.environ import ranks
 from dtrain.environ.ranks import World
 from dtrain.environ.template import Slot, Template
 
+LOGS_OF_RANKS = {"PET_REDIRECTS": "3"}
+"""Makes torchrun write stdout and stderr of each rank to files."""
 LOGS = {"PET_REDIRECTS": Template(Slot("3", "${PET_REDIRECTS:-0}"))}
-"""Makes torchrun write stdout and stderr of each rank to files, for the agent. A command that users
-run by hand does not need it."""
+"""The same for the agent. A command that users run by hand does not need it."""
 
 
 def node_environment(world: World, node_rank: int) -> dict[str, str]:
@@ -72,7 +73,8 @@ def torchrun_arguments(
     endpoint = address_and_port(world.master_address, world.master_port)
     is_host = "true" if node_rank == 0 else "false"
     if world.scripted:
-        is_host = Template(Slot(is_host, "$((dtrain_node_rank == 0))"))
+        test = "$( ((dtrain_node_rank)) && echo false || echo true)"
+        is_host = Template(Slot(is_host, test))
     return [
         *arguments,
         Template("--rdzv-endpoint=", endpoint),

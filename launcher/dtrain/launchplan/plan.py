@@ -251,7 +251,7 @@ def _torchrun(
         index=node_rank,
         ranks=world.ranks_by_node[node_rank],
         argv=(python, "-m", "torch.distributed.run", *options, *fill_all(program, values)),
-        environment=torchrun.LOGS,
+        environment=torchrun.LOGS_OF_RANKS if world.scripted else torchrun.LOGS,
         node_variables=process_variables("torchrun", node_rank, scripted=world.scripted),
     )
 

@@ -68,10 +68,10 @@ def render(plan: LaunchPlan) -> str:
             *_function("dtrain_service", plan, services),
             "",
         ]
-    lines += [*_stop(plan, services=bool(services)), ""]
+    lines += [*_control(plan, services=bool(services)), ""]
     if services:
         lines += [*_srun("dtrain_service", plan, services), "dtrain_services=$!"]
-    lines += [*_srun("dtrain_process", plan, main), "dtrain_step=$!"]
+    lines += [*_srun("dtrain_process", plan, main), "dtrain_step=$!", ""]
     lines += _end(plan, services=bool(services))
     return "\n".join(lines) + "\n"
 
@@ -265,6 +265,7 @@ def _srun(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[str]:
         yield f"printf '%s\\n' {hosts} >\"$dtrain_file\""
         prefix = 'SLURM_HOSTFILE="$dtrain_file" '
         options += [f"--nodes={len(set(nodes))}", "--distribution=arbitrary", "--overlap"]
+        options.append(f"--job-name={name}")
     if cpus is None:
         options.append("--cpu-bind=none")
     else:
@@ -277,48 +278,58 @@ def _srun(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[str]:
     yield f'  bash -c "$(declare -p {variables}; declare -f {name}); {name}" &'
 
 
-def _stop(plan: LaunchPlan, *, services: bool) -> Iterator[str]:
-    steps = '"$dtrain_step"' + (' "$dtrain_services"' if services else "")
-    yield "# Slurm sends USR1 before the time limit, and TERM at a preemption."
-    yield "dtrain_stopped="
-    yield "dtrain_stop() {"
-    yield '  [ -z "$dtrain_stopped" ] || return'
-    yield "  dtrain_stopped=1"
-    yield f"  kill -TERM {steps}"
-    yield f'  {{ sleep {ceil(plan.job.grace)}; scancel --signal=KILL "$SLURM_JOB_ID"; }} &'
-    yield "  dtrain_killer=$!"
+def _control(plan: LaunchPlan, *, services: bool) -> Iterator[str]:
+    """Functions that end a step and wait for it."""
+    target = '"$SLURM_JOB_ID"'
+    yield "# TERM for the processes of a step, and KILL after job.grace. A TERM to srun is a KILL."
+    yield "dtrain_end() {"
+    if services:
+        target = '"$dtrain_name"'
+        yield "  dtrain_name=$("
+        yield "    squeue --noheader --steps --jobs=\"$SLURM_JOB_ID\" --format='%i %j' |"
+        yield "      awk -v name=\"$1\" '$2 == name {print $1}'"
+        yield "  )"
+    yield f"  scancel --quiet --signal=TERM {target}"
+    yield f'  {{ sleep {ceil(plan.job.grace)}; kill -TERM "$2"; }} 2>/dev/null &'
     yield "}"
-    yield "trap dtrain_stop USR1 TERM"
+    yield ""
+    yield "# The status of a step. A signal to this script interrupts wait."
+    yield "dtrain_wait() {"
+    yield '  wait "$1"'
+    yield "  dtrain_status=$?"
+    yield '  while kill -0 "$1" 2>/dev/null; do'
+    yield '    wait "$1"'
+    yield "    dtrain_status=$?"
+    yield "  done"
+    yield "}"
 
 
 def _end(plan: LaunchPlan, *, services: bool) -> Iterator[str]:
     """Lines that wait for the processes, and queue the job again where it may restart."""
-    yield ""
+    stop = 'dtrain_stopped=1; dtrain_end dtrain_process "$dtrain_step"'
+    yield "# Slurm sends USR1 before the time limit, and TERM at a preemption."
+    yield "dtrain_stopped="
+    yield f"trap '{stop}' USR1 TERM"
     if services:
         yield 'wait -n "$dtrain_step" "$dtrain_services"'
-        yield "dtrain_status=$?"
-        yield "# A service does not end by itself: its failure ends the job."
-        yield 'kill -0 "$dtrain_services" 2>/dev/null || kill -TERM "$dtrain_step" 2>/dev/null'
-    yield 'wait "$dtrain_step"'
-    yield "dtrain_status=$?"
-    yield "# A signal interrupts wait."
-    yield 'while kill -0 "$dtrain_step" 2>/dev/null; do'
-    yield '  wait "$dtrain_step"'
-    yield "  dtrain_status=$?"
-    yield "done"
-    if services:
-        yield 'kill -TERM "$dtrain_services" 2>/dev/null'
-        yield 'wait "$dtrain_services"'
-    yield '[ -z "$dtrain_stopped" ] || kill "$dtrain_killer" 2>/dev/null'
+        yield 'if kill -0 "$dtrain_step" && ! kill -0 "$dtrain_services"; then'
+        yield '  echo "dtrain: a process that serves the others has ended"'
+        yield f"  {stop}"
+        yield "fi 2>/dev/null"
+        yield 'dtrain_wait "$dtrain_step"'
+        yield "dtrain_result=$dtrain_status"
+        yield 'dtrain_end dtrain_service "$dtrain_services"'
+        yield 'dtrain_wait "$dtrain_services"'
+        yield "dtrain_status=$dtrain_result"
+    else:
+        yield 'dtrain_wait "$dtrain_step"'
     yield '((dtrain_status == 0)) && [ -z "$dtrain_stopped" ] && exit 0'
-    most = plan.job.restart.max
-    if most:
-        yield (
-            f"if ((dtrain_attempt <= {most})) && [[ $(scontrol --oneliner show job "
-            '"$SLURM_JOB_ID") == *" JobState=RUNNING "* ]]; then'
-        )
+    if most := plan.job.restart.max:
+        yield 'dtrain_state=$(scontrol --oneliner show job "$SLURM_JOB_ID")'
+        yield '[[ $dtrain_state == *" JobState=RUNNING "* ]] || exit 1  # cancelled'
+        yield f"if ((dtrain_attempt <= {most})); then"
         yield '  echo "dtrain: attempt $dtrain_attempt ended; the job goes back to the queue" >&2'
         yield '  scontrol requeue "$SLURM_JOB_ID" && sleep 60'
         yield "fi"
-    yield "((dtrain_status)) || dtrain_status=1  # the job was stopped before it finished"
+    yield "((dtrain_status)) || dtrain_status=1 # stopped before it finished"
     yield 'exit "$dtrain_status"'
