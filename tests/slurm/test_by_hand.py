@@ -33,7 +33,7 @@ PROGRAMS = {
     "c10d": "framework: torch, rendezvous: {backend: c10d, ports: 29700-29700}",
     "tensorflow": "framework: tensorflow, rendezvous: {ports: 29700-29700}",
     "roles": "framework: tensorflow, roles: {chief: 1, worker: 4, ps: 1},"
-    " rendezvous: {ports: 29700-29703}",
+    " rendezvous: {ports: 29700-29702}",
     "jax": "framework: jax",
     "none": "framework: none, per: host",
 }
