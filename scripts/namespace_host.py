@@ -24,7 +24,10 @@ read -r pid _ </proc/self/stat
 echo "$pid"
 read -r go
 mount -t proc proc /proc
+mkdir "$STATE/cgroup"
+mount --rbind /sys/fs/cgroup "$STATE/cgroup"
 mount -t sysfs sysfs /sys 2>/dev/null || true
+mount --move "$STATE/cgroup" /sys/fs/cgroup  # for container engines
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -m 755 /run/sshd
 [ ! -d /dev/shm ] || mount -t tmpfs -o mode=1777 tmpfs /dev/shm

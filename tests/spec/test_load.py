@@ -10,8 +10,10 @@ from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.load import parse, read
 from dtrain.spec.model import (
     ClusterFile,
+    Container,
     Elastic,
     Host,
+    Mount,
     Rendezvous,
     Restart,
     Ssh,
@@ -85,6 +87,17 @@ def test_every_key_arrives() -> None:
     assert work.args[3:] == ("1e-5", "no", "010", "12:00:00", "", "a b")
     assert work.env == {"NCCL_DEBUG": "WARN", "FLAG": "yes", "NUMBER": "0x10", "EMPTY": ""}
     assert work.setup == ("source ~/env.sh", "ulimit -n 65536")
+    assert work.container == Container(
+        "ghcr.io/lab/train:1.2",
+        "podman",
+        (
+            Mount("/data", "/data"),
+            Mount("~/cache", "/cache"),
+            Mount("/models", "/m", read_only=True),
+            Mount("/etc/hosts", "/etc/hosts", read_only=True),
+        ),
+        ("--ulimit", "memlock=-1"),
+    )
     assert work.sync == Sync(".", (".git", "*.pt"))
     assert work.secrets == ("WANDB_API_KEY",)
     assert work.rendezvous == Rendezvous("c10d", 29511)

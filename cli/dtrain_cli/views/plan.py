@@ -44,6 +44,8 @@ def _summary(plan: LaunchPlan) -> Iterator[str]:
         yield f"strategy  {job.strategy} (auto): {job.strategy_reason}"
     if job.sync is not None:
         yield f"sync      {_inline(job.sync.source)} to each host"
+    if job.container is not None:
+        yield f"container {_inline(job.container.image)} ({job.container.engine})"
     for line in job.setup:
         yield f"setup     {_inline(line)}"
     if any(process.bound_to_gpus for part in plan.hosts for process in part.processes):
@@ -77,7 +79,8 @@ def _host(part: HostPlan, environment: list[str]) -> Iterator[str]:
 
 
 def _processes(part: HostPlan) -> Iterator[str]:
-    """Each process on a line. A command that all processes share comes once, above them."""
+    """Each process on a line, without the words for its container. A command that all processes
+    share comes once, above them."""
     commands = {process.argv for process in part.processes}
     if len(commands) == 1:
         yield f"  {_inline(shlex.join(commands.pop()))}"

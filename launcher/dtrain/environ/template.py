@@ -17,6 +17,14 @@ class Slot:
     """The part as a shell expansion, for users who run the scripts of a dry run by hand."""
 
 
+@dataclass(frozen=True, slots=True)
+class NodeSlot(Slot):
+    """A part that only the node knows; ``value`` is its shell expansion too."""
+
+    key: str
+    """What the node puts there, see `dtrain.node.agent.containers`."""
+
+
 class Template(str):
     """A string that remembers its slots. Other code uses it as a plain string."""
 
@@ -26,7 +34,11 @@ class Template(str):
         """Join ``parts``; a part that is a `Template` keeps its slots."""
         flat: list[str | Slot] = []
         for part in parts:
-            flat += part.parts if isinstance(part, Template) else (part,)
+            for each in part.parts if isinstance(part, Template) else (part,):
+                if flat and isinstance(each, str) and isinstance(flat[-1], str):
+                    flat[-1] += each
+                else:
+                    flat.append(each)
         values = (part.value if isinstance(part, Slot) else part for part in flat)
         template = super().__new__(cls, "".join(values))
         template.parts = tuple(flat)

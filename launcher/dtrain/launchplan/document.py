@@ -44,6 +44,7 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
                     {
                         "role": process.role,
                         "index": process.index,
+                        "container": list(process.container),
                         "argv": list(process.argv),
                         "environment": dict(process.environment),
                         "node_variables": completed_by_node(process.node_variables),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from dtrain.environ import devices, jax, ranks, tf_config, torchrun, tpu
 from dtrain.environ.placement import is_service, trains
 from dtrain.environ.template import Slot, Template, number
+from dtrain.launchplan import container
 from dtrain.launchplan.environment import (
     Launched,
     NodeVariable,
@@ -22,7 +23,7 @@ from dtrain.launchplan.environment import (
     process_environment,
     process_variables,
 )
-from dtrain.spec.model import ClusterFile, Host, Job, Slurm
+from dtrain.spec.model import ClusterFile, Container, Host, Job, Slurm
 from dtrain.spec.placeholders import fill_all
 from dtrain.spec.tasks import tasks_listen, tensorflow_tasks
 
@@ -48,6 +49,8 @@ class Process:
     """Variables that the node adds for this process. They override the host's."""
     bound_to_gpus: tuple[int, ...] = ()
     """The node binds the process to the NUMA node of these GPUs, if they share one."""
+    container: tuple[str, ...] = ()
+    """The words in front of ``argv`` that run it in a container."""
 
     @property
     def label(self) -> str:
@@ -77,6 +80,8 @@ class HostPlan:
     address on Debian."""
     python: str = "python3"
     """The Python interpreter of its processes."""
+    enclosure: container.Enclosure | None = None
+    """The containers in which its processes run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +108,9 @@ class LaunchPlan:
 
     def agent_python(self, part: HostPlan) -> str:
         """The interpreter for dtrain's agent on a host: the interpreter of the job's processes, or
-        ``python3`` if setup lines may change ``PATH``."""
-        return "python3" if self.job.setup and "/" not in part.python else part.python
+        ``python3`` if setup lines may change ``PATH`` or the processes run in a container."""
+        hidden = self.job.container or (self.job.setup and "/" not in part.python)
+        return "python3" if hidden else part.python
 
 
 def build(
@@ -123,10 +129,14 @@ def build(
     launched = Launched.of(spec, run, port, attempt)
     if spec.cluster.allocated:
         spec = _to_allocate(spec)
+    if spec.job.container is not None:  # which has an interpreter of its own
+        local_python = ""
     if spec.job.framework == "tensorflow":
         hosts = _tensorflow(spec, launched, local_python)
     else:
         hosts = _ranks(spec, launched, local_python)
+    if spec.job.container is not None:
+        hosts = (_in_containers(spec.job, spec.job.container, part) for part in hosts)
     cluster = spec.cluster
     return LaunchPlan(
         spec.name, tuple(hosts), spec.job, cluster.run_dir, cluster.trust_group, run, cluster.slurm
@@ -335,6 +345,32 @@ def _gpus_by_task(
     wanting = wanting or [task for task in tasks if task.role == "evaluator"]
     shares = devices.split(host.gpus, len(wanting)) if wanting else []
     return dict.fromkeys(tasks, ()) | dict(zip(wanting, shares, strict=True))
+
+
+def _in_containers(job: Job, image: Container, part: HostPlan) -> HostPlan:
+    """``part`` with each of its processes in a container."""
+    # The image has a PATH of its own.
+    shared = {name: value for name, value in part.node_variables.items() if name != "PATH"}
+    workers = [
+        container.Worker(
+            name=Template(
+                "dtrain-", part.environment["DTRAIN_RUN_ID"], f"-{process.role}-{process.index}"
+            ),
+            environment={**part.environment, **process.environment},
+            others=(*shared, *process.node_variables, *job.secrets, "USER", "LOGNAME"),
+            gpus=bool(part.host.gpus),
+        )
+        for process in part.processes
+    ]
+    return replace(
+        part,
+        processes=tuple(
+            replace(process, container=container.command(image, worker))
+            for process, worker in zip(part.processes, workers, strict=True)
+        ),
+        node_variables=shared,
+        enclosure=container.enclosure(image, workers),
+    )
 
 
 def _unless(chosen: Collection[str], environment: Mapping[str, str]) -> dict[str, str]:

@@ -33,6 +33,10 @@ def environment_file(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
         for name in plan.job.secrets
     ]
     environment = {**part.environment, **process.environment}
+    if part.enclosure is not None:
+        client = {*part.enclosure.left_out} - {"DTRAIN_RUN_DIR"}
+        environment = {name: environment[name] for name in environment if name not in client}
+        secret.append("unset PYTHONPATH  # of the host\n")
     lines = [str(sh(name, "=", assigned(value))) for name, value in environment.items()]
     for name, variable in {**part.node_variables, **process.node_variables}.items():
         value = completed(name, variable)
@@ -83,6 +87,7 @@ def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
     for variable, value in part.node_variables.items():
         if value.kind == "interface":
             lines += find_interface(variable, value)
+    lines += _given_to_client(plan, part, process)
     lines += [
         'cd -- "$workdir" || exit',
         f"exec {command(process)}",
@@ -92,7 +97,7 @@ def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
 
 def command(process: Process) -> Command:
     """The process's program and arguments. ``~`` in front of the program is the home folder."""
-    program, *arguments = process.argv
+    program, *arguments = (*process.container, *process.argv)
     first = path(program) if program.startswith("~/") else argument(program)
     return Command(" ".join(map(str, (first, *map(argument, arguments)))))
 
@@ -124,6 +129,16 @@ def find_interface(name: str, variable: NodeVariable) -> list[str]:
         f"  export {name}=${{route%% *}}",
         "fi",
     ]
+
+
+def _given_to_client(plan: LaunchPlan, part: HostPlan, process: Process) -> list[str]:
+    """Lines that give the client of a container engine the environment of its worker."""
+    if part.enclosure is None or not part.enclosure.prefix:
+        return []
+    own = {**part.environment, **process.environment}
+    names = " ".join([*own, *part.node_variables, *process.node_variables, *plan.job.secrets])
+    given = f'export "{part.enclosure.prefix}$name=${{!name}}"'
+    return [f"for name in {names}; do", f'  [ -z "${{!name+set}}" ] || {given}', "done"]
 
 
 def comment(text: str) -> str:

@@ -22,7 +22,16 @@ Offset = Annotated[int, Range(0, (1 << 63) - 1)]
 Status = Annotated[int, Range(-(1 << 31), (1 << 31) - 1)]
 Role = Literal["worker", "chief", "ps", "evaluator", "torchrun"]
 Refusal = Literal[
-    "python", "setup", "workdir", "script", "port", "disk", "permission", "gone", "agent"
+    "python",
+    "setup",
+    "container",
+    "workdir",
+    "script",
+    "port",
+    "disk",
+    "permission",
+    "gone",
+    "agent",
 ]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from dtrain.environ.template import NodeSlot, Slot, Template
 from dtrain.launchplan.environment import NodeVariable
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.node.agent.wire import VERSION
@@ -29,7 +30,7 @@ def launch_request(
         **_request("launch", plan, part, run),
         "workdir": workdir,
         "script": job.script,
-        "python": part.python,
+        "python": None if job.container else part.python,
         "setup": list(job.setup),
         "environment": dict(part.environment),
         "node_variables": _written(part.node_variables),
@@ -42,6 +43,7 @@ def launch_request(
                 "index": process.index,
                 "rank": process.rank,
                 "ranks": process.ranks,
+                "container": [_parts(word) for word in process.container],
                 "argv": list(process.argv),
                 "environment": dict(process.environment),
                 "node_variables": _written(process.node_variables),
@@ -86,7 +88,19 @@ def _request(op: str, plan: LaunchPlan, part: HostPlan, run: str) -> dict[str, A
         "host": part.host.name,
         "run_dir": plan.run_dir,
         "trust_group": plan.trust_group,
+        "containers": None if part.enclosure is None else asdict(part.enclosure),
     }
+
+
+def _parts(word: str) -> list[str | dict[str, str]]:
+    """A word for the node, which fills in what only it knows."""
+    parts = word.parts if isinstance(word, Template) else (word,)
+    return [
+        {"node": part.key}
+        if isinstance(part, NodeSlot)
+        else (part.value if isinstance(part, Slot) else part)
+        for part in parts
+    ]
 
 
 def _written(variables: Mapping[str, NodeVariable]) -> dict[str, dict[str, Any]]:

@@ -89,6 +89,12 @@ FEATURES = (
         instead="remove it; 'slurm: {cpus: 12}' gives each process CPUs of its own",
     ),
     Feature(
+        "containers",
+        ("job.container",),
+        slurm=False,
+        instead="remove it, and start the container in job.command, such as [apptainer, exec, …]",
+    ),
+    Feature(
         "hang diagnosis",
         ("job.watchdog",),
         slurm=False,

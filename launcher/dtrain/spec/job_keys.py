@@ -7,7 +7,7 @@ from typing import Any, get_args
 from dtrain.hostlist import MAX_HOSTS
 from dtrain.runtime.layout import SCHEDULES, BackendName, Recompute, Sharding
 from dtrain.spec import value_rules as rules
-from dtrain.spec.model import LAUNCH_ROLES
+from dtrain.spec.model import LAUNCH_ROLES, EngineName
 from dtrain.spec.placeholders import NAMES
 from dtrain.spec.ports import PortRange
 from dtrain.spec.scalars import Choice, Duration, Flag, Integer, Text
@@ -216,6 +216,44 @@ JOB = SectionType(
             "limits that they set.",
             otherwise="none",
             example="[source ~/env.sh, ulimit -n 65536]",
+        ),
+        "container": Field(
+            SectionType(
+                {
+                    "image": Field(
+                        Text(rules.image),
+                        "Image that every host has: a name (docker, podman, enroot), or a file "
+                        "(apptainer, enroot).",
+                        required=True,
+                        example="nvcr.io/nvidia/pytorch:25.06-py3",
+                    ),
+                    "engine": Field(
+                        Choice(get_args(EngineName)),
+                        "Program that runs containers on the hosts.",
+                        default="docker",
+                        example="podman",
+                    ),
+                    "mounts": Field(
+                        ListOf(
+                            Text(rules.mount),
+                            advice="write a list: [/data, ~/cache:/cache, /models:/models:ro]",
+                        ),
+                        "Folders and files of the host that workers see, as SOURCE[:TARGET][:ro]. "
+                        "The working folder and the run's folder are always mounted.",
+                        otherwise="none",
+                        example="[/data, ~/cache:/cache, /models:/models:ro]",
+                    ),
+                    "options": Field(
+                        ListOf(Text(), advice="write each word as its own item: [--ulimit, …]"),
+                        "More options of the engine's command, after those of dtrain.",
+                        otherwise="none",
+                        example='[--ulimit, "memlock=-1"]',
+                    ),
+                }
+            ),
+            "Run each worker in a container. cluster.python and the program are then inside; the "
+            "setup lines run outside.",
+            otherwise="workers run on the host itself",
         ),
         "sync": Field(
             SectionType(

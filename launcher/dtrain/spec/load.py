@@ -20,8 +20,10 @@ from dtrain.spec.machines import machines
 from dtrain.spec.model import (
     Cluster,
     ClusterFile,
+    Container,
     Elastic,
     Job,
+    Mount,
     Rendezvous,
     Restart,
     Slurm,
@@ -161,6 +163,11 @@ def _per(job: Section, resolved: Resolved) -> Literal["gpu", "host"]:
     return "host" if job.get("per") == "host" else "gpu"
 
 
+def _container(container: Section) -> Container:
+    mounts = tuple(map(Mount.parse, container.get("mounts", ())))
+    return Container(mounts=mounts, **container.given("image", "engine", "options"))
+
+
 def _job(job: Section, resolved: Resolved) -> Job:
     sync, rendezvous = job.section("sync"), job.section("rendezvous")
     return Job(
@@ -169,6 +176,7 @@ def _job(job: Section, resolved: Resolved) -> Job:
         strategy_reason=resolved.strategy_reason,
         layout=resolved.layout,
         setup=job.get("setup", ()),
+        container=_container(job.section("container")) if "container" in job else None,
         sync=Sync(**{"source": ".", **sync.values}) if "sync" in job else None,
         roles=resolved.roles,
         rendezvous=Rendezvous(**rendezvous.values),

@@ -18,6 +18,7 @@ Backend = Literal["direct", "static", "c10d"]
 HostKeys = Literal["strict", "accept-new"]
 TransportName = Literal["ssh", "local"]
 NotifyEvent = Literal["failed", "done", "restarted"]
+EngineName = Literal["docker", "podman", "apptainer", "enroot"]
 
 LAUNCH_ROLES = ("chief", "worker", "ps", "evaluator")
 """TensorFlow's task types, in the order in which tasks are placed on hosts."""
@@ -154,6 +155,36 @@ class Watchdog:
 
 
 @dataclass(frozen=True, slots=True)
+class Mount:
+    """A folder or file of the host that a container sees."""
+
+    source: str
+    """Absolute, or relative to the home folder on the host (``~/``)."""
+    target: str
+    """Absolute, inside the container; or as ``source``."""
+    read_only: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Mount:
+        """From ``SOURCE[:TARGET][:ro]``, which `dtrain.spec.value_rules.mount` accepts."""
+        words = text.split(":")
+        read_only = words[-1] == "ro"
+        source, *target = words[:-1] if read_only else words
+        return cls(source, target[0] if target else source, read_only)
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """The container in which each worker runs; the agent runs outside."""
+
+    image: str
+    engine: EngineName = "docker"
+    mounts: tuple[Mount, ...] = ()
+    options: tuple[str, ...] = ()
+    """Further options of the engine's command."""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     framework: Framework
     strategy: str | None = None
@@ -173,6 +204,7 @@ class Job:
     """Working folder of the workers. ``None``: the folder that ``sync`` fills, else the home folder
     over SSH or the cluster file's folder on this machine."""
     setup: tuple[str, ...] = ()
+    container: Container | None = None
     sync: Sync | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()

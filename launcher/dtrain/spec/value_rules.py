@@ -82,6 +82,21 @@ def unix_group(text: str) -> str:
     return "must be the name of a Unix group on the hosts"
 
 
+def image(text: str) -> str:
+    return "cannot hold spaces" if re.search(r"\s", text) else option_safe(text)
+
+
+def mount(text: str) -> str:
+    source, *others = text.split(":")
+    target = [other for other in others if other != "ro"]
+    paths = [source, *target]
+    if len(target) > 1 or len(others) > 2 or (target and others[0] == "ro"):
+        return "must be SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro"
+    if not all(path.startswith(("/", "~/")) for path in paths):
+        return "must name paths that start with '/' or '~/'"
+    return "cannot hold commas, quotes or line breaks" if re.search(r'[,"\n\r]', text) else ""
+
+
 PORT = Integer(1, MAX_PORT)
 GPUS = OneOf(
     Integer(0, 1024, also=" or a list of GPU indices"),

@@ -19,7 +19,7 @@ from dtrain.node.agent.processes import processes, read_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Collection, Iterator
+    from typing import Callable, Collection, Iterator
 
 FIRST, LONGEST = 0.1, 30.0
 """Seconds between two scans: at first, and at most."""
@@ -38,14 +38,14 @@ class Connections:
         self._next = 0.0
         self.found = False
 
-    def watch(self, workers: Collection[int]) -> float | None:
-        """Scan if a scan is due. ``workers`` are process ids. Returns the seconds until the next
-        scan; None if no more scan is needed."""
+    def watch(self, workers: Callable[[], Collection[int]]) -> float | None:
+        """Scan if a scan is due. ``workers`` returns process ids. Returns the seconds until the
+        next scan; None if no more scan is needed."""
         if self.found:
             return None
         now = time.monotonic()
         if now >= self._next:
-            self.look(workers)
+            self.look(workers())
             self._next = now + self._pause
             self._pause = min(self._pause * 1.5, LONGEST)
         return None if self.found else self._next - now

@@ -27,9 +27,11 @@ NO_RUN = Tag("none", "none", b"none")
 """Keeps the sweep that ends a run's processes from ending journalctl."""
 
 
-def oom_kills() -> int:
-    """The number of OOM kills in our cgroup, or on this host if the cgroup has no counter."""
-    for line in (read_file("/proc/self/cgroup") or b"").splitlines():
+def oom_kills(elsewhere: bool) -> int:
+    """The number of OOM kills in our cgroup, or on this host if the cgroup has no counter or the
+    workers are ``elsewhere``: a container has a cgroup of its own."""
+    own = b"" if elsewhere else read_file("/proc/self/cgroup")
+    for line in (own or b"").splitlines():
         if line.startswith(b"0::"):
             path = b"/sys/fs/cgroup" + line[3:] + b"/memory.events"
             counted = read_file(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 import os
 
+from dtrain.node.agent.containers import Containers
 from dtrain.node.agent.environment import NodeVariables
 from dtrain.node.agent.events import Events
 from dtrain.node.agent.flight_recorder import FlightRecorders
@@ -49,6 +50,10 @@ class Preparation:
         except OSError as error:
             raise cannot_write(error, folder) from None
         base = {name: value for name, value in os.environb.items() if name != b"DTRAIN_SETUP"}
+        self._containers: Containers | None = None
+        if request.get("containers"):
+            # The host's own variables, such as PATH, mean nothing in an image.
+            self._containers, base = Containers(request, base, tag.environment), {}
         for source in (request["environment"], request.get("secrets") or {}):
             base.update({raw(name): raw(value) for name, value in source.items()})
         self._base = base
@@ -123,6 +128,10 @@ class Preparation:
             path = os.path.join(self._folder, worker.name)
             count, world_size = body["ranks"], self._request["world_size"]
             worker.ranks = Ranks(path, worker.argv, count, world_size)
+        if self._containers is not None:
+            worker.contained = os.path.join(self._folder, worker.name + b".error.json")
+            worker.argv = self._containers.argv(body["container"]) + worker.argv
+            worker.environment = self._containers.environment(worker.environment)
         out = create(worker.name + b".out", self._folder_fd, os.O_APPEND)
         worker.outputs = out, create(worker.name + b".err", self._folder_fd, os.O_APPEND)
         return worker

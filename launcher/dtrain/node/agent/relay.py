@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 
+from dtrain.node.agent.containers import remove
 from dtrain.node.agent.control import lives, machine_id, peer_of
 from dtrain.node.agent.evidence import tail_of
 from dtrain.node.agent.folder import folder_of, trust_of
@@ -46,6 +47,7 @@ class Relay:
         self._importer = importer
         self._channel = LauncherChannel()
         self._supervisor = SupervisorConnection()
+        self._containers: Json | None = None
         self._launch: Launch | None = None
         """The launch that gets the commands until there is a supervisor; None after `attach`."""
 
@@ -76,6 +78,7 @@ class Relay:
                     "use Linux hosts: dtrain runs jobs only on Linux",
                 )
             folder = folder_of(command)
+            self._containers = command.get("containers")
             state = RunState(folder, trust_of(command))
             tag = Tag(command["run"], command["host"], folder)
             if command.get("op") == "attach":
@@ -188,6 +191,7 @@ class Relay:
         end = supervisor.await_end()
         take = supervisor.child_ended if supervisor.subreaper else None
         survivors = Sweep(tag, 0.0, take, supervisor.subreaper).finish()
+        remove(self._containers)
         log = tail_of(os.path.join(state.folder, b"agent.log"), 5)
         died = "the supervisor died: %s%s" % (end, "\n" + log if log else "")
         reason = state.why_lost(died, supervisor.end)

@@ -28,9 +28,10 @@ def spy_command(pid: int) -> list[bytes]:
     virtual = environment.get(b"VIRTUAL_ENV")
     if virtual:
         places.insert(0, virtual + b"/bin")
+    root = b"/proc/%d/root" % pid  # of its container, if it runs in one
     for place in places:
-        program = os.path.join(place, b"py-spy")
-        if place and os.access(program, os.X_OK):
+        program = os.path.join(root + place, b"py-spy")
+        if place.startswith(b"/") and os.access(program, os.X_OK):
             return [program, b"dump", b"--full-filenames", b"--pid", b"%d" % pid]
     return []
 

@@ -11,6 +11,7 @@ import threading
 import time
 
 from dtrain.node.agent.connections import Connections
+from dtrain.node.agent.containers import remove
 from dtrain.node.agent.control import CONTROL_FD, control_name, machine_id
 from dtrain.node.agent.control_server import ControlServer
 from dtrain.node.agent.diagnosis import Diagnosis
@@ -55,6 +56,7 @@ class Supervisor:
         self._prctl = load_prctl()
         self._subreaper = adopt_orphans(self._prctl)
         self._connections = Connections(request.get("job_ports") or ())
+        self._containers: Json | None = request.get("containers")
         self._lease = float(request["lease"])
         self._grace = float(request["grace"])
         self._last_command = time.monotonic()
@@ -127,7 +129,7 @@ class Supervisor:
         self._events = prepared.events
         share_ports(prepared.ports)
         self._diagnosis = Diagnosis(self._events, prepared.flights)
-        self._oom_kills = oom_kills()
+        self._oom_kills = oom_kills(self._containers is not None)
         for worker in prepared.workers:
             worker.start(self._workdir, self._prctl)
             self._workers[worker.pid] = worker
@@ -171,7 +173,7 @@ class Supervisor:
                 return 0.0
             due.append(self._last_command + self._lease)
         if self._workers:
-            pause = self._connections.watch(self._workers)
+            pause = self._connections.watch(self._worker_pids)
             if pause is not None:
                 due.append(time.monotonic() + pause)
         torchruns = [worker for worker in self._workers.values() if worker.ranks is not None]
@@ -198,8 +200,12 @@ class Supervisor:
             for rank, pid in ranks.items():
                 found.append(({"role": "worker", "index": rank, "rank": rank}, look(pid)))
             if not ranks:  # a torchrun without ranks waits for other torchruns
-                found.append((worker.identity(), look(worker.pid)))
+                found.append((worker.identity(), worker.process(self._tag)))
         return [(identity, proc) for identity, proc in found if proc is not None]
+
+    def _worker_pids(self) -> list[int]:
+        found = (worker.process(self._tag) for worker in self._workers.values())
+        return [proc.pid for proc in found if proc is not None]
 
     def _stop(self, reason: str, grace: float) -> None:
         if not self._stopping:
@@ -213,14 +219,25 @@ class Supervisor:
             self._next_step = 0.0
 
     def _begin_sweep(self, grace: float) -> None:
-        self._sweep = Sweep(self._tag, grace, self._child_ended, self._subreaper, self._groups)
+        self._sweep = Sweep(
+            self._tag,
+            grace,
+            self._child_ended,
+            self._subreaper,
+            self._groups,
+            contained=self._containers is not None,
+        )
         self._next_step = 0.0
 
     def _sweep_now(self, take: Callable[[int, int], None]) -> list[Proc]:
-        return Sweep(self._tag, 0.0, take, self._subreaper, self._groups).finish()
+        survivors = Sweep(self._tag, 0.0, take, self._subreaper, self._groups).finish()
+        if self._started:
+            remove(self._containers)
+        return survivors
 
     def _finish(self, survivors: list[Proc]) -> None:
         self._diagnosis.finish()
+        remove(self._containers)
         connected = self._connections.found
         self._events.append("ended", survivors=name_list(survivors), connected=connected)
         self._over = True
@@ -228,7 +245,7 @@ class Supervisor:
     def _child_ended(self, pid: int, status: int) -> None:
         worker = self._workers.pop(pid, None)
         if worker is not None:
-            self._connections.look(self._workers)
+            self._connections.look(self._worker_pids())
             self._exited(worker, status)
         self._next_step = 0.0
 
@@ -243,10 +260,15 @@ class Supervisor:
             signame = signal_name(os.WTERMSIG(status))
         else:
             code = os.WEXITSTATUS(status)
+            if self._containers and self._containers["waits"] and code > 128:
+                # As the client reports the signal that ended the worker.
+                number = code - 128
+                if number in signal.valid_signals():
+                    code, signame = None, signal_name(number)
         bad = code != 0
         if bad and error is None:
             error = error_report(os.path.join(self._folder, worker.name + b".error.json"))
-        kills = oom_kills()
+        kills = oom_kills(self._containers is not None)
         body: Json = {
             **worker.identity(),
             "pid": worker.pid,

@@ -139,11 +139,14 @@ class Sweep:
         take: Callable[[int, int], None] | None,
         subreaper: bool = True,
         groups: frozenset[int] | set[int] = frozenset(),
+        contained: bool = False,
     ) -> None:
         """``take`` gets the process id and status of each child that ends; None if the run's
         processes are not our descendants. ``groups`` are process groups that contain only
-        processes of this run."""
+        processes of this run. ``contained``: only tagged processes and their descendants get TERM,
+        because the others serve them, see `dtrain.node.agent.containers`."""
         self._tag, self._take, self._groups = tag, take, set(groups)
+        self._contained = contained
         self._proof = subreaper and take is not None
         self.kill_at = time.monotonic() + grace
         self.survivors: list[Proc] = []
@@ -166,7 +169,7 @@ class Sweep:
             return 0.01 if self._clean < (2 if sure else 20) else None
         self._clean = 0
         if now < self.kill_at:
-            for proc in found:
+            for proc in members(self._tag, 0) if self._contained else found:
                 if (proc.pid, proc.start) not in self._terminated:
                     self._terminated.add((proc.pid, proc.start))
                     send(proc, signal.SIGTERM)

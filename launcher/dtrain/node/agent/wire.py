@@ -14,18 +14,22 @@ kept to explain a failed start.
 
 Commands, by ``op``. The first command of a relay is ``launch``, ``attach`` or ``look``:
 
-    launch   protocol, run, host, run_dir, trust_group, workdir, script, python, setup, environment,
-             node_variables, secrets, runtime, processes [{role, index, rank, argv, environment,
-             node_variables, service, bound_to_gpus}], ports, job_ports (those of all hosts), grace,
-             on_disconnect, lease: check everything, start nothing. ``runtime`` is a zip archive in
-             base64, saved as ``runtime.zip`` in the run's folder. Members of ``trust_group``, a
-             Unix group (or null), may own the job's folders and write to them. ``node_variables``
-             {name: {value, kind, place, instead}} are variables whose values the node completes,
-             see `dtrain.launchplan.environment`. A process is bound to the NUMA node of the GPUs in
-             ``bound_to_gpus``, see `dtrain.node.numa`
-    attach   protocol, run, host, run_dir, trust_group, offsets, outputs, previous: follow a run
-             that was launched before, each stream (``events`` and progress files too) from the
-             offset given, or from its beginning; if ``outputs`` is false, only events.
+    launch   protocol, run, host, run_dir, trust_group, containers, workdir, script, python, setup,
+             environment, node_variables, secrets, runtime, processes [{role, index, rank,
+             container, argv, environment, node_variables, service, bound_to_gpus}], ports,
+             job_ports (those of all hosts), grace, on_disconnect, lease: check everything, start
+             nothing. ``runtime`` is a zip archive in base64, saved as ``runtime.zip`` in the run's
+             folder. Members of ``trust_group``, a Unix group (or null), may own the job's folders
+             and write to them. ``node_variables`` {name: {value, kind, place, instead}} are
+             variables whose values the node completes, see `dtrain.launchplan.environment`.
+             ``containers`` {program, prefix, left_out, waits, remove} describes the containers of
+             all processes (or null), and ``container`` has the words in front of ``argv``, each a
+             list of texts and {node: what the node puts there}, see `dtrain.launchplan.container`.
+             A process is bound to the NUMA node of the GPUs in ``bound_to_gpus``, see
+             `dtrain.node.numa`
+    attach   protocol, run, host, run_dir, trust_group, containers, offsets, outputs, previous:
+             follow a run that was launched before, each stream (``events`` and progress files too)
+             from the offset given, or from its beginning; if ``outputs`` is false, only events.
              ``previous`` is the process id of a relay of this launcher that no longer answers (or
              null): it is killed
     look     protocol, run, host, run_dir, trust_group: report the state of a run that was launched
@@ -45,9 +49,10 @@ Messages, by ``type``:
 
     hello     protocol, python, hostname, time (the node's clock, seconds since the epoch), pid
     prepared  workdir, folder (both absolute): the launch is ready for ``start``
-    refused   what (python, setup, workdir, script, port, disk, permission, gone or agent), reason,
-              hint: the job cannot start here, and the launch is undone. The last message. ``gone``
-              answers ``attach``: the run has no folder here, so it never started, or was removed
+    refused   what (python, setup, container, workdir, script, port, disk, permission, gone or
+              agent), reason, hint: the job cannot start here, and the launch is undone. The last
+              message. ``gone`` answers ``attach``: the run has no folder here, so it never
+              started, or was removed
     attached  folder, running
     status    state (missing, preparing, ready, running, ended or gone), since (or null), why,
               processes [{role, index, rank, pid, started, ended, code, signal}]: the answer to

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import time
 
+from dtrain.node.agent.processes import environment_of, look
 from dtrain.node.agent.spawn import missing, spawn, why_not_executed
+from dtrain.node.agent.sweep import members
 from dtrain.node.agent.wire import raw
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
+    from dtrain.node.agent.processes import Proc
     from dtrain.node.agent.ranks import Ranks
+    from dtrain.node.agent.sweep import Tag
     from dtrain.node.agent.wire import Json
     from dtrain.node.numa import Binding
 
@@ -21,6 +25,7 @@ class Worker:
     __slots__ = (
         "argv",
         "binding",
+        "contained",
         "environment",
         "error",
         "index",
@@ -37,6 +42,7 @@ class Worker:
         self.rank: int | None = body.get("rank")
         self.argv: list[bytes] = []
         self.environment: dict[bytes, bytes] = {}
+        self.contained = b""  # its error file, if it runs in a container
         self.outputs = -1, -1  # descriptors of its stdout and stderr files
         self.pid = 0
         self.error: Json | None = None  # why it could not be executed
@@ -50,6 +56,20 @@ class Worker:
     def identity(self) -> Json:
         """The fields that identify it in events."""
         return {"role": self.role, "index": self.index, "rank": self.rank}
+
+    def process(self, tag: Tag) -> Proc | None:
+        """The process itself. In a container, the process that we have started may be the client
+        of a container engine."""
+        if not self.contained:
+            return look(self.pid)
+        name = b"TORCHELASTIC_ERROR_FILE"
+        found = [
+            proc
+            for proc in members(tag, 0)
+            if environment_of(proc.pid, having=name).get(name) == self.contained
+        ]
+        # Its children have the same environment.
+        return min(found, key=lambda proc: proc.start, default=None)
 
     def start(self, workdir: bytes, prctl: Callable[..., int]) -> None:
         """Start the process and close its outputs here. ``error`` is set if that fails."""

@@ -15,4 +15,4 @@ if [ -z "${GLOO_SOCKET_IFNAME+set}" ] && route=$(ip -o route get "$(getent ahost
 fi
 [ -z "${GLOO_SOCKET_IFNAME+set}" ] || export TP_SOCKET_IFNAME=${TP_SOCKET_IFNAME-$GLOO_SOCKET_IFNAME}
 cd -- "$workdir" || exit
-exec python3 -m torch.distributed.run --nnodes=2 --nproc-per-node=3 --max-restarts=0 --rdzv-id="${DTRAIN_RUN_ID:-c10d}" --rdzv-backend=c10d --local-addr=2001:db8::1 --rdzv-endpoint='[2001:db8::1]:'"${MASTER_PORT:-29500}" --rdzv-conf=is_host=true -m my.train --lr 1e-5
+exec python3 -m torch.distributed.run --nnodes=2 --nproc-per-node=3 --max-restarts=0 --rdzv-id="${DTRAIN_RUN_ID:-c10d}" --rdzv-backend=c10d --local-addr=2001:db8::1 '--rdzv-endpoint=[2001:db8::1]:'"${MASTER_PORT:-29500}" --rdzv-conf=is_host=true -m my.train --lr 1e-5
