@@ -310,7 +310,7 @@ class Node:
     def process(self, argv: list[str], index: int = 0, **body: Any) -> dict[str, Any]:
         base = {"role": "worker", "index": index, "rank": index, "ranks": 1, "service": False}
         whole = {**base, "argv": argv, "environment": {}, **body}
-        own = process_variables(whole["role"], whole["index"])
+        own = process_variables(whole["role"], whole["index"], scripted=False)
         return {"node_variables": written(own), **whole}
 
     def folder(self, run: str = "run", host: str = "node0") -> Path:
