@@ -373,10 +373,10 @@ def test_a_failure_is_reported_as_shown(desk: Desk) -> None:
     done = desk.run("dtrain launch cluster.yaml")
     assert done.returncode == ExitCode.JOB_FAILED
     report = done.stderr[done.stderr.index("error: ") :]
-    assert alike(report.replace(str(desk.folder), "/home/ml")) == alike(shown)
+    assert normalized(report.replace(str(desk.folder), "/home/ml")) == normalized(shown)
 
 
-def alike(report: str) -> str:
+def normalized(report: str) -> str:
     """Without what differs from run to run."""
     report = re.sub(r"failed after [\d min s]+;", "failed after N s;", report)
     return re.sub(r"runs/cluster-\S+", "runs/cluster-N", report)

@@ -70,7 +70,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("text", MALFORMED, ids=range(len(MALFORMED)))
-def test_what_is_wrong_and_where(text: str) -> None:
+def test_errors_and_positions(text: str) -> None:
     with pytest.raises(HostListError) as caught:
         unfold(text)
     assert (caught.value.message, caught.value.offset) == MALFORMED[text]
@@ -110,7 +110,7 @@ def test_unfold_undoes_fold(hosts: list[str]) -> None:
 
 
 @given(st.text("ab[]-, 0129\n", max_size=30) | st.text())
-def test_any_text_gives_names_or_a_place(text: str) -> None:
+def test_any_text_has_names_or_an_error(text: str) -> None:
     try:
         hosts = unfold(text, limit=2000)
     except HostListError as error:

@@ -1,4 +1,4 @@
-"""Frames survive any way of being cut, and noise is told from frames."""
+"""Frames can arrive in any pieces, and noise is separated from frames."""
 
 from __future__ import annotations
 

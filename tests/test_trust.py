@@ -145,7 +145,7 @@ def test_symbolic_links(land: Path) -> None:
     for owner, name in ((VICTIM, "own"), (MALLORY, "planted")):
         (sticky / name).symlink_to(mine)
         give(sticky / name, owner)
-    give(land / "home", MALLORY)  # nobody but root can replace it
+    give(land / "home", MALLORY)  # only root can replace it
     assert open_as_victim(land / "home" / "data") == os.fsencode(mine / "data")
     assert open_as_victim(sticky / "own") == os.fsencode(mine)
     with pytest.raises(UnsafeError, match="planted is a symbolic link that belongs to bin"):
@@ -249,7 +249,7 @@ def test_access_lists(
 
 
 def test_an_access_list_is_read_from_the_open_file(land: Path) -> None:
-    """Another file that takes the name meanwhile changes nothing."""
+    """Another file that takes the name at the same time has no effect."""
     folder = make(land / "folder", ME, MINE, 0o700)
     set_access_list(folder, (USER, 7, THEM), (GROUP_OBJ, 5, -1), (MASK, 7, -1))
     fd = os.open(folder, os.O_PATH)

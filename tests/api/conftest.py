@@ -10,7 +10,7 @@ from support.launching import Scene
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    """A scene for launches by this process. Whatever a test started is gone when it ends."""
+    """A scene for launches by this process. Stops everything that a test leaves running."""
     scene = Scene(tmp_path)
     monkeypatch.setenv("DTRAIN_HOME", str(scene.home))
     yield scene

@@ -30,7 +30,7 @@ time.sleep(3600)
 
 
 class Watcher:
-    """Keeps what the callbacks get, and lets a test wait for a line."""
+    """Records the calls of the callbacks, and lets a test wait for a line."""
 
     def __init__(self) -> None:
         self.lines: list[dtrain.Line] = []
@@ -59,7 +59,7 @@ class Watcher:
 
 
 class Background:
-    """A launch in a thread of its own."""
+    """A launch in a separate thread."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._result: list[dtrain.Report | BaseException] = []
@@ -135,7 +135,7 @@ raise RuntimeError("Connection closed by peer [127.0.0.1]:40000")
 """
 
 
-def test_the_first_cause_has_one_name_where_its_echo_is_heard_first(scene: Scene) -> None:
+def test_the_first_cause_has_one_name_if_its_echo_arrives_first(scene: Scene) -> None:
     notices: list[str] = []
 
     def on_state(host: str, state: str, detail: str) -> None:
@@ -162,7 +162,7 @@ def test_stop_from_another_thread(scene: Scene) -> None:
     assert scene.leftovers() == []
 
 
-def test_a_control_that_has_stopped_starts_nothing(scene: Scene) -> None:
+def test_a_stopped_control_starts_nothing(scene: Scene) -> None:
     control = dtrain.Control()
     control.stop("enough")
     marker = scene.folder / "started"
@@ -204,7 +204,7 @@ def test_signals_need_the_main_thread(scene: Scene) -> None:
     assert not scene.home.exists()
 
 
-def test_dtrain_stop_spares_a_process_without_signal_handlers(scene: Scene) -> None:
+def test_dtrain_stop_does_not_signal_a_process_without_handlers(scene: Scene) -> None:
     watcher = Watcher()
     launch = Background(scene.cluster_file(scene.script(WAIT)), **watcher.callbacks)
     watcher.until("up 0")
@@ -244,13 +244,13 @@ def test_detach_and_wait(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     assert dtrain.LaunchedRun(run.name).wait() == report
 
 
-def test_a_detached_launch_that_cannot_begin(scene: Scene) -> None:
+def test_a_detached_launch_that_cannot_start(scene: Scene) -> None:
     scene.home.write_text("a file is in the way")
     with pytest.raises(dtrain.DtrainError, match="a file is in the way"):
         dtrain.launch(scene.cluster_file(scene.script(TALK)), detach=True)
 
 
-def test_this_machine_cannot_keep_the_run(scene: Scene) -> None:
+def test_this_machine_cannot_store_the_run(scene: Scene) -> None:
     scene.home.write_text("a file is in the way")
     report = dtrain.launch(scene.cluster_file(scene.script(TALK)))
     assert report.exit_code is dtrain.ExitCode.NODE_FAILED
@@ -279,7 +279,7 @@ def test_a_spec_built_in_python(scene: Scene) -> None:
     assert {line.text.partition(" ")[2][2:] for line in watcher.lines} == {"on 1e3 é"}
 
 
-def test_a_wrong_spec_names_the_key() -> None:
+def test_an_invalid_spec_names_the_key() -> None:
     document = {"cluster": {"hosts": ["a"], "gpuss": 8}, "job": {"script": "x.py"}}
     with pytest.raises(dtrain.SpecError) as caught:
         dtrain.load(document)

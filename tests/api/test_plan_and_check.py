@@ -14,7 +14,7 @@ def test_plan() -> None:
     assert answer.best.layout.world_size == 8
 
 
-def test_plan_refuses_what_it_cannot_answer() -> None:
+def test_plan_refuses_invalid_requests() -> None:
     with pytest.raises(dtrain.UsageError, match="no model"):
         dtrain.plan(dtrain.PlanRequest(gpus=8))
     with pytest.raises(dtrain.UsageError, match="strategy"):

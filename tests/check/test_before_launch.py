@@ -93,8 +93,8 @@ def test_findings_for_programs(hosts: Hosts, launcher: Launcher) -> None:
     assert events[-1]["exit_code"] == 3
     (run,) = (launcher.home / "runs").iterdir()
     journal = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
-    (told,) = [event["findings"] for event in journal if event["event"] == "findings"]
-    assert told == [{key: found[key] for key in told[0]}]
+    (reported,) = [event["findings"] for event in journal if event["event"] == "findings"]
+    assert reported == [{key: found[key] for key in reported[0]}]
 
 
 def test_a_warning_is_one_line_and_does_not_delay_the_launch(

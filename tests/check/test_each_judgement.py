@@ -28,11 +28,11 @@ def evidence(
     """Three hosts; the last one has the facts ``third`` over those in ``common``, and ``last``."""
     of = of or plan()
     *first, odd = of.hosts
-    alike = tuple(HostFacts(part, common) for part in first)
-    return Evidence(of, (*alike, HostFacts(odd, common | (third or {}), **last)))
+    same = tuple(HostFacts(part, common) for part in first)
+    return Evidence(of, (*same, HostFacts(odd, common | (third or {}), **last)))
 
 
-def said(evidence: Evidence) -> list[tuple[str, str, tuple[str, ...]]]:
+def summaries(evidence: Evidence) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(one.severity.value, one.subject, one.hosts) for one in judge(evidence)]
 
 
@@ -245,8 +245,8 @@ def cores(count: int, **numa: Any) -> Facts:
 def test_one_machine_under_two_names() -> None:
     """It is a mistake, and an error if both claim the same GPUs."""
     one = {"machine": {"boot": "b", "network": 1, "hostname": "box"}}
-    assert {severity for severity, _, _ in said(evidence(one))} == {"warning"}
-    assert {severity for severity, _, _ in said(evidence(one, of=plan(gpus=2)))} == {"error"}
+    assert {severity for severity, _, _ in summaries(evidence(one))} == {"warning"}
+    assert {severity for severity, _, _ in summaries(evidence(one, of=plan(gpus=2)))} == {"error"}
 
 
 def test_one_name_for_two_machines() -> None:
@@ -367,8 +367,8 @@ def test_a_launch_omits_findings_that_it_handles_itself() -> None:
 def test_collectives_of_jax_on_cpus_go_where_the_own_name_leads() -> None:
     third = {"names": {"hosts": {}, "own": {"addresses": ["127.0.1.1"]}}}
     jax = "framework: jax, script: train.py"
-    alike = {"names": {"hosts": {}, "own": {"addresses": ["10.0.0.1"]}}}
-    found = only(evidence(alike, third, plan(jax)), "warning", "names", "gpu3")
+    same = {"names": {"hosts": {}, "own": {"addresses": ["10.0.0.1"]}}}
+    found = only(evidence(same, third, plan(jax)), "warning", "names", "gpu3")
     assert "127.0.1.1" in found.seen and "/etc/hosts" in found.remedy
-    assert said(evidence(alike, third)) == []
-    assert said(evidence(alike, third, plan(jax, gpus=1))) == []
+    assert summaries(evidence(same, third)) == []
+    assert summaries(evidence(same, third, plan(jax, gpus=1))) == []

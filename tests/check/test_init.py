@@ -42,7 +42,7 @@ def test_a_file_that_exists_is_kept(launcher: Launcher) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (("--framework", "torch", "--script", "a.py"), "--hosts is missing"),
         (("--hosts", "gpu[1-", "--framework", "torch", "--script", "a.py"), "--hosts gpu[1-"),
@@ -50,10 +50,10 @@ def test_a_file_that_exists_is_kept(launcher: Launcher) -> None:
         (("--hosts", "a", "--framework", "torch", "--script", ""), "--script is missing"),
     ],
 )
-def test_answers_that_make_no_file(launcher: Launcher, argv: tuple[str, ...], said: str) -> None:
+def test_answers_that_make_no_file(launcher: Launcher, argv: tuple[str, ...], message: str) -> None:
     done = launcher.command("init", *argv).wait()
     assert done.code == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not (launcher.folder / "cluster.yaml").exists()
 

@@ -98,9 +98,9 @@ def test_xids_in_the_log() -> None:
     gpus = {"tool": "nvidia-smi", "gpus": [], "xids": {"0000:07:00 79": 1, "0000:07:00 31": 4}}
     hosts = cluster(1, gpus=1)
     hosts = [HostFacts(host.part, {"gpus": gpus}) for host in hosts]
-    said = [found.seen for found in findings(hosts, gpus=1)]
-    assert any("Xid 79 (the GPU has fallen off the bus)" in text for text in said)
-    assert not any("Xid 31" in text for text in said)
+    found_texts = [found.seen for found in findings(hosts, gpus=1)]
+    assert any("Xid 79 (the GPU has fallen off the bus)" in text for text in found_texts)
+    assert not any("Xid 31" in text for text in found_texts)
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_a_gpu_off_the_bus_is_an_error_if_the_job_uses_it(
     found = [healthy | {"index": index, "bus": bus} for index, bus in enumerate(buses)]
     gpus = {"tool": "nvidia-smi", "gpus": found, "xids": {"0000:07:00 79": 1}}
     (host,) = cluster(1, gpus=1)
-    said = [
+    found_texts = [
         one.severity.value
         for one in findings([HostFacts(host.part, {"gpus": gpus})], gpus=1)
         if "Xid 79" in one.seen
     ]
-    assert said == severities
+    assert found_texts == severities
 
 
 def test_a_failed_probe_is_reported() -> None:

@@ -1,4 +1,4 @@
-"""The command line's edge: help, usage, exit codes; never a traceback."""
+"""The command line: help, usage errors and exit codes, without tracebacks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cluster(tmp_path: Path) -> Path:
     return path
 
 
-def test_help_names_every_verb_and_exit_code() -> None:
+def test_help_lists_every_command_and_exit_code() -> None:
     done = dtrain("--help")
     assert done.returncode == 0
     for word in ("launch", "schema", "Exit codes", "130"):
@@ -43,7 +43,7 @@ def test_help_names_every_verb_and_exit_code() -> None:
 
 
 @pytest.mark.parametrize("verb", app.VERBS)
-def test_a_verbs_summary_is_the_first_line_of_its_help(verb: str) -> None:
+def test_the_summary_of_a_command_is_the_first_line_of_its_help(verb: str) -> None:
     function = getattr(import_module(f"dtrain_cli.commands.{verb}"), verb)
     assert function.__doc__.splitlines()[0] == app.VERBS[verb]
 
@@ -64,7 +64,7 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["launch"], "FILE"),
         (["launch", "nowhere.yaml"], "nowhere.yaml"),
@@ -78,15 +78,15 @@ def test_version() -> None:
         (["launch", "{cluster}", "--host", "c"], "a,b"),
     ],
 )
-def test_usage_errors(cluster: Path, argv: list[str], said: str) -> None:
+def test_usage_errors(cluster: Path, argv: list[str], message: str) -> None:
     done = dtrain(*(word.format(cluster=cluster) for word in argv))
     assert done.returncode == 2, done
     assert done.stdout == ""
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_wrong_file_names_the_place(cluster: Path) -> None:
+def test_an_invalid_file_is_reported_with_the_position(cluster: Path) -> None:
     cluster.write_text("cluster:\n  hosts: [a]\n  gpu: 8\n  gpuz: 8\njob: {framework: torch}\n")
     done = dtrain("launch", str(cluster))
     assert done.returncode == 2
@@ -94,7 +94,7 @@ def test_a_wrong_file_names_the_place(cluster: Path) -> None:
     assert "gpus" in done.stderr
 
 
-def test_a_secret_that_is_not_there(cluster: Path) -> None:
+def test_a_missing_secret(cluster: Path) -> None:
     cluster.write_text(
         yaml.safe_dump(
             {"cluster": {"hosts": ["a"], "gpus": 2}, "job": {**JOB, "secrets": ["WANDB_API_KEY"]}}
@@ -112,7 +112,7 @@ def test_arguments_after_two_dashes_reach_the_script(cluster: Path) -> None:
     assert argv == ["python3", "train.py", "--lr", "1e-5", "--json"]
 
 
-def test_a_folder_that_is_not_ours_is_left_alone(cluster: Path, tmp_path: Path) -> None:
+def test_an_unrelated_folder_is_not_changed(cluster: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     done = dtrain("launch", str(cluster), "--dry-run", "--output", str(tmp_path / "mine"))
@@ -121,18 +121,18 @@ def test_a_folder_that_is_not_ours_is_left_alone(cluster: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("argv", [["schema"], ["launch", "{cluster}", "--dry-run", "--json"]])
-def test_a_reader_that_leaves_early(cluster: Path, argv: list[str]) -> None:
+def test_a_reader_that_closes_the_pipe_early(cluster: Path, argv: list[str]) -> None:
     command = [sys.executable, "-m", "dtrain_cli", *(a.format(cluster=cluster) for a in argv)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout and process.stderr
         process.stdout.close()
-        said = process.stderr.read()
-    assert said == ""
+        message = process.stderr.read()
+    assert message == ""
 
 
-def test_a_fault_of_ours_goes_to_a_file(
+def test_an_internal_error_is_written_to_a_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def fail() -> None:
@@ -141,8 +141,8 @@ def test_a_fault_of_ours_goes_to_a_file(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(app, "app", fail)
     assert app.run() == 70
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
     (report,) = tmp_path.iterdir()
-    assert str(report) in said
+    assert str(report) in message
     assert "a fault for this test" in report.read_text()

@@ -1,4 +1,4 @@
-"""Whatever somebody did to a run's folder, every verb says so, and other runs are unaffected."""
+"""Every command reports a damaged run folder, and other runs are unaffected."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_a_run_that_cannot_be_read_is_one_row(name: str, dtrain: Dtrain, tmp_path: Path) -> None:
+def test_an_unreadable_run_is_one_row(name: str, dtrain: Dtrain, tmp_path: Path) -> None:
     make_run("good-run")
     folder = make_run("bad-run")
     UNREADABLE[name](folder)
@@ -140,14 +140,14 @@ def test_damaged_lines_of_the_journal_are_counted(dtrain: Dtrain, lines: int) ->
     folder = make_run("bad-run")
     with folder.journal.open("ab") as file:
         file.write(b'{"schema": 1, "time": 1, "event": []}\n' * lines)
-    said = f"{lines} journal line{'s' * (lines > 1)} could not be read"
-    assert f"bad-run: {said}\n" in dtrain("ps")[1]
-    assert f"journal  {said}\n" in dtrain("ps", "bad")[1]
+    notice = f"{lines} journal line{'s' * (lines > 1)} could not be read"
+    assert f"bad-run: {notice}\n" in dtrain("ps")[1]
+    assert f"journal  {notice}\n" in dtrain("ps", "bad")[1]
     (run,) = json.loads(dtrain("ps", "bad", "--json")[1])["runs"]
     assert (run["state"], run["unreadable_lines"]) == ("failed", lines)
 
 
-def test_a_run_that_is_over_has_final_states_of_its_hosts(dtrain: Dtrain) -> None:
+def test_an_ended_run_has_final_host_states(dtrain: Dtrain) -> None:
     folder = make_run("old-run")
     states = {"n1": "stopping", "s1": "ended", "n3": "lost"}
     lines = [encode(1e9, HostState(host, state)) for host, state in states.items()]
@@ -176,7 +176,7 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_other_files_do_no_harm(name: str, dtrain: Dtrain) -> None:
+def test_other_files_have_no_effect(name: str, dtrain: Dtrain) -> None:
     folder = make_run("bad-run")
     HARMLESS[name](folder)  # type: ignore[operator]
     assert dtrain("ps", "bad")[0] == 0
@@ -187,7 +187,7 @@ def test_other_files_do_no_harm(name: str, dtrain: Dtrain) -> None:
     assert dtrain("stop", "bad")[0] == 2
 
 
-def test_folders_that_are_no_runs_are_ignored(dtrain: Dtrain, tmp_path: Path) -> None:
+def test_folders_that_are_not_runs_are_ignored(dtrain: Dtrain, tmp_path: Path) -> None:
     make_run("good-run")
     runs = tmp_path / "home" / "runs"
     for name in (b"\xff\xfe", b"\n", b"-x", b"a b", b".hidden"):
@@ -228,7 +228,7 @@ LONG = "9" * 10_000
     ],
     ids=lambda argv: ascii(" ".join(argv))[:40],
 )  # fmt: skip
-def test_what_is_typed_is_refused_as_usage(argv: list[str], dtrain: Dtrain) -> None:
+def test_wrong_arguments_are_usage_errors(argv: list[str], dtrain: Dtrain) -> None:
     make_run("run-1")
     code, out, err = dtrain(*argv)
     assert (code, out) == (2, "")

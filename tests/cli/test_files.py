@@ -1,4 +1,4 @@
-"""Reading and replacing a user's file: whole or not at all, and nothing but a plain file."""
+"""Files of the user are replaced completely or not at all. Only regular files are accepted."""
 
 import os
 import stat
@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "data", [b"", b"\xef\xbb\xbfa\r\nb\r", b"\xff\xfe bad \x80", "é\n".encode()]
 )
-def test_bytes_come_back_as_they_were(path: Path, data: bytes) -> None:
+def test_bytes_are_read_back_unchanged(path: Path, data: bytes) -> None:
     path.write_bytes(data)
     text = read_text(path)
     assert text is not None
@@ -30,7 +30,7 @@ def test_bytes_come_back_as_they_were(path: Path, data: bytes) -> None:
     assert [*path.parent.iterdir()] == [path]
 
 
-def test_a_new_file_has_the_usual_mode(path: Path) -> None:
+def test_a_new_file_has_the_default_mode(path: Path) -> None:
     assert read_text(path) is None
     mask = os.umask(0o027)
     try:
@@ -66,7 +66,7 @@ def test_readers_of_the_old_file_keep_it(path: Path) -> None:
         assert file.read() == "old"
 
 
-def test_a_link_keeps_leading_to_the_file(path: Path, tmp_path: Path) -> None:
+def test_a_link_still_points_to_the_file(path: Path, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     target = tmp_path / "real" / "file.yaml"
     target.write_text("old")
@@ -79,7 +79,7 @@ def test_a_link_keeps_leading_to_the_file(path: Path, tmp_path: Path) -> None:
 
 
 def refused(path: Path, match: str) -> None:
-    """Neither function takes the file, and nothing is left of the attempt."""
+    """Both functions refuse the file, and leave no temporary files."""
     for attempt in (lambda: read_text(path), lambda: write_text(path, "x")):
         with pytest.raises(UsageError, match=match) as caught:
             attempt()
@@ -87,7 +87,7 @@ def refused(path: Path, match: str) -> None:
         assert not [*path.parent.glob(".dtrain-*")]
 
 
-def test_a_link_to_nothing(path: Path) -> None:
+def test_a_broken_link(path: Path) -> None:
     path.symlink_to("gone.yaml")
     refused(path, r"is a link to .*gone.yaml', which does not exist")
     path.unlink()
@@ -110,7 +110,7 @@ def test_pipes_and_devices(path: Path, make: object) -> None:
     refused(path, "not a plain file")
 
 
-def test_names_that_cannot_be(tmp_path: Path) -> None:
+def test_invalid_names(tmp_path: Path) -> None:
     for path in (tmp_path / ("x" * 300), tmp_path / "a\0b"):
         with pytest.raises(UsageError, match="cannot be written"):
             write_text(path, "x")
@@ -119,7 +119,7 @@ def test_names_that_cannot_be(tmp_path: Path) -> None:
 
 @pytest.fixture
 def as_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Work in the folder without root's rights to everything."""
+    """Work in the folder without the rights of root."""
     monkeypatch.chdir(tmp_path)
     user = os.geteuid()
     if user == 0:

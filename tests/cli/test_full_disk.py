@@ -1,4 +1,4 @@
-"""Standard output on a full disk: an error that says so and exit code 3, whatever the verb."""
+"""If stdout is on a full disk, every command reports it and exits with 3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dtrain help`: what a terminal shows, and topics that do not exist."""
+"""`dtrain help`: its output on a terminal, and unknown topics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_an_unknown_topic(topic: str, hint: str) -> None:
     assert raised.value.hint == hint
 
 
-def test_a_part_of_a_key_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_of_a_key_finds_it(capsys: pytest.CaptureFixture[str]) -> None:
     help("python")
     headings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("## ")]
     assert headings == ["## cluster.python", "## cluster.overrides.HOST.python"]

@@ -24,7 +24,7 @@ def launched(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     (folder / "cluster.yaml").write_text(CLUSTER.replace("RUN_DIR", str(folder / "nodes")))
     (folder / "train.py").write_text(SCRIPT)
     return subprocess.run(
-        # The check would ask for torch.
+        # The check would require torch.
         [sys.executable, "-m", "dtrain_cli", "launch", "cluster.yaml", "--no-check", "--", *args],
         cwd=folder,
         env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(folder)},

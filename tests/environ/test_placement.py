@@ -1,4 +1,4 @@
-"""Where TensorFlow's tasks go on hosts that differ."""
+"""The placement of TensorFlow's tasks on hosts that differ."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ROLES = st.fixed_dictionaries(
 
 
 @given(ROLES, HOSTS)
-def test_every_task_has_a_place_and_no_gpu_waits(roles: dict[str, int], gpus: list[int]) -> None:
+def test_every_task_is_placed_and_every_gpu_is_used(roles: dict[str, int], gpus: list[int]) -> None:
     placed = place_tasks(roles, gpus)
     assert Counter(role for role, _, _ in placed) == Counter(roles)
     on = Counter(host for role, _, host in placed if trains(role, roles))
     for host, tasks in on.items():
-        # A host without GPUs, or a second task for a GPU, only once no GPU is left.
+        # A task shares a GPU or runs without one only if no GPU is free.
         if tasks > gpus[host]:
             assert all(on[other] >= count for other, count in enumerate(gpus))
     if any(gpus) and not all(gpus):
@@ -35,7 +35,7 @@ def test_every_task_has_a_place_and_no_gpu_waits(roles: dict[str, int], gpus: li
 
 
 @given(HOSTS.filter(any))
-def test_a_worker_for_each_gpu_has_one(gpus: list[int]) -> None:
+def test_with_a_worker_for_each_gpu_each_has_one_gpu(gpus: list[int]) -> None:
     assert set(gpus_of_trainers({"worker": sum(gpus)}, gpus)) == {1}
 
 

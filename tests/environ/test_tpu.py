@@ -1,4 +1,4 @@
-"""TPU slices: how hosts lie in them, and that TensorFlow's own resolver finds them."""
+"""TPU slices: the arrangement of hosts, and TensorFlow's own resolver."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print(json.dumps([resolver.cluster_spec().as_dict(), resolver.master()]))
 @pytest.mark.parametrize(
     ("topology", "hosts", "processes", "chips"),
     [
-        # Google's own: a v4-256 slice (4x4x8, 32 hosts) has HOST_BOUNDS 2,2,8.
+        # Google's documented example: a v4-256 slice (4x4x8, 32 hosts) has HOST_BOUNDS 2,2,8.
         ("4x4x8", 32, (2, 2, 8), (2, 2, 1)),
         ("2x2x4", 4, (1, 1, 4), (2, 2, 1)),
         ("4x4", 4, (2, 2, 1), (2, 2, 1)),
@@ -45,19 +45,19 @@ def test_bounds(
 
 
 @pytest.mark.parametrize(("topology", "hosts"), [("4x4", 3), ("4x4", 1), ("1x8", 2), ("2x2", 8)])
-def test_topologies_that_do_not_divide(topology: str, hosts: int) -> None:
+def test_topologies_that_hosts_cannot_share(topology: str, hosts: int) -> None:
     with pytest.raises(ValueError, match=f"a TPU slice of {topology} has"):
         tpu.bounds(topology, hosts)
 
 
 @pytest.mark.parametrize("hosts", range(1, 65))
-def test_the_usual_topology_is_one(hosts: int) -> None:
+def test_the_default_topology_is_valid(hosts: int) -> None:
     processes, chips = tpu.bounds(tpu.usual(hosts), hosts)
     assert processes[0] * processes[1] * processes[2] == hosts
     assert chips == (2, 2, 1)
 
 
-def test_the_first_host_alone_runs_the_script() -> None:
+def test_only_the_first_host_runs_the_script() -> None:
     first, *others = build(parse(SLICE, "c.yaml")).hosts
     assert [len(host.processes) for host in (first, *others)] == [1, 0, 0, 0]
     environment = {**first.environment, **first.processes[0].environment}

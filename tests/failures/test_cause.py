@@ -28,9 +28,9 @@ def test_an_echo_comes_after_its_cause_even_if_it_was_heard_first() -> None:
 
 def test_a_worker_told_to_end_comes_before_echoes_and_after_faults() -> None:
     echo = failure(0, 1.0, traceback="NCCL error: remote process exited or there was a network")
-    told = failure(1, 1.1, code=None, signal="SIGTERM")
+    stopped = failure(1, 1.1, code=None, signal="SIGTERM")
     fault = failure(2, 1.2, code=7)
-    assert ranks(echo, told, fault) == [2, 1, 0]
+    assert ranks(echo, stopped, fault) == [2, 1, 0]
 
 
 def test_a_killed_worker_is_a_cause_whatever_it_said_before() -> None:
@@ -60,8 +60,8 @@ def test_a_status_that_tells_of_a_signal() -> None:
     """As shells and containers give it."""
     assert failure(0, 0.0, code=137).ended_by == "SIGKILL"
     assert failure(0, 0.0, code=200).ended_by is None
-    told = failure(0, 1.0, code=143)
-    assert ranks(told, failure(1, 2.0)) == [1, 0]
+    stopped = failure(0, 1.0, code=143)
+    assert ranks(stopped, failure(1, 2.0)) == [1, 0]
     assert "something on that host killed it" in failure(0, 0.0, code=137).hint
 
 
@@ -114,8 +114,10 @@ def test_what_the_kernel_says_of_a_host_explains_what_looks_like_an_echo() -> No
 
 
 def test_whom_the_kernel_killed() -> None:
-    told = KernelMessage("out-of-memory-killer", "Out of memory: …", "memory was full", "less", 0.0)
-    killed = failure(3, 0.0, code=None, signal="SIGKILL", kernel=told)
+    oom_kill = KernelMessage(
+        "out-of-memory-killer", "Out of memory: …", "memory was full", "less", 0.0
+    )
+    killed = failure(3, 0.0, code=None, signal="SIGKILL", kernel=oom_kill)
     assert f"{killed.who} {killed.how}" == (
         "rank 3 on n3 was killed by the kernel's out-of-memory killer"
     )

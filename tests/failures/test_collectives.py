@@ -89,8 +89,8 @@ def test_all_have_joined_and_it_is_not_done() -> None:
 def test_nothing_is_said_of_groups_in_which_nobody_waits() -> None:
     tensor = group(call(7, done=False), id="5", name="tp", ranks=[0, 1])
     late = group(call(6), id="5", name="tp", ranks=[0, 1])
-    told = {0: group(call(14)) + tensor, 1: group(call(13)) + late}
-    assert [line.split(" (")[0] for line in compare(told)] == [
+    records = {0: group(call(14)) + tensor, 1: group(call(13)) + late}
+    assert [line.split(" (")[0] for line in compare(records)] == [
         "rank 1 has not joined collective 7 of process group tp"
     ]
 

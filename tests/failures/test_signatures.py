@@ -82,9 +82,9 @@ def test_details_are_found_and_named(signature: Signature) -> None:
     if signature.details is None:
         assert not signature.precisely
         return
-    told = {signature.describe(sample["said"]) for sample in SAMPLES[signature.id]}
-    assert told - {signature.what}, "no sample has the details"
-    assert not any("{" in each or "None" in each for each in told)
+    descriptions = {signature.describe(sample["said"]) for sample in SAMPLES[signature.id]}
+    assert descriptions - {signature.what}, "no sample has the details"
+    assert not any("{" in each or "None" in each for each in descriptions)
     names = set(re.findall(r"\{(\w+)\}", signature.precisely))
     assert names == set(signature.details.groupindex)
 

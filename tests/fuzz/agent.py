@@ -1,4 +1,4 @@
-"""Fuzz targets: what an agent's relay sends, to the decoder alone and to a whole attempt."""
+"""Fuzz targets: output of a relay, for the decoder and for a whole attempt."""
 
 from __future__ import annotations
 
@@ -76,18 +76,18 @@ def _events() -> list[dict[str, Any]]:
 
 
 def _session() -> list[Any]:
-    """All that a relay may send: messages, and pairs of a stream and its output."""
-    said: list[Any] = [
+    """Everything that a relay may send: messages, and pairs of a stream and its output."""
+    sent: list[Any] = [
         {"type": "hello", "protocol": 1, "python": "3.11.2", "hostname": "h", "time": 1.7e9}
         | {"pid": 3},
         {"type": "prepared", "workdir": "/w", "folder": "/f"},
     ]
     for number, index in enumerate((0, 1), 1):
         name = f"worker-{index}.out"
-        said.append({"type": "stream", "id": number, "name": name, "fd": "stdout"} | _worker(index))
+        sent.append({"type": "stream", "id": number, "name": name, "fd": "stdout"} | _worker(index))
     progress = {"event": "progress", "time": 1.7e9, "step": 3, "total": 9, "loss": 0.5}
     progress |= {"tokens": 12, "metrics": {"lr": 0.1}}
-    said += [
+    sent += [
         (1, b"hello\n"),
         {"type": "progress", "name": "rank-0.progress", "offset": 90, "said": progress},
         *(
@@ -96,7 +96,7 @@ def _session() -> list[Any]:
         ),
         {"type": "bye"},
     ]
-    return said
+    return sent
 
 
 _OTHERS: list[Any] = [
@@ -123,22 +123,22 @@ def _frame(random: Random, one: Any) -> bytes:
 
 
 def relay_output(random: Random, *, attached: bool = False) -> bytes:
-    said = _session()
+    sent = _session()
     if attached:
-        said[1] = {"type": "attached", "folder": "/f", "running": True}
+        sent[1] = {"type": "attached", "folder": "/f", "running": True}
     for _ in range(random.choice((0, 1, 1, 2, 5))):
-        at, other = random.randrange(len(said)), random.randrange(len(said))
+        at, other = random.randrange(len(sent)), random.randrange(len(sent))
         match random.randrange(4):
             case 0:
-                said.insert(at, random.choice(_OTHERS))
+                sent.insert(at, random.choice(_OTHERS))
             case 1:
-                said.insert(at, said[other])
+                sent.insert(at, sent[other])
             case 2:
-                said[at], said[other] = said[other], said[at]
+                sent[at], sent[other] = sent[other], sent[at]
             case _:
-                del said[at]
+                del sent[at]
     noise = random.choice((b"", b"", b"Welcome\n", PREAMBLE[:5]))
-    whole = noise + PREAMBLE + b"".join(_frame(random, one) for one in said)
+    whole = noise + PREAMBLE + b"".join(_frame(random, one) for one in sent)
     return damaged(random, whole)
 
 
@@ -173,21 +173,21 @@ def decode_output(data: bytes) -> None:
 def _status(random: Random) -> bytes:
     fate = {"started": 1.7e9, "ended": None, "code": None, "signal": None}
     seen = {"type": "status", "state": "running", "since": 1.7e9, "why": ""}
-    said = [_session()[0], {**seen, "processes": [{**_worker(0), "pid": 7, **fate}]}]
-    payloads = [mutated(random, one) for one in said]
+    sent = [_session()[0], {**seen, "processes": [{**_worker(0), "pid": 7, **fate}]}]
+    payloads = [mutated(random, one) for one in sent]
     frames = [protocol.HEADER.pack(protocol.MESSAGE, 0, 0, len(one)) + one for one in payloads]
     return damaged(random, PREAMBLE + b"".join(frames))
 
 
 def inquire(data: bytes) -> None:
-    """What `dtrain ps RUN` asks the hosts."""
+    """The query of `dtrain ps RUN` to the hosts."""
     record = Record("run", Request("cluster.yaml", "/", FILE), 29500, "python3", 0.0)
     found = ask(record, {}, ScriptedHosts({"bad": data, "good": b""}))
     assert found.keys() == {"bad", "good"}
 
 
 def attempt(data: bytes) -> Report:
-    """A whole attempt, in which one host is hostile and another refuses at once."""
+    """A whole attempt with one hostile host, and one that refuses immediately."""
     plan = _plan()
     refusal = {"type": "refused", "what": "workdir", "reason": "no such folder"}
     payloads = [json.dumps(one).encode() for one in (_session()[0], refusal)]

@@ -1,4 +1,4 @@
-"""Fuzz targets: what the facts program answers, to the decoder and judges, and to a preflight."""
+"""Fuzz targets: answers of the facts program, for the decoder, the checks and a preflight."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _gpu() -> dict[str, Any]:
 
 @cache
 def _gathered() -> list[str]:
-    """Good answers, as JSON: recorded machines with what no recording has."""
+    """Valid answers as JSON: recorded machines, plus facts that no recording has."""
     found = []
     for path in sorted(MACHINES.glob("*/facts.json")):
         text = path.read_text().replace("HOST", "bad").replace("OTHER", "good")
@@ -77,7 +77,7 @@ def _gathered() -> list[str]:
 
 
 def _dialed() -> dict[str, Any]:
-    """Of the targets in `TARGETS_DIALED`."""
+    """Answers for the targets in `TARGETS_DIALED`."""
     errors: list[dict[str, Any]] = [
         {"error": "connection refused"},
         {"error": "stalled", "mss": 1448},
@@ -124,14 +124,14 @@ def _plan() -> LaunchPlan:
 
 
 def answers(random: Random) -> bytes:
-    """Four lines: what is gathered, dialed, rehearsed and measured."""
+    """Four lines: the gathered, dialed, rehearsed and measured facts."""
     gathered = json.loads(random.choice(_gathered()))
-    said = [json.dumps(random.choice(kinds)) for kinds in (REHEARSED, MEASURED)]
+    reports = [json.dumps(random.choice(kinds)) for kinds in (REHEARSED, MEASURED)]
     odd = random.choice((0, 0, 0, 1, 2, 3, 4, 5))
     if odd > 3:
         kinds = (REHEARSED, MEASURED)[odd - 4]
-        said[odd - 4] = mutated(random, random.choice(kinds)).decode("utf-8", "replace")
-    lines = [gathered, _dialed(), {"said": said[:1]}, {"status": 0, "said": said[1:]}]
+        reports[odd - 4] = mutated(random, random.choice(kinds)).decode("utf-8", "replace")
+    lines = [gathered, _dialed(), {"said": reports[:1]}, {"status": 0, "said": reports[1:]}]
     return b"\n".join(
         mutated(random, line) if at == odd else json.dumps(line).encode()
         for at, line in enumerate(lines)
@@ -139,7 +139,7 @@ def answers(random: Random) -> bytes:
 
 
 def judge_answers(data: bytes) -> None:
-    """All answers of one host, judged with those of two good hosts."""
+    """Judge all answers of one host together with those of two good hosts."""
     plan = _plan()
     try:
         gathered, dialed, rehearsed, measured = map(parse_object, data.split(b"\n"))
@@ -151,8 +151,8 @@ def judge_answers(data: bytes) -> None:
                 HostFacts(plan.hosts[0], bad["facts"], facts.read_dialed(dialed, DIALED)),
                 *map(_good, plan.hosts[1:]),
             ),
-            rehearsal=_said(facts.read_ran(rehearsed, facts.REHEARSED)[1], REHEARSED[0]),
-            bandwidth=_said(facts.read_ran(measured, facts.MEASURED)[1], MEASURED[0]),
+            rehearsal=_by_host(facts.read_ran(rehearsed, facts.REHEARSED)[1], REHEARSED[0]),
+            bandwidth=_by_host(facts.read_ran(measured, facts.MEASURED)[1], MEASURED[0]),
         )
     except (ProtocolError, ValueError) as error:
         # Not four lines: ValueError.
@@ -171,12 +171,12 @@ def _good(part: HostPlan) -> HostFacts:
     return HostFacts(part, found["facts"])
 
 
-def _said(bad: tuple[dict[str, Any], ...], good: dict[str, Any]) -> dict[str, Any]:
-    """By host, with what the preflight adds."""
+def _by_host(bad: tuple[dict[str, Any], ...], good: dict[str, Any]) -> dict[str, Any]:
+    """Answers by host, plus the fields that the preflight adds."""
     by_rank = [*bad[:1], good, good] if bad else [good, good, good]
     return {
-        part.host.name: ({"silent": (), **said, "rank": rank, "task": ("worker", rank)},)
-        for rank, (part, said) in enumerate(zip(_plan().hosts, by_rank, strict=True))
+        part.host.name: ({"silent": (), **reports, "rank": rank, "task": ("worker", rank)},)
+        for rank, (part, reports) in enumerate(zip(_plan().hosts, by_rank, strict=True))
     }
 
 
@@ -191,7 +191,7 @@ def program_output(random: Random) -> bytes:
 
 
 def preflight(data: bytes) -> None:
-    """What `dtrain check --rendezvous --bandwidth` does."""
+    """Do the same as `dtrain check --rendezvous --bandwidth`."""
     good = PREAMBLE + b"".join(json.dumps({"time": 1.7e9}).encode() + b"\n" for _ in range(5))
     gathered = json.loads(_gathered()[0])
     # Only the first host has ports.
@@ -205,7 +205,7 @@ def preflight(data: bytes) -> None:
         looking.close()
     assert all(isinstance(failure, NodeError) for failure in evidence.failures)
     blamed = {failure.host for failure in evidence.failures}
-    # The other hosts have no ranks' answers, and no part in what is wrong with this one.
+    # The other hosts have no answers of ranks, and do not cause the problems of this one.
     if len(evidence.hosts) < 3:
         assert blamed == {"bad"}
     judge(evidence)

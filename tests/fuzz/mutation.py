@@ -9,8 +9,8 @@ from random import Random
 from typing import Any
 
 Target = tuple[str, Callable[[Random], bytes], Callable[[bytes], None]]
-"""A name, a generator of inputs, and what takes an input. The last one returns, or fails: it deals
-with the errors that are documented itself."""
+"""A name, a generator of inputs, and a function that takes an input. The function catches
+documented errors itself, so any exception is a failure."""
 
 FRAGMENTS = [
     *[b"null", b"true", b"false", b"-1", b"0", b"1", b"2", b"1.5", b"1e-320", b"1e308"],
@@ -24,7 +24,7 @@ _MARK = "\x00mark"
 
 
 def mutated(random: Random, value: Any) -> bytes:
-    """The JSON of ``value`` with a few fields that are wrong, missing or exchanged."""
+    """The JSON of ``value`` with a few wrong, missing or swapped fields."""
     value = [copy.deepcopy(value)]
     fragments = []
     for _ in range(random.choice((0, 1, 1, 1, 2, 4))):
@@ -50,7 +50,7 @@ def mutated(random: Random, value: Any) -> bytes:
 
 
 def _alike(random: Random, value: Any) -> Any:
-    """Another value of the same type, which a decoder may well take."""
+    """Another value of the same type, which a decoder may accept."""
     match value:
         case bool():
             return not value
@@ -67,7 +67,7 @@ def _alike(random: Random, value: Any) -> Any:
 
 
 def damaged(random: Random, data: bytes) -> bytes:
-    """``data`` with a few bytes cut, repeated or overwritten, now and then."""
+    """``data``, sometimes with a few bytes removed, repeated or overwritten."""
     for _ in range(random.choice((0, 0, 0, 1, 2))):
         at = random.randrange(len(data) + 1)
         end = min(len(data), at + random.choice((0, 1, 4, 50)))
@@ -77,7 +77,7 @@ def damaged(random: Random, data: bytes) -> bytes:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every list or dict with every index or key."""
+    """Each list or dict in ``value`` with each of its indices or keys."""
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
     for key, one in list(pairs):
         yield value, key

@@ -1,4 +1,4 @@
-"""Fuzz targets: what dtrain reads back from a run's folder, and cluster files.
+"""Fuzz targets: files of a run's folder, and cluster files.
 
 Each target is a name, a generator of inputs and a function that takes one. An input is good when
 the function returns, or raises an error that a person sees as one: anything else is a defect.
@@ -77,7 +77,7 @@ def mutated(random: Random, data: bytes, pieces: list[bytes]) -> bytes:
 
 
 def _tokens(data: bytes) -> list[tuple[int, int]]:
-    """Where the values of a text are: what stands between separators."""
+    """The positions of the values in a text: the parts between separators."""
     found, start = [], 0
     for at, byte in enumerate(data):
         if byte in b" ,:[]{}\n":
@@ -94,8 +94,8 @@ def _folder() -> RunFolder:
 
 
 def _read(record: bytes, journal: bytes) -> None:
-    """Some of what `dtrain ps`, `logs`, `attach` and `stop` do with a run's folder before any host
-    is asked. Each reads the whole journal, so one input gets a part of them."""
+    """Some steps of `dtrain ps`, `logs`, `attach` and `stop` with a run's folder, before they query
+    hosts. Each step reads the whole journal, so each input tests only some of them."""
     folder = _folder()
     (folder.path / "run.json").write_bytes(record)
     folder.journal.write_bytes(journal)

@@ -1,4 +1,4 @@
-"""Fuzz target: what the receiver of a working folder answers."""
+"""Fuzz target: answers of the receiver of a working folder."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def _tree() -> Tree:
 
 
 def receiver_output(random: Random) -> bytes:
-    said = [
+    replies = [
         {"type": "want", "indices": [0, 2]},
         {"type": "done", "path": "/w.dtrain/1-ab", "new": True, "notices": ["kept x"]},
     ]
     if random.random() < 0.2:
         refused = {"type": "refused", "reason": "no space", "hint": "free some", "changed": 1}
-        said[random.randrange(2)] = refused
+        replies[random.randrange(2)] = refused
     if random.random() < 0.1:
-        said.reverse()
-    texts = [mutated(random, one) for one in said]
+        replies.reverse()
+    texts = [mutated(random, one) for one in replies]
     lengths = [random.choice((len(text),) * 20 + (0, 3, 1 << 20, (1 << 32) - 1)) for text in texts]
     frames = b"".join(
         struct.pack(">I", length) + text for length, text in zip(lengths, texts, strict=True)

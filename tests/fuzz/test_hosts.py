@@ -1,4 +1,4 @@
-"""What hostile hosts send, by the thousand and always the same: never a fault of dtrain."""
+"""Thousands of hostile inputs from hosts, with fixed seeds, cause no internal error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damaged run folders and cluster files, by the thousand and always the same ones."""
+"""Thousands of damaged run folders and cluster files, with fixed seeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COUNT = {"record": 1000, "journal": 2500, "cluster file": 4000}
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: str(target[0]))
-def test_damage_is_an_error_and_no_fault(target: Target) -> None:
+def test_damage_is_a_user_error(target: Target) -> None:
     name, generate, read = target
     random = Random(20_250_101)
     for _ in range(COUNT[name]):
@@ -23,5 +23,5 @@ def test_damage_is_an_error_and_no_fault(target: Target) -> None:
             read(data)
         except Exception as error:
             raise AssertionError(f"{name}: {data[:2000]!r}") from error
-        # Linear in the size of the input, apart from what every input costs.
+        # Linear in the size of the input, plus a constant.
         assert time.process_time() - begun < 2.0 + 2e-5 * len(data), f"{name}: {data[:2000]!r}"

@@ -1,4 +1,4 @@
-"""The cluster files that dtrain ships: each launches, under every strategy that it names."""
+"""The example cluster files launch with every strategy that they name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROLES = "\n  roles: {chief: 1, worker: 2, ps: 1}"
 
 
 def under(text: str, framework: str, strategy: str) -> str:
-    """A recipe's text with the change that its own comments describe."""
+    """The text of an example, changed as its comments describe."""
     if STRATEGIES[framework][strategy].single_host or strategy == "tpu":  # type: ignore[index]
         text = text.replace("node[0-1]", "node0").replace("  slots: 2\n", "")
     text = re.sub(r"\n  roles: .*", "", text)
@@ -26,7 +26,7 @@ def under(text: str, framework: str, strategy: str) -> str:
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
-def test_every_file_makes_a_plan(path: Path) -> None:
+def test_every_file_has_a_plan(path: Path) -> None:
     assert build(read(path)).world_size > 0
 
 

@@ -1,4 +1,4 @@
-"""Dry runs of whole cluster files, held byte for byte against what was reviewed.
+"""Dry runs of complete cluster files, compared byte for byte with reviewed files.
 
 Each case is a folder: ``cluster.yaml``, ``plan.txt`` and ``rendered/``, which ``--output`` writes.
 Its ``plan.json`` is also what ``--json`` prints. ``--update-golden`` writes them anew; read the
@@ -79,7 +79,7 @@ def test_ranks_are_consecutive_over_hosts() -> None:
     assert last == {"RANK": "19", "LOCAL_RANK": "3", "ROLE_RANK": "19"}
 
 
-def test_tf_config_has_one_cluster_and_every_task_its_own_place() -> None:
+def test_tf_config_has_one_cluster_and_a_distinct_task_for_each_process() -> None:
     hosts = plan(CASES[0].parent / "tensorflow-parameter-server").hosts
     configs = [
         json.loads(process.environment["TF_CONFIG"]) for host in hosts for process in host.processes
@@ -96,8 +96,8 @@ def test_tf_config_has_one_cluster_and_every_task_its_own_place() -> None:
     assert "[fd00::7]:4000" in endpoints
 
 
-def test_a_script_hands_over_every_byte(tmp_path: Path) -> None:
-    """The hostile case, run: what the program gets is what the cluster file says."""
+def test_a_script_passes_every_byte(tmp_path: Path) -> None:
+    """Run the hostile case: the program gets exactly the values of the cluster file."""
     spec = read(CASES[0].parent / "hostile" / "cluster.yaml")
     rendered(plan(CASES[0].parent / "hostile"), output=tmp_path / "rendered")
     home = tmp_path / "home"
@@ -141,7 +141,7 @@ def test_a_missing_secret_is_named(tmp_path: Path) -> None:
     assert "TOKEN" in done.stderr
 
 
-def test_a_new_dry_run_takes_away_what_it_no_longer_has(tmp_path: Path) -> None:
+def test_a_new_dry_run_removes_outdated_files(tmp_path: Path) -> None:
     case = tmp_path / "case"
     shutil.copytree(CASES[0].parent / "torchrun-static", case)
     rendered(plan(case), output=tmp_path / "out")
@@ -158,20 +158,18 @@ def test_a_new_dry_run_takes_away_what_it_no_longer_has(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rendezvous", ["{}", "{backend: static}", "{backend: c10d}"])
 @pytest.mark.parametrize("own", ["", "4000"])
-def test_scripts_keep_the_port_of_whoever_runs_them(
-    tmp_path: Path, rendezvous: str, own: str
-) -> None:
+def test_scripts_use_the_port_of_the_caller(tmp_path: Path, rendezvous: str, own: str) -> None:
     program = run_by_hand(tmp_path, rendezvous, MASTER_PORT=own)
     assert (own or "29500") in program
     assert not own or "29500" not in program
 
 
-def test_scripts_keep_to_the_port_in_the_file(tmp_path: Path) -> None:
+def test_scripts_prefer_the_port_in_the_file(tmp_path: Path) -> None:
     assert "MASTER_PORT=29511" in run_by_hand(tmp_path, "{port: 29511}", MASTER_PORT="4000")
 
 
 def run_by_hand(folder: Path, rendezvous: str, **environment: str) -> str:
-    """The arguments and ports that the only script of a file gives its program."""
+    """The arguments and ports that the only script of a dry run passes to its program."""
     file = folder / "cluster.yaml"
     file.write_text(
         "cluster: {hosts: [a], gpus: 0, python: ./python}\n"

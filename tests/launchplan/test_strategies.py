@@ -1,4 +1,4 @@
-"""Dry runs of every strategy: what runs where, and what is said about the choice (golden)."""
+"""Dry runs of every strategy, with the reason of a choice and warnings (golden)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_strategy_runs_from_a_minimal_file(framework: str, strategy: str) 
                 assert job.layout.world_size == plan.world_size
 
 
-def test_what_was_chosen_is_in_the_json(tmp_path: Path) -> None:
+def test_the_chosen_strategy_is_in_the_json(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(MINIMAL.format(hosts="[a, b]", framework="torch", strategy="auto", more=""))
     shown = json.loads(rendered(build(read(file)), json=True))
@@ -80,7 +80,7 @@ def test_what_was_chosen_is_in_the_json(tmp_path: Path) -> None:
     assert read(file).job.strategy_reason == shown["strategy_reason"]
 
 
-def test_warnings_go_to_stderr_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_go_only_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "c.yaml"
     text = MINIMAL.format(hosts="[a, b]", framework="torch", strategy="tensor", more="")
     file.write_text(text)

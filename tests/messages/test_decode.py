@@ -33,7 +33,7 @@ def test_a_value_of_every_kind_and_fields_that_are_not_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"size": "3"}, r"item\.size: expected an integer, got '3'"),
         ({"size": True}, r"item\.size: expected an integer, got true"),
@@ -48,8 +48,8 @@ def test_a_value_of_every_kind_and_fields_that_are_not_known() -> None:
         ({"next": {"\x1b" * 400: None}}, r"item\.next\.'\\x1b"),
     ],
 )
-def test_a_wrong_value_is_named(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(ProtocolError, match=told) as caught:
+def test_a_wrong_value_is_named(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProtocolError, match=message) as caught:
         decode(Item, {"size": 3, "name": "abc", **wrong}, "item")
     assert len(str(caught.value)) < 300
     with pytest.raises(ProtocolError, match="item: name is missing"):

@@ -1,4 +1,4 @@
-"""Events that cannot have happened, and those that are only told again."""
+"""Impossible and repeated events."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def happened(offset: int, kind: str, role: str = "worker", index: int = 2, **odd
     return message
 
 
-def test_a_whole_life_and_its_repetition() -> None:
-    told = sequence()
+def test_all_events_of_an_attempt_and_their_repetition() -> None:
+    order = sequence()
     life = [
         happened(1, "started"),
         happened(2, "started", index=3, pid=8),
@@ -42,9 +42,9 @@ def test_a_whole_life_and_its_repetition() -> None:
         happened(6, "ended"),
         happened(7, "stacks_done"),
     ]
-    assert all(told.is_new(one) for one in life)
-    assert told.ended
-    assert not any(told.is_new(one) for one in life)
+    assert all(order.is_new(one) for one in life)
+    assert order.ended
+    assert not any(order.is_new(one) for one in life)
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,12 @@ def test_a_whole_life_and_its_repetition() -> None:
         ([happened(1, "collectives", rank=4)], "no rank 4"),
     ],
 )
-def test_what_cannot_have_happened(events: list[Happened], wrong: str) -> None:
-    told = sequence()
+def test_impossible_events_are_refused(events: list[Happened], wrong: str) -> None:
+    order = sequence()
     *before, last = events
-    assert all(told.is_new(one) for one in before)
+    assert all(order.is_new(one) for one in before)
     with pytest.raises(ProtocolError, match=wrong):
-        told.is_new(last)
+        order.is_new(last)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a real torch model needs per GPU under FSDP2, counted tensor by tensor.
+"""Memory that a real torch model needs per GPU under FSDP2, counted tensor by tensor.
 
 Builds a Llama-like or GPT-like module, shards it with ``fully_shard`` over a fake process group
 and runs whole training steps under torch's fake-tensor mode, which knows every tensor's size and
@@ -83,7 +83,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 class FusedRMSNorm(torch.autograd.Function):
-    """``F.rms_norm`` as it is on a GPU: one kernel each way, saving its input and 1/rms."""
+    """``F.rms_norm`` as on a GPU: one kernel for each pass, which saves its input and 1/rms."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -194,7 +194,7 @@ class Transformer(nn.Module):
 
 
 class Tracker(FSDPMemTracker):
-    """Remembers also the peak of each phase of the step, and what was alive at the highest."""
+    """Also records the peak of each phase of the step, and the live tensors at the highest peak."""
 
     def __init__(self, mod: nn.Module, optm: torch.optim.Optimizer) -> None:
         super().__init__(mod, optm)
@@ -213,7 +213,7 @@ class Tracker(FSDPMemTracker):
         self.phase = phase
 
     def now(self) -> dict[str, int]:
-        """Bytes per category that has any, and their ``Total``."""
+        """Bytes of each category that is not empty, and their ``Total``."""
         found = self._curr_mem_snap.get(torch.device("cpu"), {})
         return {getattr(key, "value", key): count for key, count in found.items() if count}
 
@@ -258,7 +258,7 @@ class Tracker(FSDPMemTracker):
 
 
 def ask(case: Case, *, listing: bool = False) -> dict[str, Any]:
-    """Run two steps of ``case`` and describe the second, which is like all that follow.
+    """Run two steps of ``case`` and describe the second one, which is like all later steps.
 
     Returns bytes on one rank:
 
@@ -311,7 +311,7 @@ def _train(case: Case, mesh: DeviceMesh, listing: bool) -> dict[str, Any]:
         lambda _module, _args, out: out.register_hook(lambda _: tracker.enter("root")) and None
     )
     with tracker:
-        # The first step only makes the optimizer's states; a listing needs the peak beforehand.
+        # The first step only creates the optimizer states; a listing needs to know the peak first.
         for _ in range(3 if listing else 2):
             tracker.restart(expected_peak=tracker.peak if listing else None)
             for _ in range(case.grad_accumulation):
@@ -343,13 +343,13 @@ def _train(case: Case, mesh: DeviceMesh, listing: bool) -> dict[str, Any]:
 
 
 def ask_apart(case: dict[str, Any]) -> dict[str, Any]:
-    """Ask in a process of its own. Raises CalledProcessError, its reason on stderr."""
+    """Ask in a separate process. Raises CalledProcessError; the reason is on stderr."""
     command = [sys.executable, __file__, json.dumps(case)]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
 def record() -> None:
-    """Ask every case in the record again and write the answers into it."""
+    """Measure all cases of the record again, and write the answers into it."""
     cases = [entry["case"] for entry in json.loads(RECORD.read_text())["entries"]]
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(ask_apart, cases))

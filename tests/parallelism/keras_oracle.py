@@ -1,4 +1,4 @@
-"""What Keras on TensorFlow really keeps, read off its graphs: run as a program, prints JSON.
+"""Tensors that Keras on TensorFlow keeps, read from its graphs. A program that prints JSON.
 
 `python keras_oracle.py blocks POLICY gelu|swiglu` sums what the backward pass of one transformer
 block takes from its forward pass; `python keras_oracle.py facts` looks at what the planner says of
@@ -44,14 +44,14 @@ class Block(keras.layers.Layer):
 
 
 def base(tensor):
-    """What a view shows."""
+    """The tensor that a view refers to."""
     while tensor.op.type in VIEWS:
         tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
     return tensor
 
 
 def blocks(policy, gated):
-    """Bytes that one of two blocks saves for each token, and of 16-bit copies of weights."""
+    """Bytes that one of two blocks saves for each token, and bytes of 16-bit copies of weights."""
     keras.mixed_precision.set_global_policy(policy)
     kind = tf.as_dtype(keras.mixed_precision.dtype_policy().compute_dtype)
     model = [Block(gated), Block(gated)]
@@ -68,7 +68,7 @@ def blocks(policy, gated):
             for block in model:
                 x = block(x)
             loss = tf.reduce_sum(tf.cast(x, tf.float32))
-        # The block before needs the gradient of the input too.
+        # The block before also needs the gradient of the input.
         forward.extend(x.graph.get_operations())
         return tape.gradient(loss, [x_in, *(w.value for w in weights)])
 

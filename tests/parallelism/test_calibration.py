@@ -1,4 +1,4 @@
-"""Measurements of one's own cluster replace the defaults."""
+"""Measurements of the user's cluster replace the defaults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(**table: Any) -> Any:
     return calibration.read(json.dumps(table), "my.json", AMPERE, GPU, CLUSTER.network)
 
 
-def test_products_measured_on_a_known_gpu_are_found_again() -> None:
+def test_a_calibration_recovers_known_matrix_product_constants() -> None:
     truth = replace(AMPERE, gemm=0.61, gemm_half=2.5e9)
     kernels = Kernels(truth, CLUSTER, model("llama-3-8b"), Layout(), Assumptions())
     rows = []
@@ -40,7 +40,7 @@ def test_products_measured_on_a_known_gpu_are_found_again() -> None:
 
 
 @pytest.mark.parametrize("hosts", [1, 8])
-def test_collectives_measured_on_a_known_wire_are_found_again(hosts: int) -> None:
+def test_a_calibration_recovers_known_network_constants(hosts: int) -> None:
     truth = replace(AMPERE, link=0.5, link_half=3e6, network=0.4, network_half=7e6)
     ranks = 8 * hosts
     group = Group(CLUSTER, truth, ranks, 1)
@@ -56,18 +56,18 @@ def test_collectives_measured_on_a_known_wire_are_found_again(hosts: int) -> Non
         assert getattr(found, name) == pytest.approx(expected, rel=1e-6), name
 
 
-def test_products_of_one_size_move_the_plateau_alone() -> None:
+def test_products_of_one_size_change_only_the_plateau() -> None:
     found = read(gemm=[{"m": 4096, "k": 4096, "n": 4096, "tflops": 250.0}])
     assert found.gemm > AMPERE.gemm
     assert found.gemm_half == AMPERE.gemm_half
 
 
-def test_constants_go_before_what_is_fitted() -> None:
+def test_constants_override_fitted_values() -> None:
     rows = [{"m": 4096, "k": 4096, "n": 4096, "tflops": 250.0}]
     assert read(gemm=rows, constants={"gemm": 0.5, "attention": 0.3}).gemm == 0.5
 
 
-def test_nothing_measured_changes_nothing() -> None:
+def test_an_empty_calibration_changes_nothing() -> None:
     assert read(schema=1) == AMPERE
 
 
@@ -96,6 +96,6 @@ def test_nothing_measured_changes_nothing() -> None:
         ('{"constants": {"gemm": Infinity}}', r"Infinity is not a number"),
     ],
 )
-def test_files_that_are_none(text: str, says: str) -> None:
+def test_invalid_files(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         calibration.read(text, "my.json", AMPERE, GPU, CLUSTER.network)

@@ -1,4 +1,4 @@
-"""What the costs of a layout must satisfy, whatever the constants."""
+"""Properties of layout costs that hold for all constants."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_faster_network_never_takes_longer(split: Split) -> None:
 
 @given(splits())
 @settings(max_examples=200, deadline=None)
-def test_each_kind_of_sharding_needs_no_more_than_the_one_before(
+def test_each_kind_of_sharding_needs_no_more_memory_than_the_previous_one(
     split: Split,
 ) -> None:
     shape, layout, assumed = split
@@ -141,7 +141,7 @@ def test_stages_hold_all_parameters_together(name: str, pipeline: int) -> None:
         sum(parameters_of_stage(shape, layout, layers, stage))
         for stage, layers in enumerate(stage_layers(shape, layout))
     )
-    # A tied matrix is on both ends of a pipeline; the last norm is too small to count.
+    # A tied matrix is on the first and the last stage; the last norm is too small to matter.
     copies = shape.head_parameters if shape.tied and pipeline > 1 else 0
     assert held == pytest.approx(shape.parameters + copies, rel=1e-4)
 

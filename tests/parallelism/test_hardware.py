@@ -1,4 +1,4 @@
-"""The table of GPUs and machines, and a user's own."""
+"""The table of GPUs and machines, and tables from users."""
 
 from __future__ import annotations
 
@@ -78,19 +78,19 @@ def test_figures_of_data_sheets(
 
 
 @pytest.mark.parametrize("found", gpus(), ids=lambda found: found.name)
-def test_every_entry_is_whole(found) -> None:
+def test_every_entry_is_complete(found) -> None:
     assert found.source and found.family
     assert found.name == found.name.lower()
-    # What the driver shows is never more than is soldered on, by any reading of "GB".
+    # The driver never shows more memory than the data sheet, in GB or in GiB.
     assert found.memory <= 288
-    # Halving the width doubles the speed, or leaves it.
+    # Half the width doubles the speed or does not change it.
     widths = [found.flops[p] for p in ("fp32", "bf16", "fp8") if p in found.flops]
     assert widths == sorted(widths)
     assert found.link < found.bandwidth
     assert hardware().machine(found.machine).gpus_per_host >= 1
 
 
-def test_no_name_stands_for_two() -> None:
+def test_names_are_unique() -> None:
     for rows in (gpus(), hardware().machines):
         keys = [k for row in rows for k in {key(name) for name in (row.name, *row.aliases)}]
         assert len(keys) == len(set(keys))
@@ -115,13 +115,13 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         gpu("")
 
 
-def test_a_missing_precision_says_which_there_are() -> None:
+def test_an_unknown_precision_lists_the_known_ones() -> None:
     with pytest.raises(UsageError, match="v100-32gb does not support bf16") as caught:
         gpu("v100").peak("bf16")
     assert "fp16" in caught.value.hint
 
 
-def test_a_cluster_takes_what_is_not_said_from_the_usual_machine() -> None:
+def test_a_cluster_gets_defaults_from_the_usual_machine() -> None:
     cluster = hardware().cluster(gpu("a100"), 64)
     assert (cluster.hosts, cluster.gpus_per_host, cluster.network) == (8, 8, 200)
     cluster = hardware().cluster(gpu("a100"), 64, gpus_per_host=4, network_gbps=400)
@@ -159,7 +159,7 @@ def test_a_users_file_adds_gpus_and_machines() -> None:
     assert extended.gpu("a100") == gpu("a100")
 
 
-def test_a_users_entry_wins_over_a_name_and_over_an_alias() -> None:
+def test_a_users_entry_overrides_a_name_and_an_alias() -> None:
     for name in ("a100-80gb", "A100"):
         table = {"gpus": [{"name": name, "like": "a100-80gb", "memory": 79.3}]}
         extended = hardware().extended(json.dumps(table), "mine.json")
@@ -190,7 +190,9 @@ def test_a_users_entry_wins_over_a_name_and_over_an_alias() -> None:
         ),
     ],
 )
-def test_a_wrong_file_says_where_and_what_to_do(table: object, parts: list[str]) -> None:
+def test_an_invalid_file_is_reported_with_position_and_hint(
+    table: object, parts: list[str]
+) -> None:
     error = refused(table)
     assert all(part in error.message for part in parts), error.message
     assert error.hint

@@ -1,4 +1,4 @@
-"""JSON files that are wrong in any way are refused: never a fault of dtrain, never slow."""
+"""Invalid JSON files are refused quickly, without an internal error."""
 
 from __future__ import annotations
 

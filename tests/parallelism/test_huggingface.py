@@ -1,4 +1,4 @@
-"""Shapes from the config.json of Hugging Face models, with the keys that real ones have."""
+"""Shapes from config.json files of Hugging Face models, with the keys of real files."""
 
 from __future__ import annotations
 
@@ -302,13 +302,13 @@ def read(config: dict[str, Any]) -> Any:
     return shape_from_config(json.dumps(config), "config.json")
 
 
-def test_training_sequences_are_not_as_long_as_the_longest_context() -> None:
+def test_training_sequences_are_shorter_than_the_longest_context() -> None:
     assert read(LLAMA).seq_len == 8192
     assert read(GPT2).seq_len == 1024
     assert shape_from_config(json.dumps(LLAMA), "c", seq_len=32768).seq_len == 32768
 
 
-def test_dropout_is_as_the_file_says() -> None:
+def test_dropout_comes_from_the_file() -> None:
     assert read(GPT2).dropout
     assert not read(GPT2 | {"resid_pdrop": 0.0}).dropout
     assert read({k: v for k, v in GPT2.items() if k != "resid_pdrop"}).dropout
@@ -325,7 +325,7 @@ def test_an_unknown_type_is_read_by_its_keys() -> None:
     assert not read(LLAMA | {"model_type": "new", "hidden_act": "relu2"}).gated
 
 
-def test_layers_without_experts_are_counted_however_they_are_written() -> None:
+def test_layers_without_experts_are_counted_in_each_format() -> None:
     assert read(QWEN3_MOE | {"decoder_sparse_step": 2}).dense_layers == 24
     assert read(QWEN3_MOE | {"mlp_only_layers": [0, 5]}).dense_layers == 2
     by_layer = {"moe_layer_freq": [0, 0, *[1] * 59], "first_k_dense_replace": None}
@@ -364,7 +364,7 @@ def test_the_language_model_of_a_nested_file_may_inherit() -> None:
         ),
     ],
 )
-def test_a_file_that_does_not_do_says_which_key_and_what_to_do(text: Any, parts: list[str]) -> None:
+def test_an_unsupported_file_is_reported_with_key_and_hint(text: Any, parts: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         shape_from_config(text if isinstance(text, str) else json.dumps(text), "config.json")
     assert all(part in caught.value.message for part in parts), caught.value.message

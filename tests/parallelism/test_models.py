@@ -19,7 +19,7 @@ def test_parameters_are_within_one_percent_of_the_published(known) -> None:
     "known", [known for known in models() if known.active], ids=lambda known: known.name
 )
 def test_active_parameters_are_near_the_published(known) -> None:
-    # Publishers round these to two digits, and differ on whether the input embedding counts.
+    # Publishers round these to two digits, and only some count the input embedding.
     counts = (
         known.shape.active_parameters,
         (known.shape.active_parameters - known.shape.embedding_parameters),
@@ -42,12 +42,12 @@ def test_active_parameters_are_near_the_published(known) -> None:
     ],
 )
 def test_parameters_without_small_extras_are_exact(name: str, parameters: int) -> None:
-    # Checkpoints' own counts; others have biases or norms that the shape leaves out.
+    # Counts of checkpoints. Other models have biases or norms that are not in the shape.
     assert model(name).parameters == parameters
 
 
 @pytest.mark.parametrize("known", models(), ids=lambda known: known.name)
-def test_every_shape_can_be(known) -> None:
+def test_every_shape_is_valid(known) -> None:
     shape = known.shape
     assert shape.heads % shape.kv_heads == 0
     assert 0 <= shape.experts_per_token <= shape.experts
@@ -75,7 +75,7 @@ def test_names_that_people_write(written: str, name: str) -> None:
     assert model(written).name == name
 
 
-def test_no_name_stands_for_two() -> None:
+def test_names_are_unique() -> None:
     keys = [k for known in models() for k in {key(n) for n in (known.name, *known.aliases)}]
     assert len(keys) == len(set(keys))
 

@@ -1,4 +1,4 @@
-"""The record of the FSDP oracle is what the oracle says, and the oracle can count."""
+"""The record of the FSDP oracle matches its output, and its count of a small model is right."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = [entry for entry in RECORD["entries"] if entry["case"]["name"].startswit
 
 
 @pytest.mark.parametrize("entry", SMALL, ids=lambda entry: entry["case"]["name"])
-def test_the_record_is_what_the_oracle_says(entry: dict[str, Any]) -> None:
+def test_the_record_matches_the_oracle(entry: dict[str, Any]) -> None:
     oracle = Path(__file__).with_name("fsdp_oracle.py")
     command = [sys.executable, str(oracle), json.dumps(entry["case"])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
@@ -43,7 +43,7 @@ def test_a_tiny_model_counted_by_hand() -> None:
     assert stays["OptState"] == 8 * parameters // ranks + 4 * (layers * 9 + 3)
 
     forward = answer["after_forward"]
-    # Only the root's parameters are still whole.
+    # Only the parameters of the root module are not sharded.
     assert forward["Unsharded Param"] == 2 * root
     # Kept for the backward of each token and layer: the residual stream twice, both norms'
     # outputs, query and attention's output (h each); key and value; four of the MLP; all in 16
@@ -67,7 +67,7 @@ def test_a_tiny_model_counted_by_hand() -> None:
     assert held["OptState"] - stays["OptState"] == 4 * parameters // ranks
 
 
-def test_the_record_was_made_with_this_torch() -> None:
+def test_the_record_is_from_this_torch() -> None:
     assert RECORD["torch"] == version("torch").split("+")[0], (
         "record again: python tests/parallelism/fsdp_oracle.py --record"
     )

@@ -1,4 +1,4 @@
-"""Published runs, read in the planner's terms."""
+"""Published runs, converted for the planner."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_precisions(written: str, precision: str) -> None:
     assert run(precision=written).assumed.precision == precision
 
 
-def test_gradients_are_reduced_in_16_bits_where_the_source_says_so() -> None:
+def test_gradients_are_reduced_in_16_bits_if_the_source_does_it() -> None:
     assert not run(precision="bf16 (PURE)").assumed.fp32_gradients
     assert not run(precision="fp16 mixed").assumed.fp32_gradients
     assert run(precision="bf16").assumed.fp32_gradients
@@ -192,7 +192,7 @@ def test_origins(source: str, publisher: str, table: str) -> None:
 
 
 def test_every_figure_gives_the_same_time() -> None:
-    """A step of 2 s, reported in each of the ways."""
+    """A step of 2 s, given by each of the figures."""
     made = run(reported_step_time_s="2", precision="bf16")
     tokens = 128 * 2048 / 64 / 2
     tflops = tokens * flop_per_token(made.shape) / 1e12
@@ -264,7 +264,7 @@ def test_models_by_name() -> None:
 
 
 @pytest.mark.parametrize(("printed", "tied"), [("1.5", True), ("1.7", False), ("", True)])
-def test_the_printed_size_says_whether_the_embedding_is_shared(printed: str, tied: bool) -> None:
+def test_the_printed_size_decides_whether_the_embedding_is_shared(printed: str, tied: bool) -> None:
     sizes = {"layers": "24", "hidden": "2048", "heads": "16", "vocab": "131072"}
     assert run(model_name="GPT", params_b=printed, **sizes).shape.tied is tied
 
@@ -304,7 +304,7 @@ WILD = st.sampled_from(["", "0", "-1", "nan", "1e99", "∞", "999999999", "8x", 
         {column: st.one_of(st.sampled_from(cells), WILD) for column, cells in CELLS.items()}
     )
 )
-def test_no_row_breaks_it(row: dict[str, str]) -> None:
+def test_any_row_is_read_or_refused(row: dict[str, str]) -> None:
     try:
         found = run_of(row)
     except UnusableError as error:
@@ -313,7 +313,7 @@ def test_no_row_breaks_it(row: dict[str, str]) -> None:
     assert not isinstance(outcome_of(found), str)
 
 
-def test_files_that_are_no_such_table(tmp_path: Path) -> None:
+def test_files_with_other_tables(tmp_path: Path) -> None:
     for text in ("", "a,b\n1,2\n", "\x00\xff"):
         path = tmp_path / "x.csv"
         path.write_bytes(text.encode("latin-1"))

@@ -1,4 +1,4 @@
-"""Memory of the training runtime, held against what the tracker counts for the runtime itself."""
+"""Planned memory of the training runtime, compared with PyTorch's memory tracker."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def test_recorded_cases(case: dict[str, Any]) -> None:
     assert allocated(case) == pytest.approx(case["peak"], rel=0.04)
 
 
-def test_some_cases_were_kept_from_the_formulas() -> None:
+def test_some_cases_were_not_used_for_the_formulas() -> None:
     assert sum(case.get("held_out", False) for case in RECORD["cases"]) >= 7
 
 
 @pytest.mark.torch
-def test_a_case_that_is_in_no_record() -> None:
+def test_a_case_without_a_record() -> None:
     tracker = ROOT / "scripts" / "planner" / "track_memory.py"
     done = subprocess.run(
         [sys.executable, str(tracker), json.dumps(SMALL)],
@@ -61,7 +61,7 @@ def test_a_case_that_is_in_no_record() -> None:
 
 
 @pytest.mark.torch
-def test_the_record_was_made_with_this_torch() -> None:
+def test_the_record_is_from_this_torch() -> None:
     assert RECORD["torch"] == version("torch").split("+")[0], (
         "record again: scripts/planner/track_memory.py --record"
     )

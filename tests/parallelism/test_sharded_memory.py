@@ -1,4 +1,4 @@
-"""Memory under FSDP, held against what PyTorch's own tracker counts for real modules."""
+"""Planned memory under FSDP, compared with PyTorch's memory tracker for real modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dtrain.runtime.layout import Layout
 from support.limits import HANG
 
 RECORD = json.loads(Path(__file__).with_name("oracle_cases.json").read_text())["entries"]
-# The planner gathers each layer again for the backward pass, as FSDP does unless told not to.
+# The planner gathers each layer again for the backward pass, as FSDP does by default.
 CASES = [entry for entry in RECORD if entry["case"].get("reshard_after_forward", True)]
 FRESH = {
     "name": "fresh", "layers": 5, "hidden": 1536, "heads": 12, "kv_heads": 4, "ffn_hidden": 4096,
@@ -60,7 +60,7 @@ def test_recorded_cases(entry: dict[str, Any]) -> None:
 
 
 @pytest.mark.torch
-def test_a_case_that_the_formulas_never_saw() -> None:
+def test_a_case_not_used_for_the_formulas() -> None:
     oracle = Path(__file__).with_name("fsdp_oracle.py")
     done = subprocess.run(
         [sys.executable, str(oracle), json.dumps(FRESH)],

@@ -1,4 +1,4 @@
-"""Shapes from one size, and from each size by its option."""
+"""Shapes from a parameter count, and from the options for single sizes."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_counts_as_people_write_them(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "B", "100X", "-1B", "nan", "inf", "8x7B", "1e999", "1..5B"])
-def test_what_is_no_count_names_the_option_and_says_how(text: str) -> None:
+def test_an_invalid_count_names_the_option_and_the_format(text: str) -> None:
     with pytest.raises(UsageError, match="--tokens") as caught:
         parse_count(text, "--tokens")
     assert "1.5T" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["0", "0B", "0.0", "1.5", "1.0001K"])
-def test_a_count_is_whole_and_above_zero(text: str) -> None:
+def test_a_count_is_an_integer_above_zero(text: str) -> None:
     with pytest.raises(UsageError, match="not a whole number above 0"):
         parse_count(text)
 
@@ -70,7 +70,7 @@ def test_any_size_from_10m_to_10t_has_a_shape_that_divides(parameters: float) ->
 
 
 @given(st.floats(9, 13).map(lambda power: 10**power), st.sampled_from([32000, 50304, 256000]))
-def test_a_vocabulary_of_ones_own_keeps_the_size(parameters: float, vocab: int) -> None:
+def test_another_vocabulary_keeps_the_model_size(parameters: float, vocab: int) -> None:
     shape = shape_for_size(parameters, vocab=vocab, seq_len=8192)
     assert (shape.vocab, shape.seq_len) == (vocab, 8192)
     assert shape.parameters == pytest.approx(parameters, rel=0.02)
@@ -100,13 +100,15 @@ def test_8b_is_llama_3() -> None:
         (1e9, {"seq_len": -1}, "--seq-len -1"),
     ],
 )
-def test_no_sensible_shape_says_why(parameters: float, options, message: str) -> None:
+def test_impossible_sizes_are_refused_with_a_reason(
+    parameters: float, options, message: str
+) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         shape_for_size(parameters, **options)
     assert caught.value.hint
 
 
-def test_sizes_by_option_fill_in_what_is_usual() -> None:
+def test_missing_sizes_get_usual_values() -> None:
     shape = shape_from_sizes(layers=32, hidden=4096)
     assert (shape.heads, shape.kv_heads, shape.head_size) == (32, 32, 128)
     assert (shape.ffn_hidden, shape.gated) == (11008, True)  # as in Llama 2 7B
@@ -121,7 +123,7 @@ def test_sizes_by_option_recognize_gpt_3s_mlp() -> None:
     assert shape_from_sizes(layers=2, hidden=512, gated=False).ffn_hidden == 2048
 
 
-def test_sizes_by_option_make_mixtures() -> None:
+def test_options_for_a_mixture_of_experts() -> None:
     shape = shape_from_sizes(
         layers=32, hidden=4096, heads=32, kv_heads=8, ffn_hidden=14336, vocab=32000, experts=8
     )
@@ -144,7 +146,7 @@ def test_sizes_by_option_make_mixtures() -> None:
         ({"experts": 4, "experts_per_token": 5}, "--experts-per-token 5 is not between", "2"),
     ],
 )
-def test_sizes_that_do_not_go_together_name_their_options(sizes, message: str, hint: str) -> None:
+def test_contradicting_sizes_name_their_options(sizes, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         shape_from_sizes(**{"layers": 32, "hidden": 4096, **sizes})
     assert message in caught.value.message

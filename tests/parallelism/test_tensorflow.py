@@ -1,4 +1,4 @@
-"""What the planner says of TensorFlow, against TensorFlow itself and against counting by hand."""
+"""The planner's results for TensorFlow, compared with TensorFlow and with counts by hand."""
 
 import itertools
 import json
@@ -54,7 +54,7 @@ def test_a_real_block_keeps_what_the_planner_counts(policy, precision, kind):
     count = part.parameters(shape) / GIB
     memory = on_gpu(shape, part, Way(2, 2), precision)
     assert memory.parameters == pytest.approx(real["variables"] * count)
-    # The sum that accumulation keeps is one of the optimizer's variables.
+    # The accumulated gradient is a variable of the optimizer.
     assert memory.optimizer + memory.gradients == pytest.approx(
         (real["slots"] + real["gradients"]) * count
     )
@@ -62,7 +62,7 @@ def test_a_real_block_keeps_what_the_planner_counts(policy, precision, kind):
 
 
 @pytest.mark.tensorflow
-def test_tensorflow_splits_and_refuses_as_the_planner_says():
+def test_tensorflow_splits_and_refuses_like_the_planner():
     real = oracle("facts")
     assert "not supported" in real["flash"]
     assert real["dtensor"] == [[4, 4]] * 4
@@ -102,7 +102,7 @@ def test_every_strategy_of_the_cluster_file_is_judged():
         (7e9, 8, 8, "central_storage"),
     ],
 )
-def test_the_strategy_that_uses_what_there_is(size, gpus, per_host, name):
+def test_the_strategy_that_uses_all_gpus(size, gpus, per_host, name):
     plan = answer(shape_for_size(size), cluster(gpus, per_host), global_batch=64)
     assert plan.strategy is not None
     assert plan.strategy.name == name
@@ -110,7 +110,7 @@ def test_the_strategy_that_uses_what_there_is(size, gpus, per_host, name):
     assert plan.assignment is None
 
 
-def test_where_variables_live_with_the_host_its_memory_counts():
+def test_host_memory_limits_variables_on_the_host():
     shape = shape_for_size(7e9)
     unknown = answer(shape, cluster(8), global_batch=64)
     needed = unknown.verdicts[0].host_gib
@@ -125,7 +125,7 @@ def test_where_variables_live_with_the_host_its_memory_counts():
     assert "if each host" not in large.sentence
 
 
-def test_a_model_that_a_host_holds_is_split_by_hand():
+def test_a_model_that_fits_on_one_host_is_split_by_hand():
     shape = shape_for_size(13e9)
     plan = answer(shape, cluster(8), global_batch=64)
     assert plan.strategy is None
@@ -163,7 +163,7 @@ def test_on_tpus_there_is_one_strategy():
 
 
 def test_states_by_hand():
-    """One GPU, 16 bits, nothing recomputed: 4 + 4 + 8 bytes, and 2 of what is multiplied."""
+    """One GPU, 16 bits, no recomputation: 4 + 4 + 8 bytes per parameter, 2 for matrices."""
     shape = replace(shape_for_size(1e9), tied=False)
     memory = on_gpu(shape, Part.whole(shape), Way(1), "bf16")
     assert memory.parameters == pytest.approx(4 * shape.parameters / GIB)
@@ -173,7 +173,7 @@ def test_states_by_hand():
     assert memory.copies == pytest.approx(2 * multiplied / GIB)
 
 
-def test_packing_gradients_counts_where_nothing_else_needs_the_room():
+def test_memory_of_packed_gradients():
     shape = shape_for_size(4e9)
     alone = on_gpu(shape, Part.whole(shape), Way(1, 1, "full"), "bf16")
     among = on_gpu(shape, Part.whole(shape), Way(1, 1, "full"), "bf16", replicas=8)
@@ -216,7 +216,7 @@ def test_every_plan_is_consistent(size, hosts, per_host, precision, global_batch
     weights=st.lists(st.integers(1, 50), min_size=1, max_size=9),
     parts=st.integers(1, 5),
 )
-def test_the_heaviest_part_of_a_split_is_as_light_as_any(weights, parts):
+def test_the_largest_part_of_a_split_is_minimal(weights, parts):
     counts = split([float(weight) for weight in weights], parts)
     assert len(counts) == parts
     assert sum(counts) == len(weights)

@@ -29,7 +29,7 @@ def validated(*arguments: str | Path) -> str:
 def test_json_is_as_specified() -> None:
     begun = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     found = json.loads(validated("--runs", RUNS[0], "--runs", RUNS[1], "--json"))
-    # About 1 s. CPU time, because the machine may have other work.
+    # About 1 s. CPU time, because the machine may be busy.
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - begun < 10
 
     assert list(found) == ["schema", "overall", "sources", "skipped"]
@@ -41,7 +41,7 @@ def test_json_is_as_specified() -> None:
     for kind in ("step_time", "memory"):
         of_sources = [score[kind]["rows"] for score in found["sources"].values()]
         assert found["overall"][kind]["rows"] == sum(of_sources)
-    assert found["overall"]["step_time"]["rows"] == 1113  # 16 report memory alone, one is an OOM
+    assert found["overall"]["step_time"]["rows"] == 1113  # 16 report only memory, one is an OOM
     assert found["overall"]["memory"]["rows"] == 80
     assert found["skipped"] == {}
 
@@ -100,7 +100,7 @@ def test_the_table_is_aligned() -> None:
     assert len([line for line in lines if " %  " in line]) == 2
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
+def test_an_invalid_file(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--runs", str(tmp_path / "none.csv")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
@@ -108,8 +108,8 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_no_source_is_far_off() -> None:
-    """A wide fence: a slip in a formula moves whole sources by more than this."""
+def test_the_error_of_each_source_is_limited() -> None:
+    """The limit is wide, but a wrong formula changes whole sources by more."""
     report = validate_planner.validate(run for path in RUNS for run in read(path))
     for name, score in report.sources.items():
         if score.time:
@@ -119,7 +119,7 @@ def test_no_source_is_far_off() -> None:
 
 
 @pytest.mark.parametrize("held", [None, "NVIDIA/NeMo"])
-def test_a_fit_finds_the_constants_that_made_the_times(held: str | None) -> None:
+def test_a_fit_recovers_the_constants_of_generated_times(held: str | None) -> None:
     truth = replace(FAMILIES["hopper"], gemm=0.55, attention=0.4, fp8=0.7)
     runs = [
         replace(run, seconds=run.candidate(truth).time.total)

@@ -1,4 +1,4 @@
-"""`dtrain plan` as people and scripts run it: a process, its output, its exit code."""
+"""Fixtures that run `dtrain plan` as a process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plan(dtrain: Run) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def shown(dtrain: Run) -> Callable[..., str]:
-    """The view of `dtrain plan`, in one line, so that it can be searched across line ends."""
+    """The output of `dtrain plan` as one line, so that tests can search across line breaks."""
 
     def run(*argv: str) -> str:
         done = dtrain("plan", *argv)

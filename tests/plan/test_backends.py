@@ -1,4 +1,4 @@
-"""A plan is for one backend, and is launched as it is written."""
+"""A plan is for one backend, and its file launches without changes."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def ask(name: str, gpu: str, gpus: int, backend: BackendName = "runtime") -> Que
 @pytest.mark.parametrize(
     "place", range(len(CLUSTERS)), ids=lambda place: "-".join(map(str, CLUSTERS[place]))
 )
-def test_what_is_planned_is_launched_without_a_warning(place: int) -> None:
-    """Each cluster with two models; over all clusters, twenty kinds of them."""
+def test_a_plan_launches_without_warnings(place: int) -> None:
+    """Two models on each cluster, twenty kinds of models in all."""
     fitted = 0
     for known in models()[place * 6 : place * 6 + 120 : 60]:
         question = ask(known.name, *CLUSTERS[place])
@@ -67,7 +67,7 @@ def test_what_is_planned_is_launched_without_a_warning(place: int) -> None:
         ("llama-3-8b", {"fixed": {"pipeline": 8, "data": 4}, "global_batch": 4}, "1 micro-batches"),
     ],
 )
-def test_what_the_runtime_cannot_do_is_refused_with_what_can(
+def test_unsupported_layouts_are_refused_with_a_backend_that_supports_them(
     name: str, asked: dict[str, Any], reason: str
 ) -> None:
     question = replace(ask(name, "h100-80gb", 32), **asked)
@@ -76,7 +76,7 @@ def test_what_the_runtime_cannot_do_is_refused_with_what_can(
     assert "--backend megatron" in (refused.value.hint or "")
 
 
-def test_another_backend_answers_if_the_user_names_none() -> None:
+def test_the_planner_chooses_another_backend_if_the_user_names_none() -> None:
     question = replace(ask("llama-3-8b", "h100-80gb", 32), precision="fp8", backend_required=False)
     answer = question.answer()
     assert answer.best.layout.backend == "megatron"
@@ -86,13 +86,13 @@ def test_another_backend_answers_if_the_user_names_none() -> None:
     )
 
 
-def test_one_line_says_what_another_backend_gains() -> None:
+def test_a_faster_backend_is_shown_in_one_line() -> None:
     line = gain(ask("mixtral-8x7b", "h100-80gb", 32).answer())
     assert line.startswith("--backend megatron")
     assert re.search(r"would be \d+ % faster: .*experts over \d", line)
 
 
-def test_one_line_says_what_fits_with_another_backend() -> None:
+def test_a_backend_with_a_fitting_layout_is_shown_in_one_line() -> None:
     answer = ask("mixtral-8x7b", "h100-80gb", 32).answer()
     unfit = replace(answer, plan=replace(answer.plan, layouts=()))
     assert " fits: " in gain(unfit)

@@ -1,4 +1,4 @@
-"""The JSON object of a plan: its keys, and that its numbers agree with each other."""
+"""The JSON object of a plan has the documented keys and consistent numbers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ JOBS = (
 
 
 @pytest.mark.parametrize("job", JOBS, ids=" ".join)
-def test_the_object_is_whole_and_adds_up(plan: Plan, job: tuple[str, ...]) -> None:
+def test_the_object_is_complete_and_consistent(plan: Plan, job: tuple[str, ...]) -> None:
     found = plan(*job, "--tokens", "20B")
     jsonschema.validate(found, SCHEMA)
     cluster, seq_len = found["cluster"], found["model"]["seq_len"]
@@ -123,7 +123,7 @@ def test_layouts_are_ranked_fit_and_differ(plan: Plan) -> None:
     assert len(layouts) == 12
     assert all(layout["fits"] for layout in layouts)
     times = [layout["time_s"]["total"] for layout in layouts]
-    # One that is hardly faster, and takes more ways of splitting to set up, comes later.
+    # A layout that splits in more ways and is hardly faster ranks lower.
     assert times == pytest.approx(sorted(times), rel=0.03)
     assert times[-1] > times[0]
     kinds = {
@@ -136,7 +136,7 @@ def test_layouts_are_ranked_fit_and_differ(plan: Plan) -> None:
     assert len(kinds) == 12
 
 
-def test_the_training_is_that_of_the_first_layout(plan: Plan) -> None:
+def test_the_training_belongs_to_the_first_layout(plan: Plan) -> None:
     found = plan("--model-size", "100B", "--tokens", "2T")
     training, best = found["training"], found["layouts"][0]
     assert training["tokens"] == 2 * 10**12
@@ -147,13 +147,13 @@ def test_the_training_is_that_of_the_first_layout(plan: Plan) -> None:
     assert "training" not in plan("--model-size", "100B")
 
 
-def test_where_nothing_fits_the_object_says_what_would(plan: Plan) -> None:
+def test_if_nothing_fits_the_object_suggests_changes(plan: Plan) -> None:
     found = plan("--model-size", "1T", "--gpus", "8", "--gpu", "h100-80gb")
     assert found["layouts"] == []
     assert found["rejected"]
     assert "training" not in found
-    said = " ".join(found["explanation"])
-    assert "Offload is not enough" in said
+    explanation = " ".join(found["explanation"])
+    assert "Offload is not enough" in explanation
     count = next(word for sentence in found["explanation"] for word in [sentence.split()[0]]
                  if " x h100-80gb (" in sentence)  # fmt: skip
     enough = plan("--model-size", "1T", "--gpus", count.replace(",", ""), "--gpu", "h100-80gb")
@@ -180,7 +180,7 @@ def test_a_mixture_spreads_its_experts_evenly(plan: Plan) -> None:
         assert layout["data"] * layout["context"] % 8 == 0
 
 
-def test_tensorflow_has_an_object_of_its_own(plan: Plan) -> None:
+def test_the_object_for_tensorflow(plan: Plan) -> None:
     small = plan("--model-size", "350M", "--framework", "tensorflow", "--gpus", "8")
     assert small["schema"] == 1
     assert small["strategy"] == "mirrored"

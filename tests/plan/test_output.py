@@ -1,4 +1,4 @@
-"""`--output`: a file that plan writes is a file that launch takes."""
+"""`--output`: `dtrain launch` accepts the files that `dtrain plan` writes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ job:
     ],
     ids=" ".join,
 )
-def test_what_plan_writes_launch_takes(
+def test_launch_accepts_the_file_of_a_plan(
     dtrain: Any, tmp_path: Path, hosts: int, gpus: int, gpu: str, model: tuple[str, ...]
 ) -> None:
     file = tmp_path / "cluster.yaml"
@@ -52,7 +52,7 @@ def test_what_plan_writes_launch_takes(
     file.write_text(before)
     done = dtrain("plan", *model, "cluster.yaml", "--output", "cluster.yaml")
     if done.returncode == 2:
-        # Not every model fits everywhere, and not every GPU has fp8.
+        # Some models do not fit on some clusters, and some GPUs have no fp8.
         assert re.search("no layout fits|does not support fp8", done.stderr)
         assert file.read_text() == before
         return
@@ -80,11 +80,11 @@ def test_what_plan_writes_launch_takes(
         (("--tensor", "2", "--pipeline", "2", "--data", "2"), "3d"),
     ],
 )
-def test_the_strategy_names_what_the_layout_is(
+def test_the_strategy_matches_the_layout(
     dtrain: Any, tmp_path: Path, fixed: tuple[str, ...], strategy: str
 ) -> None:
     (tmp_path / "c.yaml").write_text(FILE.format(hosts=1, gpus=8, gpu="h100"))
-    # Models below 4B share one matrix at both ends: only other backends split them by stages.
+    # Models below 4B have tied embeddings, which only other backends split into stages.
     size = "7B" if "--pipeline" in fixed else "1B"
     job = ("--model-size", size, "--global-batch", "64")
     done = dtrain("plan", *job, "c.yaml", *fixed, "--output", "c.yaml")
@@ -114,7 +114,7 @@ def test_a_new_file_has_hosts_to_change(dtrain: Any, tmp_path: Path) -> None:
     assert "64 processes on 8 hosts" in launched.stdout
 
 
-def test_another_file_than_the_one_planned_for(dtrain: Any, tmp_path: Path) -> None:
+def test_output_to_another_file(dtrain: Any, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(FILE.format(hosts=4, gpus=8, gpu="h100"))
     done = dtrain("plan", "--model-size", "7B", "c.yaml", "--output", "out.yaml")
     assert done.returncode == 0, done.stderr
@@ -143,22 +143,22 @@ def test_a_layout_for_other_hosts_is_not_written(dtrain: Any, tmp_path: Path) ->
     assert "32" in done.stderr
 
 
-def test_nothing_is_written_where_nothing_fits(dtrain: Any, tmp_path: Path) -> None:
+def test_no_file_is_written_if_nothing_fits(dtrain: Any, tmp_path: Path) -> None:
     done = dtrain("plan", "--model-size", "1T", "--gpus", "8", "--output", "new.yaml")
     assert done.returncode == 2
     assert "no layout fits" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_page_is_written_beside(dtrain: Any, tmp_path: Path) -> None:
+def test_a_page_can_be_written_too(dtrain: Any, tmp_path: Path) -> None:
     done = dtrain("plan", "--model-size", "7B", "--html", "plan.html")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "plan.html").read_text().startswith("<!doctype html>")
     assert "plan.html" in done.stdout
 
 
-def test_a_file_that_waits_for_its_layout(dtrain: Any, tmp_path: Path) -> None:
-    """A plan mends what a launch refuses: a layout that is missing, or for other hosts."""
+def test_a_file_without_a_valid_layout(dtrain: Any, tmp_path: Path) -> None:
+    """`dtrain plan` fixes a file without a layout, or with a layout for other hosts."""
     for layout in ("", "  layout: {tensor: 64}\n"):
         text = FILE.format(hosts=1, gpus=8, gpu="h100") + "  strategy: 3d\n" + layout
         (tmp_path / "c.yaml").write_text(text)

@@ -1,4 +1,4 @@
-"""A plan is there before one has looked up, and loads no more than it needs."""
+"""`dtrain plan` is fast and imports only what it needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def _cpu() -> float:
-    """Seconds of CPU time that the processes which this one started have used."""
+    """Seconds of CPU time of this process's children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -30,13 +30,13 @@ def test_the_whole_search_is_fast(dtrain: Any, gpus: str, bound: float) -> None:
         assert dtrain("plan", "--model-size", "100B", "--gpus", gpus, "--json").returncode == 0
         return _cpu() - start
 
-    # CPU time, because the machine may have other work; four times the goal still finds a search
-    # gone wrong.
+    # CPU time, because the machine may be busy. A limit of four times the goal still finds a search
+    # that became slow.
     assert min(once() for _ in range(3)) < 4 * bound
 
 
 def test_the_line_on_other_backends_adds_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted in layouts, because seconds depend on what else the machine does."""
+    """Counts layouts, because times depend on the load of the machine."""
     searched: list[int] = []
 
     def counted(self: Question, **fixed: Any) -> Plan:
@@ -52,7 +52,7 @@ def test_the_line_on_other_backends_adds_little(monkeypatch: pytest.MonkeyPatch)
     assert sum(others) < 0.3 * first
 
 
-def test_json_without_a_file_loads_nothing_it_does_not_need() -> None:
+def test_json_without_a_file_imports_only_what_it_needs() -> None:
     code = (
         "import sys; from dtrain_cli import app\n"
         "sys.argv = ['dtrain', 'plan', '--model-size', '7B', '--json']\n"

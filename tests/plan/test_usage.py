@@ -1,4 +1,4 @@
-"""What cannot be is refused: which option, why, and what would do."""
+"""Impossible requests are refused with the option, the reason and a value that works."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ M = ("--model-size", "100B")
 
 
 @pytest.mark.parametrize(
-    ("argv", "said", "hint"),
+    ("argv", "message", "hint"),
     [
         ((), "no model", "--model-size 100B"),
         ((*M, "--model", "llama-3-70b"), "--model-size and --model each", "keep one"),
@@ -64,14 +64,14 @@ M = ("--model-size", "100B")
     ],
 )
 def test_usage_errors(
-    dtrain: Any, tmp_path: Path, argv: tuple[str, ...], said: str, hint: str
+    dtrain: Any, tmp_path: Path, argv: tuple[str, ...], message: str, hint: str
 ) -> None:
     (tmp_path / "broken.json").write_text("{oops")
     done = dtrain("plan", *argv)
     assert done.returncode == 2, done
     assert done.stdout == ""
     error, _, advice = done.stderr.partition("hint: ")
-    assert said in error
+    assert message in error
     assert hint in advice
     assert "Traceback" not in done.stderr
 
@@ -102,7 +102,7 @@ def cluster(tmp_path: Path, **sections: Any) -> str:
     return "cluster.yaml"
 
 
-def test_a_cluster_file_says_where_and_how(
+def test_errors_in_a_cluster_file_have_a_position_and_a_hint(
     plan: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     training = {"global_batch": 96, "seq_len": 2048, "precision": "fp16"}
@@ -117,7 +117,7 @@ def test_a_cluster_file_says_where_and_how(
     assert found["model"]["seq_len"] == 2048
 
 
-def test_options_go_before_the_file_and_say_so(
+def test_options_override_the_file_with_a_note(
     plan: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     file = cluster(tmp_path, job={"training": {"global_batch": 96, "seq_len": 2048}})
@@ -134,7 +134,7 @@ def test_options_go_before_the_file_and_say_so(
 
 
 @pytest.mark.parametrize(
-    ("changed", "said", "hint"),
+    ("changed", "message", "hint"),
     [
         ({"gpus": 0}, "have no GPUs", "cluster.gpus"),
         ({"gpu": "z9000"}, "z9000", ""),
@@ -142,12 +142,12 @@ def test_options_go_before_the_file_and_say_so(
     ],
 )
 def test_files_that_cannot_be_planned_for(
-    dtrain: Any, tmp_path: Path, changed: dict[str, Any], said: str, hint: str
+    dtrain: Any, tmp_path: Path, changed: dict[str, Any], message: str, hint: str
 ) -> None:
     file = cluster(tmp_path, cluster=changed)
     done = dtrain("plan", "--model-size", "7B", file)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert hint in done.stderr
 
 
@@ -161,7 +161,7 @@ def test_a_file_that_does_not_name_its_gpu(dtrain: Any, tmp_path: Path) -> None:
     assert dtrain("plan", "--model-size", "7B", "c.yaml", "--gpu", "h100").returncode == 0
 
 
-def test_a_users_own_gpu(plan: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+def test_a_gpu_from_the_users_table(plan: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     table = {"gpus": [{"name": "my-gpu", "like": "h100-80gb", "memory": 200.0}]}
     (tmp_path / "table.json").write_text(json.dumps(table))
     found = plan("--model-size", "7B", "--hardware", "table.json", "--gpu", "my-gpu", "--gpus", "8")

@@ -1,4 +1,4 @@
-"""What a person sees: every number with its unit, the reasons, and text that fits its paper."""
+"""The output for users: numbers with units, reasons, and text that fits the width."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from support.limits import HANG
 Shown = Callable[..., str]
 
 
-def test_the_reference_problem_is_answered_and_the_textbook_refuted(shown: Shown) -> None:
+def test_the_reference_problem_beats_the_textbook_layout(shown: Shown) -> None:
     text = shown("--model-size", "100B", "--tokens", "2T")
     assert "64 x a100-80gb in 8 hosts of 8, 1600 Gb/s between hosts (assumed" in text
-    said = re.search(
+    sentence = re.search(
         r"Splitting the model only inside each host \(tensor \d[^)]*\) and copying it to all 8 "
         r"hosts, the textbook answer, needs (\d+) GB \((\d+) GiB\) on each GPU",
         text,
     )
-    assert said
-    assert int(said[1]) >= 200
-    assert int(said[2]) == pytest.approx(int(said[1]) / 1.0737, rel=0.01)
+    assert sentence
+    assert int(sentence[1]) >= 200
+    assert int(sentence[2]) == pytest.approx(int(sentence[1]) / 1.0737, rel=0.01)
     instead = re.search(r"What fits instead: (.+?), ([\d.]+) GiB\.", text)
     assert instead
     assert float(instead[2]) < 80
@@ -41,14 +41,14 @@ def test_the_reference_problem_is_answered_and_the_textbook_refuted(shown: Shown
     assert re.search(r"MFU \d+ % \(non-causal attention; \d+ % causal\)", text)
 
 
-def test_rivals_lose_with_numbers(shown: Shown) -> None:
+def test_alternatives_are_compared_with_numbers(shown: Shown) -> None:
     text = shown("--model-size", "100B")
     rivals = text.partition("Why not another layout")[2]
     assert re.search(r"Plain DDP \(.*?\): does not fit: it needs at least [\d,]+ GiB", rivals)
     assert re.search(r"FSDP alone \(.*?\): \d+ % slower, [\d.]+ s a step \(\+[\d.]+ m?s ", rivals)
 
 
-def test_one_layout_is_evaluated_even_where_it_does_not_fit(
+def test_one_layout_is_evaluated_even_if_it_does_not_fit(
     shown: Shown, plan: Callable[..., dict[str, Any]]
 ) -> None:
     fixed = (
@@ -68,7 +68,7 @@ def test_one_layout_is_evaluated_even_where_it_does_not_fit(
     assert f"{memory['total'] - memory['limit']:.1f} GiB more" in text
 
 
-def test_constraints_say_what_they_cost(shown: Shown) -> None:
+def test_the_cost_of_constraints_is_shown(shown: Shown) -> None:
     text = shown("--model-size", "100B", "--tensor", "2")
     assert re.search(r"Without the constraints, .* the constraints cost [\d.]+ %\.", text)
 
@@ -95,7 +95,7 @@ def test_a_pipe_gets_plain_ascii_that_fits(dtrain: Any, job: tuple[str, ...], co
 
 
 def on_terminal(cwd: Path, columns: int, *argv: str, **environment: str) -> str:
-    """What `dtrain` writes to a terminal of that width."""
+    """The output of `dtrain` on a terminal with this many columns."""
     leader, follower = pty.openpty()
     ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     process = subprocess.Popen(
@@ -116,7 +116,7 @@ def on_terminal(cwd: Path, columns: int, *argv: str, **environment: str) -> str:
     return written.decode()
 
 
-def test_a_terminal_gets_bars_and_color_unless_it_wants_none(tmp_path: Path) -> None:
+def test_a_terminal_gets_bars_and_color_unless_disabled(tmp_path: Path) -> None:
     argv = ("plan", "--model-size", "100B")
     text = on_terminal(tmp_path, 80, *argv)
     assert "█" in text
@@ -126,12 +126,12 @@ def test_a_terminal_gets_bars_and_color_unless_it_wants_none(tmp_path: Path) -> 
     assert max(map(len, plain.splitlines())) <= 80
 
 
-def test_a_cluster_that_was_not_given_is_said_to_be_assumed(shown: Shown) -> None:
+def test_assumptions_about_the_cluster_are_shown(shown: Shown) -> None:
     assert "assumed" in shown("--model-size", "7B")
     text = shown("--model-size", "7B", "--gpus", "8", "--gpu", "h100", "--global-batch", "64")
     assert "assumed" not in text
 
 
-def test_a_gpu_without_bf16_is_planned_with_what_it_has(shown: Shown) -> None:
+def test_a_gpu_without_bf16_uses_another_precision(shown: Shown) -> None:
     text = shown("--model-size", "1B", "--gpus", "8", "--gpu", "v100-32gb")
     assert "v100-32gb does not support bf16: planned for fp16" in text

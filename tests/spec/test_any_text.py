@@ -1,4 +1,4 @@
-"""Whatever the text, reading it gives a ClusterFile or a SpecError, and soon."""
+"""Any text results in a ClusterFile or a SpecError, quickly."""
 
 import time
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_any_text(source: str | bytes) -> None:
     ),
 )
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_good_file_with_damage(seed: str, edits: list[tuple[float, int, str]]) -> None:
+def test_a_damaged_file(seed: str, edits: list[tuple[float, int, str]]) -> None:
     for where, dropped, piece in edits:
         at = int(where * len(seed))
         seed = seed[:at] + piece + seed[at + dropped :]
@@ -83,7 +83,7 @@ def test_a_good_file_with_damage(seed: str, edits: list[tuple[float, int, str]])
 
 @given(st.sampled_from(SEEDS), st.randoms(use_true_random=False))
 @settings(max_examples=100, deadline=None)
-def test_a_good_file_with_its_values_shuffled(seed: str, random: object) -> None:
+def test_a_file_with_shuffled_values(seed: str, random: object) -> None:
     lines = [line for line in seed.splitlines() if ": " in line]
     values = [line.split(": ", 1)[1] for line in lines]
     random.shuffle(values)  # type: ignore[attr-defined]
@@ -135,7 +135,7 @@ ABSURD = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ABSURD)
-def test_absurd_files_cost_little(name: str) -> None:
+def test_hostile_files_are_cheap(name: str) -> None:
     start = time.process_time()
     result = outcome(ABSURD[name])
     assert time.process_time() - start < 60

@@ -1,4 +1,4 @@
-"""Writing a layout into a cluster file: what is asked for changes, and not a byte more."""
+"""Writing a layout into a cluster file changes only the requested keys."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -96,7 +96,7 @@ job:
     )
 
 
-def test_absent_keys_go_where_the_format_has_them() -> None:
+def test_new_keys_are_inserted_in_schema_order() -> None:
     before = (
         CLUSTER
         + """\
@@ -131,7 +131,7 @@ job:
     )
 
 
-def test_a_long_section_takes_a_line_for_each_key() -> None:
+def test_a_long_section_has_a_line_for_each_key() -> None:
     layout = {**LAYOUT, "recompute": "selective", "sequence_parallel": True, "offload": False}
     text = write_layout(
         CLUSTER + "job:\n   framework: torch\n   script: t.py\n   grace: 5\n", layout, TRAINING
@@ -255,7 +255,7 @@ def test_line_endings_and_byte_order_marks(ending: str, final: bool, mark: str) 
     ) + (ending if final else "")
 
 
-def test_document_markers_and_what_follows_them() -> None:
+def test_document_markers_and_text_after_them() -> None:
     before = f"--- # start\n{CLUSTER}job:\n  framework: torch\n  script: t.py\n...\n# after\n"
     text = written(before)
     assert text.startswith(f"--- # start\n{CLUSTER}job:\n  framework: torch\n  strategy: 3d\n")
@@ -308,11 +308,11 @@ job:
     assert "    ? data\n    : 2   # d\n" in text
 
 
-def test_a_layout_that_is_there_already_changes_nothing() -> None:
+def test_an_equal_layout_changes_nothing() -> None:
     for path in [*CONFIGS.glob("*.yaml"), HERE / "every_key.yaml"]:
         text = path.read_text()
         spec = parse(text, path.name)
-        # Only what the file says itself, without what follows from it.
+        # Only the keys of the file, without derived values.
         written_out = yaml.safe_load(text)["job"]
         if "layout" not in written_out:
             continue
@@ -332,7 +332,7 @@ def test_a_layout_of_another_cluster_can_be_replaced() -> None:
     assert parse(text, "x.yaml").job.layout == Layout(**LAYOUT)
 
 
-def test_anchors_that_nothing_else_uses() -> None:
+def test_anchors_without_other_uses() -> None:
     before = (
         CLUSTER
         + """\
@@ -387,7 +387,7 @@ JOB = CLUSTER + "job:\n  framework: torch\n  script: t.py\n"
         ),
     ],
 )
-def test_what_cannot_be_edited_safely_is_refused(text: str, reason: str) -> None:
+def test_unsafe_edits_are_refused(text: str, reason: str) -> None:
     error = refusal(text)
     assert reason in error.message
     assert error.hint.splitlines() == [
@@ -402,7 +402,7 @@ def test_what_cannot_be_edited_safely_is_refused(text: str, reason: str) -> None
     "text",
     ["", "job: 5", "[", "job: {}", CLUSTER, JOB + "  layout: 5\n", JOB + "  layout: {tenso: 5}\n"],
 )
-def test_what_was_wrong_already_is_reported_as_ever(text: str) -> None:
+def test_existing_problems_are_reported_as_usual(text: str) -> None:
     with pytest.raises(SpecError) as expected:
         parse(text, "x.yaml")
     with pytest.raises(SpecError) as caught:
@@ -419,17 +419,17 @@ def test_a_layout_that_the_file_cannot_launch_is_refused() -> None:
     assert "product of tensor" in error.hint
 
 
-def test_contradictions_elsewhere_are_reported_as_ever() -> None:
+def test_contradictions_elsewhere_are_reported_as_usual() -> None:
     with pytest.raises(SpecError, match="RANK is set by dtrain"):
         written(JOB + "  env: {RANK: 1}\n")
 
 
-def test_unknown_keys_are_the_callers_fault() -> None:
+def test_unknown_keys_are_internal_errors() -> None:
     with pytest.raises(InternalError, match=r"job\.layout has no key 'tenso'"):
         write_layout(JOB, {"tenso": 8}, {})
 
 
-# ---------------------------------------------------------------- whatever the file looks like
+# ---------------------------------------------------------------- random files
 
 COMMENTS = st.sampled_from(
     ["", " # c", "   # é 漢: {x, y} 'q", " # a\ttab", " # layout: {tensor: 1}"]
@@ -474,7 +474,7 @@ LAYOUTS = [
 
 @st.composite
 def section(draw: st.DrawFn, name: str, keys: dict[str, list[str]]) -> list[tuple[str, bool]]:
-    """Lines of a section, each with whether it has to stay as it is."""
+    """Lines of a section, each with whether it must stay unchanged."""
     chosen = draw(st.lists(st.sampled_from([*keys]), unique=True, max_size=5))
     items = [(key, draw(st.sampled_from(keys[key]))) for key in chosen]
     comments = [draw(COMMENTS) for _ in range(len(items) + 1)]
@@ -580,7 +580,7 @@ def test_any_file(
 
 
 def kept_in_order(lines: list[tuple[str, bool]], text: str, ending: str) -> None:
-    """Every line that had to stay did, and what is new gives a key that was asked for."""
+    """Check that all lines to keep are there, and that new lines have only requested keys."""
     result = text.split(ending)
     assert ending == "\r\n" or "\r" not in text
     assert ending == "\n" or text.count("\n") == text.count("\r\n")
@@ -592,7 +592,7 @@ def kept_in_order(lines: list[tuple[str, bool]], text: str, ending: str) -> None
             continue
         if line.lstrip().startswith(("layout:", "training:")) and line not in result[position:]:
             # A section without a value is filled in its line.
-            raise AssertionError(f"{line!r} is gone")
+            raise AssertionError(f"{line!r} is missing")
         found = result.index(line, position)
         for new in result[position:found]:
             assert new.strip().startswith(known), (new, index)
@@ -620,7 +620,7 @@ def test_a_new_file_launches(hosts: list[str]) -> None:
     assert write_layout(text, LAYOUT, TRAINING, strategy="3d") == text
 
 
-def test_a_new_file_with_little_known() -> None:
+def test_a_new_file_with_few_values() -> None:
     text = new_file(["gpu01"], 8, {"data": 8}, {}, framework="tensorflow")
     assert "gpu:" not in text
     assert "network" not in text
@@ -628,6 +628,6 @@ def test_a_new_file_with_little_known() -> None:
     assert parse(text, "x.yaml").job.framework == "tensorflow"
 
 
-def test_a_new_file_that_could_not_be_launched() -> None:
+def test_a_new_file_that_cannot_be_launched() -> None:
     with pytest.raises(UsageError, match=r"new\.yaml: cannot launch this layout"):
         new_file(["gpu01"], 4, LAYOUT, TRAINING, file="new.yaml")

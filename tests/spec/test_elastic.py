@@ -1,4 +1,4 @@
-"""A job without some of its hosts: what shrinks, and what stays."""
+"""A job that continues on fewer hosts."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_data_shrinks_and_the_batch_stays() -> None:
 @pytest.mark.parametrize(
     ("micro_batch", "accumulation", "then"),
     [
-        (2, 3, (2, 4)),  # as large as they were, and more of them
-        (6, 1, (4, 2)),  # smaller where they must be; never larger: memory may be full
+        (2, 3, (2, 4)),  # the same size, but more of them
+        (6, 1, (4, 2)),  # smaller if necessary, never larger: memory may be full
         (3, 2, (2, 4)),
     ],
 )
@@ -68,9 +68,7 @@ def test_micro_batches_follow_from_the_batch(
 
 
 @pytest.mark.parametrize(("before", "nearest"), [(512, 510), (8, 6), (16, 18)])
-def test_a_batch_that_cannot_be_shared_changes_as_little_as_can_be(
-    before: int, nearest: int
-) -> None:
+def test_an_indivisible_batch_changes_as_little_as_possible(before: int, nearest: int) -> None:
     spec = load(strategy="ddp", layout={"micro_batch": 1}, training={"global_batch": before})
     then = without(spec, {"n1"})
     assert batch(then) == nearest
@@ -81,11 +79,11 @@ def test_a_batch_that_cannot_be_shared_changes_as_little_as_can_be(
     ]
 
 
-def test_a_batch_that_the_file_does_not_say_is_left_to_the_script() -> None:
+def test_without_a_batch_in_the_file_the_script_chooses() -> None:
     assert batch(without(load(strategy="ddp"), {"n1"})) is None
 
 
-def test_an_interleaved_pipeline_keeps_whole_rounds() -> None:
+def test_an_interleaved_pipeline_keeps_complete_rounds() -> None:
     given = {"pipeline": 2, "virtual_pipeline": 2, "data": 4, "micro_batch": 3}
     spec = load(layout=given, training={"global_batch": 24})
     then = without(spec, {"n1"})
@@ -126,17 +124,17 @@ def test_an_interleaved_pipeline_keeps_whole_rounds() -> None:
         ),
     ],
 )
-def test_how_a_model_is_split_stays(
+def test_the_model_split_stays(
     job: dict[str, Any], used: list[str], keys: tuple[str, ...], expected: tuple[object, ...]
 ) -> None:
     then = without(load(**job), {"n2"})
     assert names(then) == used
     assert sizes(then, *keys) == expected
-    # What is left is a launch like any other.
+    # The result is a normal launch.
     assert build(then).world_size == sizes(then, "world_size")[0]
 
 
-def test_fewer_hosts_than_were_asked_for_are_not_used() -> None:
+def test_fewer_hosts_than_min_hosts_are_not_used() -> None:
     spec = load(layout={"tensor": 2, "data": 4}, min_hosts=2)
     assert names(without(spec, {"n2", "n3"})) == ["n1", "n4"]
     wide = load("n[1-6]", layout={"tensor": 4, "data": 3}, min_hosts=4)
@@ -149,7 +147,7 @@ def test_fewer_hosts_than_were_asked_for_are_not_used() -> None:
     )
 
 
-def test_a_script_that_does_it_all_gets_what_is_left() -> None:
+def test_without_a_layout_the_script_gets_the_remaining_hosts() -> None:
     then = without(load(), {"n2"})
     assert then.job == load().job
     assert build(then).world_size == 6
@@ -182,7 +180,7 @@ def test_fewer_tensorflow_workers() -> None:
         ({"worker": 4, "evaluator": 1}, {"n4"}, {"worker": 3, "evaluator": 1}),
     ],
 )
-def test_workers_go_with_their_host_and_the_other_roles_move(
+def test_workers_end_with_their_host_and_other_roles_move(
     roles: dict[str, int], lost: set[str], left: dict[str, int]
 ) -> None:
     spec = load(framework="tensorflow", roles=roles, gpus=0)
@@ -194,7 +192,7 @@ def test_workers_go_with_their_host_and_the_other_roles_move(
     assert {role: placed.count(role) for role in placed} == left
 
 
-def test_workers_keep_as_many_gpus() -> None:
+def test_workers_keep_their_number_of_gpus() -> None:
     spec = load(
         "n[1-3]",
         gpus=4,

@@ -1,4 +1,4 @@
-"""Complete layouts: whatever the hosts, a strategy's own layout is for all their workers."""
+"""Complete layouts: for any hosts, the layout of a strategy uses all workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_equal_hosts_need_no_layout(strategy: str, hosts: int, workers: int) -> 
 
 
 @given(NAMES | st.just("3d"), GIVEN, WORKERS, st.none() | st.integers(1, 256))
-def test_what_is_given_is_kept_or_refused(
+def test_given_keys_are_kept_or_refused(
     strategy: str, given: dict[str, int], workers: list[int], global_batch: int | None
 ) -> None:
     try:

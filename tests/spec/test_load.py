@@ -1,4 +1,4 @@
-"""From text to values: every key, its default, and how a host's settings come together."""
+"""Reading a cluster file: every key, defaults, and merged settings of hosts."""
 
 import os
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_four_lines_launch_a_job() -> None:
     assert spec.job.layout is spec.job.training is spec.job.sync is spec.job.workdir is None
 
 
-def test_every_key_arrives() -> None:
+def test_every_key_is_read() -> None:
     spec = load(EVERY_KEY)
     ssh = Ssh(
         user="ml",
@@ -177,7 +177,7 @@ def test_durations(text: str, seconds: float) -> None:
     assert job(f"framework: torch, grace: {text}").job.grace == seconds
 
 
-def test_arguments_are_text_letter_by_letter() -> None:
+def test_arguments_are_text_exactly_as_written() -> None:
     written = ["1e-5", "no", "010", "12:00:00", "~", "null", "0x1F", "+1_000", "2024-01-01", ".5"]
     assert job(f"framework: torch, args: [{', '.join(written)}]").job.args == tuple(written)
 
@@ -225,7 +225,7 @@ job: {framework: torch, script: t.py}
     assert {host.ssh.port for host in spec.cluster.hosts} == {2222}
 
 
-def test_a_merged_list_prefers_its_first() -> None:
+def test_in_a_merged_list_the_first_mapping_wins() -> None:
     spec = load("""\
 cluster:
   hosts: [a, b, c]
@@ -261,7 +261,7 @@ def test_the_name_defaults_to_the_files(file: str, name: str) -> None:
     assert parse(MINIMAL, file).name == name
 
 
-def test_hostile_text_arrives_as_it_is() -> None:
+def test_hostile_text_is_not_changed() -> None:
     hostile = "a'b\\\"$(id); echo `x` \\n é 漢"
     quoted = "'" + hostile.replace("'", "''") + "'"
     spec = job(f"framework: torch, args: [{quoted}], env: {{X: {quoted}}}, workdir: {quoted}")
@@ -286,7 +286,7 @@ def test_a_folder(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+def test_a_file_without_read_permission(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.touch(mode=0)
     user = os.geteuid()
@@ -300,7 +300,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     assert "ls -l" in caught.value.hint
 
 
-def test_a_path_that_cannot_be(tmp_path: Path) -> None:
+def test_an_invalid_path(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / "x.yaml", tmp_path / ("x" * 300), Path("a\0b")):
         with pytest.raises(UsageError, match="cannot be read"):
@@ -324,8 +324,6 @@ def test_an_endless_file_is_refused() -> None:
         ("strategy: pipeline", None),
     ],
 )
-def test_accumulation_that_is_given_fixes_the_global_batch(
-    keys: str, training: Training | None
-) -> None:
-    """What a pipeline's default accumulation makes of it is the script's to change."""
+def test_given_accumulation_sets_the_global_batch(keys: str, training: Training | None) -> None:
+    """With the default accumulation of a pipeline, the script may choose another batch."""
     assert job(f"framework: torch, {keys}").job.training == training

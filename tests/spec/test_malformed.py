@@ -1,4 +1,4 @@
-"""Malformed cluster files: for each, the report that a user sees (golden)."""
+"""The report for each malformed cluster file (golden)."""
 
 import re
 from pathlib import Path
@@ -32,6 +32,6 @@ def test_report(case: Path, update_golden: bool) -> None:
     assert report == reference.read_text(encoding="utf-8")
 
 
-def test_there_are_no_references_without_a_case() -> None:
+def test_every_reference_has_a_case() -> None:
     assert {case.stem for case in CASES} == {path.stem for path in FOLDER.glob("*.txt")}
     assert len(CASES) >= 60

@@ -1,4 +1,4 @@
-"""What the schema says about each key: complete, and true of the values that it accepts."""
+"""The schema documents each key completely and correctly."""
 
 from importlib.resources import files
 

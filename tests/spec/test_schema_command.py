@@ -1,4 +1,4 @@
-"""`dtrain schema`: valid JSON Schema, and true of what dtrain accepts."""
+"""`dtrain schema` prints a valid JSON Schema that agrees with what dtrain accepts."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def validator() -> Any:
 
 
 def editor_view(path: Path) -> Any:
-    """The file as an editor's YAML 1.2 reader sees it, near enough."""
+    """The file roughly as an editor's YAML 1.2 parser reads it."""
 
     class Core(yaml.SafeLoader):
         pass
@@ -90,7 +90,7 @@ def test_unknown_keys_are_refused_everywhere(validator: Any, place: tuple[str, .
         ("job", "layout", {"sequence_parallel": "yes"}),
     ],
 )
-def test_what_an_editor_underlines_is_refused_by_dtrain_too(
+def test_dtrain_refuses_what_an_editor_underlines(
     validator: Any, section: str, key: str, value: Any
 ) -> None:
     document = json.loads(json.dumps(MINIMAL))

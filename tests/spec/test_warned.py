@@ -1,4 +1,4 @@
-"""Cluster files that launch, but not well: for each, the warnings that a user sees (golden)."""
+"""The warnings for each cluster file that launches, but badly (golden)."""
 
 from pathlib import Path
 
@@ -23,12 +23,12 @@ def test_warnings(case: Path, update_golden: bool) -> None:
     assert report == reference.read_text(encoding="utf-8")
 
 
-def test_there_are_no_references_without_a_case() -> None:
+def test_every_reference_has_a_case() -> None:
     assert {case.stem for case in CASES} == {path.stem for path in FOLDER.glob("*.txt")}
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
-def test_shipped_files_give_no_cause(path: Path) -> None:
+def test_shipped_files_have_no_warnings(path: Path) -> None:
     assert parse(path.read_bytes(), path.name).warnings == ()
 
 
@@ -41,17 +41,17 @@ def test_shipped_files_give_no_cause(path: Path) -> None:
         "data: 16, sharding: hybrid, shard: 8",
     ],
 )
-def test_what_is_well_is_not_warned_of(layout: str) -> None:
+def test_good_layouts_have_no_warnings(layout: str) -> None:
     text = (
         "cluster: {hosts: [a, b], gpus: 8, network: {gbps: 400}}\n"
         f"job: {{framework: torch, strategy: none, script: t.py, layout: {{{layout}}}}}"
     )
     spec = parse(text, "c.yaml")
-    # Context ranks lie outside the tensor ranks of a host: two hosts' worth of them do cross.
+    # Context ranks come after the tensor ranks, so these context groups cross hosts.
     assert bool(spec.warnings) == ("context: 2" in layout)
 
 
-def test_nothing_crosses_hosts_that_are_one_machine() -> None:
+def test_groups_do_not_cross_hosts_on_one_machine() -> None:
     text = (
         "cluster: {hosts: [a, b], gpus: 0, slots: 2, transport: local}\n"
         "job: {framework: torch, strategy: tensor, script: t.py, layout: {tensor: 4}}"

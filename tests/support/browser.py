@@ -42,7 +42,7 @@ class Browser:
         self._number = 0
         self._buffer = b""
         self._session: str | None = None
-        self.said: list[str] = []
+        self.console: list[str] = []
         """Console output, log entries and exceptions."""
         self.requests: list[str] = []
         """Addresses that the browser requested, including the page itself."""
@@ -142,10 +142,10 @@ class Browser:
         about = message.get("params", {})
         match message["method"]:
             case "Runtime.consoleAPICalled":
-                self.said.append(" ".join(str(one.get("value")) for one in about["args"]))
+                self.console.append(" ".join(str(one.get("value")) for one in about["args"]))
             case "Runtime.exceptionThrown":
-                self.said.append(about["exceptionDetails"]["text"])
+                self.console.append(about["exceptionDetails"]["text"])
             case "Log.entryAdded":
-                self.said.append(about["entry"]["text"])
+                self.console.append(about["entry"]["text"])
             case "Network.requestWillBeSent":
                 self.requests.append(about["request"]["url"])

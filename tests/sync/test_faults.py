@@ -1,4 +1,4 @@
-"""What goes wrong on the way leaves the node as it was, and is told in one message."""
+"""A failed transfer leaves the node unchanged and is reported in one message."""
 
 from __future__ import annotations
 

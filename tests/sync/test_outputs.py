@@ -69,7 +69,7 @@ def test_a_sent_file_wins_and_the_output_stays(folders: Folders) -> None:
     assert (old / "logs/today").read_text() == "a folder of the job"
     (notice,) = result.notices
     assert all(str(old / name) in notice for name in ("config.json", "out", "logs/today"))
-    # It is told once, and kept for ever.
+    # The notice appears once, and the file stays.
     folders.write({"a": "2"})
     assert folders.sync(unused=-1).notices == ()
     assert (old / "config.json").exists()

@@ -13,7 +13,7 @@ import pytest
 from support.limits import HANG
 from support.synced import Folders
 
-# Reads every file over and over, and tells at the end what it has seen.
+# Reads every file repeatedly, and prints the result at the end.
 READER = """
 import os, sys
 seen = set()

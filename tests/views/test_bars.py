@@ -1,9 +1,9 @@
-"""When the state of an unfinished line is shown in a pipe."""
+"""When a pipe gets the current state of an unfinished line."""
 
 from dtrain_cli.views.bars import BETWEEN_BARS, Bars
 
 
-def test_a_bar_is_shown_every_while_if_it_has_changed() -> None:
+def test_a_changed_bar_is_shown_at_intervals() -> None:
     bars: Bars[str] = Bars()
     bars.update(0.0, "rank 0", "10%", ended=False)
     bars.update(20.0, "rank 0", "50%", ended=False)
@@ -15,7 +15,7 @@ def test_a_bar_is_shown_every_while_if_it_has_changed() -> None:
     assert list(bars.take(3 * BETWEEN_BARS)) == [("rank 0", "90%")]
 
 
-def test_a_line_that_ends_is_no_bar() -> None:
+def test_a_complete_line_is_not_a_bar() -> None:
     bars: Bars[str] = Bars()
     bars.update(0.0, "rank 0", "10%", ended=False)
     bars.update(1.0, "rank 1", "10%", ended=False)

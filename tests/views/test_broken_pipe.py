@@ -1,4 +1,4 @@
-"""A reader that goes away: said once, and nothing about it on the screen."""
+"""A reader that closes the pipe is reported once, and not on the terminal."""
 
 import subprocess
 import sys
@@ -76,7 +76,7 @@ def test_both_closed_at_once(tmp_path):
         assert run.wait(HANG) == 1
 
 
-def test_a_full_disk_is_said_and_the_run_goes_on(tmp_path):
+def test_a_full_disk_is_reported_and_the_run_continues(tmp_path):
     code = RUN.replace("range(100_000)", "range(10)").replace("os._exit(3)", "pass")
     with open("/dev/full", "wb") as full:
         run = subprocess.run(

@@ -1,4 +1,4 @@
-"""Identical lines of several ranks become one; nothing is dropped, nothing changes order."""
+"""Identical lines of several ranks become one line. No line is lost or changes its order."""
 
 from collections import defaultdict
 
@@ -19,7 +19,7 @@ def test_equal_lines_wait_for_each_other():
     assert folder.due is None
 
 
-def test_a_late_rank_gets_a_line_of_its_own():
+def test_a_late_rank_gets_its_own_line():
     folder = LineFolder()
     folder.add(0, 0, "stdout", "x")
     first = list(folder.take(1))
@@ -27,7 +27,7 @@ def test_a_late_rank_gets_a_line_of_its_own():
     assert [line.sources for line in [*first, *folder.flush()]] == [[0], [1]]
 
 
-def test_order_of_a_rank_decides_against_folding():
+def test_lines_are_not_folded_if_it_changes_the_order_of_a_rank():
     folder = LineFolder()
     for rank, text in [(0, "a"), (0, "b"), (1, "b"), (1, "a")]:
         folder.add(0, rank, "stdout", text)

@@ -8,7 +8,7 @@ from dtrain_cli.views.header import Header, fit, state, summary
 HOSTS = {f"gpu{number:02}": "running" for number in range(1, 9)}
 
 
-def test_what_it_says():
+def test_the_content_of_the_header():
     header = Header("gpt-3f2a", 64, dict(HOSTS), ("[gpu01 0] ", "step\t7 \x1b[31mloss 2.1"))
     assert header.lines(44, 24, 161) == [
         "── gpt-3f2a · running · 2 min 41 s ────────",
@@ -24,12 +24,12 @@ def test_it_fits(columns, rows):
     header = Header("demo" * 20, 64, {text: "failed", "b": ""}, (text, text))
     lines = header.lines(columns, rows, 1e6)
     assert all(cell_len(line) <= max(1, columns - 1) for line in lines)
-    # With the empty line above them, half the terminal.
+    # With the empty line above, half of the terminal.
     assert len(lines) == min(3, max(0, rows // 2 - 1))
     assert "\x1b" not in "".join(lines)
 
 
-def test_nothing_before_the_run_has_a_name():
+def test_no_header_before_the_run_has_a_name():
     assert Header().lines(80, 24, 0) == []
 
 
@@ -50,7 +50,7 @@ def test_states():
     assert state({}) == "starting"
 
 
-def test_cut_by_columns():
+def test_long_lines_are_cut_by_columns():
     assert fit("日本語", 6) == "日本語"
     assert fit("日本語", 5) == "日本…"
     assert fit("日本語", 4) == "日 …"  # a half character is a blank

@@ -1,4 +1,4 @@
-"""The page of `dtrain plan --html`, looked at in a real browser."""
+"""The page of `dtrain plan --html` in a real browser."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def browser(tmp_path_factory):
         yield browser
 
 
-# Boxes of text that can be seen: of HTML by line, of SVG by element.
+# Boxes of visible text: one for each line of HTML and each element of SVG.
 BOXES = """
 (() => {
   const found = [];
@@ -91,7 +91,7 @@ def test_nothing_overflows_or_overlaps(browser, files, case, width, dark, tmp_pa
     boxes = browser.evaluate(BOXES)
     assert len(boxes) > 30
     for box in boxes:
-        # What is in a wide table is reached by scrolling the table.
+        # A wide table can be scrolled.
         assert box["wide"] or (box["left"] >= 0 and box["right"] <= width), box
     boxes.sort(key=lambda box: box["top"])
     for number, box in enumerate(boxes):
@@ -100,7 +100,7 @@ def test_nothing_overflows_or_overlaps(browser, files, case, width, dark, tmp_pa
                 break
             across = min(box["right"], other["right"]) - max(box["left"], other["left"])
             down = min(box["bottom"], other["bottom"]) - other["top"]
-            # Line boxes of text above each other touch; glyphs then do not.
+            # The line boxes of adjacent lines touch, but their glyphs do not.
             assert across <= 1 or down <= 4, (box, other)
     covered = browser.evaluate("""[...document.querySelectorAll('.label')].filter(one =>
       one.getBoundingClientRect().bottom > one.nextElementSibling.getBoundingClientRect().top)""")
@@ -110,25 +110,25 @@ def test_nothing_overflows_or_overlaps(browser, files, case, width, dark, tmp_pa
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_asks_for_nothing_and_complains_of_nothing(files, case, tmp_path):
+def test_it_makes_no_requests_and_logs_no_errors(files, case, tmp_path):
     with Browser(tmp_path) as browser:
         browser.show(files[case], 1000)
         sent = [url for url in browser.requests if not url.startswith(("data:", "about:"))]
         assert sent == [files[case].as_uri()]
-        assert browser.said == []
-        # Nothing that a cluster file says becomes part of the page but text.
+        assert browser.console == []
+        # Values of a cluster file appear in the page only as text.
         assert browser.evaluate("document.querySelectorAll('script, img, iframe').length") == 0
         assert "<script>alert(1)</script>" in browser.evaluate("document.body.innerText")
         assert browser.evaluate("document.styleSheets[0].cssRules.length") > 30
 
 
-def test_a_script_that_got_into_the_page_would_not_run(browser, files, tmp_path):
+def test_an_injected_script_does_not_run(browser, files, tmp_path):
     text = files["fits"].read_text("utf-8")
     broken = tmp_path / "broken.html"
     broken.write_text(text.replace("<main>", "<main><script>window.ran = true</script>"))
     browser.show(broken, 1000)
     assert browser.evaluate("window.ran === undefined")
-    assert any("Content Security Policy" in line for line in browser.said)
+    assert any("Content Security Policy" in line for line in browser.console)
 
 
 BARS = """
@@ -175,8 +175,8 @@ def test_bars_are_as_long_as_their_numbers(browser, files, answers, case, width)
             assert before == pytest.approx(costs.total)
 
 
-# Linear RGB as people without red and without green receptors see it (Machado, Oliveira and
-# Fernandes 2009, severity 1).
+# Matrices for linear RGB that simulate protanopia and deuteranopia (Machado, Oliveira and Fernandes
+# 2009, severity 1).
 SIGHT = {
     "full": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
     "protan": (
@@ -207,7 +207,7 @@ def lab(color, sight):
 
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_neighbors_in_a_bar_are_told_apart(browser, files, dark, sight):
+def test_adjacent_colors_in_a_bar_differ(browser, files, dark, sight):
     browser.show(files["fits"], 1000, dark=dark)
     count = max(len(explain.MEMORY_PARTS), len(explain.TIME_PARTS))
     colors = browser.evaluate(
@@ -217,7 +217,7 @@ def test_neighbors_in_a_bar_are_told_apart(browser, files, dark, sight):
     assert len(set(colors)) == count
     seen = [lab(color, sight) for color in colors]
     for first, second in itertools.pairwise(range(count)):
-        # Twelve is far more than the two or so that side by side are just told apart.
+        # Two is just visible between adjacent colors; twelve is far more.
         assert math.dist(seen[first], seen[second]) > 12, (colors[first], colors[second])
 
 
@@ -231,7 +231,7 @@ def test_a_part_has_the_same_color_in_every_bar(browser, files):
         assert all(len(colors) == 1 for colors in fills.values())
 
 
-def test_the_limit_is_drawn_where_it_is(browser, files, answers):
+def test_the_limit_is_at_its_place(browser, files, answers):
     browser.show(files["nothing fits"], 1000)
     limit = answers["nothing fits"].best.limit
     place = browser.evaluate("""(() => {
@@ -249,7 +249,7 @@ def test_the_limit_is_drawn_where_it_is(browser, files, answers):
     assert place["end"] == pytest.approx(total / place["scale"] * place["whole"], abs=0.1)
 
 
-def test_who_cannot_see_the_charts_gets_the_numbers(browser, files, answers):
+def test_tables_have_the_numbers_of_the_charts(browser, files, answers):
     browser.show(files["fits"], 1000)
     labels = browser.evaluate(
         "[...document.querySelectorAll('svg.bar')].map(one => "
@@ -292,7 +292,7 @@ CONTRAST = """
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_text_stands_out(browser, files, dark):
+def test_text_has_enough_contrast(browser, files, dark):
     for case in CASES:
         browser.show(files[case], 1000, dark=dark)
         assert min(browser.evaluate(CONTRAST)) >= 4.5
@@ -310,7 +310,7 @@ def test_it_prints_with_the_numbers(browser, files):
     assert browser.pdf().startswith(b"%PDF-")
 
 
-def test_it_says_what_the_text_says(answers, browser, files):
+def test_the_page_has_the_sentences_of_the_text_output(answers, browser, files):
     for case, answer in answers.items():
         browser.show(files[case], 1000)
         text = " ".join(browser.evaluate("document.body.innerText").split())
@@ -323,7 +323,7 @@ def test_it_says_what_the_text_says(answers, browser, files):
 
 
 def test_every_text_is_escaped(answers):
-    """Without a browser: what a file or a user named is text, in elements and in attributes."""
+    """Names from files and users are escaped in elements and attributes. Needs no browser."""
     answer = answers["fits"]
     asked = replace(
         answer.question,

@@ -1,4 +1,4 @@
-"""A live view on a pseudo-terminal, seen as a person would."""
+"""A live view on a pseudo-terminal: the screen that a user sees."""
 
 import fcntl
 import os
@@ -26,7 +26,7 @@ HEADER = "── demo-1 · running"
 
 
 class Terminal:
-    """A pseudo-terminal that is read all the time."""
+    """A pseudo-terminal with a thread that reads it."""
 
     def __init__(self, columns: int = 80, rows: int = 24) -> None:
         self._master, slave = pty.openpty()
@@ -59,7 +59,7 @@ class Terminal:
         assert found, f"no {text!r} in the end of the output, {self.raw[-1000:]!r}"
 
     def screen(self) -> list[str]:
-        """What is there now. The terminal's size must not have changed."""
+        """The current screen. The terminal's size must not have changed."""
         screen = Screen(self.columns, self.rows)
         screen.feed(self.raw.decode(errors="ignore").replace("\n", "\r\n"))
         return screen.lines()
@@ -104,7 +104,7 @@ def finish(view):
     assert view.wait(HANG)
 
 
-def test_lines_scroll_above_the_header_which_is_gone_at_the_end(terminal, workers):
+def test_lines_scroll_above_the_header_until_it_is_removed_at_the_end(terminal, workers):
     view = live(terminal)
     running(view)
     out, err = workers.stream("node0", 0), workers.stream("node1", 3, "stderr")
@@ -129,7 +129,7 @@ def test_lines_scroll_above_the_header_which_is_gone_at_the_end(terminal, worker
     ]
 
 
-def test_progress_takes_the_place_of_the_last_line(terminal, workers):
+def test_progress_replaces_the_last_line(terminal, workers):
     view = live(terminal)
     running(view)
     stream = workers.stream("node0", 0)
@@ -161,13 +161,13 @@ def test_nothing_is_garbled_at_any_size(workers, columns, rows):
             view.output(stream, workers.write(stream, text.encode()))
     finish(view)
     lines = terminal.close()
-    # A line of the log may be wrapped, but never cut, and no header is left among them.
+    # Lines of the log may be wrapped, but not cut, and no header remains between them.
     assert "──" not in "".join(lines)
     text = "".join(lines).replace("[node", "\n[node").splitlines()
     for stream in streams:
         head = f"[{stream.host} {stream.rank}] {stream.fd} "
-        told = [line.removeprefix(head) for line in text if line.startswith(head)]
-        assert [re.match("[0-9]+", each)[0] for each in told] == [str(n) for n in range(300)]
+        shown = [line.removeprefix(head) for line in text if line.startswith(head)]
+        assert [re.match("[0-9]+", each)[0] for each in shown] == [str(n) for n in range(300)]
     assert "done in 41 s" in "".join(lines)
 
 
@@ -198,7 +198,7 @@ def test_the_lowest_rank_is_followed(terminal, workers):
     terminal.close()
 
 
-def test_a_pause_leaves_the_terminal_alone(terminal, workers):
+def test_a_paused_view_does_not_write(terminal, workers):
     view = live(terminal)
     running(view)
     terminal.wait_for(HEADER)
@@ -218,13 +218,13 @@ def test_a_pause_leaves_the_terminal_alone(terminal, workers):
     assert lines.index("Passphrase:") < lines.index("dtrain: later")
 
 
-def test_what_others_write_costs_nothing_of_the_header_or_the_log(terminal):
+def test_output_of_other_programs_does_not_damage_the_header_or_the_log(terminal):
     view = live(terminal)
     running(view)
     terminal.wait_for("workers\r\x1b[2A")
     for text in ("^C", "ssh: from elsewhere\r\n", "\r\n"):
         written = len(terminal.raw)
-        # The terminal writes what it echoes, and a ProxyCommand what it likes, at the cursor.
+        # The terminal's echo and the output of a ProxyCommand appear at the cursor.
         os.write(terminal.stderr.fileno(), text.encode())
         view.notice("after it")
         terminal.wait_for("workers\r\x1b[2A", written)
@@ -244,7 +244,7 @@ def test_what_others_write_costs_nothing_of_the_header_or_the_log(terminal):
 
 
 def test_a_new_size_does_not_change_what_is_erased():
-    """However a terminal wraps the header again, the cursor stays above it."""
+    """The cursor stays above the header, even if the terminal rewraps it."""
     terminal = Terminal(80, 24)
     view = live(terminal)
     running(view)
@@ -260,9 +260,9 @@ def test_a_new_size_does_not_change_what_is_erased():
     terminal.close()
 
 
-def test_colors_are_for_terminals_that_want_them(workers, monkeypatch):
+def test_colors_only_on_terminals_that_support_them(workers, monkeypatch):
     for no_color in ("", "1"):
-        monkeypatch.setenv("NO_COLOR", no_color)  # An empty one does not count.
+        monkeypatch.setenv("NO_COLOR", no_color)  # An empty value has no effect.
         terminal = Terminal()
         view = live(terminal)
         running(view)
@@ -297,7 +297,7 @@ def test_output_in_a_file_keeps_the_header_on_the_terminal(terminal, workers, tm
     assert "[node0 0] to the file" not in lines
 
 
-def test_no_header_beside_a_pipe(terminal, workers):
+def test_no_header_if_stdout_is_a_pipe(terminal, workers):
     read, write = os.pipe()
     with os.fdopen(write, "w") as pipe:
         view = live(terminal, stdout=pipe)
@@ -307,7 +307,7 @@ def test_no_header_beside_a_pipe(terminal, workers):
     assert "──" not in "\n".join(terminal.close())
 
 
-def test_a_closed_terminal_counts_as_a_gone_reader(terminal):
+def test_a_closed_terminal_is_a_closed_reader(terminal):
     broken = threading.Event()
     master, slave = pty.openpty()
     with os.fdopen(slave, "w") as gone:

@@ -1,4 +1,4 @@
-"""Plain lines in pipes: complete, in order, and never in anybody's way."""
+"""Plain lines in pipes: complete, in order, and without delays for the run."""
 
 import os
 import threading
@@ -19,7 +19,7 @@ DONE = Report(ExitCode.OK, "all 4 workers finished", seconds=41, logs="/runs/dem
 
 
 class Shown:
-    """A plain view into two pipes."""
+    """A plain view that writes to two pipes."""
 
     def __init__(self, fold=False, json=False, filters=None):
         self.out, self.err = Capture(), Capture()
@@ -34,7 +34,7 @@ class Shown:
         return self.out.text(), self.err.text()
 
 
-def test_a_run_as_a_newcomer_sees_it(workers):
+def test_the_output_of_a_small_run(workers):
     shown = Shown()
     shown.view.started("demo-1", plan(), os.path.expanduser("~/.dtrain/runs/demo-1"))
     for state in ("connecting", "preparing", "ready", "running"):
@@ -67,7 +67,7 @@ def test_stdout_and_stderr_stay_apart_and_prefixes_align(workers):
     assert "(node[0-5])" in err
 
 
-def test_a_million_lines_of_many_streams_come_out_exactly(workers):
+def test_a_million_lines_of_many_streams_are_complete(workers):
     shown = Shown()
     streams = [workers.stream("node0", rank) for rank in range(4)]
     sent = defaultdict(list)
@@ -85,7 +85,7 @@ def test_a_million_lines_of_many_streams_come_out_exactly(workers):
     assert got == sent
 
 
-def test_a_stopped_reader_delays_nobody(workers):
+def test_a_stopped_reader_does_not_delay_the_run(workers):
     out, err = Capture(stopped=True), Capture()
     view = make_view(False, out.stream, err.stream, Filters(), False, lambda: None)
     stream = workers.stream("node0", 0)
@@ -94,14 +94,14 @@ def test_a_stopped_reader_delays_nobody(workers):
         view.output(stream, size * number // 9_999)
         view.host_state("node0", "running")
     view.finished(DONE)
-    # Nothing has been read yet, so whatever waits for the reader would hang here.
+    # Nothing was read yet, so code that waits for the reader would hang here.
     assert not view.wait(0.2)
     out.resume()
     assert view.wait(HANG)
     assert out.data() == b"[node0 0] some text\n" * 500_000
 
 
-def test_hurry_skips_what_nobody_waits_for(workers):
+def test_hurry_skips_buffered_output(workers):
     out, err = Capture(stopped=True), Capture()
     view = make_view(False, out.stream, err.stream, Filters(), False, lambda: None)
     stream = workers.stream("node0", 0)
@@ -145,7 +145,7 @@ def test_folded_on_request(workers):
     assert "[node0  0] mine\n" in out
 
 
-def test_hostile_output_and_names_do_nothing(workers):
+def test_hostile_output_and_names_are_harmless(workers):
     shown = Shown()
     stream = workers.stream("node0", 0)
     attack = b"\x1b]0;owned\x07\x1b[2J[red]x[/red] \xff\n"
@@ -157,7 +157,7 @@ def test_hostile_output_and_names_do_nothing(workers):
     assert "\x1b" not in err
 
 
-def test_a_removed_log_file_is_said_and_skipped(workers):
+def test_a_removed_log_file_is_reported_and_skipped(workers):
     shown = Shown()
     stream = workers.stream("node0", 0)
     size = workers.write(stream, b"gone\n")
@@ -181,7 +181,7 @@ def test_color_in_a_pipe_only_when_forced(workers, monkeypatch):
     assert "\x1b[31mred" in shown.finish()[0]
 
 
-def test_a_lost_host_is_named_at_once_and_the_report_comes_last(workers):
+def test_a_lost_host_is_reported_immediately_and_the_report_comes_last(workers):
     shown = Shown()
     shown.view.started("demo-1", plan(), "/runs/demo-1")
     for state in ("running", "unreachable", "running", "unreachable"):
@@ -217,7 +217,7 @@ def test_an_error_of_the_view_reaches_the_waiter(workers):
         shown.view.wait(HANG)
 
 
-def test_what_ends_a_launch_is_told_in_full_and_warnings_in_a_line():
+def test_errors_are_shown_completely_and_warnings_as_one_line():
     shown = Shown()
     shown.view.started("demo-1", plan(), "/runs/demo-1")
     shown.view.checked(
@@ -240,7 +240,7 @@ def test_what_ends_a_launch_is_told_in_full_and_warnings_in_a_line():
     ]
 
 
-def test_a_great_many_warnings_are_counted():
+def test_many_warnings_are_counted():
     shown = Shown()
     shown.view.started("demo-1", plan(), "/runs/demo-1")
     found = [warning("disk", ["node0"], f"{size} MiB are free", "1 GiB", "") for size in range(64)]

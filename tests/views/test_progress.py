@@ -1,4 +1,4 @@
-"""One line of progress, in each form of output."""
+"""The line of progress in each output format."""
 
 import json
 
@@ -39,7 +39,7 @@ def test_the_line():
     assert text(report(1, 0.0, loss=float("nan"))) == "step 1 of 100 · loss nan"
 
 
-def test_the_least_rank_speaks():
+def test_the_lowest_rank_is_shown():
     follower = ProgressLine()
     assert follower.add(report(5, 0.0, "rank-7"))
     assert follower.add(report(4, 0.0, "rank-0"))
@@ -58,12 +58,12 @@ def shown(reports, json=False):
     return out.text(), err.text()
 
 
-def test_plain_lines_are_few_and_the_last_step_is_among_them():
+def test_plain_output_has_few_lines_and_the_last_step():
     reports = [report(step, step * 0.5, total=50) for step in range(1, 51)]
     _, err = shown(reports)
-    told = [line for line in err.splitlines() if "step" in line]
-    assert [line.split()[2] for line in told] == ["1", "21", "41", "50"]
-    assert told[-1] == "dtrain: step 50 of 50 · loss 2 · 2.0 steps/s"
+    steps = [line for line in err.splitlines() if "step" in line]
+    assert [line.split()[2] for line in steps] == ["1", "21", "41", "50"]
+    assert steps[-1] == "dtrain: step 50 of 50 · loss 2 · 2.0 steps/s"
 
 
 @pytest.mark.parametrize("loss", [2.0, float("nan"), float("inf")])

@@ -1,4 +1,4 @@
-"""The end of a run on one screen."""
+"""The report at the end of a run, which fits on one screen."""
 
 from dataclasses import replace
 
@@ -79,7 +79,7 @@ def test_hosts_fold_in_the_order_of_their_numbers():
     )
 
 
-def test_nothing_from_a_worker_reaches_the_terminal():
+def test_control_characters_of_workers_are_escaped():
     mean = replace(FIRST, host="g\x1b[2J", traceback="\x1b]0;t\x07a\nb\x9b2J", message="\x1b[2J")
     report = Report(
         ExitCode.JOB_FAILED, "r", (mean, mean), ("p\x1b[2J",), "h\x1b[2J", 1.0, "/x\x1b[2J"
@@ -97,6 +97,6 @@ def test_done_and_stopped_are_one_line():
     assert render(stopped, {}, color=False) == "dtrain: stopped after 3 s: stopped by Ctrl-C\n"
 
 
-def test_a_problem_that_is_the_reason_is_said_once():
+def test_a_problem_that_is_the_reason_is_shown_once():
     report = Report(ExitCode.NODE_FAILED, "gpu01: lost", problems=("gpu01: lost",))
     assert render(report, {}, color=False).count("gpu01: lost") == 1

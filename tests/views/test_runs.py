@@ -1,4 +1,4 @@
-"""`dtrain ps`: hosts that are alike share a line."""
+"""`dtrain ps`: hosts in the same state share a line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def process(label: str, *, ended: float | None = None, code: int | None = None) 
     return ProcessStatus(label, 99, 0.0, ended, code, None)
 
 
-def test_hosts_that_are_alike_are_folded() -> None:
+def test_hosts_in_the_same_state_are_folded() -> None:
     now = time.time()
     names = [f"node{number}" for number in (1, 2, 3, 4)]
     hosts = {name: HostStatus("running", now - 100 - at) for at, name in enumerate(names)}
@@ -36,7 +36,7 @@ def test_hosts_that_are_alike_are_folded() -> None:
     assert "  node[1-4]  " in runs.table([run(hosts)], PIPE, of=1)
 
 
-def test_processes_of_hosts_that_are_alike_are_told_together() -> None:
+def test_processes_of_folded_hosts_share_a_line() -> None:
     running = {
         f"n{node}": HostStatus(
             "running", None, processes=(process(str(2 * node)), process(str(2 * node + 1)))
@@ -52,19 +52,19 @@ def test_processes_of_hosts_that_are_alike_are_told_together() -> None:
     ]
 
 
-def test_a_narrow_terminal_wraps_hosts_and_progress_alone() -> None:
+def test_a_narrow_terminal_wraps_only_hosts_and_progress() -> None:
     hosts = {f"m{letter}chine": HostStatus("running", None) for letter in "abcdefghijkl"}
     narrow = Paper(60, color=False, unicode=True, terminal=True)
     lines = runs.table([run(hosts)], narrow, of=1).splitlines()
     assert max(map(len, lines)) <= 60
     assert len(lines) > 2
     assert lines[1].startswith("run-1  running  0 s ago  ")
-    # Nothing has made any progress.
+    # No run has progress.
     assert lines[0].split() == ["RUN", "STATE", "STARTED", "HOSTS", "WORKERS"]
     assert not [line for line in lines if line != line.rstrip()]
 
 
-def test_names_are_never_markup() -> None:
+def test_names_are_not_markup() -> None:
     hosts = {"[bold]gpu[/bold]": HostStatus("lost", None, ":smile: [red]x[/] /tmp/1.5")}
     terminal = Paper(100, color=True, unicode=True, terminal=True)
     text = runs.details(run(hosts), terminal)
