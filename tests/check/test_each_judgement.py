@@ -372,3 +372,43 @@ def test_collectives_of_jax_on_cpus_go_where_the_own_name_leads() -> None:
     assert "127.0.1.1" in found.seen and "/etc/hosts" in found.remedy
     assert summaries(evidence(same, third)) == []
     assert summaries(evidence(same, third, plan(jax, gpus=1))) == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "found", "seen", "remedy"),
+    [
+        ("podman", {"engine": False}, "podman is not installed", "apt-get install podman"),
+        (
+            "podman",
+            {"engine": True, "image": False, "gpus": True},
+            "podman has no image lab/gpt:1",
+            "run there: podman pull lab/gpt:1",
+        ),
+        (
+            "docker",
+            {"engine": True, "failed": "warning\npermission denied: /var/run/docker.sock"},
+            "docker does not work: permission denied: /var/run/docker.sock",
+            "usermod -aG docker",
+        ),
+        (
+            "podman",
+            {"engine": True, "image": True, "gpus": False},
+            "podman cannot give GPUs to containers",
+            "nvidia-ctk cdi generate",
+        ),
+    ],
+)
+def test_containers(engine: str, found: Facts, seen: str, remedy: str) -> None:
+    job = f"framework: none, script: a.py, container: {{engine: {engine}, image: lab/gpt:1}}"
+    good = {"container": {"engine": True, "image": True, "gpus": True}}
+    judged = only(
+        evidence(good, {"container": found}, plan(job, gpus=1)), "error", "container", "gpu3"
+    )
+    assert judged.seen == seen
+    assert remedy in judged.remedy
+
+
+def test_setup_lines_may_find_the_container_engine() -> None:
+    job = "framework: none, script: a.py, setup: module load apptainer,"
+    job += " container: {engine: apptainer, image: /a.sif}"
+    assert judge(evidence({"container": {"engine": False}}, of=plan(job))) == ()

@@ -17,6 +17,7 @@ import pytest
 
 from dtrain.launchplan.plan import build
 from dtrain.messages.facts import read_gathered
+from dtrain.node.facts.containers import containers
 from dtrain.node.programs import program
 from dtrain.session.preflight import Conversation
 from dtrain.spec.load import parse
@@ -211,3 +212,23 @@ def test_a_fifo_next_to_the_script_does_not_block(ask: Ask, tmp_path: Path) -> N
     os.mkfifo(tmp_path / "pipe.py")
     (tmp_path / "a.py").touch()
     assert list(ask("script", code=True)["script"]["code"]) == ["a.py"]
+
+
+@pytest.mark.parametrize(
+    ("image", "there"), [("made.sif", True), ("~/made.sif", False), ("docker://lab/gpt", None)]
+)
+def test_the_image_file_of_apptainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str, there: bool | None
+) -> None:
+    work, home = tmp_path / "work", tmp_path / "home"
+    for folder in (work, home):
+        folder.mkdir()
+    (work / "made.sif").touch()
+    program = work / "apptainer"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(work))
+    monkeypatch.setenv("HOME", str(home))
+    request = {"container": {"engine": "apptainer", "image": image}, "workdir": str(work)}
+    found = containers(request)
+    assert (found["engine"], found.get("image"), found["gpus"]) == (True, there, None)

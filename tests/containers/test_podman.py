@@ -108,5 +108,17 @@ def test_stacks_of_a_silent_job(pair: Cluster, launcher: Launcher) -> None:
     file = launcher.file(pair, inside("wait", watchdog={"silence": "2s", "then": "stop"}))
     done = launcher.run(file, timeout=HANG)
     assert done.code == 1, done
-    assert "inside.py" in done.stderr
+    assert "ranks 0, 1 on node[1-2]: in wait " in done.stderr, str(done)
+    assert launcher.left(pair) == {}
+
+
+def test_a_missing_image(pair: Cluster, launcher: Launcher) -> None:
+    file = launcher.file(pair, inside("show", container=container(image="localhost/other")))
+    remedy = "run there: podman pull localhost/other"
+    for command in ("check", "launch"):
+        done = launcher.command(command, str(file)).wait()
+        assert done.code == 3, str(done)
+        assert remedy in done.stdout + done.stderr
+    done = launcher.run(file, "--no-check")
+    assert "pull it there" in done.stderr, str(done)
     assert launcher.left(pair) == {}

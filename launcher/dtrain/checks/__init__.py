@@ -11,6 +11,7 @@ from dataclasses import replace
 from dtrain.checks import (
     bandwidth,
     clock,
+    containers,
     files,
     gpus,
     limits,
@@ -40,6 +41,7 @@ _SUBJECTS = (
     ports,
     files,
     software,
+    containers,
     gpus,
     storage,
     limits,

@@ -112,6 +112,12 @@ class LaunchPlan:
         hidden = self.job.container or (self.job.setup and "/" not in part.python)
         return "python3" if hidden else part.python
 
+    @property
+    def script_on_host(self) -> str | None:
+        """The script, if the hosts have it: an absolute path may be one inside an image."""
+        script = self.job.script
+        return None if self.job.container and script and script.startswith("/") else script
+
 
 def build(
     spec: ClusterFile,

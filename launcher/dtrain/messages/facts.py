@@ -244,6 +244,16 @@ class Interpreter(_Interpreter, total=False):
     module_found: ProbeFailed | ModuleFound
 
 
+class _ContainerEngine(TypedDict):
+    engine: bool
+
+
+class ContainerEngine(_ContainerEngine, total=False):
+    failed: Text
+    image: bool
+    gpus: bool | None
+
+
 class _Port(TypedDict):
     free: bool
 
@@ -268,6 +278,7 @@ class Facts(TypedDict, total=False):
     infiniband: ProbeFailed | dict[Name, InfinibandPort]
     gpus: FailedTool | Gpus
     interpreter: ProbeFailed | Interpreter
+    container: ProbeFailed | ContainerEngine
     ports: ProbeFailed | dict[Number, PortFound]
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,7 +45,7 @@ END_SECONDS = 2.0
 REHEARSAL_SECONDS = 240.0
 BANDWIDTH_SECONDS = 600.0
 
-CHEAP = ("machine", "script", "names", "network", "storage", "interpreter")
+CHEAP = ("machine", "script", "names", "network", "storage", "interpreter", "container")
 ALL = (*CHEAP, "memory", "leftovers", "infiniband", "gpus")
 
 _Item = TypeVar("_Item", HostPlan, HostFacts)
@@ -195,7 +195,8 @@ class Preflight:
 
     def rehearse(self, evidence: Evidence) -> Evidence:
         """Start a real process group (for TensorFlow, its servers) on all hosts with the job's own
-        interpreter, and end it. Does nothing unless all hosts have answered."""
+        interpreter, and end it. Does nothing unless all hosts have answered, and nothing for a
+        job in containers."""
         program = _REHEARSALS.get(self._plan.job.framework)
         if program is None:
             return evidence
@@ -216,7 +217,7 @@ class Preflight:
         self, evidence: Evidence, program: str, kind: Any, limit: float
     ) -> tuple[dict[str, tuple[Facts, ...]], tuple[NodeError, ...]]:
         """The results of all ranks of each host, of type ``kind``, and errors of lost hosts."""
-        if len(evidence.hosts) < len(self._plan.hosts):
+        if len(evidence.hosts) < len(self._plan.hosts) or self._plan.job.container:
             return {}, ()
         ranks = [[process.index for process in part.processes] for part in self._plan.hosts]
         own = {
@@ -288,7 +289,7 @@ class Preflight:
     def _gather(self, part: HostPlan, depth: Depth) -> tuple[HostFacts, int | None]:
         conversation = Conversation(part, self._reach(part))
         pythons = [self._plan.agent_python(part)]
-        if depth.thorough:
+        if depth.thorough and self._plan.job.container is None:
             # A broken job interpreter becomes a finding. A launch reports it itself.
             pythons = list(dict.fromkeys([part.python, "python3"]))
         conversation.begin(pythons)
@@ -322,6 +323,8 @@ class Preflight:
         own = part.processes[0].environment if part.processes else {}
         workdir = self._workdir(part)
         left_out = set() if part.host.gpus else {"gpus"}
+        # The program and its interpreter may be in the image.
+        left_out |= {"container"} if job.container is None else {"interpreter"}
         if job.setup and not thorough:
             # The setup lines may choose the interpreter and provide the script.
             left_out |= {"interpreter", "script"}
@@ -348,7 +351,8 @@ class Preflight:
             },
             "trust_group": self._plan.trust_group,
             "workdir": workdir,
-            "script": job.script,
+            "script": self._plan.script_on_host,
+            "container": job.container and asdict(job.container),
             "code": thorough and job.sync is None and job.workdir is not None,
             "setup": list(job.setup) if thorough else [],
             "environment": _for_a_check({**part.environment, **own}),

@@ -29,7 +29,7 @@ def launch_request(
     return {
         **_request("launch", plan, part, run),
         "workdir": workdir,
-        "script": job.script,
+        "script": plan.script_on_host,
         "python": None if job.container else part.python,
         "setup": list(job.setup),
         "environment": dict(part.environment),

@@ -7,6 +7,7 @@ import threading
 import time
 
 from dtrain.node.facts.code import script
+from dtrain.node.facts.containers import containers
 from dtrain.node.facts.gpus import gpus
 from dtrain.node.facts.job import interpreter
 from dtrain.node.facts.machine import leftovers, machine, memory
@@ -32,6 +33,7 @@ PROBES: dict[str, Callable[[Json], Json]] = {
     "infiniband": infiniband,
     "gpus": gpus,
     "interpreter": interpreter,
+    "container": containers,
 }
 
 

@@ -1,0 +1,76 @@
+"""Facts about the container engine of the job, its image, and its access to GPUs."""
+
+from __future__ import annotations
+
+import os
+
+from dtrain.node.facts.files import expand
+from dtrain.node.facts.programs import find_program, plain, run
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dtrain.node.facts.files import Json
+
+CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+MAX_SPEC = 1 << 20
+"""Bytes of a CDI file to search."""
+
+
+def containers(request: Json) -> Json:
+    """``engine``: whether it is there. ``failed``: why it does not work. ``image``: whether the
+    host has it. ``gpus``: whether containers can have the GPUs, if that is known."""
+    wanted = request["container"]
+    name, image = wanted["engine"], wanted["image"]
+    program = find_program(name)
+    found: Json = {"engine": program is not None}
+    if program is None:
+        return found
+    if name in ("docker", "podman"):
+        status, out, err = run([program, "images", "--quiet", image], environment=plain())
+        if status != 0:
+            found["failed"] = (err or out).strip()[-1000:] or "no answer"
+            return found
+        found["image"] = bool(out.strip()) or inspects(program, image)
+    elif "://" not in image:
+        listed = name == "enroot" and "/" not in image and image in enroot_containers(program)
+        found["image"] = listed or os.path.exists(path_of(request, image))
+    found["gpus"] = has_gpus(name, program)
+    return found
+
+
+def inspects(program: str, image: str) -> bool:
+    """Whether the engine knows an image, also by an id or a digest."""
+    return run([program, "image", "inspect", image], environment=plain())[0] == 0
+
+
+def enroot_containers(program: str) -> list[str]:
+    return run([program, "list"], environment=plain())[1].split()
+
+
+def path_of(request: Json, image: str) -> str:
+    """A relative path starts at the working folder."""
+    return os.path.join(expand(request["workdir"]), expand(image) if image[:1] == "~" else image)
+
+
+def has_gpus(engine: str, program: str) -> bool | None:
+    """Whether NVIDIA's Container Toolkit is set up for the engine."""
+    if engine == "podman":
+        return has_cdi_file()
+    if engine == "enroot":
+        return find_program("nvidia-container-cli") is not None
+    if engine == "apptainer":  # finds the libraries itself
+        return None
+    runtimes = run([program, "info", "--format", "{{json .Runtimes}}"], environment=plain())[1]
+    hook = find_program("nvidia-container-runtime-hook")
+    return "nvidia" in runtimes or hook is not None or has_cdi_file()
+
+
+def has_cdi_file() -> bool:
+    """Whether a file of the Container Device Interface describes NVIDIA's GPUs."""
+    for folder in CDI_FOLDERS:
+        for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+            if name.endswith((".yaml", ".json")):
+                with open(os.path.join(folder, name), "rb") as file:
+                    if b"nvidia.com/gpu" in file.read(MAX_SPEC):
+                        return True
+    return False
