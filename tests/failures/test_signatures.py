@@ -89,6 +89,13 @@ def test_details_are_found_and_named(signature: Signature) -> None:
     assert names == set(signature.details.groupindex)
 
 
+@pytest.mark.parametrize(
+    ("kind", "sample"), [case for case in CASES if "precisely" in case.values[1]]
+)
+def test_a_sample_is_described_precisely(kind: str, sample: dict[str, Any]) -> None:
+    assert KNOWN[kind].describe(sample["said"]) == sample["precisely"]
+
+
 def test_figures_come_from_what_was_said() -> None:
     found = explain(end(SAMPLES["cuda-out-of-memory"][0]))
     assert found is not None
