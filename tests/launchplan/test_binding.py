@@ -19,6 +19,8 @@ TENSORFLOW = "framework: tensorflow, script: train.py"
         (f"{TORCH}, per: host", [(4, 6)]),
         (f"{TORCH}, rendezvous: {{backend: static}}", [(4, 6)]),
         (f"{TENSORFLOW}, roles: {{worker: 2, evaluator: 1}}", [(4,), (6,), ()]),
+        (f"{TORCH}, container: {{image: x, engine: podman}}", [(4,), (6,)]),
+        (f"{TORCH}, container: {{image: x, engine: docker}}", [(), ()]),
         # The file's own choice of GPUs.
         (f'{TORCH}, env: {{CUDA_VISIBLE_DEVICES: "3,2"}}', [(3,), (2,)]),
         (f'{TORCH}, env: {{CUDA_VISIBLE_DEVICES: "{{local_rank}}"}}', [(0,), (1,)]),

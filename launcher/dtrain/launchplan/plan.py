@@ -190,7 +190,7 @@ def _ranks(spec: ClusterFile, launched: Launched, local_python: str) -> Iterator
                 for local_rank in range(world.ranks_by_node[node_rank])
             )
         environment = host_environment(spec, host, launched, identity, values)
-        processes = tuple(_bound(job, process, environment) for process in processes)
+        processes = tuple(_bound(spec, process, environment) for process in processes)
         route_to = None
         torch = job.framework == "torch"
         if torch and len(hosts) > 1 and "GLOO_SOCKET_IFNAME" not in environment:
@@ -315,7 +315,7 @@ def _tensorflow(spec: ClusterFile, launched: Launched, local_python: str) -> Ite
             host,
             node_rank,
             environment,
-            tuple(_bound(job, process, environment) for process in processes),
+            tuple(_bound(spec, process, environment) for process in processes),
             _workdir(spec, host),
             tuple(int(task.port) for task in mine) if tasks_listen(job) else (),
             host_variables(job, environment, None, python),
@@ -384,9 +384,12 @@ def _unless(chosen: Collection[str], environment: Mapping[str, str]) -> dict[str
     return {name: value for name, value in environment.items() if name not in chosen}
 
 
-def _bound(job: Job, process: Process, environment: Mapping[str, str]) -> Process:
+def _bound(spec: ClusterFile, process: Process, environment: Mapping[str, str]) -> Process:
     """The process with the GPUs to whose NUMA node it is bound. ``environment``: the host's."""
-    if job.binding == "none":
+    job = spec.job
+    # Slurm and docker's daemon start the processes themselves.
+    by_daemon = job.container is not None and job.container.engine == "docker"
+    if job.binding == "none" or spec.cluster.allocated or by_daemon:
         return process
     own = {**environment, **process.environment}
     # A rank of its own has one GPU. torchrun and a task of TensorFlow have all that they see.
