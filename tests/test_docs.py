@@ -132,6 +132,15 @@ def dry_run(desk: Desk, command: str) -> None:
     assert "RANK=63" in shown
 
 
+def batch_script(desk: Desk, command: str) -> None:
+    page = (ROOT / "cli/dtrain_cli/help/slurm.md").read_text("utf-8")
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (desk.folder / "slurm.yaml").write_text(text)
+    desk.succeeds(command)
+    desk.succeeds("bash -n job.sbatch")
+    assert "#SBATCH --nodes=8\n" in (desk.folder / "job.sbatch").read_text()
+
+
 def dry_run_json(desk: Desk, command: str) -> None:
     document = json.loads(desk.succeeds(command))
     assert [host["host"] for host in document["hosts"]] == [f"gpu0{n}" for n in range(1, 9)]
@@ -269,6 +278,7 @@ COVERED: dict[str, Callable[[Desk, str], None]] = {
     "dtrain launch cluster.yaml --dry-run": dry_run,
     "dtrain launch cluster.yaml --dry-run --json": dry_run_json,
     "dtrain launch cluster.yaml --dry-run --output rendered": dry_run_output,
+    "dtrain launch slurm.yaml --dry-run > job.sbatch": batch_script,
     "bash rendered/gpu01/worker-0.sh": script_by_hand,
     "dtrain plan --model-size 100B": plan,
     "dtrain plan --model llama-3-70b --gpus 128 --gpu h100 --tokens 2T": plan_training,

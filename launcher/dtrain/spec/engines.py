@@ -34,6 +34,7 @@ FEATURES = (
     Feature("secrets", ("job.secrets",)),
     Feature("restarts", ("job.restart.max",)),
     Feature("network interface", ("cluster.network.interface",)),
+    Feature("number of machines, from a queue", ("cluster.nodes", "cluster.slurm"), ssh=False),
     Feature(
         "hosts by name",
         ("cluster.hosts",),
@@ -114,6 +115,15 @@ FEATURES = (
     ),
 )
 """In the order of the table in `dtrain help slurm`."""
+
+
+def table() -> str:
+    """The features as a Markdown table."""
+    rows = [("feature", "keys", "SSH", "Slurm"), ("---",) * 4]
+    for one in FEATURES:
+        keys = ", ".join(f"`{key}`" for key in one.keys)
+        rows.append((one.name, keys, "yes" if one.ssh else "no", "yes" if one.slurm else "no"))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def with_nodes(document: Section) -> Section:

@@ -10,13 +10,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
+import dtrain_cli
+from dtrain.diagnostics import SpecError
 from dtrain.engines.slurm import script
 from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.spec.engines import table
 from dtrain.spec.load import parse, read
 from dtrain_cli.commands.launch import rendered
 
 FOLDER = Path(__file__).parent / "cases"
+CONFIGS = Path(__file__).parents[3] / "configs"
 CASES = sorted(FOLDER.glob("*.yaml"))
 
 FILE = """
@@ -52,6 +57,38 @@ def test_every_process_of_a_uniform_job_has_the_same_lines() -> None:
             lines = {"\n".join(script._exported(task)) for task in tasks}
             assert len(lines) == 1, case.stem
             assert len({repr(getattr(task.process.argv, "parts", 0)) for task in tasks}) == 1
+
+
+REFUSED = {
+    "gpt-100b.yaml": ["job.elastic", "job.sync"],
+    "tensorflow-parameter-server.yaml": ["job.on_disconnect"],
+    "two-cpu-hosts.yaml": ["job.sync"],
+}
+"""Keys of a file of configs/ that Slurm has no feature for."""
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_a_shipped_file_moves_to_slurm_with_its_cluster_alone(path: Path) -> None:
+    document = yaml.safe_load(path.read_text())
+    cluster = document["cluster"]
+    kept = ("gpus", "slots", "gpu", "network", "python", "run_dir")
+    nodes = len(read(path).cluster.hosts)
+    document["cluster"] = {key: cluster[key] for key in kept if key in cluster}
+    document["cluster"] |= {"slurm": {}, "nodes": nodes}
+    try:
+        text = script.render(plan(yaml.safe_dump(document)))
+    except SpecError as error:
+        reasons = [f"{key} is not available on Slurm" for key in REFUSED[path.name]]
+        assert [problem.message for problem in error.problems] == reasons
+    else:
+        assert path.name not in REFUSED
+        subprocess.run(["bash", "-n"], input=text.encode(), check=True)
+        assert f"#SBATCH --nodes={nodes}\n" in text
+
+
+def test_the_help_page_has_the_table_of_features() -> None:
+    page = Path(dtrain_cli.__file__).parent / "help" / "slurm.md"
+    assert page.read_text("utf-8").endswith(f"\n\n{table()}"), "run scripts/reference"
 
 
 def test_json_names_no_host_and_holds_the_script() -> None:
