@@ -177,3 +177,10 @@ def test_a_log_after_a_traceback_is_not_its_message(line):
 def test_where_there_is_no_traceback_the_last_line_is_the_headline():
     assert headline("a\nb") == "b"
     assert shorten("a\n" * 100) == "a\n" * 100
+
+
+def test_a_line_of_a_library_log_is_no_part_of_a_message():
+    """JAX aborts a process that waits for the others after its exception."""
+    aborts = b"F1122 11:33:30.808732     137 client.h:80] Terminating process because of errors\n"
+    text = last_words(stderr_of("raise ValueError('bad batch')") + aborts)
+    assert text.endswith("ValueError: bad batch")

@@ -146,7 +146,7 @@ def _end(raw: list[str], lines: list[str], header: int, most: int) -> int:
     end += 1
     left = most
     while left and end < len(lines) and (lines[end] or goes_on):
-        if _LOG_LINE.match(lines[end]):
+        if _LOG_LINE.match(raw[end]):
             break
         # A DataLoader's message contains another process's traceback of any length.
         left -= not lines[end].startswith("  ")

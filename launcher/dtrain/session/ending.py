@@ -10,7 +10,8 @@ from dtrain.checks import Finding
 from dtrain.diagnostics import ConnectError, DtrainError, ExitCode, InternalError, NodeError
 from dtrain.failures.cause import Failure, Report, grouped, in_order_of_blame
 from dtrain.failures.kernel import RECENT, KernelMessage, concerning
-from dtrain.failures.traceback import headline, last_words
+from dtrain.failures.launchers import root_words
+from dtrain.failures.traceback import headline
 from dtrain.runs import restart
 from dtrain.runs.log_store import StorageError, tail
 from dtrain.session.context import AttemptContext
@@ -212,7 +213,7 @@ class Ending:
         if failure.rank is not None:
             names.append(f"rank-{failure.rank}.err")
         for name in names:
-            if output := last_words(tail(logs / name, _STDERR_TAIL), uncaught=failure.code == 1):
+            if output := root_words(tail(logs / name, _STDERR_TAIL), uncaught=failure.code == 1):
                 return replace(failure, traceback=output, message=headline(output))
         return failure
 

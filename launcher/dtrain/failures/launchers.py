@@ -1,0 +1,51 @@
+"""The failure below a launcher that a job runs on each host, such as `accelerate launch`. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from dtrain.failures.catalogue import End, explain
+from dtrain.failures.traceback import headline, last_words
+
+_FAILED = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
+"""How torchrun ends when one of its ranks failed; `accelerate launch` and others contain it."""
+_HEADER = b"Traceback (most recent call last):"
+_RANK = re.compile(rb"\[rank(\d+)\]: ")
+"""torch writes this before each line of a traceback, once a process group exists."""
+
+
+def root_words(stderr: bytes, *, uncaught: bool = False) -> str:
+    """`last_words`, or, if they are torchrun's report about its ranks, those of the rank that
+    failed by itself.
+
+    All ranks of a host share the stream of their launcher. The first rank whose traceback does not
+    blame a peer comes before the others.
+    """
+    output = last_words(stderr, uncaught=uncaught)
+    if _FAILED not in output:
+        return output
+    ranks = _tracebacks(stderr)
+    own = [words for words in ranks if not _is_echo(words)]
+    return (own or ranks or [output])[0]
+
+
+def _tracebacks(stderr: bytes) -> list[str]:
+    """The last traceback of each rank, in the order in which they begin."""
+    lines = stderr.splitlines(keepends=True)
+    end = max(number for number, line in enumerate(lines) if line.startswith(_HEADER))
+    streams: dict[bytes, list[bytes]] = {}
+    for line in lines[:end]:
+        prefix = _RANK.match(line)
+        stream = streams.setdefault(prefix[1] if prefix else b"", [])
+        stream.append(line[prefix.end() :] if prefix else line)
+    found = []
+    for rank, stream in sorted(streams.items(), key=lambda item: not item[0]):
+        words = last_words(b"".join(stream))
+        if words.startswith("Traceback ("):
+            found.append(f"In rank {rank.decode()} of the program:\n{words}" if rank else words)
+    return found
+
+
+def _is_echo(words: str) -> bool:
+    known = explain(End(code=1, message=headline(words), output=words))
+    return known is not None and known.echo
