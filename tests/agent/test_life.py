@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from support.node import Node, wait_until
+from dtrain.launchplan.environment import host_variables
+from dtrain.spec.model import Job
+from support.node import Node, wait_until, written
 
 HOSTILE = [
     "a b",
@@ -133,6 +135,24 @@ def test_secrets_are_written_nowhere(host: Node) -> None:
         assert secret not in words
     agent.command("kill")
     agent.wait()
+
+
+def test_setup_and_workers_find_the_programs_beside_the_interpreter(host: Node) -> None:
+    beside = host.workdir / "env" / "beside"
+    beside.parent.mkdir()
+    beside.write_text("#!/bin/sh\necho found\n")
+    beside.chmod(0o755)
+    front = host_variables(Job("torch"), {}, None, python="env/python")
+    agent = host.start(
+        host.shell('beside; echo "${PATH%%:*}"; echo "$PATH"'),
+        setup=["beside >from-setup"],
+        node_variables=written(front),
+    )
+    agent.wait()
+    assert (host.workdir / "from-setup").read_text() == "found\n"
+    found, first, path = agent.text("worker-0.out").splitlines()
+    assert (found, first) == ("found", str(beside.parent))
+    assert path.split(":").count(first) == 1
 
 
 def test_setup_is_inherited(host: Node) -> None:

@@ -67,6 +67,13 @@ def test_a_failing_setup_line(host: Node) -> None:
     assert body["hint"] == "fine\nfirst\nlast"
 
 
+def test_a_setup_line_with_a_program_that_is_not_on_path(host: Node) -> None:
+    body = refusal(host, host.launch(host.shell("exit"), setup=["no-such-program sync"]))
+    assert body["reason"] == "setup line 1 (no-such-program sync) failed with status 127"
+    assert "not found" in body["hint"]
+    assert "whole path" in body["hint"]
+
+
 @pytest.mark.parametrize("line", ["exit 0", "exec true", "kill -9 $$", "set -u; echo $nope"])
 def test_a_setup_line_that_ends_the_shell(host: Node, line: str) -> None:
     body = refusal(host, host.launch(host.shell("exit"), setup=["true", line]))

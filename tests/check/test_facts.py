@@ -130,6 +130,16 @@ def test_setup_can_change_the_environment_but_the_file_overrides_it(
     assert found["interpreter"]["executable"] == str(tmp_path / "sub")
 
 
+def test_setup_finds_the_programs_beside_the_interpreter(ask: Ask, tmp_path: Path) -> None:
+    python = tmp_path / "env" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    python.with_name("beside").write_text("#!/bin/sh\necho found >found\n")
+    python.with_name("beside").chmod(0o755)
+    ask("interpreter", setup=["beside"], python=str(python))
+    assert (tmp_path / "found").read_text() == "found\n"
+
+
 def test_setup_lines_are_on_no_command_line(ask: Ask, tmp_path: Path) -> None:
     """They may contain secrets, and every user of a host can list its processes."""
     ask("interpreter", setup=["tr '\\0' ' ' </proc/$$/cmdline >words # of s3cret"])

@@ -13,6 +13,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dtrain.node.agent.wire import Json
 
+_DEFAULTS = {"PATH": os.fsencode(os.defpath)}
+"""What a variable means where it is not set."""
+
 
 class NodeVariables:
     """Completes environments; see `dtrain.launchplan.environment.NodeVariable`."""
@@ -31,8 +34,9 @@ class NodeVariables:
             if value is None:
                 value = self._value(variable)
             if value is not None:
-                behind = environment.get(key) if place == "front" else None
-                environment[key] = value + b":" + behind if behind else value
+                if place == "front":
+                    value = _in_front(value, environment.get(key, _DEFAULTS.get(name, b"")))
+                environment[key] = value
 
     def _value(self, variable: Json) -> bytes | None:
         """None if this node has no such value."""
@@ -55,3 +59,8 @@ class NodeVariables:
             os.unlink(trial)
             return True
         return False
+
+
+def _in_front(folder: bytes, path: bytes) -> bytes:
+    """``path`` with ``folder`` first. The setup lines may have put it there."""
+    return path if path.split(b":")[0] == folder else b":".join(filter(None, (folder, path)))

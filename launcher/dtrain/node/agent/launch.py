@@ -10,6 +10,7 @@ import sys
 import threading
 
 from dtrain.node.agent.control import CONTROL_FD, REQUEST_FD
+from dtrain.node.agent.environment import NodeVariables
 from dtrain.node.agent.evidence import tail_of
 from dtrain.node.agent.folder import (
     cannot_write,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 SUPERVISOR = "dtrain.node.agent.supervisor"
 KEEP, UNDO = b"k", b"u"
 """Orders of the relay to the guard."""
+NOT_FOUND = 127
+"""A shell's exit status for a program that is not on PATH."""
 
 
 class Launch:
@@ -141,6 +144,10 @@ class Launch:
             "created": [path.decode("utf-8", "surrogateescape") for path in created],
         }
         environment = {**os.environb, **self._tag.environment}
+        # Setup lines find pip and others of the job's Python.
+        shared = self._command.get("node_variables") or {}
+        path = {name: variable for name, variable in shared.items() if name == "PATH"}
+        NodeVariables(self._folder, workdir).complete(environment, path)
         environment[b"DTRAIN_SETUP"] = raw(setup_script(request))
         shell = next(
             (path for path in (b"/bin/bash", b"/usr/bin/bash") if os.access(path, os.X_OK)),
@@ -222,7 +229,10 @@ class Launch:
             return RefusedError("agent", reason, log).message
         how = "failed with status %d" % status if status is not None else "ended the shell"
         reason = "setup line %d (%s) %s" % (line, setup[line - 1], how)
-        return RefusedError("setup", reason, log or "it printed nothing").message
+        hint = log or "it printed nothing"
+        if status == NOT_FOUND:
+            hint += "\ngive the whole path of the program: no login script has extended PATH here"
+        return RefusedError("setup", reason, hint).message
 
 
 def setup_script(request: Json) -> str:

@@ -89,6 +89,10 @@ def after_setup(
     threading.Thread(target=write_all, args=(feed_fd, data), daemon=True).start()
     # Setup lines may contain secrets, and all users of the host can read command lines.
     everything = {**os.environ, "DTRAIN_SETUP": setup_script(setup, report_fd, stage_fd)}
+    if "/" in python:
+        # As in a launch, setup lines find pip and others of the job's Python.
+        folder = os.path.join(workdir, os.path.dirname(python))
+        everything["PATH"] = folder + ":" + os.environ.get("PATH", os.defpath)
     command = [find_program("bash") or "/bin/sh", "-c", 'eval "$DTRAIN_SETUP"']
     return run(command, limit, cwd=workdir, environment=everything, pipes=(report_fd, stage_fd))
 
