@@ -96,3 +96,23 @@ PY
   fi
   printf '%s\n' "$wanted" >"$stamp"
 }
+
+# Install the programs of tests/programs, which dtrain does not depend on, in .venv/programs. That
+# environment also has the packages of .venv, so torch and TensorFlow are not installed twice.
+prepare_programs() {
+  local place=.venv/programs list=tests/programs/requirements.txt stamp wanted site
+  stamp=$place/.dtrain-programs
+  wanted=$(cat pyproject.toml "$list" | sha256sum)
+  [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || return 0
+  say "installing the programs of tests/programs into $place"
+  .venv/bin/python -m venv --without-pip --clear "$place"
+  site="import sysconfig; print(sysconfig.get_path('purelib'))"
+  printf 'import site; site.addsitedir("%s")\n' "$(.venv/bin/python -c "$site")" \
+    >"$("$place/bin/python" -c "$site")/dtrain.pth"
+  .venv/bin/python -m pip freeze --exclude-editable >"$place/constraints.txt"
+  "$place/bin/python" -m pip install --quiet --disable-pip-version-check --progress-bar off \
+    --constraint "$place/constraints.txt" --requirement "$list" >"$place/install.log" 2>&1 ||
+    { tail -n 5 "$place/install.log" >&2; fail "pip could not install $list" \
+      "see its output in $place/install.log"; }
+  printf '%s\n' "$wanted" >"$stamp"
+}

@@ -1,0 +1,114 @@
+"""The job files of the page `examples` run as they are, with 2 workers on each of 2 hosts.
+
+Only the hosts are others, and what tells a program that there is no GPU.
+"""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster import Cluster
+from support.cluster import Launcher
+
+pytestmark = [pytest.mark.programs, pytest.mark.netns]
+
+JOBS = Path(__file__).with_name("jobs")
+PAGE = Path(__file__).parents[2] / "cli" / "dtrain_cli" / "help" / "examples.md"
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+MOST_LINES = 9
+OFFLINE = {"HF_HUB_OFFLINE": "1", "UV_OFFLINE": "1"}
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a test adds to an example, and what the example then shows."""
+
+    marker: str
+    """Text that only this program's job file has."""
+    env: dict[str, str] = field(default_factory=dict)
+    args: tuple[str, ...] = ()
+    says: str = "trained 4 steps on 4 ranks"
+    times: int = 4
+    """How often it says so."""
+    fails: str = "rank 3"
+    """The worker that a test makes fail."""
+    named: str = "rank 3 on node2"
+    """The process of dtrain that the report then names."""
+
+
+PROGRAMS = {
+    "trainer": Program("trainer.py"),
+    "accelerate": Program("accelerated.py", args=("--cpu",), named="rank 1 on node2"),
+    "lightning": Program("lit.py"),
+    "fabric": Program("fabric.py"),
+    "deepspeed": Program("zero.py", {"DS_ACCELERATOR": "cpu"}),
+    "gpt": Program("script: gpt.py"),
+    # The exception of a remote call ends its caller.
+    "rpc": Program("rpc.py", times=1, named="rank 0 on node1"),
+    "jax": Program("jax_sum.py", {"JAX_PLATFORMS": "cpu"}),
+    "keras": Program("keras_workers.py", fails="worker 3", named="worker3 on node2"),
+    "coordinator": Program(
+        "coordinator.py",
+        says="trained 4 steps on 2 ranks",
+        times=1,
+        fails="chief 0",
+        named="chief0 on node1",
+    ),
+    "make": Program("make,"),
+    "uv": Program("uv,", {"PYTHONPATH": sysconfig.get_path("purelib")}),
+}
+
+
+def example(program: Program) -> str:
+    (text,) = (block for block in BLOCKS if program.marker in block)
+    return text
+
+
+def test_every_example_is_run() -> None:
+    cluster, *examples = BLOCKS
+    assert sorted(map(example, PROGRAMS.values())) == sorted(examples)
+    for text in examples:
+        assert len((cluster + text).splitlines()) <= MOST_LINES
+
+
+@pytest.fixture
+def job_file(cluster: Cluster, launcher: Launcher, python: str, request: Any) -> Any:
+    def write(program: Program, **env: str) -> Path:
+        job: dict[str, Any] = yaml.safe_load(example(program))["job"]
+        job["env"] = {**OFFLINE, **job.get("env", {}), **program.env, **env}
+        job["args"] = [*job.get("args", ()), *program.args]
+        job["sync"] = {"source": str(JOBS)}
+        return launcher.file(cluster, job, slots=2, python=python)
+
+    return write
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_trains(cluster: Cluster, launcher: Launcher, job_file: Any, name: str) -> None:
+    program = PROGRAMS[name]
+    done = launcher.run(job_file(program))
+    print(done)
+    assert done.code == 0, str(done)
+    assert done.stdout.count(program.says) == program.times, str(done)
+    assert launcher.left(cluster) == {}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_names_the_worker_that_failed(
+    cluster: Cluster, launcher: Launcher, job_file: Any, name: str
+) -> None:
+    program = PROGRAMS[name]
+    done = launcher.run(job_file(program, PLANTED=program.fails))
+    print(done)
+    assert done.code == 1, str(done)
+    report = done.stderr.partition("\nerror: ")[2]
+    assert report.startswith(program.named), str(done)
+    assert f"    ValueError: record 2 of {program.fails} is bad\n" in report, str(done)
+    assert launcher.left(cluster) == {}
