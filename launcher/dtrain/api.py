@@ -33,6 +33,7 @@ from dtrain.diagnostics import DtrainError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from dtrain.checks import Evidence, Finding
+    from dtrain.engines.contract import Engine
     from dtrain.failures.cause import Report
     from dtrain.parallelism.question import Answer
     from dtrain.planning import PlanRequest
@@ -40,10 +41,8 @@ if TYPE_CHECKING:
     from dtrain.runs.record import Request
     from dtrain.session.callbacks import OnLine, OnState
     from dtrain.session.control import Control
-    from dtrain.session.controller import Session
     from dtrain.session.observer import Observer
     from dtrain.session.status import RunStatus
-    from dtrain.spec.model import ClusterFile
     from dtrain.transport.questions import Ask
 
 SPEC_NAME = "spec.json"
@@ -98,14 +97,6 @@ def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"it has a value of type {type(value).__name__}")
-
-
-def _refuse_slurm(file: ClusterFile) -> None:
-    if file.cluster.slurm is not None:
-        raise UsageError(
-            "dtrain writes the script of a Slurm job, but does not submit it yet",
-            hint="run `dtrain launch FILE --dry-run > job.sbatch`, then `sbatch job.sbatch`",
-        )
 
 
 @overload
@@ -168,16 +159,16 @@ def launch(
       environment of this process.
     - ``check``: whether to check the hosts first.
     - ``on_line``, ``on_state``, ``on_notice`` and ``on_progress`` are called in order, one at a
-      time, in a thread of the launch. A slow callback delays the return, but not the job. If one
-      raises an exception, the job stops, and `launch` raises the exception.
-    - ``on_running`` gets the run's name once all workers have started.
-    - ``control``: ``control.stop()``, in another thread or in a callback, ends the job.
-    - ``signals``: Ctrl-C, SIGTERM and a closed terminal stop the job cleanly. Only in the main
-      thread. Without it, `launch` does not change signal handlers.
-    - ``observer`` gets all events, instead of the callbacks.
-    - ``ask`` prompts the user for passphrases; without it, there are no prompts.
-    - ``detach``: return once all workers have started or failed to start. A background process
-      then controls the run; the returned handle refers to it.
+      time, in a thread of the launch; a slow one delays the return, never the job. If one raises,
+      the job is stopped, and `launch` raises that exception.
+    - ``on_running`` gets the run's name once all workers have started, or a queue has the job.
+    - ``control``: its ``stop()``, called in another thread or in a callback, ends the job.
+    - ``signals``: Ctrl-C, SIGTERM and a closed terminal stop the job in good order. Only in the
+      main thread. Without it `launch` leaves all signal handlers alone.
+    - ``observer`` gets everything that happens, instead of the callbacks.
+    - ``ask`` asks a person for passphrases; without it no question is asked.
+    - ``detach``: return once all workers have started or a queue has the job, or once that has
+      failed. A process in the background is then in charge of the run; the handle leads to it.
 
     Returns the report, also if the job failed. Raises UsageError and SpecError for invalid input,
     before anything starts.
@@ -203,22 +194,21 @@ def launch(
             "signals=True works only in the main thread",
             hint="remove it, and stop the job with a Control",
         )
-    _refuse_slurm(request.spec())
     values = secret_values(request.spec(), os.environ if secrets is None else secrets)
     if detach:
-        from dtrain.session.background import start
+        from dtrain.engines.background import start
 
         return LaunchedRun(start(request, values))
     stop = control or Control()
     if observer is not None:
-        with _session(request, observer, stop, ask, on_running, signals=signals) as session:
-            return session.run(values)
+        with _engine(request, observer, stop, ask, on_running, signals=signals) as engine:
+            return engine.run(values)
     from dtrain.session.callbacks import Callbacks
 
     received = Callbacks(stop, *callbacks)
     try:
-        with _session(request, received.feed, stop, ask, on_running, signals=signals) as session:
-            report = session.run(values)
+        with _engine(request, received.feed, stop, ask, on_running, signals=signals) as engine:
+            report = engine.run(values)
     except DtrainError as error:
         if error.exit_code is ExitCode.INVALID:
             raise
@@ -241,15 +231,15 @@ def attach(
     running; the exit code in the report is then INTERRUPTED. ``run`` is the name of a run, or the
     start of the name. Raises UsageError if there is no such run, or if it has ended.
     """
+    from dtrain.engines import existing
     from dtrain.runs.log_store import RunFolder
-    from dtrain.session import existing
     from dtrain.session.control import Control
     from dtrain.session.observer import NullObserver
 
     watching, receiver = control or Control(), observer or NullObserver()
     return existing.attach(
         RunFolder.find(run),
-        sessions=lambda record: _session(record.request, receiver, watching, ask),
+        engines=lambda record: _engine(record.request, receiver, watching, ask),
         observer=receiver,
         control=watching,
     )
@@ -268,8 +258,8 @@ def stop(
     Returns OK if the run stopped, INTERRUPTED if ``control`` ended the wait early, else the exit
     code of a run that failed first. Raises UsageError if there is no such run, or if it has ended.
     """
+    from dtrain.engines import existing
     from dtrain.runs.log_store import RunFolder
-    from dtrain.session import existing
     from dtrain.session.control import Control
     from dtrain.session.observer import NullObserver
 
@@ -277,14 +267,14 @@ def stop(
     return existing.stop(
         RunFolder.find(run),
         force=force,
-        sessions=lambda record: _session(record.request, receiver, waiting, ask),
+        engines=lambda record: _engine(record.request, receiver, waiting, ask),
         observer=receiver,
         control=waiting,
     )
 
 
 @contextmanager
-def _session(
+def _engine(
     request: Request,
     observer: Observer,
     control: Control,
@@ -292,23 +282,15 @@ def _session(
     on_running: Callable[[str], None] | None = None,
     *,
     signals: bool = False,
-) -> Iterator[Session]:
-    from dtrain.session.controller import Session
+) -> Iterator[Engine]:
+    from dtrain.engines.select import engine
     from dtrain.session.signals import on_signals, stop_by_signal
-    from dtrain.transport.select import Transports
 
-    transport = Transports(request.base, ask, notice=observer.notice)
     with ExitStack() as stack:
-        stack.callback(transport.close)
         if signals:
             stack.enter_context(on_signals(lambda number: stop_by_signal(control, number)))
-        yield Session(
-            request,
-            transport=transport,
-            observer=observer,
-            control=control,
-            on_running=on_running or (lambda run: None),
-        )
+        running = on_running or (lambda run: None)
+        yield stack.enter_context(engine(request, observer, control, ask=ask, on_running=running))
 
 
 class LaunchedRun:
@@ -402,7 +384,12 @@ def examine(
 
     request = load(spec)
     file = request.spec()
-    _refuse_slurm(file)
+    if file.cluster.allocated:
+        raise UsageError(
+            "dtrain cannot check hosts that the engine has yet to choose",
+            hint="`dtrain launch FILE --dry-run > job.sbatch`, then `sbatch --test-only job.sbatch`"
+            " checks partition, account, time and GPUs",
+        )
     if bandwidth and file.job.framework != "torch":
         raise UsageError(
             "--bandwidth uses torch.distributed, but this is a TensorFlow job",

@@ -1,3 +1,4 @@
+from support.cluster import launcher
 from support.slurm import one_slurm, slurm
 
-__all__ = ["one_slurm", "slurm"]
+__all__ = ["launcher", "one_slurm", "slurm"]

@@ -155,22 +155,27 @@ class Slurm:
         self.run("scancel", "--user=root", check=False)
         self._wait_for("idle nodes", lambda: self.states() == {"idle": len(self.nodes)})
 
-    def start_controller(self, *options: str) -> None:
-        """``-c`` forgets every job."""
-        self._daemon(self.login, "/usr/sbin/slurmctld", *options)
+    def fail_node(self, host: Host) -> None:
+        """The controller gives up on a node, as it does after `SlurmdTimeout` without an answer.
+        The node comes back by itself."""
+        self.run("scontrol", "update", f"nodename={host.name}", "state=down", "reason=test")
 
-    def stop_controller(self) -> None:
-        pid = int((self.folder / "slurmctld.pid").read_text())
-        self.login.run("kill", "-KILL", str(pid))
+    def forget(self) -> None:
+        """Make Slurm forget every job, as it does some minutes after a job's end."""
+        pid = (self.folder / "slurmctld.pid").read_text().strip()
+        self.login.run("kill", pid)
+        self._wait_for("end of the controller", lambda: not self._runs(pid))
+        self.start_controller("-c")
+        self.wait_until_idle()
+
+    def _runs(self, pid: str) -> bool:
+        return "slurmctld" in self.login.run("sh", "-c", f"ps -o comm= -p {pid}; true")
+
+    def start_controller(self, *options: str) -> None:
+        self._daemon(self.login, "/usr/sbin/slurmctld", *options)
 
     def start_node(self, host: Host) -> None:
         self._daemon(host, "/usr/sbin/slurmd", "-N", host.name)
-
-    def section(self, **overrides: object) -> dict[str, object]:
-        """The keys of ``cluster.ssh`` that lead to the login node."""
-        ssh = self.cluster.section()["ssh"]
-        assert isinstance(ssh, dict)
-        return {**ssh, **overrides}
 
     def _configure(self) -> None:
         for name in ("state", "munge", "cgroup", *(f"spool-{host.name}" for host in self.nodes)):

@@ -60,6 +60,7 @@ EVENTS = (
     journal.StopRequested("Ctrl-C"),
     journal.Notified("restarted", 1),
     journal.Cleaned(("n3",)),
+    journal.HostsAllocated(("n1", "n2")),
 )
 END = journal.Finished(REPORT)
 

@@ -50,11 +50,9 @@ def _one(run: str) -> RunStatus:
 def _asked(run: RunStatus, record: Record) -> RunStatus:
     """Complete the status of an unattended run with its hosts' own reports."""
     # A list of runs needs no threads and transports, so import them only here.
-    from dtrain.session.inquiry import ask
-    from dtrain.transport.select import Transports
+    from dtrain.engines.select import engine
+    from dtrain.session.control import Control
+    from dtrain.session.observer import NullObserver
 
-    transport = Transports(record.request.base)
-    try:
-        return replace(run, hosts=ask(record, run.hosts, transport))
-    finally:
-        transport.close()
+    with engine(record.request, NullObserver(), Control()) as asked:
+        return replace(run, hosts=asked.status(record, run.hosts))

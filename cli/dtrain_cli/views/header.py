@@ -13,6 +13,7 @@ from dtrain_cli.views import names
 
 BAD = ("unreachable", "lost", "failed")
 _ORDER = (
+    "queued",
     "connecting",
     "attaching",
     "checking",
@@ -61,7 +62,7 @@ def state(hosts: Mapping[str, str]) -> str:
         return "stopping"
     if "ended" in states:
         return "ending"
-    return "running" if states == {"running"} else "starting"
+    return states.pop() if states in ({"queued"}, {"running"}) else "starting"
 
 
 def summary(hosts: Mapping[str, str], workers: int) -> str:

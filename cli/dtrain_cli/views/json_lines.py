@@ -1,7 +1,8 @@
 """A run as JSON Lines on stdout, for programs.
 
 Every object has ``"schema": 1`` and an ``event``: ``started`` (or ``attached``), ``host``,
-``finding``, ``notice``, ``line``, ``progress``, ``attempt`` and, last, ``finished``.
+``finding``, ``notice``, ``line``, ``progress``, ``attempt`` and, last, ``finished``. If an engine
+chooses the hosts, their names are null until ``allocated``.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ class JsonLines:
 
     def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
         self._put("attempt", attempt=attempt, hosts=_hosts(plan))
+
+    def allocated(self, plan: LaunchPlan) -> None:
+        self._put("allocated", hosts=_hosts(plan))
 
     def known(self, plan: LaunchPlan) -> None:
         """Do nothing: every line names its worker."""
@@ -109,7 +113,7 @@ def _finite(value: float | None) -> float | None:
 def _hosts(plan: LaunchPlan) -> list[dict[str, Any]]:
     return [
         {
-            "host": host.host.name,
+            "host": host.host.name if plan.hosts_known else None,
             "processes": [
                 {"role": process.role, "index": process.index, "rank": process.rank}
                 for process in host.processes

@@ -60,6 +60,10 @@ class Live(Plain):
         super().next_attempt(attempt, plan)
         self._expect(plan)
 
+    def allocated(self, plan: LaunchPlan) -> None:
+        super().allocated(plan)
+        self._expect(plan)
+
     def _head(self, run: str, plan: LaunchPlan) -> None:
         self._began = time.monotonic()
         self._header.run = run

@@ -67,6 +67,11 @@ class Plain:
         self.known(plan)
         self.notice(f"attempt {attempt}: starting {self._count(plan)}")
 
+    def allocated(self, plan: LaunchPlan) -> None:
+        self._starting = {host.host.name for host in plan.hosts}
+        self.known(plan)
+        self.notice(self._count(plan))
+
     def known(self, plan: LaunchPlan) -> None:
         self._workers = plan.world_size
         self._hosts = len(plan.hosts)
@@ -78,7 +83,7 @@ class Plain:
         """``4 workers on 2 hosts (node0, node1)``."""
         hosts = [host.host.name for host in plan.hosts]
         count = f"{names.count(self._workers, 'worker')} on {names.count(len(hosts), 'host')}"
-        return f"{count} ({names.hosts(hosts)})"
+        return f"{count} ({names.hosts(hosts)})" if plan.hosts_known else count
 
     def host_state(self, host: str, state: str, detail: str) -> None:
         if state == "running" and host in self._starting:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,7 @@ def _table(runs: Sequence[RunStatus], paper: Paper, *, short: bool) -> Table:
         "RUN": [run.run for run in runs],
         "STATE": [run.state for run in runs],
         "STARTED": [f"{_age(run, short=short)} ago" for run in runs],
-        "HOSTS": [names.hosts(list(run.hosts)) for run in runs],
+        "HOSTS": [_named(run, list(run.hosts)) for run in runs],
         "WORKERS": [str(run.workers) if not run.unreadable else "" for run in runs],
         "PROGRESS": [clean(run.unreadable) or _progress(run) for run in runs],
     }
@@ -76,7 +76,7 @@ def details(run: RunStatus, paper: Paper) -> str:
     lines: list[RenderableType] = [
         paper.line((f"{title:<9}", "bold"), clean(text)) for title, text in facts if text
     ]
-    lines += ["", paper.table("lw", _hosts(run.hosts))]
+    lines += ["", paper.table("lw", _hosts(run))]
     if run.state == "unattended":
         lines += [
             "",
@@ -100,15 +100,20 @@ def _unreadable_lines(run: RunStatus) -> str:
     return f"{names.count(run.unreadable_lines, 'journal line')} could not be read"
 
 
-def _hosts(hosts: Mapping[str, HostStatus]) -> list[tuple[str, str]]:
+def _named(run: RunStatus, hosts: Sequence[str]) -> str:
+    return names.hosts(hosts) if run.hosts_known else names.count(len(hosts), "host")
+
+
+def _hosts(run: RunStatus) -> list[tuple[str, str]]:
     """One line for each group of hosts with the same state."""
+    hosts = run.hosts
     groups: dict[object, list[str]] = {}
     for host, status in hosts.items():
         fates = frozenset((one.ended is None, one.code, one.signal) for one in status.processes)
         key = (status.state, status.detail, status.since is None, fates)
         groups.setdefault(key, []).append(host)
     return [
-        (names.hosts(group), clean(_host([hosts[host] for host in group])))
+        (_named(run, group), clean(_host([hosts[host] for host in group])))
         for group in groups.values()
     ]
 

@@ -7,7 +7,7 @@ the same plan on every machine at any time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dtrain.environ import devices, jax, ranks, tf_config, torchrun, tpu
@@ -105,6 +105,17 @@ class LaunchPlan:
     def world_size(self) -> int:
         """Worker processes in the whole job."""
         return sum(process.ranks for host in self.hosts for process in host.processes)
+
+    @property
+    def hosts_known(self) -> bool:
+        """Whether the hosts have names: an engine may choose them only when the job starts."""
+        return not isinstance(self.hosts[0].host.name, Template)
+
+    def on(self, hosts: Sequence[str]) -> LaunchPlan:
+        """The plan on the hosts that an engine chose, in node-rank order."""
+        named = zip(self.hosts, hosts, strict=True)
+        parts = (replace(part, host=replace(part.host, name=name)) for part, name in named)
+        return replace(self, hosts=tuple(parts))
 
     def agent_python(self, part: HostPlan) -> str:
         """The interpreter for dtrain's agent on a host: the interpreter of the job's processes, or

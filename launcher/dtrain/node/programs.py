@@ -16,6 +16,7 @@ PROGRAMS = {
     "agent": ("dtrain.node.agent.relay", "dtrain.node.agent.supervisor"),
     "relay": ("dtrain.node.agent.relay",),
     "facts": ("dtrain.node.facts.main",),
+    "slurm": ("dtrain.node.slurm.main",),
     "sync": ("dtrain.node.sync.main",),
     "interpreter": ("dtrain.node.interpreter",),
     "rehearsal": ("dtrain.node.ranks", "dtrain.node.rehearsal"),

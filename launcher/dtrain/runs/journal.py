@@ -87,6 +87,14 @@ class NextAttempt(JournalEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class HostsAllocated(JournalEvent):
+    """The engine has chosen the hosts."""
+
+    kind = "allocated"
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HostState(JournalEvent):
     """A host has another state; see `dtrain.session.observer.Observer.host_state`."""
 
@@ -234,6 +242,7 @@ EVENTS: dict[str, type[JournalEvent]] = {
         RunStarted,
         LauncherAttached,
         NextAttempt,
+        HostsAllocated,
         HostState,
         RelayHello,
         HostEvent,

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -85,6 +88,11 @@ class Record:
     """Hosts that the job continues without, each with the first attempt without it."""
     leftovers: tuple[tuple[str, int], ...] = ()
     """Hosts that may still run processes of an attempt, each with the attempt's number."""
+    job_id: Annotated[str, Length(64)] | None = None
+    """The number that the engine gave the job; None for SSH, and before a submission."""
+    allocated: tuple[str, ...] = ()
+    """The hosts that the engine chose, in node-rank order; empty if the file names them, or if they
+    are not known yet."""
 
     @property
     def on_hosts(self) -> str:
@@ -138,13 +146,14 @@ class Record:
         )
 
     def plan(self) -> LaunchPlan:
-        return build(
+        plan = build(
             self.spec(),
             run=self.on_hosts,
             port=self.port,
             attempt=self.attempt,
             local_python=self.local_python,
         )
+        return plan.on(self.allocated) if self.allocated else plan
 
     def save(self, folder: Path) -> None:
         """Write, or replace, the folder's record; readers never see half of it. Raises OSError."""
@@ -202,7 +211,15 @@ class Record:
             cluster = self.request.spec().cluster
         except (DtrainError, MisfitError) as error:
             raise ProtocolError(f"its cluster file does not fit: {error}") from None
+        if self.allocated and len(self.allocated) != len(cluster.hosts):
+            raise ProtocolError("run.allocated: not one for each host")
         known = {host.name for host in (*cluster.hosts, *cluster.spares)}
         for host, _ in self.leftovers:
             if host not in known:
                 raise ProtocolError(f"run.leftovers: no host {excerpt(host)} in its cluster file")
+
+
+def run_name(job: str) -> str:
+    """A run name that sorts by time and is unique across launching machines."""
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", job).strip("-.")[:60] or "run"
+    return f"{slug}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"

@@ -78,6 +78,9 @@ class Callbacks:
     def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
         """Nothing to call: a notice reports it too."""
 
+    def allocated(self, plan: LaunchPlan) -> None:
+        """Nothing to call: every state and `Line` names its host."""
+
     def known(self, plan: LaunchPlan) -> None:
         """Nothing to call: every `Line` names its process."""
 

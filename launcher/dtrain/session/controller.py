@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import re
-import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +24,7 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal, restart
 from dtrain.runs.journal import Journal
 from dtrain.runs.log_store import RunFolder, StorageError, storage_error
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record, Request, run_name
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.session import history
 from dtrain.session.attempt import Attempt
@@ -94,7 +92,7 @@ class Session:
         """
         begun = time.time()
         tree = _tree(self._request, self._spec)
-        name = _run_name(self._spec.name)
+        name = run_name(self._spec.name)
         folder = RunFolder.create(name)
         claim = folder.claim()
         port = self._spec.job.rendezvous.first_port
@@ -390,9 +388,3 @@ def _save(life: _Life) -> LaunchPlan:
     except OSError as error:
         raise storage_error(life.folder.path, error) from None
     return life.record.plan()
-
-
-def _run_name(job: str) -> str:
-    """A run name that sorts by time and is unique across launching machines."""
-    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", job).strip("-.")[:60] or "run"
-    return f"{slug}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"

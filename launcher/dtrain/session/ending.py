@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from dtrain import hostlist
 from dtrain.checks import Finding
@@ -205,18 +206,22 @@ class Ending:
         return list(found.items())
 
     def _explained(self, failure: Failure) -> Failure:
-        """The failure with the end of the process's stderr, if it left no error file."""
-        if failure.traceback or failure.message:
-            return failure
-        logs = self.context.folder.logs / failure.host
-        names = [f"{failure.role}-{failure.index}.err"]
-        if failure.rank is not None:
-            names.append(f"rank-{failure.rank}.err")
-        for name in names:
-            if output := root_words(tail(logs / name, _STDERR_TAIL), uncaught=failure.code == 1):
-                return replace(failure, traceback=output, message=headline(output))
-        return failure
+        return explained(failure, self.context.folder.logs)
 
 
 def _lost(state: AttemptState) -> list[str]:
     return [host for host, now in state.hosts.items() if now is HostCondition.LOST]
+
+
+def explained(failure: Failure, logs: Path) -> Failure:
+    """The failure with the end of the process's stderr, if it left no error file."""
+    if failure.traceback or failure.message:
+        return failure
+    names = [f"{failure.role}-{failure.index}.err"]
+    if failure.rank is not None:
+        names.append(f"rank-{failure.rank}.err")
+    for name in names:
+        written = tail(logs / failure.host / name, _STDERR_TAIL)
+        if output := root_words(written, uncaught=failure.code == 1):
+            return replace(failure, traceback=output, message=headline(output))
+    return failure

@@ -46,6 +46,8 @@ class Receiver(Protocol):
 
     def next_attempt(self, attempt: int, plan: LaunchPlan) -> None: ...
 
+    def allocated(self, plan: LaunchPlan) -> None: ...
+
     def known(self, plan: LaunchPlan) -> None:
         """Output of these workers follows. There is nothing else to show."""
 
@@ -113,6 +115,9 @@ class Feed:
 
     def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
         self._call(lambda: self._receiver.next_attempt(attempt, plan))
+
+    def allocated(self, plan: LaunchPlan) -> None:
+        self._call(lambda: self._receiver.allocated(plan))
 
     def host_state(self, host: str, state: str, detail: str = "") -> None:
         self._call(lambda: self._receiver.host_state(host, state, detail))

@@ -60,6 +60,8 @@ class RunFollower:
                     findings = []
                     if attempt > self._record.attempt:
                         self._forward(event)  # it began after the record was read
+                case journal.HostsAllocated():
+                    states.clear()
                 case journal.Finished(report):
                     self.report = report
         for event in (*findings, *states.values(), *pages.values()):
@@ -93,6 +95,9 @@ class RunFollower:
                 self._plan = self._record.plan()
                 self._folder = replace(self._folder, attempt=attempt)
                 self._observer.next_attempt(attempt, self._plan)
+            case journal.HostsAllocated(hosts) if len(hosts) == len(self._plan.hosts):
+                self._plan = self._plan.on(hosts)
+                self._observer.allocated(self._plan)
             case journal.Finished(ended):
                 self.report = ended
 

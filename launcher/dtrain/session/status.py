@@ -57,6 +57,8 @@ class RunStatus:
     in_charge: int | None = None
     """PID of the process on this machine that is in charge of the run."""
     hosts: Mapping[str, HostStatus] = field(default_factory=dict)
+    hosts_known: bool = True
+    """Whether ``hosts`` has names of machines. Before an engine chooses them, it numbers them."""
     progress: Progress | None = None
     report: Report | None = None
     """How the run ended; None until it has."""
@@ -72,13 +74,15 @@ class RunStatus:
 
     @property
     def state(self) -> str:
-        """``running``, ``unattended`` (started, without a launcher), ``unreadable``, or how it
-        ended: ``done``, ``failed``, ``stopped``."""
+        """``queued``, ``running``, ``unattended`` (started, without a launcher), ``unreadable``, or
+        how it ended: ``done``, ``failed``, ``stopped``."""
         if self.unreadable:
             return "unreadable"
         if self.report is not None:
             return {0: "done", 130: "stopped"}.get(int(self.report.exit_code), "failed")
-        return "running" if self.in_charge is not None else "unattended"
+        if self.in_charge is None:
+            return "unattended"
+        return "queued" if {host.state for host in self.hosts.values()} == {"queued"} else "running"
 
 
 def status(folder: RunFolder) -> RunStatus:
@@ -112,6 +116,7 @@ def status(folder: RunFolder) -> RunStatus:
         workers=plan.world_size,
         in_charge=None if report else folder.in_charge(),
         hosts=hosts,
+        hosts_known=plan.hosts_known,
         progress=progress,
         report=report,
         unreadable_lines=lines.unreadable,

@@ -26,6 +26,9 @@ NAME = "job.sbatch"
 WARNING = 60
 """Seconds that Slurm may send a signal late: it looks at time limits once a minute."""
 
+TIME_LIMIT = "the time limit is near"
+"""What the script writes about USR1."""
+
 _IDENTITY = (
     "  dtrain_rank=$SLURM_PROCID dtrain_local_rank=$SLURM_LOCALID dtrain_node_rank=$SLURM_NODEID",
 )
@@ -74,6 +77,11 @@ def render(plan: LaunchPlan) -> str:
     lines += [*_srun("dtrain_process", plan, main), "dtrain_step=$!", ""]
     lines += _end(plan, services=bool(services))
     return "\n".join(lines) + "\n"
+
+
+def step_processes(plan: LaunchPlan) -> list[tuple[HostPlan, Process]]:
+    """The processes of the main step, in the order of srun's task numbers."""
+    return [(task.part, task.process) for task in _tasks(plan) if not task.process.service]
 
 
 def _tasks(plan: LaunchPlan) -> list[_Task]:
@@ -309,7 +317,8 @@ def _end(plan: LaunchPlan, *, services: bool) -> Iterator[str]:
     stop = 'dtrain_stopped=1; dtrain_end dtrain_process "$dtrain_step"'
     yield "# Slurm sends USR1 before the time limit, and TERM at a preemption."
     yield "dtrain_stopped="
-    yield f"trap '{stop}' USR1 TERM"
+    yield f"trap 'echo \"dtrain: {TIME_LIMIT}\" >&2; {stop}' USR1"
+    yield f"trap '{stop}' TERM"
     if services:
         yield 'wait -n "$dtrain_step" "$dtrain_services"'
         yield 'if kill -0 "$dtrain_step" && ! kill -0 "$dtrain_services"; then'

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from dtrain.diagnostics import ExitCode, UsageError
+from dtrain.engines.contract import Engine
 from dtrain.failures.cause import Report
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record
 from dtrain.session import stop_requests
 from dtrain.session.control import Control
-from dtrain.session.controller import Session
 from dtrain.session.follow import POLL, RunFollower, ending
 from dtrain.session.observer import Observer
 from dtrain.session.secrets import known_secrets
@@ -29,13 +29,11 @@ from dtrain.session.signals import INSIST
 EXIT_SECONDS = 5.0
 """Seconds that the launcher may take to exit after the run is over: its terminal may block."""
 
-Sessions = Callable[[Record], AbstractContextManager[Session]]
-"""Creates the session that takes over a run, and closes it."""
+Engines = Callable[[Record], AbstractContextManager[Engine]]
+"""Creates the engine that takes over a run, and closes it."""
 
 
-def attach(
-    folder: RunFolder, *, sessions: Sessions, observer: Observer, control: Control
-) -> Report:
+def attach(folder: RunFolder, *, engines: Engines, observer: Observer, control: Control) -> Report:
     """Follow a run until it ends or ``control`` leaves it. Take over if its launcher exits.
 
     Raises UsageError if the run is over.
@@ -56,8 +54,8 @@ def attach(
             # Read it only now: the previous launcher may have restarted the job.
             record = Record.load(folder.path)
             secrets = known_secrets(record.request.spec(), os.environ)
-            with sessions(record) as session:
-                return session.attach(record, folder, secrets)
+            with engines(record) as engine:
+                return engine.attach(record, folder, secrets)
         finally:
             claim.release()
 
@@ -82,7 +80,7 @@ def _wait(control: Control, seconds: float) -> bool:
 
 
 def stop(
-    folder: RunFolder, *, force: bool, sessions: Sessions, observer: Observer, control: Control
+    folder: RunFolder, *, force: bool, engines: Engines, observer: Observer, control: Control
 ) -> ExitCode:
     """Stop a run and end its leftover processes; the process in charge does the work.
 
@@ -96,7 +94,7 @@ def stop(
         claim = folder.claim()
         if claim is not None:
             try:
-                return _end(folder, force, sessions, observer, control)
+                return _end(folder, force, engines, observer, control)
             finally:
                 claim.release()
         report = _request_stop(folder, force, asked, observer, control)
@@ -116,20 +114,20 @@ def _is_clean(folder: RunFolder) -> bool:
 
 
 def _end(
-    folder: RunFolder, force: bool, sessions: Sessions, observer: Observer, control: Control
+    folder: RunFolder, force: bool, engines: Engines, observer: Observer, control: Control
 ) -> ExitCode:
     """Take over a run without a launcher. Stop it, or end its leftover processes."""
     record = Record.load(folder.path)
-    with sessions(record) as session:
+    with engines(record) as engine:
         if ending(folder) is not None:
-            if session.clean(record, folder):
+            if engine.clean(record, folder):
                 observer.notice("no processes are left")
                 return ExitCode.OK
             observer.notice("some hosts cannot be reached; run `dtrain stop` again when they can")
             return ExitCode.INTERRUPTED if control.interrupted else ExitCode.NODE_FAILED
         (control.kill if force else control.stop)("dtrain stop")
         secrets = known_secrets(record.request.spec(), os.environ)
-        code = session.attach(record, folder, secrets).exit_code
+        code = engine.attach(record, folder, secrets).exit_code
     return ExitCode.OK if code is ExitCode.INTERRUPTED else code
 
 

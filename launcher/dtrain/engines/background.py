@@ -11,14 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dtrain.diagnostics import DtrainError, ExitCode
+from dtrain.engines.select import engine
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import decode
 from dtrain.runs.record import Request
 from dtrain.session.control import Control
-from dtrain.session.controller import Session
 from dtrain.session.observer import NullObserver
 from dtrain.session.signals import on_signals, stop_by_signal
-from dtrain.transport.select import Transports
 
 LOG = "launcher.log"
 """File in the run's folder: what the launcher wrote to stderr."""
@@ -26,7 +25,7 @@ LOG = "launcher.log"
 _PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from dtrain.session.background import main
+from dtrain.engines.background import main
 main()
 """
 
@@ -73,21 +72,12 @@ def main() -> None:
     message = json.loads(sys.stdin.buffer.read())
     request = decode(Request, message["request"], "request")
     observer, control = _ParentNotifier(), Control()
-    transport = Transports(request.base)
-    session = Session(
-        request,
-        transport=transport,
-        observer=observer,
-        control=control,
-        on_running=lambda run: observer.end_answer(),
-    )
     with on_signals(lambda number: stop_by_signal(control, number)):
         try:
-            session.run(message["secrets"])
+            with engine(request, observer, control, on_running=observer.end_answer) as launch:
+                launch.run(message["secrets"])
         except DtrainError as error:
             observer.answer({"error": error.message, "hint": error.hint})
-        finally:
-            transport.close()
 
 
 class _ParentNotifier(NullObserver):
@@ -111,5 +101,6 @@ class _ParentNotifier(NullObserver):
             self._answered = True
             os.write(self._stdout, json.dumps(reply).encode())
 
-    def end_answer(self) -> None:
+    def end_answer(self, run: str) -> None:
+        """The parent need not wait any longer."""
         os.close(self._stdout)

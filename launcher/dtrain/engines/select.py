@@ -1,0 +1,42 @@
+"""Selects the engine of a request, with the transport that it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from dtrain.engines.contract import Engine
+from dtrain.engines.slurm.session import SlurmEngine
+from dtrain.engines.ssh import SshEngine
+from dtrain.runs.record import Request
+from dtrain.session.control import Control
+from dtrain.session.observer import Observer
+from dtrain.transport.questions import Ask
+from dtrain.transport.select import Transports
+
+
+@contextmanager
+def engine(
+    request: Request,
+    observer: Observer,
+    control: Control,
+    *,
+    ask: Ask | None = None,
+    on_running: Callable[[str], None] = lambda run: None,
+) -> Iterator[Engine]:
+    """The engine of a launch. ``on_running`` gets the run's name once the job no longer needs this
+    process to start: all workers run, or a queue has it. ``ask`` asks a person for passphrases."""
+    transport = Transports(request.base, ask, notice=observer.notice)
+    kind: type[SlurmEngine] | type[SshEngine] = SshEngine
+    if request.spec().cluster.slurm is not None:
+        kind = SlurmEngine
+    try:
+        yield kind(
+            request,
+            transport=transport,
+            observer=observer,
+            control=control,
+            on_running=on_running,
+        )
+    finally:
+        transport.close()

@@ -1,0 +1,198 @@
+"""How a Slurm job ended: its report, from the job's last state and its script's output. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from dtrain.diagnostics import ExitCode
+from dtrain.engines.slurm.script import TIME_LIMIT, step_processes
+from dtrain.engines.slurm.state import JobState
+from dtrain.failures.cause import Failure, Report
+from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
+
+_TASKS = re.compile(r"srun: error: \S+: tasks? ([\d,-]{1,1000}): (.{1,200})")
+_LOST_NODE = re.compile(r"srun: error: Node failure on (\S{1,1000})")
+_STATUS = re.compile(r"Exited with exit code (\d{1,3})")
+_OUT_OF_MEMORY = re.compile(
+    r"slurmstepd-(\S{1,1000}): error: .{0,200}(?:exceeded (?:job )?memory limit|oom[-_ ]kill)", re.I
+)
+_OF_SLURM = re.compile(r"(?:srun|slurmstepd|slurmstepd-\S+): ")
+_QUEUED_AGAIN = re.compile(
+    r"dtrain: attempt \d+ ended; the job goes back to the queue\n"
+    r"|slurmstepd-\S+: error: \*\*\* JOB \d+ .{0,200} DUE TO (?:JOB REQUEUE|PREEMPTION).*\n"
+)
+_SIGNALS = {signal.strsignal(each): each.name for each in signal.Signals}
+_SCRIPT_LINES = 20
+"""Lines of the script's output that a report shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What is known about the end of a job."""
+
+    job: str
+    state: JobState | None
+    """The last state; None if Slurm no longer knows the job."""
+    plan: LaunchPlan
+    script: str
+    """The end of what the job's script wrote."""
+    failures: tuple[Failure, ...]
+    """The first cause first."""
+    stopped_by: str = ""
+    """Source of the request to stop, such as ``Ctrl-C``."""
+
+    def report(self) -> Report:
+        state = self.state
+        if state is not None and state.state == "COMPLETED":
+            count = self.plan.world_size
+            done = "the worker finished" if count == 1 else f"all {count} workers finished"
+            return Report(ExitCode.OK, done)
+        if self.stopped_by and state is not None and state.state != "NODE_FAIL":
+            return Report(ExitCode.INTERRUPTED, self.stopped_by)
+        if state is None:
+            return self._forgotten()
+        if state.state == "FAILED" and f"dtrain: {TIME_LIMIT}" in last_attempt(self.script):
+            # The script stopped the workers before Slurm did.
+            return self._ended_by_slurm(replace(state, state="TIMEOUT"))
+        if state.state in ("FAILED", "OUT_OF_MEMORY"):
+            return self._failed(state)
+        return self._ended_by_slurm(state)
+
+    def _failed(self, state: JobState) -> Report:
+        hints = [failure.hint for failure in self.failures[:1] if failure.hint]
+        if self.failures:
+            reason = f"{self.failures[0].who} {self.failures[0].how}"
+        elif state.state == "OUT_OF_MEMORY":
+            reason = "the job ran out of memory"
+        else:
+            reason = f"the job's script exited with status {state.status}"
+        if state.state == "OUT_OF_MEMORY" or any(one.out_of_memory for one in self.failures):
+            hints.append("ask Slurm for more memory: cluster.slurm.options: ['--mem=0']")
+        said = self.failures and self.failures[0].words
+        words = "" if said else self._script_words()
+        return Report(
+            ExitCode.JOB_FAILED,
+            reason,
+            failures=self.failures,
+            problems=(words,) if words else (),
+            hint="\n".join(dict.fromkeys(hints)),
+        )
+
+    def _ended_by_slurm(self, state: JobState) -> Report:
+        code, hint = ExitCode.JOB_FAILED, ""
+        match state.state:
+            case "CANCELLED":
+                reason = f"job {self.job} was cancelled outside dtrain"
+                hint = "another `scancel`, an administrator, or a limit of the cluster ended it"
+            case "TIMEOUT" | "DEADLINE":
+                reason = f"job {self.job} reached its time limit"
+                reason += f" of {state.time_limit}" if state.time_limit else ""
+                hint = "set a longer cluster.slurm.time"
+            case "NODE_FAIL" | "BOOT_FAIL":
+                code = ExitCode.NODE_FAILED
+                lost = lost_hosts(self.script)
+                reason = f"{', '.join(lost) or 'a machine of the job'} failed"
+                hint = "job.restart.max: 1 queues the job again after such a failure"
+            case "PREEMPTED":
+                code = ExitCode.NODE_FAILED
+                reason = f"job {self.job} was preempted by another job"
+                hint = "job.restart.max: 1 queues the job again after such an end"
+            case other:
+                code = ExitCode.NODE_FAILED
+                reason = f"job {self.job} ended in the state {other}"
+        return Report(code, reason, hint=hint)
+
+    def _forgotten(self) -> Report:
+        """Its end is only known from what it wrote."""
+        if self.stopped_by:
+            return Report(ExitCode.INTERRUPTED, self.stopped_by)
+        if self.failures:
+            first = self.failures[0]
+            return Report(
+                ExitCode.JOB_FAILED,
+                f"{first.who} {first.how}",
+                failures=self.failures,
+                hint=first.hint,
+            )
+        return Report(
+            ExitCode.NODE_FAILED,
+            f"Slurm no longer knows job {self.job}, so nobody knows how it ended",
+            hint="its output is complete: see its last lines. Slurm forgets finished jobs after"
+            " some minutes (MinJobAge)",
+        )
+
+    def _script_words(self) -> str:
+        """The last lines that the script itself wrote."""
+        lines = [line for line in last_attempt(self.script).splitlines() if line.strip()]
+        own = [line for line in lines if not _OF_SLURM.match(line)]
+        if not self.failures:
+            own = own or lines
+        # All processes may have said the same.
+        return "\n".join([*dict.fromkeys(own)][-_SCRIPT_LINES:])
+
+
+def failed_tasks(script: str, plan: LaunchPlan, time: float) -> list[Failure]:
+    """The tasks that ``srun`` names as failed, in its order. ``time``: when the job ended, in
+    seconds since the epoch."""
+    processes = step_processes(plan)
+    script = last_attempt(script)
+    full = set(_OUT_OF_MEMORY.findall(script))
+    found: dict[int, Failure] = {}
+    for line in script.splitlines():
+        if not (said := _TASKS.match(line)):
+            continue
+        status = _STATUS.match(said[2])
+        name = _SIGNALS.get(said[2].removesuffix(" (core dumped)").strip())
+        for task in _numbers(said[1], len(processes)):
+            if task not in found:
+                found[task] = _failure(
+                    *processes[task],
+                    time=time,
+                    code=int(status[1]) if status else None,
+                    name=name,
+                    full=full,
+                )
+    # Slurm ends the tasks of all hosts at once.
+    return sorted(found.values(), key=lambda failure: not failure.out_of_memory)
+
+
+def _failure(
+    part: HostPlan,
+    process: Process,
+    *,
+    time: float,
+    code: int | None,
+    name: str | None,
+    full: Collection[str],
+) -> Failure:
+    return Failure(
+        host=part.host.name,
+        role=process.role,
+        index=process.index,
+        rank=process.rank,
+        time=time,
+        code=code,
+        signal=name,
+        out_of_memory=part.host.name in full
+        and (name == "SIGKILL" or code == 128 + signal.SIGKILL),
+    )
+
+
+def last_attempt(script: str) -> str:
+    """What the script wrote since the job was last queued."""
+    return _QUEUED_AGAIN.split(script)[-1]
+
+
+def lost_hosts(script: str) -> Sequence[str]:
+    return [found[1] for found in map(_LOST_NODE.match, script.splitlines()) if found]
+
+
+def _numbers(text: str, limit: int) -> Iterator[int]:
+    """The numbers below ``limit`` in a list such as ``0-3,8``."""
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (not last or last.isdecimal()):
+            yield from range(int(first), min(int(last or first) + 1, limit))

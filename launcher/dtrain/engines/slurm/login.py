@@ -1,0 +1,87 @@
+"""Connections to the program that runs Slurm's commands, on the login node or on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from dtrain.diagnostics import AnswerError, NodeError
+from dtrain.engines.slurm.state import JobState, parse
+from dtrain.engines.slurm.submission import login_host, look_order
+from dtrain.messages import slurm as messages
+from dtrain.messages.decode import ProtocolError
+from dtrain.node import protocol
+from dtrain.runs.record import Record
+from dtrain.session.relay import RelayChannel
+from dtrain.session.status import HostStatus
+from dtrain.spec.model import Slurm
+from dtrain.transport import node_program
+from dtrain.transport.contract import Transport
+
+
+class Login:
+    """Where the commands of one run's engine run."""
+
+    def __init__(self, transport: Transport, record: Record) -> None:
+        plan = record.plan()
+        self._transport = transport
+        self._record = record
+        self._run_dir = plan.run_dir
+        self._host = login_host(record.request.spec().cluster.slurm or Slurm())
+        self.python = "python3" if self.is_here else plan.agent_python(plan.hosts[0])
+
+    @property
+    def name(self) -> str:
+        return self._host.name
+
+    @property
+    def is_here(self) -> bool:
+        return self._host.transport == "local"
+
+    @contextmanager
+    def opened(self, order: Mapping[str, Any]) -> Iterator[RelayChannel]:
+        """A new program with its first order. Raises NodeError."""
+        connection = self._transport.connect(self._host)
+        try:
+            label = self._record.run
+            process = node_program.start(connection, "slurm", self.python, label=label)
+            process.write(protocol.encode_command(dict(order)))
+            yield RelayChannel(self.name, connection, process)
+        finally:
+            connection.close()
+
+    def status(self, known: Mapping[str, HostStatus]) -> dict[str, HostStatus]:
+        """The state of each host of the job, as the controller says now."""
+        try:
+            state = self._look()
+        except NodeError as error:
+            return {host: HostStatus("unreachable", None, error.reason) for host in known}
+        now = time.time()
+        if state is None:
+            return {host: HostStatus("gone", None) for host in known}
+        detail = state.explanation if state.queued else ""
+        return {
+            host: HostStatus(state.word, one.since if one.state == state.word else now, detail)
+            for host, one in known.items()
+        }
+
+    def _look(self) -> JobState | None:
+        order = look_order(self._record.run, self._run_dir, self._record.job_id)
+        state: JobState | None = None
+        with self.opened(order) as channel:
+            try:
+                for frame in channel.frames():
+                    if isinstance(frame, protocol.Data):
+                        raise ProtocolError("unrequested output of a worker")
+                    match messages.read_message(frame.body):
+                        case messages.JobSaid(text) if text:
+                            state = parse(text)
+                        case messages.Trouble(command, text):
+                            raise NodeError(self.name, command, text)
+                        case messages.Bye():
+                            return state
+            except ProtocolError as error:
+                raise AnswerError(self.name, "asking for the job's state", error) from None
+            raise channel.failure(self.python)

@@ -1,0 +1,70 @@
+"""Stores the output of a job's processes, which arrives over one connection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.messages.decode import ProtocolError, excerpt
+from dtrain.messages.slurm import StreamFound
+from dtrain.node import protocol
+from dtrain.runs.log_store import LogWriter, RunFolder, Stream
+
+MAX_STREAMS = 200_000
+
+
+class JobOutput:
+    def __init__(self, folder: RunFolder, plan: LaunchPlan) -> None:
+        self._folder = folder
+        self._ranks = {
+            f"{process.role}-{process.index}": process.rank
+            for part in plan.hosts
+            for process in part.processes
+        }
+        self._streams: dict[int, tuple[LogWriter, Stream]] = {}
+        self._changed: dict[Path, int] = {}
+
+    def begin_connection(self) -> None:
+        """A new connection numbers its streams from 1."""
+        self._streams.clear()
+
+    def add(self, found: StreamFound) -> None:
+        """Open a stream. Raises ProtocolError if it is not one of this job's, and StorageError if
+        this machine cannot store it."""
+        process = found.name.rpartition(".")[0]
+        role, _, index = process.rpartition("-")
+        if process not in self._ranks or found.id in self._streams:
+            raise ProtocolError(f"stream: unexpected {excerpt(found.name)}")
+        if len(self._streams) >= MAX_STREAMS:
+            raise ProtocolError("stream: too many")
+        try:
+            stream = self._folder.stream(
+                found.host, found.name, role=role, index=int(index), rank=self._ranks[process]
+            )
+        except ValueError as error:
+            raise ProtocolError(f"stream: {error}") from None
+        self._streams[found.id] = LogWriter(stream), stream
+
+    def keep(self, frame: protocol.Data) -> tuple[Stream, int]:
+        """Store a piece of output. Returns its stream and the stream's size. Raises ProtocolError
+        and StorageError."""
+        if frame.stream not in self._streams:
+            raise ProtocolError(f"data of an unknown stream ({frame.stream})")
+        writer, stream = self._streams[frame.stream]
+        size = writer.append(frame.offset, frame.payload)
+        self._changed[stream.path] = size
+        return stream, size
+
+    def changed_sizes(self) -> Mapping[str, int]:
+        """The streams that have grown since the last call, by their path in the run's folder."""
+        changed, self._changed = self._changed, {}
+        return {str(path.relative_to(self._folder.path)): size for path, size in changed.items()}
+
+
+def offsets(folder: RunFolder, plan: LaunchPlan) -> dict[str, dict[str, int]]:
+    """The bytes of each stream that have arrived: host, file name, size."""
+    found: dict[str, dict[str, int]] = {}
+    for stream, size in folder.sizes(plan).items():
+        found.setdefault(stream.host, {})[stream.path.name] = size
+    return found

@@ -1,0 +1,100 @@
+"""The state of a Slurm job, from ``scontrol show job --oneliner``. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dtrain.hostlist import HostListError, unfold
+from dtrain.messages.decode import ProtocolError, excerpt
+
+_FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
+_UNKNOWN = ("", "(null)", "None", "Unknown", "N/A", "None assigned")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
+
+QUEUED = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+FINAL = (
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "REVOKED", "TIMEOUT",
+)  # fmt: skip
+
+REASONS = {
+    "Resources": "waiting for free machines",
+    "Priority": "jobs with a higher priority are first",
+    "Dependency": "waiting for another job",
+    "BeginTime": "waiting for its begin time",
+    "JobHeldUser": "held; `scontrol release` lets it start",
+    "JobHeldAdmin": "held by an administrator",
+    "InvalidAccount": "the account is not valid",
+    "InvalidQOS": "the quality of service is not valid",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "PartitionNodeLimit": "it asks for more machines than the partition allows",
+    "PartitionTimeLimit": "it asks for more time than the partition allows",
+    "ReqNodeNotAvail": "machines that it needs are down or reserved",
+    "Reservation": "waiting for its reservation",
+    "Licenses": "waiting for a license",
+}
+"""What common reasons mean. Limits of an account or a user have many names; they stay as Slurm
+writes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    state: str
+    """Slurm's word, such as ``PENDING``."""
+    reason: str = ""
+    start: str = ""
+    """When the job started, or is expected to; empty if unknown."""
+    hosts: tuple[str, ...] = ()
+    """The allocated machines, in the order of their node ranks."""
+    status: int = 0
+    """Exit status of the job's script."""
+    restarts: int = 0
+    time_limit: str = ""
+
+    @property
+    def queued(self) -> bool:
+        return self.state in QUEUED
+
+    @property
+    def final(self) -> bool:
+        return self.state in FINAL
+
+    @property
+    def word(self) -> str:
+        """The state of each host of the job, as `Observer.host_state` names it."""
+        if self.queued:
+            return "queued"
+        if self.final:
+            return "ended"
+        return {"CONFIGURING": "preparing", "COMPLETING": "stopping"}.get(self.state, "running")
+
+    @property
+    def explanation(self) -> str:
+        """Why the job is queued, in words and as Slurm says it."""
+        words = REASONS.get(self.reason)
+        return f"{words} ({self.reason})" if words else self.reason
+
+
+def parse(text: str) -> JobState:
+    """Raises ProtocolError for text that ``scontrol`` does not print."""
+    fields: dict[str, str] = {}
+    for name, value in _FIELD.findall(text):
+        # Later fields, such as the command, hold text of users.
+        fields.setdefault(name, "" if value in _UNKNOWN else value)
+    if "JobState" not in fields:
+        raise ProtocolError(f"job: no state in {excerpt(text)}")
+    try:
+        nodes = fields.get("NodeList", "")
+        return JobState(
+            state=fields["JobState"],
+            reason=fields.get("Reason", ""),
+            start=" ".join(_TIME.findall(fields.get("StartTime", ""))).replace("T", " "),
+            hosts=unfold(nodes) if nodes else (),
+            status=int(fields.get("ExitCode", "").partition(":")[0] or 0),
+            restarts=int(fields.get("Restarts", "") or 0),
+            time_limit=fields.get("TimeLimit", ""),
+        )
+    except (HostListError, ValueError) as error:
+        raise ProtocolError(f"job: {error}") from None

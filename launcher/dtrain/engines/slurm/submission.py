@@ -1,0 +1,68 @@
+"""The orders for the Slurm program on a login node. `dtrain.node.slurm.main` documents them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dtrain.diagnostics import NodeError
+from dtrain.messages import slurm as messages
+from dtrain.spec.model import Host, Slurm
+
+
+class SubmitError(NodeError):
+    """Slurm, or the login node, did not accept the job."""
+
+
+_HINTS = {
+    "partition": "`sinfo` lists the partitions; set cluster.slurm.partition",
+    "account": "`sacctmgr show associations user=$USER` lists your accounts; set"
+    " cluster.slurm.account",
+    "qos": "`sacctmgr show qos` lists them; set cluster.slurm.qos",
+    "node configuration is not available": "no machine of the partition has so many GPUs, CPUs or"
+    " so much memory; `sinfo -o '%P %D %G %c %m'` shows what they have",
+    "time limit": "`sinfo -o '%P %l'` shows the partitions' limits; set cluster.slurm.time",
+    "invalid feature": "`sinfo -o '%P %f'` lists the features; set cluster.slurm.constraint",
+    "unable to contact": "the controller is down or cannot be reached; `scontrol ping` shows it",
+    "not found": "Slurm's commands are not on the PATH of a command over SSH there; name another"
+    " cluster.slurm.login, or extend the PATH in ~/.bashrc",
+}
+
+
+def login_host(slurm: Slurm) -> Host:
+    """Where Slurm's commands run."""
+    if slurm.login is None:
+        return Host("this machine", "127.0.0.1", transport="local")
+    return Host(slurm.login, slurm.login)
+
+
+def refusal(host: str, said: messages.Refused) -> SubmitError:
+    """The error for a submission that Slurm refused, with its own words."""
+    words = said.text.lower()
+    hint = next((hint for word, hint in _HINTS.items() if word in words), "")
+    where = "Slurm's answer" if said.status != 127 else "the command"
+    reason = f"{said.command} ended with status {said.status}\n{where}: {said.text}"
+    return SubmitError(host, "submitting the job", reason, hint=hint)
+
+
+def submit_order(
+    run: str, run_dir: str, *, workdir: str, script: str, secrets: Mapping[str, str]
+) -> dict[str, Any]:
+    return {
+        "op": "submit",
+        "run": run,
+        "run_dir": run_dir,
+        "workdir": workdir,
+        "script": script,
+        "environment": dict(secrets),
+    }
+
+
+def follow_order(
+    run: str, run_dir: str, job: str | None, offsets: Mapping[str, Mapping[str, int]]
+) -> dict[str, Any]:
+    return {"op": "follow", "run": run, "run_dir": run_dir, "job": job, "offsets": offsets}
+
+
+def look_order(run: str, run_dir: str, job: str | None) -> dict[str, Any]:
+    return {"op": "look", "run": run, "run_dir": run_dir, "job": job}

@@ -1,0 +1,250 @@
+"""The Slurm program: submits a job on a login node, and reports its state and its output.
+
+It speaks as a relay does, with the frames of `dtrain.node.agent.wire`. The launcher writes lines of
+JSON; the first is ``submit``, ``follow`` or ``look``:
+
+    submit   run, run_dir, workdir, script, environment: save the script and submit it from the
+             working folder, unless the run was submitted before. Then do what ``follow`` does.
+             Paths start at the home folder
+    follow   run, run_dir, job, offsets {host: {name: offset}}: report the job and the output files
+             of its machines, each from its offset. Without ``job`` (null), find the job of the run
+    look     run, run_dir, job: report the job once, and end
+    cancel   kill: end the job; with ``kill``, with KILL at once
+    finish   the job is over: send the rest of its output, and end
+    leave    end; the job goes on
+    ping     answered with ``alive``
+
+It writes messages, by ``type``:
+
+    submitted   job: its number, or null if the run has no job
+    refused     command, status, text: a command of Slurm failed, and no job was submitted
+    job         text: what ``scontrol show job`` says, each time it changes; empty if Slurm no
+                longer knows the job
+    trouble     command, text: a command of Slurm failed. It will be repeated
+    cancelling  the answer to ``cancel``
+    stream      id, host, name: the next output file. Its DATA follows
+    script      text: the last output of the job's script, in answer to ``finish``
+    alive, bye
+
+The launcher decides what a job's state means. Shipped to login nodes: Python 3.8, standard library
+only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import re
+import select
+import sys
+import threading
+import time
+
+from dtrain.node.agent.folder import RESERVED, expand, listed
+from dtrain.node.agent.launcher_channel import LauncherChannel
+from dtrain.node.agent.wire import CHUNK, PREAMBLE, raw, shown
+from dtrain.node.agent.worker_files import open_regular, read_regular
+from dtrain.node.slurm.commands import Answer, cancel, find_job, show_job, submit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    from dtrain.node.agent.wire import Json
+    from dtrain.node.importer import Importer
+
+STREAM = re.compile(rb"[a-z]+-[0-9]{1,9}\.(?:out|err)")
+QUEUED = re.compile(r"\bJobState=(?:PENDING|CONFIGURING)\b")
+SCRIPT_OUTPUT = b"job.out"
+POLL = 0.1
+"""Seconds between two looks at the output files."""
+LIST_SECONDS = 1.0
+"""Between two looks for new files."""
+FIRST_LOOK, LAST_LOOK = 1.0, 10.0
+"""Seconds between two questions to the controller: seldom for a job whose state is old."""
+QUIET = 1.0
+"""Seconds without new output after which a finished job's output is complete: a shared folder may
+show the last bytes late."""
+
+
+class Outputs:
+    """The output files of a run, each read from an offset on: ``<folder>/<host>/worker-0.out``."""
+
+    def __init__(
+        self, folder: bytes, offsets: dict[str, dict[str, int]], channel: LauncherChannel
+    ) -> None:
+        self._folder = folder
+        self._offsets = offsets
+        self._channel = channel
+        self._files: dict[bytes, list[int]] = {}
+        """Number and offset of each file."""
+        self._list_at = 0.0
+
+    def send(self, *, last: bool = False) -> bool:
+        """Send new data; return whether there was any. ``last``: open every file, because a shared
+        folder may know the size only then."""
+        now = time.monotonic()
+        if last or now >= self._list_at:
+            self._list_at = now + LIST_SECONDS
+            self._find()
+        found = False
+        for path, place in self._files.items():
+            found |= self._send(path, place, last)
+        return found
+
+    def any(self) -> bool:
+        """Whether a machine has written something; looks every few seconds."""
+        now = time.monotonic()
+        if now < self._list_at:
+            return False
+        self._list_at = now + LIST_SECONDS
+        paths = [os.path.join(self._folder, name) for name in listed(self._folder)]
+        return any(map(os.path.isdir, paths))
+
+    def _find(self) -> None:
+        for host in sorted(listed(self._folder)):
+            for name in sorted(listed(os.path.join(self._folder, host))):
+                path = os.path.join(self._folder, host, name)
+                if path not in self._files and STREAM.fullmatch(name):
+                    number, offsets = len(self._files) + 1, self._offsets.get(shown(host), {})
+                    self._files[path] = [number, offsets.get(name.decode(), 0)]
+                    self._channel.report("stream", id=number, host=shown(host), name=name.decode())
+
+    def _send(self, path: bytes, place: list[int], last: bool) -> bool:
+        number, offset = place
+        try:
+            if not last and os.stat(path).st_size <= offset:
+                return False
+            # Opened for each piece: there may be more files than a process may have open.
+            fd = open_regular(path)
+            try:
+                data = os.pread(fd, CHUNK, offset)
+            finally:
+                os.close(fd)
+        except OSError:
+            return False
+        if data:
+            self._channel.send_data(number, offset, data)
+            place[1] += len(data)
+        return bool(data)
+
+
+class Watch(threading.Thread):
+    """Asks the controller for the job's state; an answer may take long."""
+
+    def __init__(self, job: str) -> None:
+        super().__init__(daemon=True)
+        self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._job = job
+        self._asked = threading.Event()
+
+    def run(self) -> None:
+        before: str | None = None
+        since = time.monotonic()
+        while True:
+            answer = show_job(self._job)
+            if answer.text != before:
+                before, since = answer.text, time.monotonic()
+                self.answers.put(answer)
+            age = time.monotonic() - since
+            self._asked.wait(min(LAST_LOOK, FIRST_LOOK + age / 10))
+            self._asked.clear()
+
+    def hurry(self) -> None:
+        """Ask now."""
+        self._asked.set()
+
+
+class Relay:
+    def __init__(self, stream: BinaryIO, channel: LauncherChannel) -> None:
+        self._orders: queue.SimpleQueue[Json] = queue.SimpleQueue()
+        self._channel = channel
+        self._queued = True
+        self._wake, self._woken = os.pipe()
+        threading.Thread(target=self._listen, args=(stream,), daemon=True).start()
+
+    def serve(self) -> None:
+        order = self._orders.get()
+        folder = os.path.join(expand(order["run_dir"]), b"nodes", raw(order["run"]))
+        job = order.get("job") or find_job(order["run"], folder)
+        if order["op"] == "submit" and job is None:
+            answer = submit(order, folder)
+            if answer.status:
+                self._channel.report(
+                    "refused", command=answer.command, status=answer.status, text=answer.text
+                )
+                return
+            job = answer.text
+        self._channel.report("submitted", job=job)
+        if job is None:
+            return
+        if order["op"] == "look":
+            self._report(show_job(job))
+            return
+        self._follow(job, Outputs(folder, order.get("offsets", {}), self._channel))
+        script = read_regular(os.path.join(folder, SCRIPT_OUTPUT), RESERVED, -RESERVED)
+        self._channel.report("script", text=shown(script or b""))
+
+    def _follow(self, job: str, outputs: Outputs) -> None:
+        """Report the job until the launcher says that it is over."""
+        watch = Watch(job)
+        watch.start()
+        finish_at = 0.0
+        while not finish_at or time.monotonic() < finish_at:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._report(watch.answers.get_nowait())
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    order = self._orders.get_nowait()
+                    if order["op"] == "ping":
+                        self._channel.report("alive")
+                    elif order["op"] == "cancel":
+                        self._cancel(job, order["kill"])
+                        watch.hurry()
+                    elif order["op"] == "finish":
+                        finish_at = time.monotonic() + QUIET
+                    elif order["op"] == "leave":
+                        os._exit(0)
+            if self._queued:
+                # The launcher learns the hosts before it gets their output.
+                busy = False
+                if outputs.any():
+                    watch.hurry()
+            else:
+                busy = outputs.send(last=finish_at > 0)
+            if busy and finish_at:
+                finish_at = time.monotonic() + QUIET
+            if not busy and select.select([self._wake], [], [], POLL)[0]:
+                os.read(self._wake, 4096)
+
+    def _cancel(self, job: str, kill: bool) -> None:
+        answer = cancel(job, kill)
+        self._channel.report("cancelling")
+        if answer.status:
+            self._channel.report("trouble", command=answer.command, text=answer.text)
+
+    def _report(self, answer: Answer) -> None:
+        if answer.status:
+            self._channel.report("trouble", command=answer.command, text=answer.text)
+        else:
+            self._queued = bool(QUEUED.search(answer.text))
+            self._channel.report("job", text=answer.text)
+
+    def _listen(self, stream: BinaryIO) -> None:
+        for line in iter(stream.readline, b""):
+            self._orders.put(json.loads(line))
+            os.write(self._woken, b"\0")
+        os._exit(0)  # the launcher is gone; the job goes on
+
+
+def main(stream: BinaryIO, importer: Importer) -> None:
+    os.umask(0o077)
+    channel = LauncherChannel()
+    channel.write(PREAMBLE)
+    Relay(stream, channel).serve()
+    channel.report("bye")
+    sys.stdout.flush()
+    os._exit(0)
