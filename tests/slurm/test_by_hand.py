@@ -111,6 +111,34 @@ def compare(found: dict[str, str], expected: dict[str, str]) -> None:
     assert found["PWD"] == expected["PWD"]
 
 
+_APPTAINER = """\
+#!/bin/bash
+until [[ $1 == *.sif ]]; do shift; done
+given=()
+for name in ${!APPTAINERENV_@}; do given+=("${name#APPTAINERENV_}=${!name}"); done
+exec env -i "${given[@]}" "${@:2}"
+"""
+"""In place of apptainer, which Debian does not have."""
+
+
+def test_a_container_gets_the_variables_of_its_rank(slurm: Slurm) -> None:
+    program = slurm.shared / "bin" / "apptainer"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(_APPTAINER)
+    program.chmod(0o755)
+    container = "container: {engine: apptainer, image: /torch.sif}"
+    setup = f"setup: 'PATH={program.parent}:$PATH'"
+    job = slurm.sbatch(
+        render(plan(slurm, f"{{framework: jax, command: [/usr/bin/env], {container}, {setup}}}"))
+    )
+    assert slurm.state(job) == "COMPLETED", (slurm.shared / f"job-{job}.out").read_text()
+    found = "".join(said(slurm.shared / "runs" / "nodes" / f"job-{job}"))
+    assert sorted(line for line in found.splitlines() if line.startswith("RANK=")) == [
+        f"RANK={rank}" for rank in range(4)
+    ]
+    assert "SLURM" not in found
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("backend", ["direct", "c10d"])
 def test_torch_ranks_meet(slurm: Slurm, backend: str) -> None:

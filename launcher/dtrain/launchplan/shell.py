@@ -32,16 +32,22 @@ def environment_file(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
         f"# {name} is a secret: it comes from the caller's environment\n"
         for name in plan.job.secrets
     ]
-    environment = {**part.environment, **process.environment}
     if part.enclosure is not None:
-        client = {*part.enclosure.left_out} - {"DTRAIN_RUN_DIR"}
-        environment = {name: environment[name] for name in environment if name not in client}
         secret.append("unset PYTHONPATH  # of the host\n")
-    lines = [str(sh(name, "=", assigned(value))) for name, value in environment.items()]
+    environment = exported(part, process).items()
+    lines = [str(sh(name, "=", assigned(value))) for name, value in environment]
     for name, variable in {**part.node_variables, **process.node_variables}.items():
         value = completed(name, variable)
         lines.append(f"# {name}: {value}" if variable.kind == "interface" else f"{name}={value}")
     return "".join(secret) + "".join(f"{line}\n" for line in lines)
+
+
+def exported(part: HostPlan, process: Process) -> dict[str, str]:
+    """The environment that a script sets; without the variables that the client of a container
+    engine takes from its command line."""
+    client = {*part.enclosure.left_out} - {"DTRAIN_RUN_DIR"} if part.enclosure else {}
+    environment = {**part.environment, **process.environment}
+    return {name: value for name, value in environment.items() if name not in client}
 
 
 def completed(name: str, variable: NodeVariable) -> str:
@@ -87,7 +93,7 @@ def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
     for variable, value in part.node_variables.items():
         if value.kind == "interface":
             lines += find_interface(variable, value)
-    lines += _given_to_client(plan, part, process)
+    lines += given_to_client(plan, part, process)
     lines += [
         'cd -- "$workdir" || exit',
         f"exec {command(process)}",
@@ -131,7 +137,7 @@ def find_interface(name: str, variable: NodeVariable) -> list[str]:
     ]
 
 
-def _given_to_client(plan: LaunchPlan, part: HostPlan, process: Process) -> list[str]:
+def given_to_client(plan: LaunchPlan, part: HostPlan, process: Process) -> list[str]:
     """Lines that give the client of a container engine the environment of its worker."""
     if part.enclosure is None or not part.enclosure.prefix:
         return []

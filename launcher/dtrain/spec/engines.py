@@ -33,6 +33,7 @@ FEATURES = (
     Feature("setup lines", ("job.setup",)),
     Feature("secrets", ("job.secrets",)),
     Feature("restarts", ("job.restart.max",)),
+    Feature("containers of apptainer and enroot", ("job.container",)),
     Feature("network interface", ("cluster.network.interface",)),
     Feature("number of machines, from a queue", ("cluster.nodes", "cluster.slurm"), ssh=False),
     Feature(
@@ -90,10 +91,9 @@ FEATURES = (
         instead="remove it; 'slurm: {cpus: 12}' gives each process CPUs of its own",
     ),
     Feature(
-        "containers",
-        ("job.container",),
+        "containers of docker and podman",
         slurm=False,
-        instead="remove it, and start the container in job.command, such as [apptainer, exec, …]",
+        instead="use 'engine: enroot' or 'engine: apptainer'",
     ),
     Feature(
         "hang diagnosis",
@@ -170,6 +170,14 @@ def check_engine(document: Section, problems: Problems) -> None:
             "remove it, or set cluster.gpus",
         )
     job = document.section("job")
+    container = job.section("container")
+    engine = container.get("engine", "docker")
+    if "image" in container and container.sound("engine") and engine in ("docker", "podman"):
+        problems.add(
+            f"containers of {engine} are not available on Slurm, which cannot stop them",
+            container.place("engine") if "engine" in container else job.key_place("container"),
+            "use 'engine: enroot' or 'engine: apptainer'",
+        )
     if job.get("strategy") == "tpu":
         problems.add(
             "the strategy tpu is not available on Slurm",

@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from math import ceil
 
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
-from dtrain.launchplan.shell import argument, command, comment, completed, find_interface
+from dtrain.launchplan.shell import (
+    argument,
+    command,
+    comment,
+    completed,
+    exported,
+    find_interface,
+    given_to_client,
+)
 from dtrain.quoting import path, sh, word
 from dtrain.spec.model import LAUNCH_ROLES, Slurm
 
@@ -189,8 +197,8 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[s
     """A shell function that becomes one of the ``tasks``."""
     part = tasks[0].part
     # The processes of a uniform job differ only in shell variables.
-    exported = [_exported(task) for task in (tasks[:1] if _uniform(plan, tasks) else tasks)]
-    common = [line for line in exported[0] if all(line in other for other in exported)]
+    lines = [_exported(task) for task in (tasks[:1] if _uniform(plan, tasks) else tasks)]
+    common = [line for line in lines[0] if all(line in other for other in lines)]
     folder = sh(path(plan.run_dir), "/nodes/$dtrain_run/${dtrain_hosts[dtrain_node_rank]}")
     yield f"{name}() {{"
     if gpus := len(part.host.gpus):
@@ -203,8 +211,8 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[s
         yield f"  dtrain_role={tasks[0].process.role} dtrain_index=$dtrain_rank"
     else:
         yield "  case $SLURM_PROCID in"
-        for number, (task, lines) in enumerate(zip(tasks, exported, strict=True)):
-            own = (*_numbers(task), *(line for line in lines if line not in common))
+        for number, (task, its) in enumerate(zip(tasks, lines, strict=True)):
+            own = (*_numbers(task), *(line for line in its if line not in common))
             yield f"    {number}) {'; '.join(own)} ;;"
         yield "  esac"
     yield f"  DTRAIN_RUN_DIR={folder}"
@@ -218,6 +226,8 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[s
     for variable, value in part.node_variables.items():
         if value.kind == "interface":
             yield from (f"  {line}" for line in find_interface(variable, value))
+    given = given_to_client(plan, part, tasks[0].process)
+    yield from (f"  {line}" for line in given)
     yield '  cd -- "$workdir" || exit'
     output = '"$DTRAIN_RUN_DIR/$dtrain_role-$dtrain_index"'
     program = command(tasks[0].process)
@@ -247,8 +257,9 @@ def _numbers(task: _Task) -> Iterator[str]:
 def _exported(task: _Task) -> list[str]:
     """Lines that export the environment of a task."""
     part, process = task.part, task.process
-    environment = {**part.environment, **process.environment}
-    lines = [str(sh("export ", name, "=", argument(text))) for name, text in environment.items()]
+    environment = exported(part, process).items()
+    lines = ["unset PYTHONPATH # of the host"] if part.enclosure else []
+    lines += [str(sh("export ", name, "=", argument(text))) for name, text in environment]
     for name, variable in {**part.node_variables, **process.node_variables}.items():
         if name != "DTRAIN_RUN_DIR" and variable.kind != "interface":
             lines.append(f"export {name}={completed(name, variable)}")
