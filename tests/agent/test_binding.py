@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.node.agent.spawn import spawn
-from dtrain.node.numa import Binding, bindings
+from dtrain.node.numa import Binding, bindings, node_cpus
 from support.node import node
 
 ALL = range(256)
@@ -102,6 +102,13 @@ def test_gpus_of_amd(tmp_path: Path) -> None:
         write(topology / f"{kfd_node}/properties", text)
         write(tmp_path / f"sys/bus/pci/devices/0000:{bus:02x}:00.0/numa_node", str(number))
     assert nodes(bindings([(0,), (1,)], ALL, root)) == [0, 1]
+
+
+def test_the_nodes_of_this_machine() -> None:
+    cores = node_cpus()
+    assert os.sched_getaffinity(0) <= frozenset().union(*cores.values())
+    (found,) = bindings([(0,)], os.sched_getaffinity(0))
+    assert found is None or (len(cores) > 1 and found.cpus <= cores[found.node])
 
 
 def test_a_bound_process_has_its_cores_and_prefers_its_memory(tmp_path: Path) -> None:
