@@ -11,6 +11,9 @@ The program that the agent starts is the engine's client:
   more than the signal that ended it). The worker is no child of it.
 - apptainer and enroot set up the container and become the worker.
 
+The options are those of `docker run` (docs.docker.com/reference/cli/docker/container/run),
+podman-run(1), apptainer-exec(1) and doc/cmd/start.md of NVIDIA/enroot.
+
 No value of the environment is on a command line: clients take a variable's value from their own
 environment (`--env NAME`; apptainer: APPTAINERENV_NAME). Exceptions are the few variables that
 would change the client itself, which are no secrets, see `CLIENTS_OWN`.
