@@ -37,7 +37,7 @@ class _Range:
     low: int
     high: int
     digits: int
-    """Width to which numbers are filled with zeros."""
+    """Width of a number with leading zeros."""
 
     def __len__(self) -> int:
         return self.high - self.low + 1

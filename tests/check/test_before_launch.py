@@ -251,6 +251,6 @@ def test_an_unsuitable_spare_is_skipped(hosts: Hosts, launcher: Launcher) -> Non
     done = launch.wait()
     assert done.code == 0, str(done)
     assert "error    node3: workdir" in done.stderr
-    assert "node4 takes the place of node3" in done.stderr
+    assert "node4 replaces node3" in done.stderr
     assert done.stderr.count("MTU 1400") == 3  # once for each host with a new finding
     assert launcher.left(cluster) == {}

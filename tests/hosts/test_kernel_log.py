@@ -54,7 +54,7 @@ def test_a_spare_takes_the_place_of_a_host_whose_gpu_fails(
     done = launcher.run(file)
     assert done.code == 0, str(done)
     assert "node2: the GPU at 0000:3b:00 fell off the bus (Xid 79)" in done.stderr
-    assert "node3 takes the place of node2" in done.stderr
+    assert "node3 replaces node2" in done.stderr
     assert "trained on node3" in done.stdout
     assert launcher.left(cluster) == {}
 
@@ -79,7 +79,7 @@ def test_an_old_fault_costs_no_spare(hosts: Hosts, launcher: Launcher) -> None:
     done = launcher.run(file)
     assert done.code == 0, str(done)
     assert "rank 1 on node2 exited with status 1" in done.stderr
-    assert "takes the place" not in done.stderr
+    assert "node3 replaces" not in done.stderr
     assert "trained on node2" in done.stdout
 
 

@@ -65,7 +65,7 @@ def training(hosts: Hosts, launcher: Launcher) -> Training:
 @pytest.mark.parametrize(
     ("used", "lost", "notice", "elastic"),
     [
-        (2, "node2", "node3 takes the place of node2", {}),
+        (2, "node2", "node3 replaces node2", {}),
         (3, "node1", "without node1: 2 of 3 hosts, data 2 instead of 3", ELASTIC),
     ],
     ids=["spare", "elastic"],

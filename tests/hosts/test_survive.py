@@ -98,7 +98,7 @@ def test_a_spare_takes_the_place_of_a_host_that_lost_power(
     launch = launcher.start(training.file)
     training.until_step(1, 5)
     cluster.power_off("node2")
-    launch.until("node3 takes the place of node2")
+    launch.until("node3 replaces node2")
     launch.until("attempt 2 on node3")
     resumed = re.search(r"attempt 2 on node3 from step (\d+)", launch.stdout)
     assert resumed and int(resumed[1]) >= 5

@@ -173,5 +173,5 @@ job:
         "attempt 3 starts in 2 s without gpu01: 2 of 4 hosts; gpu04 in use again"
     )
     assert next_attempt(Retry(1.0, {"gpu02": "s"}), 2, spec, spec, 4) == (
-        "attempt 2 starts in 1 s; s takes the place of gpu02"
+        "attempt 2 starts in 1 s; s replaces gpu02"
     )

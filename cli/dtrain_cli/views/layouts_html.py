@@ -99,7 +99,7 @@ class _Bar:
 
 def _memory_chart(shown: Sequence[Candidate], limit: float, name: str = "memory") -> dict[str, Any]:
     measure = _Measure(explain.MEMORY_PARTS, explain.gib, "GiB")
-    # In the chart of rejected layouts none fits, and its title already says so.
+    # No layout in the chart of rejected layouts fits, and its title already has this fact.
     aside = ", does not fit" if name == "memory" else ""
     bars = [
         _Bar(_name(one), _values(one.memory, measure), "" if one.fits else aside) for one in shown

@@ -47,7 +47,7 @@ def _own(evidence: Evidence, host: HostFacts) -> Iterator[Finding]:
             "names",
             [host.name],
             f"the host's own name leads to {', '.join(own)}: JAX's collectives on CPUs use that"
-            " address, where no other host can reach them",
+            " address, which no other host can reach",
             "the host's own name leads to an address that the other hosts reach",
             f"in /etc/hosts there, give the name {host.interface_address or 'its IP address'}"
             f" instead of {own[0]}",

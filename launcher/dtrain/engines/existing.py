@@ -84,7 +84,7 @@ def stop(
 ) -> ExitCode:
     """Stop a run and end its leftover processes; the process in charge does the work.
 
-    Returns OK once the run has ended, INTERRUPTED if ``control`` was asked not to wait, and else
+    Returns OK once the run has ended, INTERRUPTED if ``control`` ended the wait, and else
     the exit code of a run that failed first. Raises UsageError if the run is already over or if
     another user is in charge.
     """
@@ -135,7 +135,7 @@ def _request_stop(
     folder: RunFolder, force: bool, asked: set[int], observer: Observer, control: Control
 ) -> Report | None:
     """Ask the process in charge to end the run, and wait until it exits. Returns how the run
-    ended. ``asked`` has the processes that were asked before."""
+    ended. ``asked`` has the processes that already got the request."""
     follower = RunFollower(folder, Record.load(folder.path), observer)
     follower.skip()
     # If the run is over, the process in charge is already ending its leftovers.

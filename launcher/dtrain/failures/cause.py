@@ -93,7 +93,7 @@ class Failure:
 
     @property
     def explanation(self) -> Explanation | None:
-        """What the catalogue or the kernel's message says about this failure."""
+        """The explanation from the catalogue or the kernel's message."""
         known = explain(
             End(self.code, self.ended_by, self.out_of_memory, self.message, self.traceback)
         )

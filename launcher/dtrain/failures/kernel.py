@@ -1,4 +1,4 @@
-"""What a host's kernel log says about the end of a process. Pure.
+"""Explain the end of a process from its host's kernel log. Pure.
 
 The knowledge is data: ``kernel.yaml``, whose head explains its format.
 """
@@ -45,7 +45,7 @@ class KernelMessage:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the line says that the OOM killer killed a process."""
+        """Whether the line reports that the OOM killer killed a process."""
         return self.id.endswith("out-of-memory-killer")
 
 

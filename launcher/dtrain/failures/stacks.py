@@ -73,7 +73,7 @@ def _frames(lines: Iterable[str], pattern: re.Pattern[str]) -> list[Frame]:
 
 
 def place(frames: Sequence[Frame]) -> WaitingPlace:
-    """Where these frames wait, as the script's author would say it."""
+    """Where these frames wait: the innermost frame of the user's code, if there is one."""
     own = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
     if own is None:
         return WaitingPlace(frames[0].function if frames else "", "")

@@ -36,7 +36,7 @@ class Question:
     precision: Precision = "bf16"
     backend: BackendName = "runtime"
     backend_required: bool = True
-    """Whether no other backend may take the place of one that has no layout."""
+    """Whether the planner must not choose another backend if this one has no layout."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Layout` that must have this value."""
     tokens: int | None = None

@@ -131,8 +131,8 @@ class RunFolder:
 
     @property
     def started(self) -> float:
-        """When the folder last changed, in seconds since the epoch. It stands in for the start
-        time of a run whose record cannot be read."""
+        """When the folder last changed, in seconds since the epoch. Used as the start time of a
+        run whose record cannot be read."""
         try:
             return self.path.stat().st_mtime
         except OSError:

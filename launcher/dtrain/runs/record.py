@@ -79,7 +79,7 @@ class Record:
     port: Annotated[int, Range(1, 65535)]
     """The rendezvous port, or the first port of the TensorFlow tasks."""
     local_python: str
-    """The interpreter that stands for ``python3`` on this machine."""
+    """The interpreter to use for ``python3`` on this machine."""
     started: Time
     attempt: Annotated[int, Range(1, 10**6)] = 1
     replaced: Mapping[str, str] = field(default_factory=dict)

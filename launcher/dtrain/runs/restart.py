@@ -3,7 +3,7 @@
 A host that is unreachable or at fault is not used again: a spare takes its rank. Without a spare,
 an elastic job continues without the host. A host that fails first in two attempts in a row counts
 as at fault. A job that repeatedly fails at the same step would keep failing, so dtrain gives up,
-whatever ``job.restart.max`` says.
+even if ``job.restart.max`` allows more restarts.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def decide(
         # A host that is at fault but reachable stays in use if the job needs it.
         dropped = rest[: hosts - elastic.min_hosts]
     elif not last.ran and rest:
-        return GiveUp(f"no spare is left to take the place of {fold(rest)}")
+        return GiveUp(f"no spare is left to replace {fold(rest)}")
     delay = min(MOST_DELAY, FIRST_DELAY * 2.0 ** (len(history) - 1))
     return Retry(delay, replaced, tuple(dropped))
 
@@ -128,7 +128,7 @@ def next_attempt(
     if decision.dropped:
         sizes = ", ".join([f"{len(now)} of {listed} hosts", *differences(before, after)])
         text += f" without {fold(decision.dropped)}: {sizes}"
-    moves = [f"{spare} takes the place of {host}" for host, spare in decision.replaced.items()]
+    moves = [f"{spare} replaces {host}" for host, spare in decision.replaced.items()]
     return "; ".join(
         [
             text,

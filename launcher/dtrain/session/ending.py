@@ -100,7 +100,7 @@ class Ending:
         return (
             f"warning: no worker ever connected to another: {len(workers)} separate trainings ran,"
             f" not one\nhint: the program has to use {looked_for}; if its workers are meant to run "
-            "apart, say 'framework: none'"
+            "separately, set 'framework: none'"
         )
 
     def reason(self, state: AttemptState, failures: tuple[Failure, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Shows a run that another process is in charge of, or that is over, from its folder alone."""
+"""Show a run that another process controls, or that has ended, only from its folder."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def began(folder: RunFolder) -> float:
 
 
 def stop_reason(folder: RunFolder) -> str:
-    """Why the latest attempt was asked to stop; empty if it was not."""
+    """Why the latest attempt was stopped; empty if it was not."""
     why = ""
     for _, event in JournalReader(folder.journal).read():
         match event:

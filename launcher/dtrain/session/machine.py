@@ -8,8 +8,8 @@ their own problems (``GIVING_UP``). Then all hosts undo their preparation.
 
 An attempt ends with one ``Outcome``, and the first one stays: every worker finished, a worker
 failed, a host failed, or the user stopped it. From then on the goal is that nothing is left running
-(``STOPPING``): each host is asked to stop, and reports when it is clean. A second stop request, or
-a host that takes too long, turns the request into a kill (``KILLING``). Hosts that still do not
+(``STOPPING``): each host gets a stop command, and reports when it is clean. A second stop request,
+or a host that takes too long, turns the request into a kill (``KILLING``). Hosts that still do not
 answer are given up, and the report names them. When every host is clean or given up, the attempt
 has ``ENDED``. The launcher can leave at any time (``DETACHED``) and then decides nothing more.
 

@@ -1,4 +1,4 @@
-"""The status of this machine's runs, from their folders alone."""
+"""The status of this machine's runs, only from their folders."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class ProcessStatus:
 @dataclass(frozen=True, slots=True)
 class HostStatus:
     state: str
-    """As in `session.observer.Observer.host_state`. A host that was asked can also be ``missing``
+    """As in `session.observer.Observer.host_state`. A queried host can also be ``missing``
     (it does not know the run) or ``gone`` (the run ended without a record). After the end of a run,
     ``unknown`` if its journal has no final state."""
     since: float | None
     """Seconds since the epoch, if known."""
     detail: str = ""
     processes: tuple[ProcessStatus, ...] = ()
-    """Set if the host itself was asked."""
+    """Set if the host itself was queried."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -330,7 +330,7 @@ class _Edit:
         """Delete the lines from the one that holds ``start`` to the one that holds ``end``."""
         first, after = spans.line_start(self.text, start), spans.next_line(self.text, end)
         if after == spans.line_end(self.text, end):
-            # The last line had no line break, and the one before it is to have none now.
+            # The last line had no line break, so the new last line must not have one either.
             first -= 2 if self.text[:first].endswith("\r\n") else 1
         self._splice(first, after, "")
 

@@ -23,7 +23,7 @@ class Feature:
     ssh: bool = True
     slurm: bool = True
     instead: str = ""
-    """What to do on Slurm, where Slurm does not have it."""
+    """The alternative on Slurm, if the feature does not work there."""
 
 
 FEATURES = (
@@ -154,7 +154,7 @@ def check_engine(document: Section, problems: Problems) -> None:
         problems.add(
             "cluster.nodes is missing",
             cluster.key_place("slurm"),
-            "say how many machines the job needs, e.g. 'nodes: 8'",
+            "set the number of machines that the job needs, e.g. 'nodes: 8'",
         )
     if isinstance(cluster.get("gpus"), tuple):
         problems.add(

@@ -178,8 +178,8 @@ JOB = SectionType(
                 minimum=1,
                 advice="write each word as its own item: [accelerate, launch, train.py]",
             ),
-            "Any program with its arguments, one item each, instead of a script. In command, args "
-            f"and env, these stand for their values: {', '.join(f'{{{name}}}' for name in NAMES)}.",
+            "Any program with its arguments, one item each, instead of a script. Placeholders in "
+            f"command, args and env: {', '.join(f'{{{name}}}' for name in NAMES)}.",
             otherwise="job.script",
             example='[./train, --rank, "{rank}"]',
         ),

@@ -88,8 +88,8 @@ class Slurm:
 @dataclass(frozen=True, slots=True)
 class Cluster:
     hosts: tuple[Host, ...]
-    """In node-rank order; never empty. With ``slurm``, all are alike, and their names stand for
-    hosts that Slurm has yet to allocate."""
+    """In node-rank order; never empty. With ``slurm``, all are equal, and their names are
+    placeholders for the hosts that Slurm allocates."""
     slurm: Slurm | None = None
     spares: tuple[Host, ...] = ()
     gpu: str | None = None

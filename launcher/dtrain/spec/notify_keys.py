@@ -19,8 +19,8 @@ NOTIFY = SectionType(
                 minimum=1,
                 advice="write a list: [failed, done]",
             ),
-            "The events to notify about: the job failed, it is done, or it failed and restarts. A "
-            "run that you stop is none of them.",
+            "The events to notify about: the job failed, it is done, or it failed and restarts. "
+            "There is no notification for a run that you stop.",
             otherwise="all of them",
             example="[failed]",
         ),
