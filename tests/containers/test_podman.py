@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from typing import Any
 
 import pytest
@@ -109,6 +110,17 @@ def test_stacks_of_a_silent_job(pair: Cluster, launcher: Launcher) -> None:
     done = launcher.run(file, timeout=HANG)
     assert done.code == 1, done
     assert "ranks 0, 1 on node[1-2]: in wait " in done.stderr, str(done)
+    assert launcher.left(pair) == {}
+
+
+def test_the_script_of_a_dry_run(pair: Cluster, launcher: Launcher) -> None:
+    file = launcher.file(pair, inside("exit", "7"))
+    done = launcher.run(file, "--dry-run", "--output", "written")
+    assert done.code == 0, str(done)
+    host = pair["node1"]
+    script = launcher.folder / "written" / "node1" / "worker-0.sh"
+    run = subprocess.run(host.command("bash", "-c", f'PATH=~/bin:$PATH; bash "{script}"'))
+    assert run.returncode == 7
     assert launcher.left(pair) == {}
 
 

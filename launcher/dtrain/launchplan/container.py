@@ -16,7 +16,7 @@ podman-run(1), apptainer-exec(1) and doc/cmd/start.md of NVIDIA/enroot.
 
 No value of the environment is on a command line: clients take a variable's value from their own
 environment (`--env NAME`; apptainer: APPTAINERENV_NAME). Exceptions are the few variables that
-would change the client itself, which are no secrets, see `CLIENTS_OWN`.
+would change the client itself, which are no secrets, see `_BY_VALUE`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from dtrain.environ.template import NodeSlot, Template
 from dtrain.spec.model import Container, EngineName, Mount
+from dtrain.spec.program import CLIENTS_OWN
 
 WORKDIR = Template(NodeSlot("$workdir", "$workdir", "workdir"))
 RUN_DIR = Template(NodeSlot("$DTRAIN_RUN_DIR", "$DTRAIN_RUN_DIR", "run_dir"))
@@ -35,9 +36,9 @@ _IDS = '$([ "$(id -u)" = 0 ] && echo host || echo keep-id)'
 _USER_NAMESPACE = NodeSlot(_IDS, _IDS, "user_namespace")
 """Rootless podman keeps the user's id only if asked, and podman run by root refuses to."""
 
-CLIENTS_OWN = ("DTRAIN_RUN_DIR", "HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "PATH", "TMPDIR")
-"""Variables that would change the client of docker, podman or enroot, or mark it as a process of
-the run. They cannot be secrets."""
+_BY_VALUE = ("DTRAIN_RUN_DIR", *CLIENTS_OWN)
+"""Variables with their values on the command line. DTRAIN_RUN_DIR would mark the client as a
+process of the run. None can be a secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def enclosure(container: Container, workers: Iterable[Worker]) -> Enclosure:
     return Enclosure(
         program=engine,
         prefix="" if by_name else "APPTAINERENV_",
-        left_out=CLIENTS_OWN if by_name else (),
+        left_out=_BY_VALUE if by_name else (),
         waits=bool(remove),
         remove=remove,
     )
@@ -162,10 +163,10 @@ _COMMANDS: Mapping[EngineName, Callable[[Container, Worker], Iterator[str]]] = {
 
 def _environment(worker: Worker) -> Iterator[str]:
     values = {"HOME": RUN_DIR, "DTRAIN_RUN_DIR": RUN_DIR, **worker.environment}
-    for name in CLIENTS_OWN:
+    for name in _BY_VALUE:
         if name in values:
             yield from ("--env", Template(f"{name}=", values[name]))
-    for name in sorted({*values, *worker.others}.difference(CLIENTS_OWN)):
+    for name in sorted({*values, *worker.others}.difference(_BY_VALUE)):
         yield from ("--env", name)
 
 

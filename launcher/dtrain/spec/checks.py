@@ -14,7 +14,7 @@ from dtrain.spec.machines import devices_sound
 from dtrain.spec.notify_keys import check_notify
 from dtrain.spec.placeholders import check_placeholders
 from dtrain.spec.problems import Problems, TextSpan, either, nearest, shown
-from dtrain.spec.program import check_per, check_program
+from dtrain.spec.program import check_container, check_per, check_program
 from dtrain.spec.schema import Section
 from dtrain.spec.source import Mapping
 from dtrain.spec.strategies import STRATEGIES, Strategy
@@ -54,6 +54,7 @@ def check(document: Section, problems: Problems) -> None:
     check_notify(document, problems)
     if "job" in document:
         check_program(job, problems)
+        check_container(job, problems)
         check_per(cluster, job, problems)
         check_placeholders(cluster, job, problems)
         _check_environment(cluster, job, problems)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dtrain.spec.machines import machines
 from dtrain.spec.problems import Problems, TextSpan
 from dtrain.spec.schema import Section
-from dtrain.spec.source import Sequence
+from dtrain.spec.source import Scalar, Sequence
 from dtrain.spec.strategies import STRATEGIES
 
 PROGRAMS = ("script", "module", "command")
+
+CLIENTS_OWN = ("HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "PATH", "TMPDIR")
+"""Variables that change the client of a container engine."""
 
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _ACCELERATE_MODULES = ("accelerate.commands.launch", "accelerate.commands.accelerate_cli")
@@ -29,6 +32,19 @@ def check_program(job: Section, problems: Problems) -> None:
             "add 'script: train.py', 'module: my.train' for `python -m my.train`, or 'command: "
             "[…]' for any other program",
         )
+
+
+def check_container(job: Section, problems: Problems) -> None:
+    """No secret is a variable that the client of a container engine uses itself."""
+    secrets = job.entries["secrets"].value if "secrets" in job and "container" in job else None
+    for item in getattr(secrets, "items", ()):
+        if isinstance(item, Scalar) and item.text in CLIENTS_OWN:
+            problems.add(
+                f"{item.text} cannot be a secret of a job in containers: it changes the engine "
+                "itself",
+                item.place,
+                "set it in job.env, or in the image",
+            )
 
 
 def check_per(cluster: Section, job: Section, problems: Problems) -> None:
