@@ -248,7 +248,7 @@ def _rank(
         environment |= jax.rank_environment(world, node_rank, local_rank, devices_of_host)
     values = {
         **values,
-        "rank": world.rank(node_rank, local_rank),
+        "rank": number("rank", rank, scripted=world.scripted),
         "local_rank": world.local_rank(local_rank),
     }
     return Process(

@@ -28,6 +28,8 @@ class Feature:
 
 FEATURES = (
     Feature("dry run, scripts to run by hand"),
+    Feature("live output, first cause of a failure, logs"),
+    Feature("detach, attach, stop"),
     Feature("PyTorch, TensorFlow, JAX and other programs", ("job.framework",)),
     Feature("torchrun (static, c10d)", ("job.rendezvous.backend",)),
     Feature("setup lines", ("job.setup",)),
@@ -95,6 +97,8 @@ FEATURES = (
         slurm=False,
         instead="use 'engine: enroot' or 'engine: apptainer'",
     ),
+    Feature("checks before a launch", slurm=False),
+    Feature("telemetry", slurm=False),
     Feature(
         "hang diagnosis",
         ("job.watchdog",),

@@ -220,6 +220,9 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[s
     yield "  export DTRAIN_RUN_DIR"
     yield f"  cd -- {path(part.workdir)} || exit"
     yield "  workdir=$PWD"
+    if plan.job.setup and "PATH" in part.node_variables:
+        # Setup lines find the programs beside cluster.python.
+        yield f"  export PATH={completed('PATH', part.node_variables['PATH'])}"
     for line in plan.job.setup:
         yield f"  eval {word(line)} || exit"
     yield from (f"  {line}" for line in common)
