@@ -1,6 +1,6 @@
-"""The job files of the page `examples` run as they are, with 2 workers on each of 2 hosts.
+"""The job files of the page `examples` run unchanged, with 2 workers on each of 2 hosts.
 
-Only the hosts are others, and what tells a program that there is no GPU.
+Only the hosts differ, and the settings for programs without a GPU.
 """
 
 from __future__ import annotations

@@ -61,6 +61,6 @@ def joined(separator: str, texts: Iterable[str]) -> str:
 
 
 def number(name: str, value: object, *, scripted: bool) -> str:
-    """What tells one process from another, such as its rank, as text. Where one script starts all
-    processes (``scripted``), it is a shell variable there, ``dtrain_<name>``."""
+    """A number that differs between processes, such as the rank, as text. If one script starts all
+    processes (``scripted``), it is the shell variable ``dtrain_<name>`` there."""
     return Template(Slot(str(value), f"$dtrain_{name}")) if scripted else str(value)

@@ -98,8 +98,8 @@ class LaunchPlan:
     run: str | None = None
     """The run's unique name; ``None`` in a dry run."""
     slurm: Slurm | None = None
-    """Set where Slurm allocates the hosts. Their names and addresses are then shell expansions
-    (see `dtrain.environ.template`), and so is what tells one process from another."""
+    """Set if Slurm allocates the hosts. Their names and addresses, and the numbers of processes,
+    are then shell expansions (see `dtrain.environ.template`)."""
 
     @property
     def world_size(self) -> int:

@@ -48,7 +48,7 @@ FEATURES = (
         "settings of single hosts",
         ("cluster.overrides",),
         slurm=False,
-        instead="remove it: all machines of a Slurm job are alike",
+        instead="remove it: all machines of a Slurm job have the same settings",
     ),
     Feature(
         "SSH settings, local processes",

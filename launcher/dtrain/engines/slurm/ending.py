@@ -119,7 +119,7 @@ class Ending:
             )
         return Report(
             ExitCode.NODE_FAILED,
-            f"Slurm no longer knows job {self.job}, so nobody knows how it ended",
+            f"Slurm no longer knows job {self.job}, so its exit status is unknown",
             hint="its output is complete: see its last lines. Slurm forgets finished jobs after"
             " some minutes (MinJobAge)",
         )

@@ -38,7 +38,7 @@ FIRST_DELAY, LAST_DELAY = 1.0, 30.0
 SIZES_SECONDS = 10.0
 """Seconds between two journal entries about the size of the output received so far."""
 GIVE_UP = 3
-"""Requests to stop after which nobody waits for Slurm any longer."""
+"""Number of stop requests after which dtrain stops waiting for Slurm."""
 
 
 class JobFollower:
