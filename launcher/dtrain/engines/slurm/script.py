@@ -217,6 +217,9 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[s
         yield "  esac"
     yield f"  DTRAIN_RUN_DIR={folder}"
     yield '  (umask 077 && mkdir -p -- "$DTRAIN_RUN_DIR") || exit'
+    yield "  # dtrain.runtime, if dtrain launched the job."
+    yield '  [ ! -e "${DTRAIN_RUN_DIR%/*}/runtime.zip" ] ||'
+    yield '    ln -s ../runtime.zip "$DTRAIN_RUN_DIR" 2>/dev/null'
     yield "  export DTRAIN_RUN_DIR"
     yield f"  cd -- {path(part.workdir)} || exit"
     yield "  workdir=$PWD"

@@ -7,6 +7,7 @@ from typing import Any
 
 from dtrain.diagnostics import NodeError
 from dtrain.messages import slurm as messages
+from dtrain.node.runtime_archive import runtime_archive
 from dtrain.spec.model import Host, Slurm
 
 
@@ -54,6 +55,7 @@ def submit_order(
         "run_dir": run_dir,
         "workdir": workdir,
         "script": script,
+        "runtime": runtime_archive(),
         "environment": dict(secrets),
     }
 

@@ -5,6 +5,7 @@ Shipped to login nodes: Python 3.8, standard library only.
 
 from __future__ import annotations
 
+import binascii
 import os
 import re
 import subprocess
@@ -44,6 +45,7 @@ def submit(order: Json, folder: bytes) -> Answer:
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         _write(script, raw(order["script"]))
+        _write(os.path.join(folder, b"runtime.zip"), binascii.a2b_base64(order["runtime"]))
         environment = dict(os.environ, **order["environment"])
         answer = _run(command, expand(order["workdir"]), environment)
         if answer.status:

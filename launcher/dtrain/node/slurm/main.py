@@ -3,9 +3,10 @@
 It speaks as a relay does, with the frames of `dtrain.node.agent.wire`. The launcher writes lines of
 JSON; the first is ``submit``, ``follow`` or ``look``:
 
-    submit   run, run_dir, workdir, script, environment: save the script and submit it from the
-             working folder, unless the run was submitted before. Then do what ``follow`` does.
-             Paths start at the home folder
+    submit   run, run_dir, workdir, script, runtime, environment: save the script and submit it from
+             the working folder, unless the run was submitted before. Then do what ``follow`` does.
+             Paths start at the home folder. ``runtime`` is a zip archive in base64, saved as
+             ``runtime.zip``
     follow   run, run_dir, job, offsets {host: {name: offset}}: report the job and the output files
              of its machines, each from its offset. Without ``job`` (null), find the job of the run
     look     run, run_dir, job: report the job once, and end
