@@ -1,4 +1,4 @@
 from support.cluster import launcher
-from support.slurm import one_slurm, slurm
+from support.slurm import one_slurm, slurm, write_job
 
-__all__ = ["launcher", "one_slurm", "slurm"]
+__all__ = ["launcher", "one_slurm", "slurm", "write_job"]

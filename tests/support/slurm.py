@@ -17,13 +17,18 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from cluster import Cluster
 from namespace_host import Host
+from support.cluster import Launcher
 from support.limits import HANG
 
 NODES = 4
@@ -250,3 +255,26 @@ def slurm(one_slurm: Slurm) -> Iterator[Slurm]:
     """All nodes are idle when the test begins."""
     yield one_slurm
     one_slurm.wait_until_idle()
+
+
+WriteJob = Callable[..., Path]
+
+
+@pytest.fixture
+def write_job(slurm: Slurm, launcher: Launcher) -> WriteJob:
+    """Writes a cluster file for a Python program, with two workers on each of two nodes."""
+
+    def write(program: str, *, slurm: Mapping[str, Any] | None = None, **keys: Any) -> Path:
+        script = launcher.folder / "program.py"
+        script.write_text(program)
+        cluster = {"slurm": dict(slurm or {}), "nodes": 2, "gpus": 2, "python": sys.executable}
+        text = {
+            "name": "test",
+            "cluster": keys.pop("cluster", cluster),
+            "job": {"framework": "none", "script": str(script), **keys},
+        }
+        path = launcher.folder / "cluster.yaml"
+        path.write_text(yaml.safe_dump(text, sort_keys=False))
+        return path
+
+    return write

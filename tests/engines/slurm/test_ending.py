@@ -1,0 +1,102 @@
+"""The report of a job, from its last state and what its script wrote."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtrain.engines.slurm.ending import Ending, failed_tasks
+from dtrain.engines.slurm.state import JobState
+from dtrain.failures.cause import in_order_of_blame
+from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.spec.load import parse
+
+FILE = "name: t\ncluster: {slurm: {}, nodes: 2, gpus: 2}\njob: {framework: torch, script: t.py}\n"
+
+# As srun 22.05 writes it.
+ONE_FAILS = """\
+srun: error: b: task 2: Exited with exit code 7
+srun: launch/slurm: _step_signal: Terminating StepId=1.0
+srun: error: b: task 3: Terminated
+srun: error: a: tasks 0-1: Terminated
+"""
+CRASH = "srun: error: a: task 1: Segmentation fault (core dumped)\n"
+FULL = """\
+slurmstepd-b: error: StepId=3.0 exceeded memory limit (407388160 > 104857600), being killed
+srun: error: a: tasks 0-1: Killed
+srun: error: b: tasks 2-3: Killed
+"""
+OOM_KILL = """\
+slurmstepd-b: error: Detected 1 oom-kill event(s) in StepId=3.0.
+srun: error: b: task 3: Killed
+"""
+HOSTILE = """\
+srun: error: a: tasks 0-99999999999999999999: Killed
+srun: error: a: tasks -,5-2,x: Exited with exit code 999
+srun: error: a: tasks 3: Exited with exit code
+"""
+
+
+def plan() -> LaunchPlan:
+    return build(parse(FILE, "t.yaml")).on(("a", "b"))
+
+
+def ending(state: JobState | None, script: str = "", stopped_by: str = "") -> Ending:
+    failures = in_order_of_blame(failed_tasks(script, plan(), 5.0))
+    return Ending("12", state, plan(), script, failures, stopped_by)
+
+
+@pytest.mark.parametrize(
+    ("script", "first"),
+    [
+        (ONE_FAILS, "rank 2 on b exited with status 7"),
+        (CRASH + ONE_FAILS, "rank 1 on a was killed by SIGSEGV"),
+        (FULL, "rank 2 on b was killed: the host ran out of memory"),
+        (OOM_KILL, "rank 3 on b was killed: the host ran out of memory"),
+        (
+            CRASH + "dtrain: attempt 1 ended; the job goes back to the queue\n" + ONE_FAILS,
+            "rank 2 on b exited with status 7",
+        ),
+    ],
+)
+def test_the_first_cause(script: str, first: str) -> None:
+    report = ending(JobState("FAILED", status=143), script).report()
+    assert (report.exit_code, report.reason) == (1, first)
+
+
+def test_every_task_is_named_once() -> None:
+    assert len(failed_tasks(ONE_FAILS + ONE_FAILS + HOSTILE, plan(), 5.0)) == 4
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "words"),
+    [
+        (JobState("COMPLETED"), 0, "all 4 workers finished"),
+        (JobState("CANCELLED"), 1, "job 12 was cancelled outside dtrain"),
+        (JobState("TIMEOUT", time_limit="1-00:00:00"), 1, "its time limit of 1-00:00:00"),
+        (JobState("OUT_OF_MEMORY"), 1, "the job ran out of memory"),
+        (JobState("NODE_FAIL"), 3, "a machine of the job failed"),
+        (JobState("PREEMPTED"), 3, "job 12 was preempted"),
+        (JobState("FAILED", status=9), 1, "the job's script exited with status 9"),
+        (None, 3, "Slurm no longer knows job 12"),
+    ],
+)
+def test_each_state_has_its_words(state: JobState | None, code: int, words: str) -> None:
+    report = ending(state).report()
+    assert report.exit_code == code
+    assert words in report.reason
+
+
+@pytest.mark.parametrize("name", ["CANCELLED", "FAILED", "TIMEOUT"])
+def test_who_asked_to_stop_is_named(name: str) -> None:
+    report = ending(JobState(name), ONE_FAILS, stopped_by="Ctrl-C").report()
+    assert (report.exit_code, report.reason) == (130, "Ctrl-C")
+
+
+def test_what_the_script_said_before_it_started_a_process() -> None:
+    script = "dtrain: the job needs 2 nodes, and the allocation has 3\n"
+    assert ending(JobState("FAILED", status=1), script).report().problems == (script.strip(),)
+
+
+def test_a_forgotten_job_that_left_failures() -> None:
+    report = ending(None, ONE_FAILS).report()
+    assert (report.exit_code, report.reason) == (1, "rank 2 on b exited with status 7")

@@ -1,0 +1,138 @@
+"""One job on every engine: the same commands, output and reports, on the same machines.
+
+Only ``cluster`` differs. SSH starts the processes on the first two nodes, and Slurm chooses them.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from support.cluster import Launcher
+from support.launching import Launch
+from support.slurm import GPUS, Slurm, WriteJob
+
+pytestmark = [pytest.mark.slurm, pytest.mark.netns, pytest.mark.sshd]
+
+WAIT = 'import time\nprint("up", flush=True)\ntime.sleep(500)\n'
+
+
+class Engine:
+    def __init__(self, name: str, slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> None:
+        self._slurm = slurm
+        self._launcher = launcher
+        self._write_job = write_job
+        self._keys: dict[str, Any] = {}
+        if name == "ssh":
+            nodes = [host.name for host in slurm.nodes[:2]]
+            addresses = {host.name: {"address": host.address} for host in slurm.nodes[:2]}
+            section = slurm.cluster.section(hosts=nodes, overrides=addresses, gpus=GPUS)
+            self._keys = {"cluster": section}
+
+    def start(self, program: str, *args: str) -> Launch:
+        # The fake GPUs are no GPUs for the check before an SSH launch.
+        file = self._write_job(program, **self._keys)
+        return self.command("launch", str(file), "--no-check", *args)
+
+    def command(self, *argv: str) -> Launch:
+        return self._launcher.command(*argv, env=self._slurm.environment)
+
+    def log(self, rank: int) -> bytes:
+        """What a rank wrote to stdout: two ranks on each node."""
+        return self._launcher.log(self._slurm.nodes[rank // 2].name, f"worker-{rank}.out")
+
+    def run(self) -> str:
+        """The name of the only run."""
+        (run,) = (self._launcher.home / "runs").iterdir()
+        return run.name
+
+    def left(self) -> dict[str, dict[int, str]]:
+        """Processes of jobs on the nodes."""
+        found = {host.name: host.processes() for host in self._slurm.nodes}
+        return {
+            host: mine
+            for host, every in found.items()
+            if (mine := {pid: text for pid, text in every.items() if "program.py" in text})
+        }
+
+
+@pytest.fixture(params=["ssh", "slurm"])
+def engine(
+    request: pytest.FixtureRequest, slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> Engine:
+    return Engine(request.param, slurm, launcher, write_job)
+
+
+def test_output_arrives_byte_exact(engine: Engine, slurm: Slurm) -> None:
+    """100 MB of one rank; only the others are shown."""
+    program = """\
+import os, sys
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+if os.environ["RANK"] == "0":
+    for _ in range(100):
+        sys.stdout.buffer.write(bytes(range(250)) * 4000)
+"""
+    done = engine.start(program, "--rank", "1-3").wait()
+    assert done.code == 0, str(done)
+    assert "all 4 workers finished" in done.stderr
+    first, second = (host.name for host in slurm.nodes[:2])
+    expected = [f"[{first} 1] rank 1 of 4", *(f"[{second} {n}] rank {n} of 4" for n in (2, 3))]
+    assert sorted(done.stdout.splitlines()) == expected
+    assert engine.log(0) == b"rank 0 of 4\n" + bytes(range(250)) * 400_000
+
+
+def test_the_first_failure_is_named_with_its_traceback(engine: Engine, slurm: Slurm) -> None:
+    program = """\
+import os, time
+if os.environ["RANK"] == "2":
+    raise ValueError("bad batch")
+time.sleep(500)
+"""
+    done = engine.start(program).wait()
+    assert done.code == 1, str(done)
+    _, found, report = done.stderr.partition(
+        f"\nerror: rank 2 on {slurm.nodes[1].name} exited with status 1\n"
+    )
+    assert found, str(done)
+    assert 'program.py", line 3, in <module>' in report
+    assert "    ValueError: bad batch\n" in report
+    assert engine.left() == {}
+
+
+def test_ctrl_c_ends_every_process(engine: Engine) -> None:
+    launch = engine.start(WAIT)
+    launch.until("] up", count=4)
+    launch.process.send_signal(signal.SIGINT)
+    done = launch.wait()
+    assert done.code == 130, str(done)
+    assert ": Ctrl-C; logs in" in done.stderr
+    assert engine.left() == {}
+
+
+def test_a_detached_run_is_followed_by_other_commands(engine: Engine) -> None:
+    done = engine.start(WAIT, "--detach").wait()
+    assert done.code == 0, str(done)
+    run = done.stdout.strip()
+    logs = engine.command("logs", "--follow", run)
+    logs.until("] up", count=4)
+    attached = engine.command("attach", run)
+    attached.until("4 workers on 2 hosts")
+    assert engine.command("stop", run).wait().code == 0
+    assert attached.wait().code == 130
+    assert logs.wait().code == 0
+    assert engine.left() == {}
+
+
+def test_another_process_takes_over_from_a_killed_launcher(engine: Engine) -> None:
+    program = "import time\nfor step in range(60):\n  print(step, flush=True)\n  time.sleep(.1)\n"
+    launch = engine.start(program)
+    launch.until("0] 1\n")
+    launch.kill()
+    shown = engine.command("ps", engine.run()).wait().stdout
+    assert "unattended" in shown and "running" in shown
+    done = engine.command("attach", engine.run()).wait()
+    assert done.code == 0, str(done)
+    for rank in range(4):
+        assert engine.log(rank) == "".join(f"{step}\n" for step in range(60)).encode()

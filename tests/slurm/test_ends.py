@@ -1,0 +1,148 @@
+"""How runs on Slurm end, where Slurm itself ends them, or cannot start them."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from support.cluster import Launcher
+from support.slurm import Slurm, WriteJob
+
+pytestmark = [pytest.mark.slurm, pytest.mark.netns]
+
+WAIT = """\
+import os, sys, time
+print("up", flush=True)
+time.sleep(500)
+"""
+
+
+def test_what_fails_before_the_program_starts_is_shown(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    done = launcher.run(write_job("", setup=["cd /no/such/folder"]), env=slurm.environment)
+    assert done.code == 1, str(done)
+    report = done.stderr.partition("\nerror: rank ")[2]
+    assert "cd: /no/such/folder: No such file or directory" in report
+
+
+def test_a_refused_job_is_reported_with_the_words_of_sbatch(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    done = launcher.run(write_job("", slurm={"partition": "nope"}), env=slurm.environment)
+    assert done.code == 3, str(done)
+    assert "this machine: submitting the job: sbatch --parsable" in done.stderr
+    assert "sbatch: error: invalid partition specified: nope" in done.stderr
+    assert "hint: `sinfo` lists the partitions" in done.stderr
+
+
+def test_a_queued_job_says_why_and_can_be_cancelled(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    first = slurm.submit("#!/bin/sh\nsleep 500\n", f"--nodes={len(slurm.nodes)}", "--exclusive")
+    slurm.wait(first, "RUNNING")
+    launch = launcher.start(write_job(WAIT), env=slurm.environment)
+    launch.until("is queued: waiting for free machines (Resources)")
+    (run,) = json.loads(launcher.command("ps", "--json").wait().stdout)["runs"]
+    assert (run["state"], run["hosts_known"]) == ("queued", False)
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.wait().code == 130
+
+
+def test_cancelled_from_outside(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> None:
+    launch = launcher.start(write_job(WAIT), env=slurm.environment)
+    launch.until("] up", count=4)
+    slurm.run("scancel", "--user=root")
+    done = launch.wait()
+    assert done.code == 1, str(done)
+    assert "was cancelled outside dtrain" in done.stderr
+
+
+def test_a_node_fails(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> None:
+    launch = launcher.start(write_job(WAIT), env=slurm.environment)
+    launch.until("] up", count=4)
+    lost = slurm.nodes[1]
+    slurm.fail_node(lost)
+    done = launch.wait()
+    assert done.code == 3, str(done)
+    assert f"error: {lost.name} failed" in done.stderr
+
+
+def test_the_job_runs_out_of_memory(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> None:
+    program = "import os, time\nx = bytearray(10**9) if os.environ['RANK'] == '1' else 0\n"
+    file = write_job(program + "time.sleep(500)", slurm={"options": ["--mem=300"]})
+    done = launcher.run(file, env=slurm.environment)
+    assert done.code == 1, str(done)
+    assert f"on {slurm.nodes[0].name} was killed: the host ran out of memory" in done.stderr
+    assert "cluster.slurm.options: ['--mem=0']" in done.stderr
+
+
+def test_the_time_limit(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> None:
+    # With such a limit, the warning comes as soon as Slurm looks at the job.
+    file = write_job(WAIT, slurm={"time": "1m"}, grace="55s")
+    done = launcher.run(file, env=slurm.environment)
+    assert done.code == 1, str(done)
+    assert "reached its time limit of 00:01:00" in done.stderr
+    assert "hint: set a longer cluster.slurm.time" in done.stderr
+
+
+def test_a_job_that_slurm_has_forgotten(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    launch = launcher.start(write_job("print('up', flush=True)\n"), env=slurm.environment)
+    launch.until("is submitted")
+    launch.kill()
+    (run,) = (launcher.home / "runs").iterdir()
+    number = json.loads((run / "run.json").read_text())["job_id"]
+    slurm.wait(number)
+    slurm.forget()
+    shown = launcher.command("ps", run.name, env=slurm.environment).wait()
+    assert "gone" in shown.stdout, str(shown)
+    done = launcher.command("attach", run.name, env=slurm.environment).wait()
+    assert done.code == 3, str(done)
+    assert f"Slurm no longer knows job {number}" in done.stderr
+    assert done.stdout.count("] up") == 4
+
+
+def test_a_login_node_over_ssh(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> None:
+    login = slurm.cluster.section()["ssh"]
+    (launcher.folder / ".ssh").mkdir()
+    lines = [
+        "Host login01",
+        f"HostName {slurm.login.address}",
+        f"User {login['user']}",
+        f"IdentityFile {login['identity']}",
+        f"UserKnownHostsFile {login['known_hosts']}",
+    ]
+    (launcher.folder / ".ssh" / "config").write_text("\n  ".join(lines) + "\n")
+    done = launcher.run(write_job("print('up')", slurm={"login": "login01"}))
+    assert done.code == 0, str(done)
+    assert done.stdout.count("] up") == 4
+    assert slurm.run("squeue", "--noheader") == ""
+
+
+def test_a_job_that_fails_is_queued_again(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    program = """\
+import os, time
+attempt = os.environ["DTRAIN_ATTEMPT"]
+print("attempt", attempt, flush=True)
+if attempt == os.environ["RANK"]:
+    raise ValueError(f"failed in attempt {attempt}")
+time.sleep(500)
+"""
+    launch = launcher.start(write_job(program, restart={"max": 1}), env=slurm.environment)
+    launch.until("is queued again (restart 1)")
+    launch.until("waiting for its begin time (BeginTime)")
+    (run,) = (launcher.home / "runs").iterdir()
+    number = json.loads((run / "run.json").read_text())["job_id"]
+    slurm.run("scontrol", "update", f"jobid={number}", "starttime=now")
+    done = launch.wait()
+    assert done.code == 1, str(done)
+    assert done.stdout.count("] attempt 2") == 4
+    report = done.stderr.partition("\nerror: ")[2]
+    assert report.startswith(f"rank 2 on {slurm.nodes[1].name} exited with status 1")
+    assert "failed in attempt 2" in report and "attempt 1" not in report
