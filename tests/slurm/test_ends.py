@@ -134,7 +134,9 @@ if attempt == os.environ["RANK"]:
     raise ValueError(f"failed in attempt {attempt}")
 time.sleep(500)
 """
-    launch = launcher.start(write_job(program, restart={"max": 1}), env=slurm.environment)
+    notify = {"command": ["sh", "-c", "cat >>notified; echo >>notified"]}
+    file = write_job(program, restart={"max": 1}, notify=notify)
+    launch = launcher.start(file, env=slurm.environment)
     launch.until("is queued again (restart 1)")
     launch.until("waiting for its begin time (BeginTime)")
     (run,) = (launcher.home / "runs").iterdir()
@@ -146,3 +148,6 @@ time.sleep(500)
     report = done.stderr.partition("\nerror: ")[2]
     assert report.startswith(f"rank 2 on {slurm.nodes[1].name} exited with status 1")
     assert "failed in attempt 2" in report and "attempt 1" not in report
+    lines = (launcher.folder / "notified").read_text().splitlines()
+    sent = [(said["event"], said["attempt"]) for said in map(json.loads, lines)]
+    assert sent == [("restarted", 1), ("failed", 2)]

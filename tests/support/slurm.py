@@ -270,6 +270,7 @@ def write_job(slurm: Slurm, launcher: Launcher) -> WriteJob:
         cluster = {"slurm": dict(slurm or {}), "nodes": 2, "gpus": 2, "python": sys.executable}
         text = {
             "name": "test",
+            **({"notify": keys.pop("notify")} if "notify" in keys else {}),
             "cluster": keys.pop("cluster", cluster),
             "job": {"framework": "none", "script": str(script), **keys},
         }

@@ -30,6 +30,7 @@ FEATURES = (
     Feature("dry run, scripts to run by hand"),
     Feature("live output, first cause of a failure, logs"),
     Feature("detach, attach, stop"),
+    Feature("notifications", ("notify",)),
     Feature("PyTorch, TensorFlow, JAX and other programs", ("job.framework",)),
     Feature("torchrun (static, c10d)", ("job.rendezvous.backend",)),
     Feature("setup lines", ("job.setup",)),
@@ -38,6 +39,8 @@ FEATURES = (
     Feature("containers of apptainer and enroot", ("job.container",)),
     Feature("network interface", ("cluster.network.interface",)),
     Feature("number of machines, from a queue", ("cluster.nodes", "cluster.slurm"), ssh=False),
+    Feature("check of the hosts before a launch, `dtrain check`", slurm=False),
+    Feature("training progress of `dtrain.runtime`", slurm=False),
     Feature(
         "hosts by name",
         ("cluster.hosts",),

@@ -30,6 +30,7 @@ from dtrain.runs.record import Record
 from dtrain.session.control import Control
 from dtrain.session.ending import explained
 from dtrain.session.liveness import PingLimit
+from dtrain.session.notifications import Notifications
 from dtrain.session.observer import Observer
 from dtrain.session.relay import CommandWriter
 
@@ -51,8 +52,10 @@ class JobFollower:
         observer: Observer,
         control: Control,
         on_running: Callable[[str], None],
+        secrets: Mapping[str, str],
     ) -> None:
-        """``on_running`` gets the run's name once the job has a number."""
+        """``on_running`` gets the run's name once the job has a number. ``secrets`` are for
+        notifications."""
         self._record = record
         self._folder = folder
         self._login = login
@@ -60,6 +63,9 @@ class JobFollower:
         self._control = control
         self._on_running = on_running
         self._journal = Journal(folder.journal)
+        self._notifications = Notifications(
+            record.request, folder, self._journal, secrets, self._notify
+        )
         self._plan = record.plan()
         self._output = JobOutput(folder, self._plan)
         self._writer = CommandWriter(lambda: PingLimit.NORMAL)
@@ -101,6 +107,7 @@ class JobFollower:
             self._writer.finish()
             thread.join()
         if self._control.left:
+            self._notifications.close()
             self._observer.left(self._record.run)
             return replace(report, logs=str(self._folder.path))
         return self._finish(report)
@@ -198,7 +205,10 @@ class JobFollower:
         if state is None:
             return
         if before is not None and state.restarts > before.restarts:
-            self._notify(f"job {self._record.job_id} is queued again (restart {state.restarts})")
+            text = f"job {self._record.job_id} is queued again (restart {state.restarts})"
+            self._notify(text)
+            ended = self._complete(Report(ExitCode.JOB_FAILED, text))
+            self._notifications.send("restarted", state.restarts, ended)
         # The list of a job that lost a host is shorter.
         complete = not state.queued and len(state.hosts) == len(self._plan.hosts)
         if complete and state.hosts != self._record.allocated:
@@ -263,11 +273,19 @@ class JobFollower:
     def _finish(self, report: Report) -> Report:
         self._sizes_due = 0.0
         self._journal_sizes()
-        seconds = max(0.0, time.time() - self._record.started)
-        report = replace(report, seconds=seconds, logs=str(self._folder.path))
+        report = self._complete(report)
+        if report.exit_code is not ExitCode.INTERRUPTED:
+            attempt = 1 + (self._state.restarts if self._state is not None else 0)
+            self._notifications.send("done" if report.ok else "failed", attempt, report)
+        self._notifications.close()
         self._journal.write(time.time(), journal.Finished(report))
         self._observer.finished(report)
         return report
+
+    def _complete(self, report: Report) -> Report:
+        """The report with the run's folder and duration."""
+        seconds = max(0.0, time.time() - self._record.started)
+        return replace(report, seconds=seconds, logs=str(self._folder.path))
 
     # The run's records -------------------------------------------------------------------------
 

@@ -69,11 +69,12 @@ class SlurmEngine:
             plan.run_dir,
             workdir=str(self._request.base) if self._login(record).is_here else "~",
             script=render(plan),
-            secrets=secret_values,
+            secrets={name: secret_values[name] for name in spec.job.secrets},
+            hidden=[name for name in secret_values if name not in spec.job.secrets],
         )
         try:
             with listening(folder, self._control):
-                return self._follower(record, folder).follow(order)
+                return self._follower(record, folder, secret_values).follow(order)
         finally:
             if claim is not None:
                 claim.release()
@@ -88,7 +89,7 @@ class SlurmEngine:
         if not self._control.interrupted and (why := history.stop_reason(folder)):
             self._control.stop(why)
         with listening(folder, self._control):
-            return self._follower(record, folder).follow(None)
+            return self._follower(record, folder, secrets).follow(None)
 
     def clean(self, record: Record, folder: RunFolder) -> bool:
         """Slurm itself ends every process of a job."""
@@ -97,7 +98,9 @@ class SlurmEngine:
     def status(self, record: Record, known: Mapping[str, HostStatus]) -> Mapping[str, HostStatus]:
         return self._login(record).status(known)
 
-    def _follower(self, record: Record, folder: RunFolder) -> JobFollower:
+    def _follower(
+        self, record: Record, folder: RunFolder, secrets: Mapping[str, str]
+    ) -> JobFollower:
         return JobFollower(
             record,
             folder,
@@ -105,6 +108,7 @@ class SlurmEngine:
             observer=self._observer,
             control=self._control,
             on_running=self._on_running,
+            secrets=secrets,
         )
 
     def _login(self, record: Record) -> Login:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dtrain.diagnostics import NodeError
@@ -47,8 +47,15 @@ def refusal(host: str, said: messages.Refused) -> SubmitError:
 
 
 def submit_order(
-    run: str, run_dir: str, *, workdir: str, script: str, secrets: Mapping[str, str]
+    run: str,
+    run_dir: str,
+    *,
+    workdir: str,
+    script: str,
+    secrets: Mapping[str, str],
+    hidden: Sequence[str],
 ) -> dict[str, Any]:
+    """``hidden``: variables of the launcher's environment that are not for the job."""
     return {
         "op": "submit",
         "run": run,
@@ -57,6 +64,7 @@ def submit_order(
         "script": script,
         "runtime": runtime_archive(),
         "environment": dict(secrets),
+        "hidden": list(hidden),
     }
 
 

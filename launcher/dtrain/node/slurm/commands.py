@@ -46,7 +46,8 @@ def submit(order: Json, folder: bytes) -> Answer:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         _write(script, raw(order["script"]))
         _write(os.path.join(folder, b"runtime.zip"), binascii.a2b_base64(order["runtime"]))
-        environment = dict(os.environ, **order["environment"])
+        inherited = {key: value for key, value in os.environ.items() if key not in order["hidden"]}
+        environment = dict(inherited, **order["environment"])
         answer = _run(command, expand(order["workdir"]), environment)
         if answer.status:
             return answer

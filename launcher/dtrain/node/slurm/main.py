@@ -3,10 +3,11 @@
 It speaks as a relay does, with the frames of `dtrain.node.agent.wire`. The launcher writes lines of
 JSON; the first is ``submit``, ``follow`` or ``look``:
 
-    submit   run, run_dir, workdir, script, runtime, environment: save the script and submit it from
-             the working folder, unless the run was submitted before. Then do what ``follow`` does.
-             Paths start at the home folder. ``runtime`` is a zip archive in base64, saved as
-             ``runtime.zip``
+    submit   run, run_dir, workdir, script, runtime, environment, hidden: save the script and submit
+             it from the working folder, unless the run was submitted before. Then do what
+             ``follow`` does. Paths start at the home folder. ``runtime`` is a zip archive in base64
+             that is saved as ``runtime.zip``. The job gets ``environment`` and this program's own
+             variables without those in ``hidden``
     follow   run, run_dir, job, offsets {host: {name: offset}}: report the job and the output files
              of its machines, each from its offset. Without ``job`` (null), find the job of the run
     look     run, run_dir, job: report the job once, and end
