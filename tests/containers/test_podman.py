@@ -77,6 +77,17 @@ def test_ends(pair: Cluster, launcher: Launcher, args: list[str], said: str) -> 
     assert launcher.left(pair) == {}
 
 
+def test_the_kernel_kills_a_worker_whose_container_is_out_of_memory(
+    pair: Cluster, launcher: Launcher
+) -> None:
+    limited = container()
+    limited["options"] += ["--memory", "64m", "--memory-swap", "64m"]
+    done = launcher.run(launcher.file(pair, inside("fill", container=limited)))
+    assert done.code == 1
+    assert "was killed: the host ran out of memory" in done.stderr, str(done)
+    assert launcher.left(pair) == {}
+
+
 def test_term_reaches_the_worker_once(pair: Cluster, launcher: Launcher) -> None:
     launch = launcher.start(launcher.file(pair, inside("wait")))
     launch.until("waiting", count=2)

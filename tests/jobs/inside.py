@@ -3,6 +3,7 @@
 inside.py show              print one line of JSON, and write the file `made-RANK`
 inside.py exit CODE         exit with a status
 inside.py signal NUMBER     send itself a signal
+inside.py fill              fill the memory
 inside.py wait [ignore]     wait for TERM, and count it; `ignore` goes on then
 """
 
@@ -65,5 +66,7 @@ if __name__ == "__main__":
     elif how == "signal":
         os.kill(os.getpid(), int(rest[0]))
         signal.pause()
+    elif how == "fill":
+        print(len(b"x" * (1 << 30)))
     else:
         wait(rest == ["ignore"])
