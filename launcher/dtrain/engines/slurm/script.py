@@ -80,6 +80,8 @@ def render(plan: LaunchPlan) -> str:
             "",
         ]
     lines += [*_control(plan, services=bool(services)), ""]
+    if not _uniform(plan, main):
+        lines += ["dtrain_folder=$(mktemp -d) || exit", "trap 'rm -r -- \"$dtrain_folder\"' EXIT"]
     if services:
         lines += [*_srun("dtrain_service", plan, services), "dtrain_services=$!"]
     lines += [*_srun("dtrain_process", plan, main), "dtrain_step=$!", ""]
@@ -286,9 +288,9 @@ def _srun(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[str]:
     else:
         nodes = [task.part.node_rank for task in tasks]
         hosts = " ".join(f'"${{dtrain_hosts[{node}]}}"' for node in nodes)
-        yield "dtrain_file=$(mktemp) || exit"
-        yield f"printf '%s\\n' {hosts} >\"$dtrain_file\""
-        prefix = 'SLURM_HOSTFILE="$dtrain_file" '
+        file = f'"$dtrain_folder/{name}"'
+        yield f"printf '%s\\n' {hosts} >{file}"
+        prefix = f"env -u SLURM_NTASKS_PER_NODE SLURM_HOSTFILE={file} "
         options += [f"--nodes={len(set(nodes))}", "--distribution=arbitrary", "--overlap"]
         options.append(f"--job-name={name}")
     if cpus is None:
