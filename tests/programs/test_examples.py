@@ -6,7 +6,9 @@ Only the hosts differ, and the settings for programs without a GPU.
 from __future__ import annotations
 
 import re
+import signal
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ JOBS = Path(__file__).with_name("jobs")
 PAGE = Path(__file__).parents[2] / "cli" / "dtrain_cli" / "help" / "examples.md"
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 MOST_LINES = 9
+MOST_BARS = 4
+JobFile = Callable[..., Path]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "UV_OFFLINE": "1"}
 
 
@@ -79,7 +83,7 @@ def test_every_example_is_run() -> None:
 
 
 @pytest.fixture
-def job_file(cluster: Cluster, launcher: Launcher, python: str, request: Any) -> Any:
+def job_file(cluster: Cluster, launcher: Launcher, python: str) -> JobFile:
     def write(program: Program, **env: str) -> Path:
         job: dict[str, Any] = yaml.safe_load(example(program))["job"]
         job["env"] = {**OFFLINE, **job.get("env", {}), **program.env, **env}
@@ -91,24 +95,40 @@ def job_file(cluster: Cluster, launcher: Launcher, python: str, request: Any) ->
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_trains(cluster: Cluster, launcher: Launcher, job_file: Any, name: str) -> None:
+def test_trains(cluster: Cluster, launcher: Launcher, job_file: JobFile, name: str) -> None:
     program = PROGRAMS[name]
     done = launcher.run(job_file(program))
-    print(done)
     assert done.code == 0, str(done)
     assert done.stdout.count(program.says) == program.times, str(done)
+    assert "separate trainings" not in done.stderr
+    # A log in a pipe has no cursor movements, and no line for each refresh of a bar.
+    log = done.stdout + done.stderr
+    assert not set(log) & set("\r\x1b"), str(done)
+    assert log.count("%|") <= MOST_BARS, str(done)
     assert launcher.left(cluster) == {}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_names_the_worker_that_failed(
-    cluster: Cluster, launcher: Launcher, job_file: Any, name: str
+    cluster: Cluster, launcher: Launcher, job_file: JobFile, name: str
 ) -> None:
     program = PROGRAMS[name]
     done = launcher.run(job_file(program, PLANTED=program.fails))
-    print(done)
     assert done.code == 1, str(done)
     report = done.stderr.partition("\nerror: ")[2]
     assert report.startswith(program.named), str(done)
     assert f"    ValueError: record 2 of {program.fails} is bad\n" in report, str(done)
+    assert launcher.left(cluster) == {}
+
+
+@pytest.mark.parametrize("name", ["accelerate", "make"])
+def test_an_interrupt_leaves_nothing(
+    cluster: Cluster, launcher: Launcher, job_file: JobFile, name: str
+) -> None:
+    """Where the process that dtrain starts is not the one that trains."""
+    launch = launcher.start(job_file(PROGRAMS[name], PLANTED="a wait"))
+    launch.until("waits at record 2", count=4)
+    launch.send(signal.SIGINT)
+    done = launch.wait()
+    assert done.code == 130, str(done)
     assert launcher.left(cluster) == {}

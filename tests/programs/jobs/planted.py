@@ -1,7 +1,8 @@
-"""A fault that a test plants: the worker that `PLANTED` names meets a bad record."""
+"""What a test plants: the worker that `PLANTED` names meets a bad record, or all wait."""
 
 import json
 import os
+import time
 
 
 def name() -> str:
@@ -13,6 +14,10 @@ def name() -> str:
 
 
 def check(record: int) -> None:
-    """Fail on the third record."""
-    if record == 2 and os.environ.get("PLANTED") == name():
+    """Fail or wait at the third record."""
+    planted = os.environ.get("PLANTED", "")
+    if record == 2 and planted == name():
         raise ValueError(f"record 2 of {name()} is bad")
+    if record == 2 and planted == "a wait":
+        print("waits at record 2", flush=True)
+        time.sleep(600)
