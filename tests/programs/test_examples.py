@@ -1,4 +1,4 @@
-"""The job files of the page `examples` run unchanged, with 2 workers on each of 2 hosts.
+"""The job files of the page `examples` run unchanged, on 2 hosts with 2 workers each.
 
 Only the hosts differ, and the settings for programs without a GPU.
 """
@@ -41,15 +41,17 @@ class Program:
     says: str = "trained 4 steps on 4 ranks"
     times: int = 4
     """How often it says so."""
-    fails: str = "rank 3"
-    """The worker that a test makes fail."""
-    named: str = "rank 3 on node2"
+    slots: int = 1
+    """Workers on each host in the test of a failure, which takes half the time with one."""
+    fails: str = "rank 1"
+    """The worker that this test makes fail."""
+    named: str = "rank 1 on node2"
     """The process of dtrain that the report then names."""
 
 
 PROGRAMS = {
     "trainer": Program("trainer.py"),
-    "accelerate": Program("accelerated.py", args=("--cpu",), named="rank 1 on node2"),
+    "accelerate": Program("accelerated.py", args=("--cpu",), slots=2, fails="rank 3"),
     "lightning": Program("lit.py"),
     "fabric": Program("fabric.py"),
     "deepspeed": Program("zero.py", {"DS_ACCELERATOR": "cpu"}),
@@ -57,11 +59,12 @@ PROGRAMS = {
     # The exception of a remote call ends its caller.
     "rpc": Program("rpc.py", times=1, named="rank 0 on node1"),
     "jax": Program("jax_sum.py", {"JAX_PLATFORMS": "cpu"}),
-    "keras": Program("keras_workers.py", fails="worker 3", named="worker3 on node2"),
+    "keras": Program("keras_workers.py", fails="worker 1", named="worker1 on node2"),
     "coordinator": Program(
         "coordinator.py",
         says="trained 4 steps on 2 ranks",
         times=1,
+        slots=2,
         fails="chief 0",
         named="chief0 on node1",
     ),
@@ -84,12 +87,12 @@ def test_every_example_is_run() -> None:
 
 @pytest.fixture
 def job_file(cluster: Cluster, launcher: Launcher, python: str) -> JobFile:
-    def write(program: Program, **env: str) -> Path:
+    def write(program: Program, slots: int = 2, **env: str) -> Path:
         job: dict[str, Any] = yaml.safe_load(example(program))["job"]
         job["env"] = {**OFFLINE, **job.get("env", {}), **program.env, **env}
         job["args"] = [*job.get("args", ()), *program.args]
         job["sync"] = {"source": str(JOBS)}
-        return launcher.file(cluster, job, slots=2, python=python)
+        return launcher.file(cluster, job, slots=slots, python=python)
 
     return write
 
@@ -108,12 +111,13 @@ def test_trains(cluster: Cluster, launcher: Launcher, job_file: JobFile, name: s
     assert launcher.left(cluster) == {}
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+# JAX aborts all processes some seconds after an exception in one, in any order.
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "jax"])
 def test_names_the_worker_that_failed(
     cluster: Cluster, launcher: Launcher, job_file: JobFile, name: str
 ) -> None:
     program = PROGRAMS[name]
-    done = launcher.run(job_file(program, PLANTED=program.fails))
+    done = launcher.run(job_file(program, program.slots, PLANTED=program.fails))
     assert done.code == 1, str(done)
     report = done.stderr.partition("\nerror: ")[2]
     assert report.startswith(program.named), str(done)
