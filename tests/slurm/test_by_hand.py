@@ -166,12 +166,18 @@ def test_a_failed_rank_ends_the_job(slurm: Slurm) -> None:
 
 
 def test_a_failed_job_goes_back_to_the_queue_as_often_as_the_file_allows(slurm: Slurm) -> None:
-    job = slurm.submit(sh(slurm, "echo attempt $DTRAIN_ATTEMPT; exit 3", ", restart: {max: 1}"))
+    job = slurm.submit(
+        sh(
+            slurm,
+            "echo attempt $DTRAIN_ATTEMPT; ((RANK)) && sleep 1000; exit 3",
+            ", restart: {max: 1}",
+        )
+    )
     slurm._wait_for("a restart", lambda: slurm.job(job)["Restarts"] == "1")
     # Slurm waits two minutes.
     slurm._wait_for("the end", lambda: soon(slurm, job) == "FAILED")
     assert slurm.job(job)["Restarts"] == "1"
-    (first, _) = (slurm.shared / "runs" / "nodes" / f"job-{job}").rglob("worker-*.out")
+    (first,) = (slurm.shared / "runs" / "nodes" / f"job-{job}").rglob("worker-0.out")
     assert first.read_text() == "attempt 1\nattempt 2\n"
 
 
