@@ -5,6 +5,7 @@ Only ``cluster`` differs. SSH starts the processes on the first two nodes, and S
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import Any
 
@@ -31,9 +32,9 @@ class Engine:
             section = slurm.cluster.section(hosts=nodes, overrides=addresses, gpus=GPUS)
             self._keys = {"cluster": section}
 
-    def start(self, program: str, *args: str) -> Launch:
+    def start(self, program: str, *args: str, **job: object) -> Launch:
         # The fake GPUs are no GPUs for the check before an SSH launch.
-        file = self._write_job(program, **self._keys)
+        file = self._write_job(program, **self._keys, **job)
         return self.command("launch", str(file), "--no-check", *args)
 
     def command(self, *argv: str) -> Launch:
@@ -99,6 +100,24 @@ time.sleep(500)
     assert 'program.py", line 3, in <module>' in report
     assert "    ValueError: bad batch\n" in report
     assert engine.left() == {}
+
+
+def test_a_rank_of_torchrun_is_named(engine: Engine, slurm: Slurm) -> None:
+    program = """\
+import os, time
+print("rank", os.environ["RANK"], flush=True)
+if os.environ["RANK"] == "3":
+    time.sleep(1)
+    raise ValueError("bad batch")
+time.sleep(500)
+"""
+    done = engine.start(program, framework="torch", rendezvous={"backend": "static"}).wait()
+    assert done.code == 1, str(done)
+    for rank in range(4):
+        node = slurm.nodes[rank // 2].name
+        assert re.search(rf"^\[{node} +{rank}\] rank {rank}$", done.stdout, re.MULTILINE)
+    report = done.stderr.partition(f"\nerror: rank 3 on {slurm.nodes[1].name} exited with")[2]
+    assert "    ValueError: bad batch\n" in report, str(done)
 
 
 def test_ctrl_c_ends_every_process(engine: Engine) -> None:

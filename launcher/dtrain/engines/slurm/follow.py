@@ -15,17 +15,17 @@ from typing import Any
 
 from dtrain.diagnostics import AnswerError, ExitCode, NodeError
 from dtrain.engines.slurm import submission
-from dtrain.engines.slurm.ending import Ending, failed_tasks, lost_hosts
+from dtrain.engines.slurm.ending import Ending, failed_tasks, lost_hosts, root_rank
 from dtrain.engines.slurm.login import Login
-from dtrain.engines.slurm.output import JobOutput, offsets
+from dtrain.engines.slurm.output import JobOutput, offsets, torchruns
 from dtrain.engines.slurm.state import JobState, parse
-from dtrain.failures.cause import Report, in_order_of_blame
+from dtrain.failures.cause import Failure, Report, in_order_of_blame
 from dtrain.messages import slurm as messages
 from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
 from dtrain.runs import journal
 from dtrain.runs.journal import Journal
-from dtrain.runs.log_store import RunFolder, StorageError, storage_error
+from dtrain.runs.log_store import RunFolder, StorageError, storage_error, tail
 from dtrain.runs.record import Record
 from dtrain.session.control import Control
 from dtrain.session.ending import explained
@@ -38,6 +38,8 @@ FIRST_DELAY, LAST_DELAY = 1.0, 30.0
 """Seconds before the first and the later attempts to connect again."""
 SIZES_SECONDS = 10.0
 """Seconds between two journal entries about the size of the output received so far."""
+_SUMMARY = 64 << 10
+"""Bytes at the end of a torchrun's stderr, which has its summary."""
 GIVE_UP = 3
 """Number of stop requests after which dtrain stops waiting for Slurm."""
 
@@ -119,8 +121,9 @@ class JobFollower:
             again = submission.follow_order(
                 self._record.run, self._plan.run_dir, self._record.job_id, known
             )
+            chosen = order if self._record.job_id is None and order else again
             try:
-                if self._serve(order if self._record.job_id is None and order else again):
+                if self._serve({**chosen, "torchruns": torchruns(self._plan)}):
                     return self._ended()
             except (AnswerError, submission.SubmitError) as error:
                 return self._failed(error)
@@ -242,7 +245,7 @@ class JobFollower:
         if self._record.job_id is None:
             return Report(ExitCode.NODE_FAILED, "the job was never submitted")
         failed = failed_tasks(self._script, self._plan, time.time())
-        failures = in_order_of_blame(explained(one, self._folder.logs) for one in failed)
+        failures = in_order_of_blame(map(self._explained, failed))
         report = Ending(
             job=self._record.job_id,
             state=self._state,
@@ -254,6 +257,11 @@ class JobFollower:
         if report.exit_code is ExitCode.INTERRUPTED and self._state is not None:
             self._notify(f"job {self._record.job_id} is cancelled; nothing of it runs")
         return report
+
+    def _explained(self, failure: Failure) -> Failure:
+        name = f"{failure.role}-{failure.index}.err"
+        stderr = tail(self._folder.logs / failure.host / name, _SUMMARY)
+        return explained(root_rank(failure, stderr.decode(errors="replace")), self._folder.logs)
 
     def _failed(self, error: NodeError) -> Report:
         """The report if the job was not submitted, or cannot be followed."""

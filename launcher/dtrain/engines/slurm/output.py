@@ -22,6 +22,8 @@ class JobOutput:
             for part in plan.hosts
             for process in part.processes
         }
+        for first, count in torchruns(plan).values():
+            self._ranks |= {f"rank-{rank}": rank for rank in range(first, first + count)}
         self._streams: dict[int, tuple[LogWriter, Stream]] = {}
         self._changed: dict[Path, int] = {}
 
@@ -38,6 +40,7 @@ class JobOutput:
             raise ProtocolError(f"stream: unexpected {excerpt(found.name)}")
         if len(self._streams) >= MAX_STREAMS:
             raise ProtocolError("stream: too many")
+        role = "worker" if role == "rank" else role
         try:
             stream = self._folder.stream(
                 found.host, found.name, role=role, index=int(index), rank=self._ranks[process]
@@ -67,4 +70,16 @@ def offsets(folder: RunFolder, plan: LaunchPlan) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for stream, size in folder.sizes(plan).items():
         found.setdefault(stream.host, {})[stream.path.name] = size
+    return found
+
+
+def torchruns(plan: LaunchPlan) -> dict[str, tuple[int, int]]:
+    """The first rank and the number of ranks of each torchrun."""
+    found: dict[str, tuple[int, int]] = {}
+    first = 0
+    for part in plan.hosts:
+        for process in part.processes:
+            if process.role == "torchrun":
+                found[f"torchrun-{process.index}"] = first, process.ranks
+            first += process.ranks
     return found

@@ -9,7 +9,9 @@ JSON; the first is ``submit``, ``follow`` or ``look``:
              that is saved as ``runtime.zip``. The job gets ``environment`` and this program's own
              variables without those in ``hidden``
     follow   run, run_dir, job, offsets {host: {name: offset}}: report the job and the output files
-             of its machines, each from its offset. Without ``job`` (null), find the job of the run
+             of its machines, each from its offset. Without ``job`` (null), find the job of the run.
+             ``torchruns`` {name: [first rank, number of ranks]}, for ``submit`` too: their ranks
+             have files of their own
     look     run, run_dir, job: report the job once, and end
     cancel   kill: end the job; with ``kill``, with KILL at once
     finish   the job is over: send the rest of its output, and end
@@ -35,6 +37,7 @@ only.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import queue
@@ -75,13 +78,20 @@ class Outputs:
     """The output files of a run, each read from an offset on: ``<folder>/<host>/worker-0.out``."""
 
     def __init__(
-        self, folder: bytes, offsets: dict[str, dict[str, int]], channel: LauncherChannel
+        self,
+        folder: bytes,
+        offsets: dict[str, dict[str, int]],
+        torchruns: dict[str, tuple[int, int]],
+        channel: LauncherChannel,
     ) -> None:
+        """``torchruns``: the first rank and the number of ranks of each torchrun."""
         self._folder = folder
         self._offsets = offsets
+        self._torchruns = torchruns
         self._channel = channel
         self._files: dict[bytes, list[int]] = {}
-        """Number and offset of each file."""
+        """Number and offset of each file, and where it begins in its stream."""
+        self._latest: dict[tuple[str, str], bytes] = {}
         self._list_at = 0.0
 
     def send(self, *, last: bool = False) -> bool:
@@ -92,7 +102,7 @@ class Outputs:
             self._list_at = now + LIST_SECONDS
             self._find()
         found = False
-        for path, place in self._files.items():
+        for path, place in list(self._files.items()):
             found |= self._send(path, place, last)
         return found
 
@@ -107,15 +117,52 @@ class Outputs:
 
     def _find(self) -> None:
         for host in sorted(listed(self._folder)):
-            for name in sorted(listed(os.path.join(self._folder, host))):
-                path = os.path.join(self._folder, host, name)
-                if path not in self._files and STREAM.fullmatch(name):
-                    number, offsets = len(self._files) + 1, self._offsets.get(shown(host), {})
-                    self._files[path] = [number, offsets.get(name.decode(), 0)]
-                    self._channel.report("stream", id=number, host=shown(host), name=name.decode())
+            place = os.path.join(self._folder, host)
+            for name in sorted(listed(place)):
+                if STREAM.fullmatch(name):
+                    self._add(os.path.join(place, name), shown(host), name.decode())
+                elif name.endswith(b".ranks"):
+                    for path, stream in self._ranks_of(os.path.join(place, name)):
+                        self._add(path, shown(host), stream)
+
+    def _ranks_of(self, folder: bytes) -> list[tuple[bytes, str]]:
+        """The output files of torchrun's ranks, the oldest first, each with its stream's name:
+        ``<run>/attempt_<n>/<local rank>/stdout.log``."""
+        first, count = self._torchruns.get(
+            shown(os.path.basename(folder)[: -len(b".ranks")]), (0, 0)
+        )
+        found: list[tuple[float, bytes, str]] = []
+        for path in glob.glob(
+            os.path.join(glob.escape(folder), b"*", b"attempt_*", b"*", b"std*.log")
+        ):
+            local, log = path.split(b"/")[-2:]
+            suffix = {b"stdout.log": ".out", b"stderr.log": ".err"}.get(log)
+            if suffix and local.isdigit() and len(local) <= 6 and int(local) < count:
+                with contextlib.suppress(OSError):
+                    began = os.stat(os.path.dirname(os.path.dirname(path))).st_mtime
+                    found.append((began, path, "rank-%d%s" % (first + int(local), suffix)))
+        return [(path, stream) for _, path, stream in sorted(found)]
+
+    def _add(self, path: bytes, host: str, name: str) -> None:
+        """Send a file from now on. A restarted torchrun writes new files: they continue the stream
+        of the last attempt's files, once these are sent."""
+        if path in self._files:
+            return
+        base, latest = 0, self._latest.get((host, name))
+        if latest is not None:
+            _, offset, before = self._files[latest]
+            if os.path.exists(latest) and os.stat(latest).st_size > offset:
+                return
+            base = before + offset
+        stored = self._offsets.get(host, {}).get(name, 0) - base
+        with contextlib.suppress(OSError):
+            number, size = len(self._files) + 1, os.stat(path).st_size
+            self._files[path] = [number, max(0, min(stored, size)), base]
+            self._latest[host, name] = path
+            self._channel.report("stream", id=number, host=host, name=name)
 
     def _send(self, path: bytes, place: list[int], last: bool) -> bool:
-        number, offset = place
+        number, offset, base = place
         try:
             if not last and os.stat(path).st_size <= offset:
                 return False
@@ -128,7 +175,7 @@ class Outputs:
         except OSError:
             return False
         if data:
-            self._channel.send_data(number, offset, data)
+            self._channel.send_data(number, base + offset, data)
             place[1] += len(data)
         return bool(data)
 
@@ -185,7 +232,8 @@ class Relay:
         if order["op"] == "look":
             self._report(show_job(job))
             return
-        self._follow(job, Outputs(folder, order.get("offsets", {}), self._channel))
+        outputs = Outputs(folder, order.get("offsets", {}), order["torchruns"], self._channel)
+        self._follow(job, outputs)
         script = read_regular(os.path.join(folder, SCRIPT_OUTPUT), RESERVED, -RESERVED)
         self._channel.report("script", text=shown(script or b""))
 
