@@ -300,7 +300,8 @@ def test_certificates(
     key = generate_key(tmp_path / "key", kind)
     if where in {"agent, beside", "agent, named"}:
         agent(key)  # Without its certificate, which is created below.
-    sign = ["ssh-keygen", "-q", "-s", str(ca), "-I", "me", "-n", sshd.user, f"{key}.pub"]
+    name = f"{kind}, {where}"
+    sign = ["ssh-keygen", "-q", "-s", str(ca), "-I", name, "-n", sshd.user, f"{key}.pub"]
     subprocess.run(sign, check=True)
     identity: str | None = str(key)
     if where == "agent":
@@ -313,9 +314,8 @@ def test_certificates(
         (home / ".ssh" / "config").write_text(f"CertificateFile {moved}\n")
     if where == "agent, named":
         identity = None
-    before = len(sshd.log())
     transport.connect(host_on(sshd, identity=identity)).close()
-    assert 'Accepted certificate ID "me" (serial 0) signed by ED25519' in sshd.log()[before:]
+    sshd.wait_for_log(rf'Accepted certificate ID "{name}" \(serial 0\) signed by ED25519')
 
 
 def test_the_plain_key_is_used_if_the_certificate_has_expired(

@@ -165,7 +165,7 @@ def test_a_socket_of_another_program_is_ignored(
     if answer is not None:
         threading.Thread(target=serve, daemon=True).start()
     transport.connect(host).close()
-    assert "Accepted publickey" in bastion.log()
+    bastion.wait_for_log("Accepted publickey")
     over.set()
     listener.close()
 

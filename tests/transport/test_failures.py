@@ -24,6 +24,7 @@ from dtrain.spec.model import Host, Ssh
 from dtrain.transport import retry
 from dtrain.transport.ssh import SshTransport
 from dtrain.transport.ssh_connection import MAX_GREETING, BoundedPacketizer
+from support.launching import until
 from support.limits import HANG
 from support.ssh_server import Login, SshServer
 from support.sshd import Sshd, free_port, generate_key, host_on, running_sshd
@@ -338,8 +339,8 @@ def test_thirty_hosts_at_once_on_an_sshd_that_drops_from_three_on(
         with ThreadPoolExecutor(30) as pool:
             for connection in pool.map(transport.connect, hosts):
                 connection.close()
-        assert len(re.findall("Accepted publickey", sshd.log())) == 30
-        assert "past MaxStartups" in sshd.log()
+        until(lambda: len(re.findall("Accepted publickey", sshd.log())) == 30, "30 logins")
+        sshd.wait_for_log("past MaxStartups")
 
 
 @pytest.mark.sshd

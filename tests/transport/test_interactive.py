@@ -107,7 +107,7 @@ def test_a_real_sshd_asks_through_pam(make_transport: Make, tmp_path: Path, meth
         assert connection.start("exit 3").wait(30) == 3
         connection.close()
         assert person.prompts == [(f"{sshd.user}@gpu01: Password: ", False)] * 2
-        assert "Accepted keyboard-interactive/pam" in sshd.log()
+        sshd.wait_for_log("Accepted keyboard-interactive/pam")
 
 
 def test_a_wrong_answer_can_be_corrected(make_transport: Make, serve: Serve) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from dtrain.diagnostics import AuthError, ConnectError, HostKeyError
 from dtrain.transport.ssh import SshTransport
+from support.launching import until
 from support.limits import HANG
 from support.sshd import Sshd, free_port, generate_key, host_on, running_sshd
 
@@ -86,7 +87,7 @@ def test_the_jump_host_comes_from_the_configuration(
         """
     )
     transport.connect(host_on(sshd, known_hosts=None)).close()
-    assert logins(bastion) == 1
+    until(lambda: logins(bastion) == 1, "the login on the jump host")
 
 
 def test_a_lost_jump_connection_is_opened_again(
