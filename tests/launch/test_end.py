@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.failures.cause import Failure
+from dtrain.session.ending import explained
 from support.launching import JOBS, Scene, marked, until
 from support.limits import HANG
 
@@ -55,6 +57,46 @@ def test_a_failed_worker_ends_the_job_and_is_named_first(scene: Scene) -> None:
     shown = scene.command("ps", scene.run_folder().name).wait().stdout
     assert re.search(r"node\[0-1] +ended ", shown), shown
     assert scene.leftovers() == []
+
+
+RAISES = """
+import os, sys, threading, time
+from pathlib import Path
+raised = Path(sys.argv[1])
+if os.environ["RANK"] == "2":
+    threading.Thread(target=time.sleep, args=[3600]).start()  # Python waits for it at the exit
+    try:
+        raise ValueError("bad batch")
+    finally:
+        threading.Timer(0.2, raised.touch).start()
+while not raised.exists():
+    time.sleep(0.01)
+if os.environ["RANK"] == "0":
+    raise RuntimeError("Connection closed by peer")
+time.sleep(3600)
+"""
+
+
+def test_an_exception_counts_although_its_worker_does_not_exit(scene: Scene) -> None:
+    """A peer that notices it exits first. The worker itself is killed by the stop."""
+    raised = scene.folder / "raised"
+    launch = scene.run(scene.cluster_file(scene.script(RAISES), args=[str(raised)]))
+    assert launch.code == 1
+    report = launch.stderr[launch.stderr.index("error: ") :]
+    assert report.startswith("error: rank 2 on node1 failed\n")
+    assert "ValueError: bad batch" in report
+
+
+def test_an_exception_from_long_before_is_no_cause(tmp_path: Path) -> None:
+    (tmp_path / "node0").mkdir()
+    stderr = tmp_path / "node0" / "worker-0.err"
+    stderr.write_text('Traceback (most recent call last):\n  File "a", line 1\nValueError: old\n')
+    os.utime(stderr, (1000, 1000))
+    worker = Failure("node0", "worker", 0, 0, 2000)
+    assert explained(worker, tmp_path, since=999).message == "ValueError: old"
+    assert explained(worker, tmp_path, since=1001).message == ""
+    stderr.write_text("Killed\n")
+    assert explained(worker, tmp_path, since=999).message == ""
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,11 @@ def shorten(traceback: str, most: int = MESSAGE_LINES) -> str:
     return "\n".join([*lines[:head], middle, *lines[head + left_out :]])
 
 
+def is_traceback(output: str) -> bool:
+    """Whether the result of `last_words` is a traceback, and not other output."""
+    return any(_HEADER.match(line) for line in output.split("\n"))
+
+
 def headline(output: str) -> str:
     """The line of `last_words` that names the exception, or else the last line."""
     lines = output.split("\n")

@@ -309,6 +309,14 @@ def tail(path: Path, max_bytes: int) -> bytes:
         return b""
 
 
+def changed_since(path: Path, then: float) -> bool:
+    """Whether a file has changed after ``then``, in seconds since the epoch."""
+    try:
+        return path.stat(follow_symlinks=False).st_mtime > then
+    except OSError:
+        return False
+
+
 def home() -> Path:
     """``$DTRAIN_HOME`` or ``~/.dtrain``, absolute."""
     return Path(os.environ.get("DTRAIN_HOME") or "~/.dtrain").expanduser().absolute()

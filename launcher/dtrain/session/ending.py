@@ -12,9 +12,9 @@ from dtrain.diagnostics import ConnectError, DtrainError, ExitCode, InternalErro
 from dtrain.failures.cause import Failure, Report, grouped, in_order_of_blame
 from dtrain.failures.kernel import RECENT, KernelMessage, concerning
 from dtrain.failures.launchers import root_words
-from dtrain.failures.traceback import headline
+from dtrain.failures.traceback import headline, is_traceback
 from dtrain.runs import restart
-from dtrain.runs.log_store import StorageError, tail
+from dtrain.runs.log_store import StorageError, changed_since, tail
 from dtrain.session.context import AttemptContext
 from dtrain.session.hang_watch import HangWatch
 from dtrain.session.link import Link
@@ -29,6 +29,8 @@ _EXIT_CODES = {
 
 _STDERR_TAIL = 1 << 20
 """Bytes at the end of a process's stderr in which its last traceback is searched."""
+_EXIT_SECONDS = 10.0
+"""Seconds between an exception and the failure of a peer that noticed it."""
 
 
 @dataclass(slots=True)
@@ -178,18 +180,30 @@ class Ending:
 
     def causes(self) -> tuple[Failure, ...]:
         """The failures with all that is known so far, the first cause first."""
-        return in_order_of_blame(
-            replace(
-                failure,
-                kernel=concerning(
-                    self.links[failure.host].evidence.kernel,
-                    failure.pid,
-                    failure.words,
-                    failure.time,
-                ),
-            )
-            for failure in map(self._explained, self.failures)
-        )
+        found = in_order_of_blame(map(self._with_kernel, map(self._explained, self.failures)))
+        if found and found[0].is_echo:
+            return in_order_of_blame([*self._raised_before(found[0].time), *found])
+        return found
+
+    def _with_kernel(self, failure: Failure) -> Failure:
+        kernel = self.links[failure.host].evidence.kernel
+        logged = concerning(kernel, failure.pid, failure.words, failure.time)
+        return replace(failure, kernel=logged)
+
+    def _raised_before(self, echo: float) -> list[Failure]:
+        """Workers that raised an exception shortly before the time ``echo``, but had not exited
+        when the stop killed them: an exit can wait for threads, or for peers."""
+        found = []
+        for link in self.links.values():
+            for killed in list(link.evidence.killed):
+                failure = explained(
+                    replace(killed, code=None, signal=None),
+                    self.context.folder.logs,
+                    since=echo - _EXIT_SECONDS,
+                )
+                if failure.traceback and not failure.is_echo:
+                    found.append(failure)
+        return found
 
     def _broken_hosts(self) -> list[tuple[str, KernelMessage]]:
         """Hosts whose kernel reports broken hardware, each with its first such message.
@@ -213,15 +227,22 @@ def _lost(state: AttemptState) -> list[str]:
     return [host for host, now in state.hosts.items() if now is HostCondition.LOST]
 
 
-def explained(failure: Failure, logs: Path) -> Failure:
-    """The failure with the end of the process's stderr, if it left no error file."""
+def explained(failure: Failure, logs: Path, since: float | None = None) -> Failure:
+    """The failure with the end of the process's stderr, if it left no error file.
+
+    With ``since``, only a traceback that arrived after this time counts.
+    """
     if failure.traceback or failure.message:
         return failure
     names = [f"{failure.role}-{failure.index}.err"]
     if failure.rank is not None:
         names.append(f"rank-{failure.rank}.err")
     for name in names:
-        written = tail(logs / failure.host / name, _STDERR_TAIL)
-        if output := root_words(written, uncaught=failure.code == 1):
+        file = logs / failure.host / name
+        written = tail(file, _STDERR_TAIL)
+        output = root_words(written, uncaught=failure.code == 1)
+        if since is not None and not (is_traceback(output) and changed_since(file, since)):
+            continue
+        if output:
             return replace(failure, traceback=output, message=headline(output))
     return failure

@@ -32,6 +32,8 @@ class HostEvidence:
         """When a worker last wrote output or progress (`time.monotonic`)."""
         self.connected: bool | None = None
         """Whether a worker was ever connected to another worker; None if that is not known."""
+        self.killed: list[Failure] = []
+        """Workers that the stop after another worker's failure ended by a signal."""
         self._host = host
         self._gpus = gpus
         self._clock_offset = math.inf
@@ -67,7 +69,11 @@ class HostEvidence:
     def failures(self, event: messages.Exited) -> tuple[Failure, ...]:
         """The failure of the process, or of each rank that torchrun ran. Empty if the process
         succeeded or was stopped."""
-        if event.code == 0 or event.stopping:
+        if event.code == 0:
+            return ()
+        if event.stopping:
+            if event.signal is not None and not event.ranks:
+                self.killed.append(self._failure(event))
             return ()
         if event.ranks:
             return tuple(
@@ -86,20 +92,21 @@ class HostEvidence:
                 )
                 for rank in event.ranks
             )
+        return (self._failure(event),)
+
+    def _failure(self, event: messages.Exited) -> Failure:
         error = event.error or messages.ErrorReport()
-        return (
-            Failure(
-                host=self._host,
-                role=event.role,
-                index=event.index,
-                rank=event.rank,
-                # The error file's own time is in whole seconds.
-                time=event.time + self._clock_offset,
-                code=event.code,
-                signal=event.signal,
-                message=error.message,
-                traceback=error.traceback,
-                pid=event.pid,
-                out_of_memory=event.out_of_memory,
-            ),
+        return Failure(
+            host=self._host,
+            role=event.role,
+            index=event.index,
+            rank=event.rank,
+            # The error file's own time is in whole seconds.
+            time=event.time + self._clock_offset,
+            code=event.code,
+            signal=event.signal,
+            message=error.message,
+            traceback=error.traceback,
+            pid=event.pid,
+            out_of_memory=event.out_of_memory,
         )
