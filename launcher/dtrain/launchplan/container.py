@@ -58,7 +58,7 @@ class Enclosure:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class ContainerProcess:
     """One process to run in a container."""
 
     name: str
@@ -71,12 +71,12 @@ class Worker:
     """Whether it uses GPUs."""
 
 
-def command(container: Container, worker: Worker) -> tuple[str, ...]:
+def command(container: Container, worker: ContainerProcess) -> tuple[str, ...]:
     """The words in front of a worker's own command."""
     return tuple(_COMMANDS[container.engine](container, worker))
 
 
-def enclosure(container: Container, workers: Iterable[Worker]) -> Enclosure:
+def enclosure(container: Container, workers: Iterable[ContainerProcess]) -> Enclosure:
     """The containers of a host's workers."""
     engine = container.engine
     by_name = engine != "apptainer"
@@ -94,14 +94,14 @@ def enclosure(container: Container, workers: Iterable[Worker]) -> Enclosure:
     )
 
 
-def _docker(container: Container, worker: Worker) -> Iterator[str]:
+def _docker(container: Container, worker: ContainerProcess) -> Iterator[str]:
     yield from ("docker", "run", *_isolation(worker), "--user", Template(_USER))
     if worker.gpus:
         yield from ("--gpus", "all")
     yield from _rest(container, worker)
 
 
-def _podman(container: Container, worker: Worker) -> Iterator[str]:
+def _podman(container: Container, worker: ContainerProcess) -> Iterator[str]:
     yield from ("podman", "run", *_isolation(worker))
     yield from (Template("--userns=", _USER_NAMESPACE), "--user", Template(_USER))
     if worker.gpus:
@@ -109,7 +109,7 @@ def _podman(container: Container, worker: Worker) -> Iterator[str]:
     yield from _rest(container, worker)
 
 
-def _isolation(worker: Worker) -> tuple[str, ...]:
+def _isolation(worker: ContainerProcess) -> tuple[str, ...]:
     # SELinux would deny access to the mounted folders, and the daemon would keep a copy of all
     # output.
     return (
@@ -118,7 +118,7 @@ def _isolation(worker: Worker) -> tuple[str, ...]:
     )
 
 
-def _rest(container: Container, worker: Worker) -> Iterator[str]:
+def _rest(container: Container, worker: ContainerProcess) -> Iterator[str]:
     """The words of docker's command line that podman copies."""
     for mount in _mounts(container):
         yield from ("--mount", _mount(mount))
@@ -127,7 +127,7 @@ def _rest(container: Container, worker: Worker) -> Iterator[str]:
     yield from (*container.options, container.image)
 
 
-def _apptainer(container: Container, worker: Worker) -> Iterator[str]:
+def _apptainer(container: Container, worker: ContainerProcess) -> Iterator[str]:
     yield from ("apptainer", "exec", "--cleanenv")
     if worker.gpus:
         yield "--nv"
@@ -136,7 +136,7 @@ def _apptainer(container: Container, worker: Worker) -> Iterator[str]:
     yield from ("--pwd", WORKDIR, *container.options, _path(container.image))
 
 
-def _enroot(container: Container, worker: Worker) -> Iterator[str]:
+def _enroot(container: Container, worker: ContainerProcess) -> Iterator[str]:
     yield from ("enroot", "start", "--rw")
     for mount in _mounts(container):
         options = "x-create=auto,bind" + (",ro" if mount.read_only else "")
@@ -153,7 +153,7 @@ def _enroot(container: Container, worker: Worker) -> Iterator[str]:
     yield from ("sh", "-c", 'cd "$0" && exec "$@"', WORKDIR)
 
 
-_COMMANDS: Mapping[EngineName, Callable[[Container, Worker], Iterator[str]]] = {
+_COMMANDS: Mapping[EngineName, Callable[[Container, ContainerProcess], Iterator[str]]] = {
     "docker": _docker,
     "podman": _podman,
     "apptainer": _apptainer,
@@ -161,7 +161,7 @@ _COMMANDS: Mapping[EngineName, Callable[[Container, Worker], Iterator[str]]] = {
 }
 
 
-def _environment(worker: Worker) -> Iterator[str]:
+def _environment(worker: ContainerProcess) -> Iterator[str]:
     values = {"HOME": RUN_DIR, "DTRAIN_RUN_DIR": RUN_DIR, **worker.environment}
     for name in _BY_VALUE:
         if name in values:

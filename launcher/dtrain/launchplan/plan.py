@@ -369,7 +369,7 @@ def _in_containers(job: Job, image: Container, part: HostPlan) -> HostPlan:
     # The image has a PATH of its own.
     shared = {name: value for name, value in part.node_variables.items() if name != "PATH"}
     workers = [
-        container.Worker(
+        container.ContainerProcess(
             name=Template(
                 "dtrain-", part.environment["DTRAIN_RUN_ID"], f"-{process.role}-{process.index}"
             ),

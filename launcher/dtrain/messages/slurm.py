@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
-from dtrain.messages.agent import Name, Status
+from dtrain.messages.agent import Bye, Name, Status
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
 
 Job = Annotated[str, re.compile(r"[0-9]{1,10}")]
@@ -21,14 +21,14 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class SubmitRefused:
     command: Text
     status: Status
     text: Text
 
 
 @dataclass(frozen=True, slots=True)
-class JobSaid:
+class JobDescribed:
     text: Text
 
 
@@ -44,40 +44,43 @@ class Cancelling:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamFound:
+class JobStreamFound:
     id: Annotated[int, Range(1, (1 << 32) - 1)]
     host: Name
     name: Annotated[str, re.compile(r"[a-z]+-[0-9]{1,9}\.(?:out|err)")]
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptSaid:
+class ScriptOutput:
     text: Text
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Bye:
+class ProgramAlive:
     pass
 
 
 Message = (
-    Submitted | Refused | JobSaid | Trouble | Cancelling | StreamFound | ScriptSaid | Alive | Bye
+    Submitted
+    | SubmitRefused
+    | JobDescribed
+    | Trouble
+    | Cancelling
+    | JobStreamFound
+    | ScriptOutput
+    | ProgramAlive
+    | Bye
 )
 
 _MESSAGES: dict[str, type[Message]] = {
     "submitted": Submitted,
-    "refused": Refused,
-    "job": JobSaid,
+    "refused": SubmitRefused,
+    "job": JobDescribed,
     "trouble": Trouble,
     "cancelling": Cancelling,
-    "stream": StreamFound,
-    "script": ScriptSaid,
-    "alive": Alive,
+    "stream": JobStreamFound,
+    "script": ScriptOutput,
+    "alive": ProgramAlive,
     "bye": Bye,
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtrain.engines.slurm.ending import Ending, failed_tasks
+from dtrain.engines.slurm.ending import JobEnding, failed_tasks
 from dtrain.engines.slurm.state import JobState
 from dtrain.failures.cause import in_order_of_blame
 from dtrain.launchplan.plan import LaunchPlan, build
@@ -40,9 +40,9 @@ def plan() -> LaunchPlan:
     return build(parse(FILE, "t.yaml")).on(("a", "b"))
 
 
-def ending(state: JobState | None, script: str = "", stopped_by: str = "") -> Ending:
+def ending(state: JobState | None, script: str = "", stopped_by: str = "") -> JobEnding:
     failures = in_order_of_blame(failed_tasks(script, plan(), 5.0))
-    return Ending("12", state, plan(), script, failures, stopped_by)
+    return JobEnding("12", state, plan(), script, failures, stopped_by)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ _SCRIPT_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class JobEnding:
     """What is known about the end of a job."""
 
     job: str

@@ -15,12 +15,13 @@ from typing import Any
 
 from dtrain.diagnostics import AnswerError, ExitCode, NodeError
 from dtrain.engines.slurm import submission
-from dtrain.engines.slurm.ending import Ending, failed_tasks, lost_hosts, root_rank
+from dtrain.engines.slurm.ending import JobEnding, failed_tasks, lost_hosts, root_rank
 from dtrain.engines.slurm.login import Login
 from dtrain.engines.slurm.output import JobOutput, offsets, torchruns
 from dtrain.engines.slurm.state import JobState, parse
 from dtrain.failures.cause import Failure, Report, in_order_of_blame
 from dtrain.messages import slurm as messages
+from dtrain.messages.agent import Bye
 from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
 from dtrain.runs import journal
@@ -173,20 +174,20 @@ class JobFollower:
         match message:
             case messages.Submitted(job):
                 self._number(job)
-            case messages.Refused():
+            case messages.SubmitRefused():
                 raise submission.refusal(self._login.name, message)
-            case messages.JobSaid(text):
+            case messages.JobDescribed(text):
                 self._update(parse(text) if text else None)
             case messages.Trouble(command, text):
                 self._show_once(f"{self._login.name}: {command}: {text}")
             case messages.Cancelling():
                 self._journal.write(time.time(), journal.StopRequested(self._control.why))
                 self._show_once(f"cancelling job {self._record.job_id} ({self._control.why})")
-            case messages.StreamFound():
+            case messages.JobStreamFound():
                 self._output.add(message)
-            case messages.ScriptSaid(text):
+            case messages.ScriptOutput(text):
                 self._script = text
-            case messages.Bye():
+            case Bye():
                 return True
         return False
 
@@ -246,7 +247,7 @@ class JobFollower:
             return Report(ExitCode.NODE_FAILED, "the job was never submitted")
         failed = failed_tasks(self._script, self._plan, time.time())
         failures = in_order_of_blame(map(self._explained, failed))
-        report = Ending(
+        report = JobEnding(
             job=self._record.job_id,
             state=self._state,
             plan=self._plan,

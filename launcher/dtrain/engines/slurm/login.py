@@ -11,6 +11,7 @@ from dtrain.diagnostics import AnswerError, NodeError
 from dtrain.engines.slurm.state import JobState, parse
 from dtrain.engines.slurm.submission import login_host, look_order
 from dtrain.messages import slurm as messages
+from dtrain.messages.agent import Bye
 from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
 from dtrain.runs.record import Record
@@ -76,11 +77,11 @@ class Login:
                     if isinstance(frame, protocol.Data):
                         raise ProtocolError("unrequested output of a worker")
                     match messages.read_message(frame.body):
-                        case messages.JobSaid(text) if text:
+                        case messages.JobDescribed(text) if text:
                             state = parse(text)
                         case messages.Trouble(command, text):
                             raise NodeError(self.name, command, text)
-                        case messages.Bye():
+                        case Bye():
                             return state
             except ProtocolError as error:
                 raise AnswerError(self.name, "asking for the job's state", error) from None

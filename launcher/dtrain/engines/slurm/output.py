@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError, excerpt
-from dtrain.messages.slurm import StreamFound
+from dtrain.messages.slurm import JobStreamFound
 from dtrain.node import protocol
 from dtrain.runs.log_store import LogWriter, RunFolder, Stream
 
@@ -31,7 +31,7 @@ class JobOutput:
         """A new connection numbers its streams from 1."""
         self._streams.clear()
 
-    def add(self, found: StreamFound) -> None:
+    def add(self, found: JobStreamFound) -> None:
         """Open a stream. Raises ProtocolError if it is not one of this job's, and StorageError if
         this machine cannot store it."""
         process = found.name.rpartition(".")[0]

@@ -37,7 +37,7 @@ def login_host(slurm: Slurm) -> Host:
     return Host(slurm.login, slurm.login)
 
 
-def refusal(host: str, said: messages.Refused) -> SubmitError:
+def refusal(host: str, said: messages.SubmitRefused) -> SubmitError:
     """The error for a submission that Slurm refused, with its own words."""
     words = said.text.lower()
     hint = next((hint for word, hint in _HINTS.items() if word in words), "")

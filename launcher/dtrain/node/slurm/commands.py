@@ -28,7 +28,7 @@ MAX_TEXT = 16 << 10
 _JOB = re.compile(r"([0-9]{1,10})(?:;[\w.-]*)?")
 
 
-class Answer:
+class CommandResult:
     """How a command ended: ``text`` is its output, or with a ``status`` other than 0 its error."""
 
     def __init__(self, command: str, status: int, text: str) -> None:
@@ -37,7 +37,7 @@ class Answer:
         self.text = text
 
 
-def submit(order: Json, folder: bytes) -> Answer:
+def submit(order: Json, folder: bytes) -> CommandResult:
     """Submit the job's script. ``text`` is the job's number."""
     script = os.path.join(folder, SCRIPT)
     command = ["sbatch", "--parsable", "--job-name=" + order["run"],
@@ -54,12 +54,12 @@ def submit(order: Json, folder: bytes) -> Answer:
         # A site's plugins may print more.
         jobs = [found[1] for found in map(_JOB.fullmatch, answer.text.split("\n")) if found]
         if not jobs:
-            return Answer(answer.command, FAILED, "it printed no job number: " + answer.text)
+            return CommandResult(answer.command, FAILED, "it printed no job number: " + answer.text)
         _write(os.path.join(folder, JOB_FILE), jobs[-1].encode())
     except OSError as error:
         name = error.filename if isinstance(error.filename, str) else shown(error.filename or b"")
-        return Answer(" ".join(command), FAILED, "%s: %s" % (name, error.strerror))
-    return Answer(answer.command, 0, jobs[-1])
+        return CommandResult(" ".join(command), FAILED, "%s: %s" % (name, error.strerror))
+    return CommandResult(answer.command, 0, jobs[-1])
 
 
 def find_job(run: str, folder: bytes) -> str | None:
@@ -75,15 +75,15 @@ def find_job(run: str, folder: bytes) -> str | None:
     return jobs[-1] if jobs else None
 
 
-def show_job(job: str) -> Answer:
+def show_job(job: str) -> CommandResult:
     """What the controller says about a job; an empty ``text`` if it does not know the job."""
     answer = _run(["scontrol", "show", "job", "--oneliner", job])
     if answer.status and "Invalid job id" in answer.text:
-        return Answer(answer.command, 0, "")
+        return CommandResult(answer.command, 0, "")
     return answer
 
 
-def cancel(job: str, kill: bool) -> Answer:
+def cancel(job: str, kill: bool) -> CommandResult:
     """End a job. ``kill``: without TERM first."""
     options = ["--signal=KILL", "--full"] if kill else []
     if kill:
@@ -93,7 +93,7 @@ def cancel(job: str, kill: bool) -> Answer:
 
 def _run(
     command: list[str], folder: bytes | None = None, environment: dict[str, str] | None = None
-) -> Answer:
+) -> CommandResult:
     text = " ".join(command)
     try:
         done = subprocess.run(
@@ -108,12 +108,12 @@ def _run(
         )
     except FileNotFoundError as error:
         if error.filename == command[0]:
-            return Answer(text, NOT_FOUND, "%s: not found" % command[0])
+            return CommandResult(text, NOT_FOUND, "%s: not found" % command[0])
         raise
     except subprocess.TimeoutExpired:
-        return Answer(text, TIMED_OUT, "no answer within %d s" % LIMIT)
+        return CommandResult(text, TIMED_OUT, "no answer within %d s" % LIMIT)
     said = shown(done.stderr if done.returncode else done.stdout)
-    return Answer(text, done.returncode, said.strip()[:MAX_TEXT])
+    return CommandResult(text, done.returncode, said.strip()[:MAX_TEXT])
 
 
 def _write(path: bytes, data: bytes) -> None:

@@ -51,7 +51,7 @@ from dtrain.node.agent.folder import RESERVED, expand, listed
 from dtrain.node.agent.launcher_channel import LauncherChannel
 from dtrain.node.agent.wire import CHUNK, PREAMBLE, raw, shown
 from dtrain.node.agent.worker_files import open_regular, read_regular
-from dtrain.node.slurm.commands import Answer, cancel, find_job, show_job, submit
+from dtrain.node.slurm.commands import CommandResult, cancel, find_job, show_job, submit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -180,12 +180,12 @@ class Outputs:
         return bool(data)
 
 
-class Watch(threading.Thread):
+class StateWatch(threading.Thread):
     """Asks the controller for the job's state; an answer may take long."""
 
     def __init__(self, job: str) -> None:
         super().__init__(daemon=True)
-        self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[CommandResult] = queue.SimpleQueue()
         self._job = job
         self._asked = threading.Event()
 
@@ -206,7 +206,7 @@ class Watch(threading.Thread):
         self._asked.set()
 
 
-class Relay:
+class JobRelay:
     def __init__(self, stream: BinaryIO, channel: LauncherChannel) -> None:
         self._orders: queue.SimpleQueue[Json] = queue.SimpleQueue()
         self._channel = channel
@@ -239,7 +239,7 @@ class Relay:
 
     def _follow(self, job: str, outputs: Outputs) -> None:
         """Report the job until the launcher says that it is over."""
-        watch = Watch(job)
+        watch = StateWatch(job)
         watch.start()
         finish_at = 0.0
         while not finish_at or time.monotonic() < finish_at:
@@ -276,7 +276,7 @@ class Relay:
         if answer.status:
             self._channel.report("trouble", command=answer.command, text=answer.text)
 
-    def _report(self, answer: Answer) -> None:
+    def _report(self, answer: CommandResult) -> None:
         if answer.status:
             self._channel.report("trouble", command=answer.command, text=answer.text)
         else:
@@ -294,7 +294,7 @@ def main(stream: BinaryIO, importer: Importer) -> None:
     os.umask(0o077)
     channel = LauncherChannel()
     channel.write(PREAMBLE)
-    Relay(stream, channel).serve()
+    JobRelay(stream, channel).serve()
     channel.report("bye")
     sys.stdout.flush()
     os._exit(0)
