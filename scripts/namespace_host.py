@@ -24,7 +24,7 @@ read -r pid _ </proc/self/stat
 echo "$pid"
 read -r go
 mount -t proc proc /proc
-mkdir "$STATE/cgroup"
+mkdir -p "$STATE/cgroup"
 mount --rbind /sys/fs/cgroup "$STATE/cgroup"
 mount -t sysfs sysfs /sys 2>/dev/null || true
 mount --move "$STATE/cgroup" /sys/fs/cgroup  # for container engines
