@@ -60,6 +60,7 @@ dist.init_process_group("gloo")
 total = torch.tensor([dist.get_rank()])
 dist.all_reduce(total)
 print("sum", total.item(), "of", dist.get_world_size(), flush=True)
+dist.destroy_process_group()  # or gloo's threads may abort the exit
 """
 
 

@@ -4,6 +4,11 @@ import json
 import os
 import time
 
+if "MASTER_ADDR" in os.environ and "JAX_COORDINATOR_ADDRESS" not in os.environ:
+    # Without this import, gloo's threads outlive the process group and may abort the exit; see
+    # scripts/recipes/train_lm.py.
+    import torch.distributed.nn  # noqa: F401
+
 
 def name() -> str:
     """The worker's rank, or its task in a TensorFlow cluster."""
