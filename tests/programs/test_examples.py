@@ -111,8 +111,7 @@ def test_trains(cluster: Cluster, launcher: Launcher, job_file: JobFile, name: s
     assert launcher.left(cluster) == {}
 
 
-# JAX aborts all processes some seconds after an exception in one, in any order.
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "jax"])
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_names_the_worker_that_failed(
     cluster: Cluster, launcher: Launcher, job_file: JobFile, name: str
 ) -> None:
