@@ -12,8 +12,8 @@ from dtrain.diagnostics import UsageError
 from dtrain.parallelism.backends import BACKENDS
 from dtrain.parallelism.cluster.hardware import (
     PRECISIONS,
-    Cluster,
     Gpu,
+    GpuCluster,
     Hardware,
     Precision,
     hardware,
@@ -256,7 +256,7 @@ class _Where:
     overruled: list[str] = field(default_factory=list)
     source: str = ""
 
-    def cluster(self) -> Cluster:
+    def cluster(self) -> GpuCluster:
         request = self.request
         chosen = (request.gpus, request.gpu, request.gpus_per_host, request.network_gbps)
         if self.spec is None:
@@ -275,7 +275,7 @@ class _Where:
             )
         return self._of_file(self.spec)
 
-    def _of_file(self, spec: ClusterFile) -> Cluster:
+    def _of_file(self, spec: ClusterFile) -> GpuCluster:
         request, name = self.request, str(self.request.file)
         self.source = f"from {name}"
         hosts = spec.cluster.hosts
@@ -335,7 +335,7 @@ def _table(path: Path | None) -> Hardware:
     return hardware() if path is None else _parsed(path, hardware().extended)
 
 
-def _efficiency(request: PlanRequest, cluster: Cluster) -> Efficiency:
+def _efficiency(request: PlanRequest, cluster: GpuCluster) -> Efficiency:
     from dtrain.parallelism.cluster.efficiency import of_family
 
     efficiency = of_family(cluster.gpu.family)
@@ -396,7 +396,7 @@ def _precision(request: PlanRequest, spec: ClusterFile | None, gpu: Gpu) -> tupl
 
 
 def _batch(
-    request: PlanRequest, spec: ClusterFile | None, shape: Shape, cluster: Cluster
+    request: PlanRequest, spec: ClusterFile | None, shape: Shape, cluster: GpuCluster
 ) -> tuple[int, str]:
     """Return the sequences in a step, and their source."""
     if request.global_batch is not None:

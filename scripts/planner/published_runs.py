@@ -39,7 +39,7 @@ from typing import Literal
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import Efficiency
-from dtrain.parallelism.cluster.hardware import Cluster, Gpu, Precision, hardware
+from dtrain.parallelism.cluster.hardware import Gpu, GpuCluster, Precision, hardware
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.speed import Speed, speed
 from dtrain.parallelism.model.shape import Shape
@@ -106,7 +106,7 @@ class Run:
     shape: Shape
     layout: Layout
     assumed: Assumptions
-    cluster: Cluster
+    cluster: GpuCluster
     seconds: float | None
     """Seconds of one step with the layout's global batch."""
     memory: float | None
@@ -461,14 +461,14 @@ def _scheduled(row: Row, layout: Layout, shape: Shape) -> Layout:
     )
 
 
-def _cluster(row: Row, gpu: Gpu, layout: Layout) -> Cluster:
+def _cluster(row: Row, gpu: Gpu, layout: Layout) -> GpuCluster:
     usual = hardware().machine(gpu.machine)
     per_host = count(row, "gpus_per_node") or usual.gpus_per_host
     gbps = network_gbps(row.get("interconnect", ""), per_host)
     if gbps is None:
         gbps = usual.network_gbps * per_host / usual.gpus_per_host
     gpus = layout.world_size
-    return Cluster(gpu=gpu, gpus=gpus, gpus_per_host=min(per_host, gpus), network=gbps / 8)
+    return GpuCluster(gpu=gpu, gpus=gpus, gpus_per_host=min(per_host, gpus), network=gbps / 8)
 
 
 _RATE = r"([\d.]+)\s*(T|G)(b|B)(?:it|yte)?(?:ps|/s|it/s)?"
@@ -523,7 +523,7 @@ def _seconds(
     shape: Shape,
     layout: Layout,
     assumed: Assumptions,
-    cluster: Cluster,
+    cluster: GpuCluster,
 ) -> float | None:
     """Seconds of one step, from the most direct reported figure.
 

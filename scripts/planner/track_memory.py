@@ -172,7 +172,7 @@ def track(case: dict[str, Any], *, listing: bool = False) -> dict[str, Any]:
             layout.global_batch, case.get("precision", "bf16"), case["model"]["seq_len"]
         )
         # Its mesh needs real numbers.
-        run = runs.Run("3d", layout, training, torch.device("cpu"), owns=False)
+        run = runs.ParallelRun("3d", layout, training, torch.device("cpu"), owns=False)
         with FakeTensorMode(), ExitStack() as stack:
             return _track(case, run, stack, listing)
     finally:
@@ -180,7 +180,7 @@ def track(case: dict[str, Any], *, listing: bool = False) -> dict[str, Any]:
 
 
 def _track(
-    case: dict[str, Any], run: parallel.Run, stack: ExitStack, listing: bool
+    case: dict[str, Any], run: parallel.ParallelRun, stack: ExitStack, listing: bool
 ) -> dict[str, Any]:
     layout, model, length = run.layout, case["model"], case["model"]["seq_len"]
     config = Config(

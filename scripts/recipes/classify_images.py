@@ -120,7 +120,9 @@ def make_layers(shape: tuple[int, ...], seed: int) -> list[Any]:
 class Training:
     """State that both loops share: the model, its data, and the work after each step."""
 
-    def __init__(self, arguments: argparse.Namespace, run: distributed.Run, data: Data) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, run: distributed.StrategyRun, data: Data
+    ) -> None:
         self.arguments, self.run, self.data = arguments, run, data
         self.losses: dict[int, float] = {}
         shape = data.images.shape[1:]

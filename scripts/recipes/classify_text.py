@@ -114,7 +114,7 @@ def make_layers(arguments: argparse.Namespace, classes: int) -> list[Any]:
     ]
 
 
-def make_model(arguments: argparse.Namespace, run: distributed.Run, classes: int) -> Any:
+def make_model(arguments: argparse.Namespace, run: distributed.StrategyRun, classes: int) -> Any:
     """A compiled model with its variables placed by the strategy."""
     layers = make_layers(arguments, classes)
     if run.name == "model_parallel":
@@ -134,7 +134,7 @@ def make_model(arguments: argparse.Namespace, run: distributed.Run, classes: int
 
 def train(
     arguments: argparse.Namespace,
-    run: distributed.Run,
+    run: distributed.StrategyRun,
     model: Any,
     data: Data,
     checkpoints: distributed.Checkpoints | None,

@@ -208,7 +208,7 @@ def texts(path: Path) -> Iterator[str]:
     yield from table["text"].to_pylist()
 
 
-def train(run: parallel.Run, arguments: argparse.Namespace) -> None:
+def train(run: parallel.ParallelRun, arguments: argparse.Namespace) -> None:
     context = run.training.seq_len or arguments.context
     config = Config(
         arguments.width,

@@ -12,14 +12,14 @@ from dtrain.diagnostics import UsageError
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster import calibration
 from dtrain.parallelism.cluster.efficiency import AMPERE
-from dtrain.parallelism.cluster.hardware import Cluster, gpu
+from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
 from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.layer import Kernels, Product
 from dtrain.parallelism.model.models import model
 from dtrain.runtime.layout import Layout
 
 GPU = gpu("a100-80gb")
-CLUSTER = Cluster(GPU, 64, 8, 200.0)
+CLUSTER = GpuCluster(GPU, 64, 8, 200.0)
 
 
 def read(**table: Any) -> Any:

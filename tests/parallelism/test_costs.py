@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import of_family
-from dtrain.parallelism.cluster.hardware import Cluster, Precision, gpu
+from dtrain.parallelism.cluster.hardware import GpuCluster, Precision, gpu
 from dtrain.parallelism.cost.activations import layer_activations
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.memory import memory
@@ -27,7 +27,7 @@ POWERS = st.sampled_from([1, 2, 4, 8])
 
 def candidate(shape: Shape, layout: Layout, assumed: Assumptions = ASSUMED) -> Candidate:
     chosen = gpu("a100-80gb")
-    cluster = Cluster(chosen, layout.world_size, min(8, layout.world_size), 200.0)
+    cluster = GpuCluster(chosen, layout.world_size, min(8, layout.world_size), 200.0)
     return Candidate(shape, layout, cluster, of_family(chosen.family), assumed)
 
 

@@ -13,7 +13,7 @@ from dtrain.launchplan.plan import build
 from dtrain.parallelism.answer.backends import gain
 from dtrain.parallelism.backends import refusals
 from dtrain.parallelism.cluster.efficiency import of_family
-from dtrain.parallelism.cluster.hardware import Cluster, hardware
+from dtrain.parallelism.cluster.hardware import GpuCluster, hardware
 from dtrain.parallelism.model.models import model, models
 from dtrain.parallelism.question import Question, usual_batch
 from dtrain.planning import written
@@ -29,7 +29,7 @@ CLUSTERS = (
 def ask(name: str, gpu: str, gpus: int, backend: BackendName = "runtime") -> Question:
     kind = hardware().gpu(gpu)
     machine = hardware().machine(kind.machine)
-    cluster = Cluster(kind, gpus, min(machine.gpus_per_host, gpus), machine.network_gbps / 8)
+    cluster = GpuCluster(kind, gpus, min(machine.gpus_per_host, gpus), machine.network_gbps / 8)
     shape = model(name)
     batch = usual_batch(shape.seq_len, gpus)
     precision = "bf16" if "bf16" in kind.flops else "fp16"

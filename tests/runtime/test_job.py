@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dtrain.launchplan.plan import build
-from dtrain.runtime import Job, Layout, Training, current_job
+from dtrain.runtime import JobSettings, Layout, Training, current_job
 from dtrain.spec.load import parse
 
 FILE = """
@@ -29,12 +29,12 @@ def test_a_script_reads_the_settings_of_the_cluster_file() -> None:
     )
     # The file sets grad_accumulation, which determines the global batch.
     training = Training(global_batch=24, precision="bf16", seq_len=512)
-    assert job == Job("3d", layout, training, launched=True)
+    assert job == JobSettings("3d", layout, training, launched=True)
     assert (layout.world_size, layout.global_batch) == (8, 24)
 
 
 def test_a_script_on_its_own() -> None:
-    assert current_job({}) == Job(None, None, Training(), launched=False)
+    assert current_job({}) == JobSettings(None, None, Training(), launched=False)
 
 
 @pytest.mark.parametrize(

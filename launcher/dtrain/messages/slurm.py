@@ -10,14 +10,14 @@ from typing import Annotated, Any, cast
 from dtrain.messages.agent import Bye, Name, Status
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
 
-Job = Annotated[str, re.compile(r"[0-9]{1,10}")]
+JobId = Annotated[str, re.compile(r"[0-9]{1,10}")]
 """The number of a job."""
 Text = Annotated[str, Length(1 << 17)]
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    job: Job | None
+    job: JobId | None
 
 
 @dataclass(frozen=True, slots=True)

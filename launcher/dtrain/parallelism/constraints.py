@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.cluster.hardware import Cluster
+from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import SIZES, Layout, Recompute, Sharding
 from dtrain.runtime.layout_rules import contradictions, uneven_rounds
@@ -62,7 +62,7 @@ def check_sizes(shape: Shape, global_batch: int) -> None:
         )
 
 
-def check(shape: Shape, cluster: Cluster, global_batch: int, fixed: Mapping[str, Any]) -> None:
+def check(shape: Shape, cluster: GpuCluster, global_batch: int, fixed: Mapping[str, Any]) -> None:
     """Raise UsageError if a fixed size does not divide; name its option and sizes that do."""
     for name in (*SIZES, "expert", "micro_batch", "virtual_pipeline"):
         if fixed.get(name, 1) < 1:
@@ -123,7 +123,7 @@ def check(shape: Shape, cluster: Cluster, global_batch: int, fixed: Mapping[str,
 
 
 def none_left(
-    shape: Shape, cluster: Cluster, global_batch: int, fixed: Mapping[str, Any]
+    shape: Shape, cluster: GpuCluster, global_batch: int, fixed: Mapping[str, Any]
 ) -> UsageError:
     """Return the error for constraints that each can be met, but not together."""
     if fixed:
@@ -143,7 +143,7 @@ def none_left(
     )
 
 
-def _check_product(cluster: Cluster, fixed: Mapping[str, Any]) -> None:
+def _check_product(cluster: GpuCluster, fixed: Mapping[str, Any]) -> None:
     """Check that each size, and the product of all sizes, divides the number of GPUs."""
     gpus = cluster.gpus
     for name in SIZES:
@@ -172,7 +172,7 @@ def _check_product(cluster: Cluster, fixed: Mapping[str, Any]) -> None:
     )
 
 
-def completed(cluster: Cluster, fixed: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def completed(cluster: GpuCluster, fixed: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Return ``fixed`` with the sizes that follow from the others, and the name of the size that is
     a quotient.
 
@@ -191,7 +191,7 @@ def completed(cluster: Cluster, fixed: Mapping[str, Any]) -> tuple[dict[str, Any
     return {**fixed, missing[0]: rest}, missing[0]
 
 
-def _check_expert(shape: Shape, cluster: Cluster, known: Mapping[str, Any]) -> None:
+def _check_expert(shape: Shape, cluster: GpuCluster, known: Mapping[str, Any]) -> None:
     expert = known.get("expert", 1)
     if expert == 1:
         return

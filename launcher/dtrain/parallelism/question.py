@@ -12,7 +12,7 @@ from dtrain.parallelism import constraints
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import BACKENDS, refusals
 from dtrain.parallelism.cluster.efficiency import Efficiency
-from dtrain.parallelism.cluster.hardware import Cluster, Precision
+from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.search import Plan, search
@@ -29,7 +29,7 @@ class Question:
     """A model, a cluster, and the fixed fields of the layout."""
 
     shape: Shape
-    cluster: Cluster
+    cluster: GpuCluster
     efficiency: Efficiency
     global_batch: int
     """Sequences in one optimizer step."""

@@ -10,7 +10,7 @@ from typing import Any
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import refusals
 from dtrain.parallelism.cluster.efficiency import Efficiency
-from dtrain.parallelism.cluster.hardware import Cluster, Precision
+from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.constraints import sound
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
@@ -49,7 +49,7 @@ class Plan:
 
 def search(
     shape: Shape,
-    cluster: Cluster,
+    cluster: GpuCluster,
     efficiency: Efficiency,
     *,
     global_batch: int,
@@ -88,7 +88,7 @@ class _Choices:
     """The choices for each field of a layout, given the earlier fields."""
 
     shape: Shape
-    cluster: Cluster
+    cluster: GpuCluster
     global_batch: int
     fixed: Mapping[str, Any]
     assumed: Assumptions

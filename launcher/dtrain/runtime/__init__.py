@@ -9,13 +9,13 @@ dtrain, and runs as the only process of its job.
 """
 
 from dtrain.runtime import learning_rate
-from dtrain.runtime.job import Job, current_job
+from dtrain.runtime.job import JobSettings, current_job
 from dtrain.runtime.layout import Layout, Training
 from dtrain.runtime.progress import progress
 from dtrain.runtime.stopping import catch_sigterm, stop_requested
 
 __all__ = [
-    "Job",
+    "JobSettings",
     "Layout",
     "Training",
     "catch_sigterm",

@@ -12,7 +12,7 @@ from dtrain.runtime.layout import Layout, Training
 
 
 @dataclass(frozen=True)
-class Job:
+class JobSettings:
     """The settings of the cluster file, or the defaults of a script that dtrain did not start."""
 
     strategy: str | None
@@ -23,13 +23,13 @@ class Job:
     """Whether dtrain started this process."""
 
 
-def current_job(environment: Mapping[str, str] = os.environ) -> Job:
+def current_job(environment: Mapping[str, str] = os.environ) -> JobSettings:
     """The job of this process.
 
     Raises ValueError if ``DTRAIN_LAYOUT`` or ``DTRAIN_TRAINING`` has a value that no launch
     writes.
     """
-    return Job(
+    return JobSettings(
         strategy=environment.get("DTRAIN_STRATEGY"),
         layout=_read("DTRAIN_LAYOUT", Layout, environment),
         training=_read("DTRAIN_TRAINING", Training, environment) or Training(),

@@ -123,7 +123,7 @@ def tied(gpt: Any) -> None:
     gpt.head.weight = gpt.embedding.weight
 
 
-def different(run: parallel.Run) -> nn.Module:
+def different(run: parallel.ParallelRun) -> nn.Module:
     torch.manual_seed(run.rank)
     return GPT(Config(width=32, layers=2, heads=4, kv_heads=2, mlp_width=96, vocabulary=64))
 
@@ -133,7 +133,7 @@ def one_key_head() -> nn.Module:
         return GPT(Config(width=32, layers=2, heads=4, kv_heads=1, mlp_width=96, vocabulary=64))
 
 
-CASES: dict[str, tuple[Layout, Callable[[parallel.Run], nn.Module], int]] = {
+CASES: dict[str, tuple[Layout, Callable[[parallel.ParallelRun], nn.Module], int]] = {
     "fused": (TENSOR, lambda _: model(attention(Fused)), 16),
     "unknown linear": (
         TENSOR,
@@ -181,7 +181,7 @@ CASES: dict[str, tuple[Layout, Callable[[parallel.Run], nn.Module], int]] = {
 }
 
 
-def refusal(run: parallel.Run, made: nn.Module, length: int) -> str:
+def refusal(run: parallel.ParallelRun, made: nn.Module, length: int) -> str:
     """The reason, or an empty string."""
     try:
         placed = run.parallelize(made, loss=cross_entropy, init=first_weights)

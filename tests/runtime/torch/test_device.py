@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dtrain.runtime.torch.run import Run, _device
+from dtrain.runtime.torch.run import ParallelRun, _device
 
 pytestmark = pytest.mark.torch
 
@@ -61,8 +61,8 @@ def test_an_error_does_not_wait_for_other_gpus(
     monkeypatch: pytest.MonkeyPatch, kind: str, closes: bool
 ) -> None:
     closed: list[bool] = []
-    monkeypatch.setattr(Run, "close", lambda _: closed.append(True))
-    run = object.__new__(Run)
+    monkeypatch.setattr(ParallelRun, "close", lambda _: closed.append(True))
+    run = object.__new__(ParallelRun)
     run.device = torch.device(kind)
     with pytest.raises(KeyError), run:
         raise KeyError

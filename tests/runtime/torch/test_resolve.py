@@ -7,13 +7,13 @@ import re
 import pytest
 
 from dtrain.runtime.layout import Layout, Training
-from dtrain.runtime.torch.resolve import World, over, resolve
+from dtrain.runtime.torch.resolve import StartedRanks, over, resolve
 
 pytestmark = pytest.mark.torch
 
 
 def test_a_strategy_alone_makes_a_layout() -> None:
-    world, batch = World(8, 4), Training(global_batch=16)
+    world, batch = StartedRanks(8, 4), Training(global_batch=16)
     assert resolve("ddp", None, batch, world) == Layout(data=8, micro_batch=2)
     assert resolve("none", None, Training(), world) == Layout(data=8)
     assert resolve("fsdp", None, batch, world).sharding == "full"
@@ -25,21 +25,21 @@ def test_a_strategy_alone_makes_a_layout() -> None:
     pipeline = resolve("pipeline", None, Training(global_batch=64), world)
     assert (pipeline.micro_batch, pipeline.grad_accumulation) == (4, 16)
     assert resolve("pipeline", None, Training(global_batch=24), world).grad_accumulation == 24
-    assert resolve("data_parallel", None, batch, World(1, 1, devices=4)).data == 4
+    assert resolve("data_parallel", None, batch, StartedRanks(1, 1, devices=4)).data == 4
     for strategy in ("fsdp", "hsdp", "tensor", "pipeline"):
-        assert resolve(strategy, None, Training(), World(1, 1)).world_size == 1
+        assert resolve(strategy, None, Training(), StartedRanks(1, 1)).world_size == 1
 
 
 def test_a_script_that_does_not_know_the_layout_chooses_the_batch() -> None:
     layout = Layout(pipeline=2, data=2, grad_accumulation=4)
-    resolved = resolve("3d", layout, Training(global_batch=32), World(4, 2), own_batch=True)
+    resolved = resolve("3d", layout, Training(global_batch=32), StartedRanks(4, 2), own_batch=True)
     assert (resolved.global_batch, resolved.grad_accumulation) == (32, 16)
 
 
 def test_states_are_sharded_within_a_host() -> None:
     layout = Layout(tensor=2, data=8, sharding="hybrid")
-    assert resolve("3d", layout, Training(), World(16, 8)).shard == 4
-    assert resolve("3d", layout, Training(), World(16, 2)).shard == 1
+    assert resolve("3d", layout, Training(), StartedRanks(16, 8)).shard == 4
+    assert resolve("3d", layout, Training(), StartedRanks(16, 2)).shard == 1
 
 
 def test_the_cluster_file_overrides_the_script() -> None:
@@ -113,4 +113,4 @@ def test_the_cluster_file_overrides_the_script() -> None:
 )
 def test_refused(strategy: str, layout: Layout | None, training: Training, reason: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
-        resolve(strategy, layout, training, World(4, 2))
+        resolve(strategy, layout, training, StartedRanks(4, 2))

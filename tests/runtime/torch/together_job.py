@@ -31,7 +31,7 @@ class Random(Rows):
         self.generator = torch.Generator().manual_seed(rank)
 
 
-def different_data(run: parallel.Run) -> dict[str, str]:
+def different_data(run: parallel.ParallelRun) -> dict[str, str]:
     changed = Rows()
     changed.rows[-1] += run.rank
     cases = {"length": Rows(64 + run.rank), "content": changed, "random": Random(run.rank)}
@@ -39,7 +39,7 @@ def different_data(run: parallel.Run) -> dict[str, str]:
     return {**found, "content, read by a worker": refusal(run, changed, workers=1)}
 
 
-def refusal(run: parallel.Run, dataset: Rows, workers: int = 0) -> str:
+def refusal(run: parallel.ParallelRun, dataset: Rows, workers: int = 0) -> str:
     try:
         run.batches(dataset, workers=workers)
     except ValueError as error:

@@ -16,7 +16,7 @@ from dtrain.parallelism.answer.explain import (
     percent,
     seconds,
 )
-from dtrain.parallelism.cluster.hardware import Cluster, Gpu, Hardware
+from dtrain.parallelism.cluster.hardware import Gpu, GpuCluster, Hardware
 from dtrain.parallelism.constraints import option
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer, Question
@@ -301,7 +301,7 @@ def _counts(gpus: int, per_host: int) -> Iterator[int]:
         yield unit * 2**power
 
 
-def _leanest(question: Question, cluster: Cluster) -> Candidate | None:
+def _leanest(question: Question, cluster: GpuCluster) -> Candidate | None:
     """Find a layout that fits on another cluster, among layouts that need little memory. Ignores
     the constraints, which may not suit other GPUs."""
     free = replace(question, fixed={}, cluster=cluster)

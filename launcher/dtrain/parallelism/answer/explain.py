@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dtrain.parallelism.cluster.hardware import Cluster
+from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
@@ -53,7 +53,7 @@ def headline(candidate: Candidate) -> str:
     return " ".join([_split(shape, layout, cluster), _steps(layout), *_savings(candidate)])
 
 
-def _split(shape: Shape, layout: Layout, cluster: Cluster) -> str:
+def _split(shape: Shape, layout: Layout, cluster: GpuCluster) -> str:
     steps: list[str] = []
     if layout.tensor > 1:
         inside = layout.tensor <= cluster.gpus_per_host and cluster.hosts > 1

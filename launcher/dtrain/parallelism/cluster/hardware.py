@@ -85,7 +85,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class GpuCluster:
     """``gpus`` equal GPUs in hosts of ``gpus_per_host``."""
 
     gpu: Gpu
@@ -132,7 +132,7 @@ class Hardware:
         *,
         gpus_per_host: int | None = None,
         network_gbps: float | None = None,
-    ) -> Cluster:
+    ) -> GpuCluster:
         """Return a cluster of ``gpus`` GPUs. Values left out come from the GPU's usual machine.
 
         ``network_gbps`` is of one host, all NICs together, one way, in Gb/s.
@@ -161,7 +161,7 @@ class Hardware:
                 f"--gpus {gpus} does not fill hosts of {per_host}",
                 hint=f"use {full} or {full + per_host}, or set --gpus-per-host",
             )
-        return Cluster(gpu=gpu, gpus=gpus, gpus_per_host=per_host, network=network / 8)
+        return GpuCluster(gpu=gpu, gpus=gpus, gpus_per_host=per_host, network=network / 8)
 
     def extended(self, text: str, where: str) -> Hardware:
         """Return the table extended by a user's JSON file, whose entries override equal names.

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import Efficiency
-from dtrain.parallelism.cluster.hardware import Cluster
+from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cost.memory import Memory, memory
 from dtrain.parallelism.cost.speed import Speed, speed
 from dtrain.parallelism.cost.step_time import StepTime, step_time
@@ -24,7 +24,7 @@ class Candidate:
 
     shape: Shape
     layout: Layout
-    cluster: Cluster
+    cluster: GpuCluster
     efficiency: Efficiency
     assumed: Assumptions
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dtrain.parallelism.cluster.efficiency import Efficiency
-from dtrain.parallelism.cluster.hardware import Cluster
+from dtrain.parallelism.cluster.hardware import GpuCluster
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """``size`` ranks, each ``stride`` apart, that exchange data."""
 
-    cluster: Cluster
+    cluster: GpuCluster
     efficiency: Efficiency
     size: int
     stride: int

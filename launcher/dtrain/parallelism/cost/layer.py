@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import Efficiency
-from dtrain.parallelism.cluster.hardware import Cluster, Precision
+from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
@@ -34,7 +34,7 @@ class Kernels:
     """Computes seconds of one layer and micro-batch on one GPU, by pass and part."""
 
     efficiency: Efficiency
-    cluster: Cluster
+    cluster: GpuCluster
     shape: Shape
     layout: Layout
     assumed: Assumptions

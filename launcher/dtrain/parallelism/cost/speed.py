@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.cluster.hardware import Cluster
+from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
@@ -40,7 +40,7 @@ def flop_per_token(shape: Shape, *, causal: bool = False) -> float:
 
 
 def speed(
-    shape: Shape, layout: Layout, cluster: Cluster, assumed: Assumptions, seconds: float
+    shape: Shape, layout: Layout, cluster: GpuCluster, assumed: Assumptions, seconds: float
 ) -> Speed:
     """Return the speed for steps of ``seconds`` each."""
     tokens = layout.global_batch * shape.seq_len / layout.world_size / seconds

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.cluster.efficiency import Efficiency
-from dtrain.parallelism.cluster.hardware import Cluster
+from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.layer import BYTES, Kernels
 from dtrain.parallelism.cost.stages import parameters_of_stage, stage_layers
@@ -70,7 +70,7 @@ class _Layer:
 
 
 def step_time(
-    shape: Shape, layout: Layout, cluster: Cluster, efficiency: Efficiency, assumed: Assumptions
+    shape: Shape, layout: Layout, cluster: GpuCluster, efficiency: Efficiency, assumed: Assumptions
 ) -> StepTime:
     """Return the time of one step of ``layout.global_batch`` sequences."""
     kernels = Kernels(efficiency, cluster, shape, layout, assumed)

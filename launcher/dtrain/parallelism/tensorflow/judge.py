@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dtrain.parallelism.answer.explain import brief, gib, seconds
 from dtrain.parallelism.cluster.efficiency import of_family
-from dtrain.parallelism.cluster.hardware import Cluster, Precision
+from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
 from dtrain.parallelism.cost.keras_memory import KerasMemory, Part, Way, on_gpu
 from dtrain.parallelism.model.shape import Shape
@@ -20,7 +20,7 @@ _GIB = 2.0**30
 
 def answer(
     shape: Shape,
-    cluster: Cluster,
+    cluster: GpuCluster,
     *,
     global_batch: int,
     precision: Precision = "bf16",
@@ -50,7 +50,7 @@ def answer(
 @dataclass(frozen=True, slots=True)
 class _Job:
     shape: Shape
-    cluster: Cluster
+    cluster: GpuCluster
     global_batch: int
     precision: Precision
     host_memory: float | None

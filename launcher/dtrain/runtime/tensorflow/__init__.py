@@ -14,7 +14,7 @@
 from dtrain.runtime.stopping import stop_requested
 from dtrain.runtime.tensorflow.callbacks import callbacks, epochs
 from dtrain.runtime.tensorflow.checkpoints import Checkpoints
-from dtrain.runtime.tensorflow.cluster import Cluster, current_cluster
+from dtrain.runtime.tensorflow.cluster import TfConfig, current_cluster
 from dtrain.runtime.tensorflow.collectives import meet, stop_together, take_from_chief
 from dtrain.runtime.tensorflow.coordinator import Coordinator
 from dtrain.runtime.tensorflow.datasets import dataset
@@ -24,17 +24,17 @@ from dtrain.runtime.tensorflow.mesh import device_mesh
 from dtrain.runtime.tensorflow.placement import OnDevice, placed
 from dtrain.runtime.tensorflow.precision import scaled_loss, unscaled, with_loss_scaling
 from dtrain.runtime.tensorflow.replicated import replicated, sum_gradients
-from dtrain.runtime.tensorflow.run import Run, init
+from dtrain.runtime.tensorflow.run import StrategyRun, init
 from dtrain.runtime.tensorflow.serving import serve
 from dtrain.runtime.tensorflow.tensorboard import TensorBoard, tensorboard
 
 __all__ = [
     "Checkpoints",
-    "Cluster",
     "Coordinator",
     "OnDevice",
-    "Run",
+    "StrategyRun",
     "TensorBoard",
+    "TfConfig",
     "callbacks",
     "configure_devices",
     "current_cluster",

@@ -10,11 +10,11 @@ from dtrain.runtime.progress import progress
 from dtrain.runtime.tensorflow.checkpoints import Checkpoints
 from dtrain.runtime.tensorflow.collectives import stop_together
 from dtrain.runtime.tensorflow.legacy_keras import keras
-from dtrain.runtime.tensorflow.run import Run
+from dtrain.runtime.tensorflow.run import StrategyRun
 
 
 def callbacks(
-    run: Run,
+    run: StrategyRun,
     *,
     total: int | None = None,
     done: int = 0,
@@ -38,7 +38,7 @@ def callbacks(
     return after
 
 
-def epochs(run: Run, steps: int, every: int) -> list[tuple[int, int, int]]:
+def epochs(run: StrategyRun, steps: int, every: int) -> list[tuple[int, int, int]]:
     """``initial_epoch``, ``epochs`` and ``steps_per_epoch`` of the calls of ``fit`` that together
     take ``steps`` steps. Under parameter servers, epochs have ``every`` steps and the last epoch
     has the rest; other strategies use one epoch."""
@@ -54,7 +54,7 @@ class _Training(keras().callbacks.Callback):  # type: ignore[misc]
 
     def __init__(
         self,
-        run: Run,
+        run: StrategyRun,
         total: int | None,
         done: int,
         checkpoints: Checkpoints | None,

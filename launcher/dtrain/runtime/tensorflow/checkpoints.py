@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from dtrain.runtime.stopping import stop_requested
 from dtrain.runtime.tensorflow.collectives import take_from_chief
-from dtrain.runtime.tensorflow.run import Run
+from dtrain.runtime.tensorflow.run import StrategyRun
 
 
 class Checkpoints:
@@ -26,7 +26,9 @@ class Checkpoints:
     the other workers. An evaluator must be able to read the chief's folder.
     """
 
-    def __init__(self, folder: str | Path, run: Run, *, keep: int = 3, **objects: Any) -> None:
+    def __init__(
+        self, folder: str | Path, run: StrategyRun, *, keep: int = 3, **objects: Any
+    ) -> None:
         self._folder = Path(folder)
         self._run = run
         self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")

@@ -11,7 +11,7 @@ _PROXIES = ("grpc_proxy", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROX
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class TfConfig:
     """The tasks of a job, and the task of this process. Without tasks, this process is alone."""
 
     tasks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -46,14 +46,14 @@ class Cluster:
         }
 
 
-def current_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
+def current_cluster(environment: Mapping[str, str] = os.environ) -> TfConfig:
     """The cluster in ``TF_CONFIG``, or a cluster of this process alone.
 
     Raises ValueError if TensorFlow could not read ``TF_CONFIG``, or if it lacks this task.
     """
     text = environment.get("TF_CONFIG")
     if not text:
-        return Cluster()
+        return TfConfig()
     try:
         config = json.loads(text)
         tasks = {role: tuple(ends) for role, ends in config.get("cluster", {}).items() if ends}
@@ -64,10 +64,10 @@ def current_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
     # TensorFlow allows an evaluator outside the cluster.
     if tasks and role != "evaluator" and index >= len(tasks.get(role, ())):
         raise ValueError(f"TF_CONFIG says this is {role} {index}, but its cluster has no such task")
-    return Cluster(tasks, role, index)
+    return TfConfig(tasks, role, index)
 
 
-def connect_directly(cluster: Cluster, environment: MutableMapping[str, str] = os.environ) -> None:
+def connect_directly(cluster: TfConfig, environment: MutableMapping[str, str] = os.environ) -> None:
     """Keep the cluster's traffic off a proxy, which would drop it and hang every task.
 
     gRPC prefers ``no_grpc_proxy`` to ``no_proxy``, so it is extended if it is set.

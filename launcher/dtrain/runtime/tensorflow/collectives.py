@@ -8,12 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.runtime.stopping import stop_requested
-from dtrain.runtime.tensorflow.run import Run
+from dtrain.runtime.tensorflow.run import StrategyRun
 
 _SUM = tf.distribute.ReduceOp.SUM
 
 
-def stop_together(run: Run) -> Callable[[], bool]:
+def stop_together(run: StrategyRun) -> Callable[[], bool]:
     """Return a function that returns whether to stop after this step, the same on every worker.
 
     All workers must call it at the same steps. SIGTERM reaches them at different steps, and a
@@ -37,14 +37,14 @@ def stop_together(run: Run) -> Callable[[], bool]:
     return stop
 
 
-def meet(run: Run) -> None:
+def meet(run: StrategyRun) -> None:
     """Wait for all workers at the end of a script. If one leaves while the chief still evaluates,
     for example, the chief sees a crash."""
     if run.several_workers:
         stop_together(run)()
 
 
-def take_from_chief(run: Run, variables: Iterable[Any]) -> None:
+def take_from_chief(run: StrategyRun, variables: Iterable[Any]) -> None:
     """Give ``variables`` the chief's values in every process. Needs no shared file system."""
     if not run.several_workers:
         return

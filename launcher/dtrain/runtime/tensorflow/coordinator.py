@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.runtime.tensorflow.run import Run
+from dtrain.runtime.tensorflow.run import StrategyRun
 
 _SUM = tf.distribute.ReduceOp.SUM
 
@@ -23,7 +23,7 @@ class Coordinator:
 
     def __init__(
         self,
-        run: Run,
+        run: StrategyRun,
         make_dataset: Callable[[], tf.data.Dataset],
         step: Callable[..., tf.Tensor],
     ) -> None:

@@ -6,14 +6,14 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from dtrain.runtime.tensorflow.run import Run
+from dtrain.runtime.tensorflow.run import StrategyRun
 
 Shard = Literal["auto", "file", "data", "off"]
 
 
 def dataset(
     source: Any,
-    run: Run,
+    run: StrategyRun,
     global_batch: int,
     *,
     shuffle: int = 0,
@@ -22,7 +22,7 @@ def dataset(
     skip: int = 0,
     shard: Shard = "auto",
 ) -> tf.data.Dataset:
-    """Batches of ``global_batch`` samples, which `Run.strategy` divides among its replicas.
+    """Batches of ``global_batch`` samples, which `StrategyRun.strategy` divides among its replicas.
 
     ``source`` is a dataset of single samples, or arrays with the samples along their first axis.
     ``shuffle`` is the size of the shuffle buffer, in samples; every process draws the same order

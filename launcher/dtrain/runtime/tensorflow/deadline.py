@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dtrain.runtime.tensorflow.cluster import Cluster
+from dtrain.runtime.tensorflow.cluster import TfConfig
 
 START_TIMEOUT = 300.0
 """Seconds. The hosts of one launch start within seconds of each other; an import from a cold shared
@@ -19,7 +19,7 @@ file system takes a minute or two."""
 
 
 @contextmanager
-def start_deadline(cluster: Cluster) -> Iterator[None]:
+def start_deadline(cluster: TfConfig) -> Iterator[None]:
     """Ends this process, with a message that names the missing peers, if the block takes longer
     than ``DTRAIN_START_TIMEOUT`` seconds (default 300; 0 waits forever).
 
@@ -42,7 +42,7 @@ def start_deadline(cluster: Cluster) -> Iterator[None]:
             watchdog.communicate()
 
 
-def _resolve(cluster: Cluster) -> None:
+def _resolve(cluster: TfConfig) -> None:
     for name, address in cluster.peers.items():
         host, _, port = address.rpartition(":")
         try:

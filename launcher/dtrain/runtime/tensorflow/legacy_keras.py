@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from dtrain.runtime.job import current_job
-from dtrain.runtime.tensorflow.cluster import Cluster, current_cluster
+from dtrain.runtime.tensorflow.cluster import TfConfig, current_cluster
 from dtrain.runtime.tensorflow.strategies import strategy_name
 
 _NEED_LEGACY = frozenset({"multi_worker_mirrored", "parameter_server", "central_storage"})
@@ -41,7 +41,7 @@ def is_legacy(module: ModuleType) -> bool:
     return module.__name__.startswith("tf_keras")
 
 
-def refuse_fit(strategy: str, cluster: Cluster) -> None:
+def refuse_fit(strategy: str, cluster: TfConfig) -> None:
     """Make a ``fit`` that would go wrong raise an error that names the alternatives."""
     if strategy == "model_parallel" and cluster.tasks:
         _refuse(

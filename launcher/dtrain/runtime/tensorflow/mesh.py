@@ -13,7 +13,7 @@ from math import prod
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from dtrain.runtime.tensorflow.cluster import Cluster, connect_directly, current_cluster
+from dtrain.runtime.tensorflow.cluster import TfConfig, connect_directly, current_cluster
 from dtrain.runtime.tensorflow.deadline import start_deadline
 
 
@@ -46,7 +46,7 @@ def _connect(kind: str) -> None:
         dtensor.initialize_accelerator_system(kind)
 
 
-def client_environment(cluster: Cluster) -> dict[str, str]:
+def client_environment(cluster: TfConfig) -> dict[str, str]:
     """The variables that DTensor reads instead of ``TF_CONFIG``. The chief, if any, is client 0."""
     tasks = [
         (role, i) for role in ("chief", "worker") for i, _ in enumerate(cluster.tasks.get(role, ()))

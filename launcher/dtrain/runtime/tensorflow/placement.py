@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from dtrain.runtime.tensorflow.collectives import take_from_chief
 from dtrain.runtime.tensorflow.legacy_keras import keras
-from dtrain.runtime.tensorflow.run import Run
+from dtrain.runtime.tensorflow.run import StrategyRun
 from dtrain.runtime.tensorflow.strategies import local_devices
 
 
@@ -43,7 +43,7 @@ def _fill(sizes: Sequence[int], limit: int) -> list[int]:
 def placed(
     layers: Sequence[Any],
     input_shape: Sequence[int],
-    run: Run,
+    run: StrategyRun,
     devices: Sequence[str] | None = None,
 ) -> Any:
     """``layers`` as a sequential Keras model over ``devices``, balanced by their parameters.

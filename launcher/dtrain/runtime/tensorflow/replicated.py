@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.runtime.tensorflow.run import Run
+from dtrain.runtime.tensorflow.run import StrategyRun
 
 _SUM = tf.distribute.ReduceOp.SUM
 
 
-def replicated(run: Run, step: Callable[..., tf.Tensor]) -> Callable[[Any], tf.Tensor]:
+def replicated(run: StrategyRun, step: Callable[..., tf.Tensor]) -> Callable[[Any], tf.Tensor]:
     """A graph function for one distributed batch: runs ``step(*batch)`` on every replica and sums
     the results, such as each replica's share of the mean loss."""
 
@@ -27,7 +27,7 @@ def replicated(run: Run, step: Callable[..., tf.Tensor]) -> Callable[[Any], tf.T
     return run_step  # type: ignore[no-any-return]
 
 
-def sum_gradients(run: Run, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+def sum_gradients(run: StrategyRun, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     """Gradients ready for ``optimizer.apply_gradients``.
 
     An optimizer itself sums the replicas' gradients for variables that the strategy created. It
@@ -36,11 +36,11 @@ def sum_gradients(run: Run, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tenso
     return _sum_over_workers(run, gradients) if _by_hand(run) else gradients
 
 
-def _by_hand(run: Run) -> bool:
+def _by_hand(run: StrategyRun) -> bool:
     return run.name == "model_parallel" and run.several_workers
 
 
-def _sum_over_workers(run: Run, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _sum_over_workers(run: StrategyRun, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     def replica(*mine: tf.Tensor) -> Any:
         context = tf.distribute.get_replica_context()
         return context.all_reduce(_SUM, [tf.identity(tensor) for tensor in mine])

@@ -8,20 +8,20 @@ import tensorflow as tf
 
 from dtrain.runtime.job import current_job
 from dtrain.runtime.stopping import catch_sigterm
-from dtrain.runtime.tensorflow.cluster import Cluster, connect_directly, current_cluster
+from dtrain.runtime.tensorflow.cluster import TfConfig, connect_directly, current_cluster
 from dtrain.runtime.tensorflow.deadline import start_deadline
 from dtrain.runtime.tensorflow.legacy_keras import refuse_fit
 from dtrain.runtime.tensorflow.strategies import ONE_HOST, build_strategy, strategy_name
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StrategyRun:
     """A training run that `init` has set up."""
 
     name: str
     """The strategy's name in ``job.strategy``."""
     strategy: tf.distribute.Strategy
-    cluster: Cluster
+    cluster: TfConfig
 
     @property
     def is_chief(self) -> bool:
@@ -57,7 +57,7 @@ class Run:
         return f"{task}strategy {self.name}, {share}"
 
 
-def init(strategy: str | None = None) -> Run:
+def init(strategy: str | None = None) -> StrategyRun:
     """Build ``strategy``, or the job's strategy, and handle SIGTERM for `stop_requested`.
 
     Without a name, ``TF_CONFIG`` selects parameter servers or several mirrored workers; a single
@@ -71,9 +71,9 @@ def init(strategy: str | None = None) -> Run:
     name = strategy_name(strategy or current_job().strategy, cluster)
     connect_directly(cluster)
     alone = cluster.role == "evaluator" or name == "none" or name in ONE_HOST
-    with start_deadline(Cluster() if alone else cluster):
+    with start_deadline(TfConfig() if alone else cluster):
         built = build_strategy(name, cluster)
     # A multi-worker strategy has installed its own handler, which swallows TERM.
     catch_sigterm()
     refuse_fit(name, cluster)
-    return Run(name, built, cluster)
+    return StrategyRun(name, built, cluster)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from dtrain.runtime.job import current_job
 from dtrain.runtime.stopping import catch_sigterm, stop_requested
-from dtrain.runtime.tensorflow.cluster import Cluster, connect_directly, current_cluster
+from dtrain.runtime.tensorflow.cluster import TfConfig, connect_directly, current_cluster
 from dtrain.runtime.tensorflow.strategies import strategy_name
 
 _BETWEEN_LOOKS = 0.5
@@ -47,7 +47,7 @@ def serve() -> bool:
     return True
 
 
-def _chief_is_there(cluster: Cluster) -> bool:
+def _chief_is_there(cluster: TfConfig) -> bool:
     host, _, port = cluster.tasks["chief"][0].rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.runtime.tensorflow.cluster import Cluster
+from dtrain.runtime.tensorflow.cluster import TfConfig
 
 STRATEGIES = (
     "none",
@@ -24,7 +24,7 @@ PARTITION_BYTES = 256 << 10
 """Variables are split into parts of at least this size, at most one for each parameter server."""
 
 
-def strategy_name(named: str | None, cluster: Cluster) -> str:
+def strategy_name(named: str | None, cluster: TfConfig) -> str:
     """``named``, or the default for the cluster and this process's devices.
 
     Raises ValueError for a name that is not a strategy.
@@ -43,7 +43,7 @@ def strategy_name(named: str | None, cluster: Cluster) -> str:
     return "mirrored" if gpus > 1 else "one_device" if gpus else "none"
 
 
-def build_strategy(name: str, cluster: Cluster) -> tf.distribute.Strategy:
+def build_strategy(name: str, cluster: TfConfig) -> tf.distribute.Strategy:
     """The strategy called ``name``. A strategy of several hosts waits here for its peers.
 
     Raises ValueError if the strategy does not fit the cluster, RuntimeError if it needs a TPU and
@@ -76,7 +76,7 @@ def build_strategy(name: str, cluster: Cluster) -> tf.distribute.Strategy:
     return tf.distribute.OneDeviceStrategy(devices[0])
 
 
-def local_devices(cluster: Cluster) -> list[str]:
+def local_devices(cluster: TfConfig) -> list[str]:
     """This process's own logical GPUs, or CPUs if it has no GPU: ``/device:GPU:0``, …
 
     Set up a multi-host strategy first, because this starts TensorFlow's runtime.
@@ -99,7 +99,7 @@ class _OneReplica(tf.distribute.cluster_resolver.TFConfigClusterResolver):  # ty
         return {kind: min(1, count) for kind, count in found.items()}
 
 
-def _multi_worker(cluster: Cluster, replicas: int | None = None) -> tf.distribute.Strategy:
+def _multi_worker(cluster: TfConfig, replicas: int | None = None) -> tf.distribute.Strategy:
     if cluster.has_parameter_servers:
         raise ValueError(
             "TF_CONFIG has ps tasks, which this strategy does not use:"
@@ -111,7 +111,7 @@ def _multi_worker(cluster: Cluster, replicas: int | None = None) -> tf.distribut
     return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
 
 
-def _parameter_server(cluster: Cluster) -> tf.distribute.Strategy:
+def _parameter_server(cluster: TfConfig) -> tf.distribute.Strategy:
     if missing := [role for role in ("chief", "worker", "ps") if not cluster.tasks.get(role)]:
         raise ValueError(
             f"parameter_server needs a chief, a worker and a ps; TF_CONFIG has no"

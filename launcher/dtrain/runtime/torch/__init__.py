@@ -21,6 +21,6 @@ from dtrain.runtime.layout import Layout, Training
 from dtrain.runtime.torch import checkpoint
 from dtrain.runtime.torch.batches import Batches
 from dtrain.runtime.torch.model import ParallelModel
-from dtrain.runtime.torch.run import Run, init
+from dtrain.runtime.torch.run import ParallelRun, init
 
-__all__ = ["Batches", "Layout", "ParallelModel", "Run", "Training", "checkpoint", "init"]
+__all__ = ["Batches", "Layout", "ParallelModel", "ParallelRun", "Training", "checkpoint", "init"]

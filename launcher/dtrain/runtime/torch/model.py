@@ -50,9 +50,9 @@ class ParallelModel:
     def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Compute the gradients of the mean loss over a global batch, replacing earlier gradients.
 
-        ``inputs`` and ``targets`` are this data rank's samples from `Run.batches`: their first
-        dimension is micro_batch x grad_accumulation. Returns the mean loss over the global batch,
-        the same on every rank, without waiting for a GPU.
+        ``inputs`` and ``targets`` are this data rank's samples from `ParallelRun.batches`: their
+        first dimension is micro_batch x grad_accumulation. Returns the mean loss over the global
+        batch, the same on every rank, without waiting for a GPU.
         """
         self._check(inputs)
         self._clipped = None

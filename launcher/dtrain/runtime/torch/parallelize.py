@@ -56,7 +56,7 @@ def parallelize(
     column: Iterable[str],
     row: Iterable[str],
 ) -> ParallelModel:
-    """See `Run.parallelize`."""
+    """See `ParallelRun.parallelize`."""
     layout = place.layout
     refuse_different_weights(model)
     split = _tensor_split(model, place, loss, blocks, frozenset(column), frozenset(row))

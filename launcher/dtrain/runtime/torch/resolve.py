@@ -16,7 +16,7 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class StartedRanks:
     """The processes that a launch has started."""
 
     size: int
@@ -30,7 +30,7 @@ def resolve(
     strategy: str,
     layout: Layout | None,
     training: Training,
-    world: World,
+    world: StartedRanks,
     *,
     own_batch: bool = False,
 ) -> Layout:
@@ -74,7 +74,7 @@ def _one_of(key: str, value: str, known: Sequence[str]) -> None:
         raise ValueError(f"{key} {value!r} is not one of {', '.join(known)}")
 
 
-def _by_name(strategy: str, world: World) -> Layout:
+def _by_name(strategy: str, world: StartedRanks) -> Layout:
     """The default layout of a strategy."""
     if strategy == "3d":
         raise ValueError(
@@ -102,7 +102,7 @@ def _batched(layout: Layout, training: Training) -> Layout:
     return replace(layout, micro_batch=share // steps, grad_accumulation=steps)
 
 
-def _shard_within_a_host(layout: Layout, world: World) -> int:
+def _shard_within_a_host(layout: Layout, world: StartedRanks) -> int:
     """The largest number of data ranks that fits on one host and divides all data ranks."""
     return math.gcd(layout.data, max(1, world.local_size // layout.tensor))
 
@@ -137,7 +137,7 @@ def _check_names(layout: Layout) -> None:
         )
 
 
-def _check_sizes(strategy: str, layout: Layout, world: World) -> None:
+def _check_sizes(strategy: str, layout: Layout, world: StartedRanks) -> None:
     for name in layout.split_by(("context", "expert")):
         raise ValueError(
             f"this runtime does not split by {name}; use strategy none and split it in the"

@@ -27,13 +27,13 @@ from dtrain.runtime.torch.batches import Batches, Dataset
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.parallelize import Place, parallelize
 from dtrain.runtime.torch.passes import Loss
-from dtrain.runtime.torch.resolve import World, over, resolve
+from dtrain.runtime.torch.resolve import StartedRanks, over, resolve
 from dtrain.runtime.torch.same_data import refuse_different_data
 from dtrain.runtime.torch.sharding import mesh_sizes
 from dtrain.runtime.torch.weights import Initializer
 
 
-class Run:
+class ParallelRun:
     """One rank's view of a training run. Use it in a ``with`` statement, or call `close`."""
 
     def __init__(
@@ -154,7 +154,7 @@ class Run:
             dist.destroy_process_group()
         self._owns = False
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> ParallelRun:
         return self
 
     def __exit__(
@@ -175,7 +175,7 @@ def init(
     training: Training | None = None,
     *,
     device: str | None = None,
-) -> Run:
+) -> ParallelRun:
     """Join the other ranks. Call it once, before the model is built.
 
     Strategy, layout and training come from the cluster file. The arguments are defaults for what
@@ -188,7 +188,7 @@ def init(
     name = job.strategy or strategy or ("3d" if job.layout or layout else "ddp")
     chosen = over(training or Training(), job.training)
     where = _device(device)
-    world = World(
+    world = StartedRanks(
         int(os.environ.get("WORLD_SIZE", "1")),
         int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         max(1, torch.cuda.device_count()) if where.type == "cuda" else 1,
@@ -199,7 +199,7 @@ def init(
     owns = not dist.is_initialized()
     if owns:
         _join(where)
-    return Run(name, resolved, chosen, where, owns=owns)
+    return ParallelRun(name, resolved, chosen, where, owns=owns)
 
 
 def _device(name: str | None) -> torch.device:

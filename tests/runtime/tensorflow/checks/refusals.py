@@ -26,7 +26,7 @@ def cluster(tasks: dict[str, list[str]], role: str = "worker", index: int = 0) -
     os.environ["TF_CONFIG"] = json.dumps(config)
 
 
-def fit_fails(text: str, run: distributed.Run) -> None:
+def fit_fails(text: str, run: distributed.StrategyRun) -> None:
     with run.strategy.scope():
         model = keras_3.Sequential([keras_3.layers.Dense(1)])
         model.compile("sgd", "mse")
@@ -77,7 +77,9 @@ fit_fails("wrong loss under central_storage", distributed.init("central_storage"
 
 
 refused("no TPU called 'local'", distributed.init, "tpu")
-pair = distributed.Run("mirrored", tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), alone)
+pair = distributed.StrategyRun(
+    "mirrored", tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), alone
+)
 refused("5 cannot be divided equally among 2 replicas: 4 can", distributed.dataset, [1], pair, 5)
 with pair.strategy.scope():
     refused("outside strategy.scope()", distributed.placed, [], (1,), pair)
