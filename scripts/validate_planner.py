@@ -5,8 +5,8 @@
 
 Estimates every run of the files like ``dtrain plan``, without any calibration. Prints for each
 source and for all sources: rows, mean absolute and signed error of the step time and of the peak
-memory in percent, and how well the planner predicted which runs fit. ``published_runs`` describes
-how a row is read. Without --runs, uses the runs in this repository.
+memory in percent, and how well the planner predicted which runs fit. ``planner.published.runs``
+describes how a row is read. Without --runs, uses the runs in this repository.
 
 A run's error is estimate / measured − 1: above 0, the planner's estimate is slower or larger.
 "Fits" is the planner's decision, so it includes the headroom that the planner leaves.
@@ -26,7 +26,7 @@ from typing import Any
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cluster.efficiency import of_family
-from planner.published_runs import Run, read
+from planner.published.runs import PublishedRun, read
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "parallelism" / "data"
 RUNS = (DATA / "published_runs.csv", DATA / "published_runs_single_node.csv")
@@ -36,7 +36,7 @@ RUNS = (DATA / "published_runs.csv", DATA / "published_runs_single_node.csv")
 class Outcome:
     """A run, and the planner's errors on it, relative to the measured values."""
 
-    run: Run
+    run: PublishedRun
     time: float | None
     memory: float | None
     fits: bool
@@ -82,7 +82,7 @@ def _errors(errors: Sequence[float]) -> dict[str, float | int | None]:
     }
 
 
-def outcome_of(run: Run) -> Outcome | str:
+def outcome_of(run: PublishedRun) -> Outcome | str:
     """The planner's errors on a run, or why it has no estimate."""
     candidate = run.candidate(of_family(run.cluster.gpu.family))
     try:
@@ -120,7 +120,7 @@ class Report:
         }
 
 
-def validate(runs: Iterable[Run | str]) -> Report:
+def validate(runs: Iterable[PublishedRun | str]) -> Report:
     """The planner's errors on runs. Strings in ``runs`` are reasons of skipped rows."""
     report = Report()
     for run in runs:

@@ -19,7 +19,7 @@ start value never finds a long one. It draws no random numbers, so the results a
 With --held-out, each publisher's runs are estimated with constants fitted to all other publishers.
 All tables of one publisher are left out together, because they share its clusters and software.
 This tests only the free constants. The other constants, the model's formulas and the rules of
-``published_runs`` were written with every source in view, so other runs may have larger errors.
+``planner.published`` were written with every source in view, so other runs may have larger errors.
 If no other publisher has runs on an architecture, the constants are those that
 ``efficiency.of_family`` gives to an architecture without measurements.
 """
@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cluster.efficiency import FAMILIES, Efficiency, of_family
-from planner.published_runs import Run, read
+from planner.published.runs import PublishedRun, read
 from validate_planner import RUNS
 
 FREE: Mapping[str, tuple[str, ...]] = {
@@ -58,7 +58,7 @@ ENOUGH = 0.003
 """Relative step below which the search ends."""
 
 
-def errors(runs: Iterable[Run], efficiency: Efficiency) -> dict[str, list[float]]:
+def errors(runs: Iterable[PublishedRun], efficiency: Efficiency) -> dict[str, list[float]]:
     """ln(estimate / measured) of step times, by table."""
     found: dict[str, list[float]] = {}
     for run in runs:
@@ -75,7 +75,7 @@ def loss(found: Mapping[str, Sequence[float]]) -> float:
     ) / len(found)
 
 
-def fit(runs: Sequence[Run], start: Efficiency, free: Sequence[str]) -> Efficiency:
+def fit(runs: Sequence[PublishedRun], start: Efficiency, free: Sequence[str]) -> Efficiency:
     """The constants, with those in ``free`` changed to minimize the loss."""
     sample = list(_sample(runs))
     launches = LAUNCHES if "launch" in free else (start.launch,)
@@ -84,7 +84,7 @@ def fit(runs: Sequence[Run], start: Efficiency, free: Sequence[str]) -> Efficien
     return replace(best, **{name: float(f"{getattr(best, name):.2g}") for name in free})
 
 
-def _descend(sample: Sequence[Run], best: Efficiency, free: Sequence[str]) -> Efficiency:
+def _descend(sample: Sequence[PublishedRun], best: Efficiency, free: Sequence[str]) -> Efficiency:
     """Descend from these constants until no step along one of them helps."""
     least, steps = loss(errors(sample, best)), dict.fromkeys(free, 0.25)
     while max(steps.values()) > ENOUGH:
@@ -104,8 +104,8 @@ def _descend(sample: Sequence[Run], best: Efficiency, free: Sequence[str]) -> Ef
     return best
 
 
-def _sample(runs: Iterable[Run]) -> Iterable[Run]:
-    tables: dict[str, list[Run]] = {}
+def _sample(runs: Iterable[PublishedRun]) -> Iterable[PublishedRun]:
+    tables: dict[str, list[PublishedRun]] = {}
     for run in runs:
         tables.setdefault(run.table, []).append(run)
     for found in tables.values():
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         timed = [
             run
             for run in runs
-            if isinstance(run, Run)
+            if isinstance(run, PublishedRun)
             and run.seconds is not None
             and run.cluster.gpu.family == architecture
         ]
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _print_fit(architecture: str, runs: Sequence[Run]) -> None:
+def _print_fit(architecture: str, runs: Sequence[PublishedRun]) -> None:
     free = FREE[architecture]
     efficiency, current = fit(runs, start_of(architecture), free), FAMILIES[architecture]
     print(f"{architecture}: {len(runs)} runs")
@@ -159,7 +159,7 @@ def _print_fit(architecture: str, runs: Sequence[Run]) -> None:
     _print_errors(errors(runs, efficiency))
 
 
-def _print_held_out(architecture: str, runs: Sequence[Run]) -> None:
+def _print_held_out(architecture: str, runs: Sequence[PublishedRun]) -> None:
     print(f"{architecture}: every publisher with constants fitted to the other publishers")
     found: dict[str, list[float]] = {}
     for publisher in sorted({run.publisher for run in runs}):

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cost.speed import flop_per_token
-from planner.published_runs import Run, gpu_of, network_gbps, origin, read, rows, run_of
-from planner.published_shapes import UnusableError
+from planner.published.hardware import gpu_of, network_gbps
+from planner.published.rows import UnusableError, rows
+from planner.published.runs import PublishedRun, read, run_of
+from planner.published.sources import origin
 from validate_planner import RUNS, outcome_of
 
 PLAIN = {
@@ -35,7 +37,7 @@ PLAIN = {
 }
 
 
-def run(**cells: str) -> Run:
+def run(**cells: str) -> PublishedRun:
     return run_of({**PLAIN, **cells})
 
 

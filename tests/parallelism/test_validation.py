@@ -15,7 +15,8 @@ import pytest
 import validate_planner
 from dtrain.parallelism.cluster.efficiency import FAMILIES
 from planner import fit as fit_planner
-from planner.published_runs import Run, read, rows
+from planner.published.rows import rows
+from planner.published.runs import PublishedRun, read
 from validate_planner import RUNS
 
 SCRIPT = Path(validate_planner.__file__)
@@ -68,7 +69,7 @@ def test_a_file_with_unusable_rows(tmp_path: Path) -> None:
 
 
 def test_errors_are_signed_and_in_percent(tmp_path: Path) -> None:
-    first = next(run for run in read(RUNS[0]) if isinstance(run, Run) and run.seconds)
+    first = next(run for run in read(RUNS[0]) if isinstance(run, PublishedRun) and run.seconds)
     exact = first.candidate(FAMILIES["ampere"]).time.total
     slow, fast = replace(first, seconds=exact * 2), replace(first, seconds=exact / 1.1)
     errors = validate_planner.validate([slow, fast]).as_json()["overall"]["step_time"]
@@ -76,7 +77,7 @@ def test_errors_are_signed_and_in_percent(tmp_path: Path) -> None:
 
 
 def test_fit_labels() -> None:
-    run = next(run for run in read(RUNS[0]) if isinstance(run, Run) and run.fitted)
+    run = next(run for run in read(RUNS[0]) if isinstance(run, PublishedRun) and run.fitted)
     large = replace(run, shape=replace(run.shape, hidden=2**16, ffn_hidden=2**18))
     small = replace(run, shape=replace(run.shape, layers=2))
     runs = [
@@ -124,7 +125,7 @@ def test_a_fit_recovers_the_constants_of_generated_times(held: str | None) -> No
     runs = [
         replace(run, seconds=run.candidate(truth).time.total)
         for run in read(RUNS[0])
-        if isinstance(run, Run)
+        if isinstance(run, PublishedRun)
         and run.seconds is not None
         and run.cluster.gpu.family == "hopper"
         and run.publisher != held

@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.model.models import model
 from dtrain.parallelism.model.shape import Shape
-
-Row = Mapping[str, str]
-
-
-class UnusableError(Exception):
-    """A row without a comparable estimate. The message is the reason, and groups such rows."""
-
-
-_NUMBER = re.compile(r"[-+]?\d[\d,_]*(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
-
-
-def number(row: Row, column: str) -> float | None:
-    """The first number of a cell (``1,536``, ``~66.5 GiB``), or None if it has none above 0."""
-    found = _NUMBER.search(row.get(column) or "")
-    value = float(found[0].replace(",", "").replace("_", "")) if found else 0.0
-    return value if 0 < value < 1e15 else None
-
-
-def count(row: Row, column: str) -> int | None:
-    """Like `number`, for integer counts."""
-    value = number(row, column)
-    return round(value) if value is not None and value >= 0.5 else None
+from planner.published.rows import Row, UnusableError, count, number
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,184 @@
+"""The layout and the precision of a published run, from its cells and its notes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.cluster.hardware import Gpu, Precision
+from dtrain.parallelism.model.shape import Shape
+from dtrain.runtime.layout import Layout, Recompute, Schedule, Sharding
+from planner.published.rows import Row, UnusableError, count
+from planner.published.sources import Practice
+
+
+def layout_of(row: Row, practice: Practice) -> tuple[Layout, bool]:
+    """The layout, and whether the row gives the sequences of a step."""
+    notes, recompute = row.get("notes", ""), _recompute(row)
+    tensor, pipeline = count(row, "tp") or 1, count(row, "pp") or 1
+    context = count(row, "cp") or 1
+    gpus = count(row, "n_gpus") or tensor * pipeline * context * (count(row, "dp") or 1)
+    data, rest = divmod(gpus, tensor * pipeline * context)
+    if rest or not data or gpus > 10**6:
+        raise UnusableError("the GPUs do not divide by the split")
+    text = f"{row.get('id', '')} {notes}"
+    micro = count(row, "micro_batch") or _noted(text, r"mbs\s*[=:]?\s*(\d+)") or 1
+    batch = count(row, "global_batch")
+    steps = _noted(
+        text,
+        r"mbc\s*[=:]?\s*(\d+)",
+        r"micro_num\s*[=:]?\s*(\d+)",
+        r"(?:grad_accum\w*|gradient accumulation\w*)\s*[=:]?\s*(\d+)",
+        r"(\d+) micro-?batches",
+    )
+    if batch is not None:
+        if batch < data:
+            raise UnusableError("the global batch has fewer sequences than data ranks")
+        micro = min(micro, batch // data)
+        accumulation = max(1, round(batch / (data * micro)))
+    else:
+        accumulation = steps or 4 * (pipeline if pipeline > 1 else 1)
+    sharding = _sharding(row, practice)
+    if re.search(r"no sequence parallel", notes, re.IGNORECASE):
+        sequence = False
+    else:
+        said_so = re.search(r"sequence[- ]parallel", notes, re.IGNORECASE)
+        sequence = practice.sequence_parallel or said_so is not None
+    # The number of ranks that share the states, if not all data ranks do.
+    group = _noted(notes, r"shard(?:ing)? group\w*\s*[=:]?\s*(\d+)", r"dp_shard\s*[=:]?\s*(\d+)")
+    shard = group if group and group < data * context else None
+    if sharding == "hybrid" and not shard:
+        shard = min(data, max(1, (count(row, "gpus_per_node") or 8) // tensor))
+    offload = re.search(
+        r"(optimizer|zero)[-\w ]*offload(?!\w*\s*=\s*(false|no|0))", notes, re.IGNORECASE
+    )
+    layout = Layout(
+        tensor=tensor,
+        pipeline=pipeline,
+        virtual_pipeline=(count(row, "vpp") or 1) if pipeline > 1 else 1,
+        context=context,
+        expert=count(row, "ep") or 1,
+        data=data,
+        sharding=sharding,
+        shard=shard,
+        micro_batch=micro,
+        grad_accumulation=accumulation,
+        recompute=recompute,
+        sequence_parallel=sequence and tensor > 1,
+        offload=offload is not None,
+        backend=practice.backend,
+    )
+    return layout, batch is not None or steps is not None
+
+
+def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
+    precision = _precision(row, practice, gpu)
+    flash = {"y": True, "n": False}.get(
+        row.get("flash_attention", "").casefold()[:1] if not _unknown(row) else "",
+        practice.flash_attention,
+    )
+    return Assumptions(
+        precision=precision,
+        flash_attention=flash,
+        fused_loss=practice.fused_loss,
+        fp32_gradients=practice.fp32_gradients
+        and precision != "fp16"
+        and "PURE" not in row.get("precision", ""),
+    )
+
+
+def _unknown(row: Row) -> bool:
+    return row.get("flash_attention", "").casefold() in ("", "unknown", "not stated", "n/a", "?")
+
+
+def _noted(text: str, *patterns: str) -> int | None:
+    """The number that the first matching pattern captures."""
+    for pattern in patterns:
+        if found := re.search(pattern, text, re.IGNORECASE):
+            return int(found[1]) or None
+    return None
+
+
+_SHARDINGS: tuple[tuple[str, Sharding], ...] = (
+    (r"hsdp|hybrid", "hybrid"),
+    (r"grad_op|gradients|zero.?2|stage.?2|os\+g", "gradients"),
+    (r"zero.?3|stage.?3|fsdp|full|zero\+\+", "full"),
+    (r"zero.?1|stage.?1|optimizer|dist.?opt|zero", "optimizer"),
+    (r"none|^no\b|ddp|replicat|zero.?0|^0$", "none"),
+)
+
+
+def _sharding(row: Row, practice: Practice) -> Sharding:
+    text = row.get("sharding", "").casefold()
+    if text:
+        for pattern, sharding in _SHARDINGS:
+            if re.search(pattern, text):
+                return sharding
+    return practice.sharding
+
+
+def _recompute(row: Row) -> Recompute:
+    text = row.get("recompute", "").casefold()
+    if not text:
+        match = re.search(
+            r"(full|selective)[ _-](?:recompute|ac\b|activation)|recompute[ _=]+(full|selective)",
+            f"{row.get('id', '')} {row.get('notes', '')}".casefold(),
+        )
+        text = (match[1] or match[2]) if match else ""
+    if re.match(r"sel|per.?op|op\b|attn|attention|core", text):
+        return "selective"
+    if text in ("", "none", "no", "off", "false", "0", "unknown", "n/a", "-"):
+        return "none"
+    return "full"
+
+
+def _precision(row: Row, practice: Practice, gpu: Gpu) -> Precision:
+    text = row.get("precision", "").casefold()
+    if re.search(r"fp4|int8|int4", text):
+        raise UnusableError(f"the precision is not known: {text}")
+    precision = practice.precision
+    # fp32 last: notes on mixed precision often also name the 32-bit parts.
+    names: tuple[tuple[str, Precision], ...] = (
+        (r"fp8|float8", "fp8"),
+        (r"bf16|bfloat16", "bf16"),
+        (r"fp16|float16|half", "fp16"),
+        (r"fp32|float32|tf32", "fp32"),
+    )
+    for pattern, named in names:
+        if re.search(pattern, text):
+            precision = named
+            break
+    if precision in ("bf16", "fp16") and precision not in gpu.flops:
+        precision = "fp16" if "fp16" in gpu.flops else "bf16"
+    if precision not in gpu.flops:
+        raise UnusableError(f"{gpu.name} does not support {precision}")
+    return precision
+
+
+_SCHEDULES: dict[str, Schedule] = {
+    "1f1b": "1f1b", "interleaved": "1f1b", "1f1bi": "1f1b", "gpipe": "1f1b",
+    "zbv": "zb-v", "zb1p": "zb-1p", "zbh1": "zb-1p", "zb2p": "zb-2p", "zbh2": "zb-2p",
+}  # fmt: skip
+
+
+def scheduled(row: Row, layout: Layout, shape: Shape) -> Layout:
+    """The layout with the schedule from the notes, and at most as many experts and chunks as exist.
+
+    The interleaved runs of Zero Bubble (arXiv 2401.10241, section 5) have a chunk for each layer.
+    """
+    named = re.search(r"schedule[ :=]+([\w-]+)", row.get("notes", ""), re.IGNORECASE)
+    key = re.sub(r"[^a-z0-9]", "", named[1].casefold()) if named else "1f1b"
+    if key not in _SCHEDULES:
+        if re.match(r"v(half|min)|dualpipe|zb", key):
+            raise UnusableError(f"the planner has no schedule {named[1] if named else key}")
+        key = "1f1b"
+    chunks = layout.virtual_pipeline
+    if key in ("1f1bi", "interleaved") and chunks == 1 and layout.pipeline > 1:
+        chunks = -(-shape.layers // layout.pipeline)
+    return replace(
+        layout,
+        schedule=_SCHEDULES[key],
+        virtual_pipeline=max(1, min(chunks, -(-shape.layers // layout.pipeline))),
+        expert=max(1, min(layout.expert, shape.experts)),
+    )

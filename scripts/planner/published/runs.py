@@ -1,0 +1,136 @@
+"""Converts published training runs to the planner's terms.
+
+A row of the CSV files is what a public table reports about one measured run: model, GPUs, layout,
+and results. Blank cells are filled by rules that hold for all rows of a source: from the row's
+notes, the model's name (``shapes``), the defaults of that source's software at the time
+(``sources.PRACTICES``), or the machine in which the GPU usually comes.
+
+The columns:
+
+- ``n_gpus``, ``tp``, ``pp``, ``cp``: blank means 1, but a blank ``n_gpus`` is their product. Data
+  ranks are n / (tp·pp·cp); ``dp`` is needed only if ``n_gpus`` does not determine it. Experts are
+  spread over data ranks, so ``ep`` does not count.
+- ``micro_batch``: blank means 1. ``global_batch``: if blank, the notes give the micro-batches of a
+  step (``mbc=``, ``micro_num``, ``grad_accum=``). Otherwise a rate such as tokens/s is still
+  comparable, with four micro-batches for each pipeline stage, but a step time is not.
+- ``sharding``: DDP is none; ZeRO-1 and the distributed optimizer are ``optimizer``; ZeRO-2 and
+  SHARD_GRAD_OP ``gradients``; ZeRO-3 and FSDP ``full``; HSDP ``hybrid``. Blank is the default of
+  the source's software.
+- ``precision``: fp8, bf16, fp16 or fp32, in this order, if the cell names it. Gradients have 16
+  bits with fp16, with MosaicML's PURE and in NeMo.
+- ``recompute``: full, uniform, block or just yes mean full; blank means none.
+- ``interconnect``: Gb/s of all NICs of one host. ``8x200Gb/s`` is 1600, ``400Gb/s per GPU`` counts
+  for each GPU, a machine's name or a blank means that machine. An InfiniBand rate without a unit of
+  reference is the rate of one NIC.
+- ``reported_*``: see ``results``. A row whose notes start with OOM did
+  not fit. Every other row with a result did fit, if the memory of its GPU is known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.cluster.efficiency import Efficiency
+from dtrain.parallelism.cluster.hardware import GpuCluster
+from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.model.shape import Shape
+from dtrain.runtime.layout import Layout
+from planner.published.hardware import cluster_of, gpu_of
+from planner.published.layouts import assumptions_of, layout_of, scheduled
+from planner.published.results import has_rate, memory_of, seconds_of
+from planner.published.rows import Row, UnusableError, rows
+from planner.published.shapes import shape_of
+from planner.published.sources import Counter, origin, practice_of
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRun:
+    """One measured run."""
+
+    name: str
+    publisher: str
+    """Who measured it. Held-out tests leave out all runs of a publisher."""
+    table: str
+    """The publisher's table that contains the run."""
+    shape: Shape
+    layout: Layout
+    assumed: Assumptions
+    cluster: GpuCluster
+    seconds: float | None
+    """Seconds of one step with the layout's global batch."""
+    memory: float | None
+    """Peak memory in GiB."""
+    counter: Counter
+    fitted: bool | None
+    """Whether it ran without running out of memory; None if the GPU's memory is unknown."""
+
+    def candidate(self, efficiency: Efficiency) -> Candidate:
+        """The planner's estimate."""
+        return Candidate(self.shape, self.layout, self.cluster, efficiency, self.assumed)
+
+
+def read(path: Path) -> Iterator[PublishedRun | str]:
+    """The runs of a file; for each unusable row, the reason.
+
+    Raises:
+        UsageError: as ``rows`` does.
+    """
+    for row in rows(path):
+        try:
+            yield run_of(row)
+        except UnusableError as error:
+            yield str(error)
+
+
+def run_of(row: Row) -> PublishedRun:
+    """Convert a row to the planner's terms.
+
+    Raises:
+        UnusableError: the row cannot be compared with an estimate. The reason groups such rows.
+    """
+    notes, source = row.get("notes", ""), row.get("source", "")
+    practice = practice_of(source)
+    gpu = gpu_of(row.get("gpu_type", ""), row.get("interconnect", ""))
+    layout, known_batch = layout_of(row, practice)
+    assumed = assumptions_of(row, practice, gpu)
+    shape = shape_of(row, tensor=layout.tensor, seq_len=practice.seq_len)
+    if layout.pipeline > shape.layers:
+        raise UnusableError("the pipeline has more stages than the model has layers")
+    layout = scheduled(row, layout, shape)
+    cluster = cluster_of(row, gpu, layout)
+    publisher, table = origin(source)
+    failed = re.match(r"\W*(oom\b|out of memory)", notes, re.IGNORECASE) is not None
+    seconds = None if failed else seconds_of(row, practice, shape, layout, assumed, cluster)
+    no_batch = seconds is not None and not known_batch and not has_rate(row)
+    if no_batch:
+        seconds = None
+    memory, counter = (None, practice.counter) if failed else memory_of(row, practice)
+    if not failed and seconds is None and memory is None:
+        raise UnusableError(
+            "the global batch of a step time is not given" if no_batch else "nothing is reported"
+        )
+    unsaid = re.search(r"memory size[^;.]*not stated", notes, re.IGNORECASE) or re.fullmatch(
+        # These were sold with 40 or 80, and with 16 or 32 GB.
+        r"(nvidia\W*)?(a100|v100)\W*(sxm\d?|pcie)?",
+        row.get("gpu_type", ""),
+        re.IGNORECASE,
+    )
+    # The planner does not model activations that move to host memory.
+    moved = re.search(r"activation\w* (cpu )?offload\s*=\s*(true|yes|1)", notes, re.IGNORECASE)
+    return PublishedRun(
+        name=row.get("id", ""),
+        publisher=publisher,
+        table=table,
+        shape=shape,
+        layout=layout,
+        assumed=assumed,
+        cluster=cluster,
+        seconds=seconds,
+        memory=None if moved else memory,
+        counter=counter,
+        fitted=None if unsaid or moved else not failed,
+    )

@@ -1,0 +1,95 @@
+"""What a row's source says about it: who measured it, and the defaults of their software."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from dtrain.parallelism.cluster.hardware import Precision
+from dtrain.runtime.layout import BackendName, Sharding
+
+Counter = Literal["allocated", "reserved", "total"]
+"""Source of a memory peak: PyTorch's allocated or reserved bytes, or the driver's total."""
+
+
+@dataclass(frozen=True, slots=True)
+class Practice:
+    """Defaults of a source's software that its table does not give."""
+
+    sharding: Sharding = "optimizer"
+    precision: Precision = "bf16"
+    flash_attention: bool = True
+    sequence_parallel: bool = True
+    hardware_flops: bool = False
+    """Whether TFLOP/s of runs with full recomputation count it."""
+    counter: Counter = "total"
+    seq_len: int | None = None
+    fp32_gradients: bool = True
+    """Whether 16-bit gradients are accumulated and reduced in 32 bits."""
+    fused_loss: bool = False
+    backend: BackendName = "megatron"
+    """The planner's backend with the most similar memory rules, overlap and kernels."""
+
+
+_DEEPSPEED = Practice("none", "fp16", False, False, True)
+PRACTICES = (
+    # Before flash attention and sequence parallelism; data parallelism reduces in fp16.
+    (r"SC21|2104\.04473", Practice("none", "fp16", False, False, True)),
+    # The paper that introduced sequence parallelism. Its full recomputation runs do not use it.
+    (r"2205\.05198|Reducing Activation", Practice("none", "fp16", False)),
+    # Megatron-DeepSpeed and related software of 2021 and 2022.
+    (r"vTrain|DeepSpeed|BLOOM|BigScience|2211\.05100|2201\.11990|NeoX|metaseq", _DEEPSPEED),
+    # Its memory has the softmax's 5·a·s² bytes.
+    (r"Zero Bubble|2401\.10241", Practice("none", "bf16", False)),
+    # From 2023: sequence_parallel is off in its configurations; tensor parallelism is
+    # Megatron-LM's.
+    (r"InternEvo", Practice(sequence_parallel=False, hardware_flops=True)),
+    # Its configurations set grad_sync_dtype to bf16.
+    (r"NVIDIA/NeMo|dgxc", Practice(fp32_gradients=False)),
+    (r"torchtitan", Practice("full", counter="reserved", backend="torchtitan")),
+    # Its models' loss_fn is fused_crossentropy (flash-attn's kernel), unless a file changes it.
+    (r"llm-foundry|MosaicML", Practice("full", fused_loss=True, backend="torchtitan")),
+    # The sequence length in its configurations, which agrees with the memory of the rows.
+    (r"SimuMax", Practice(counter="allocated", seq_len=4096)),
+)
+_RECENT = Practice()
+"""Megatron-LM and NeMo since 2023: distributed optimizer, flash attention, sequence parallel."""
+
+
+def practice_of(source: str) -> Practice:
+    """The defaults of the software that a ``source`` cell names."""
+    return next((how for pattern, how in PRACTICES if re.search(pattern, source)), _RECENT)
+
+
+@cache
+def origin(source: str) -> tuple[str, str]:
+    """Publisher and table of a ``source`` cell.
+
+    ``owner/repo path/stem.md [A100 80GB with …] @commit row 7`` is ``owner/repo`` and
+    ``stem A100 80GB``; of papers, the title is the publisher and there is one table.
+    """
+    bracket = re.search(r"\[(.+?)( with .*)?\]", source)
+    text = re.sub(r"\(.*?\)|\[.*?\]|\S*@\S*", " ", source)
+    text = re.split(r";|\brows?\b|\blines?\b", text)[0]
+    text = re.split(r"\b(?:Tables? \d|Fig(?:ure)?\.? \d|[Ss]ec(?:tion)?\.? |App\.)", text)[0]
+    parts = text.split()
+    if not parts:
+        return "unnamed", "unnamed"
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", parts[0]):
+        title = " ".join(parts)
+        return title, title
+    paths = [place for place, part in enumerate(parts) if place and re.search(r"/|\.\w+$", part)]
+    stem, after = "", parts[1:]
+    if paths:
+        *folders, file = parts[paths[-1]].split("/")
+        after = parts[paths[-1] + 1 :]
+        stem = re.sub(r"\.\w+$", "", file)
+        if stem.casefold() == "readme" and not bracket:
+            stem = folders[-1] if folders else ""
+    if bracket and stem.casefold() == "readme":
+        stem = ""
+    plain = [word for word in after if word.isalpha()][:3]
+    table = " ".join([parts[0], stem, *plain, bracket[1] if bracket else ""])
+    return parts[0], " ".join(table.split())
