@@ -5,8 +5,10 @@ import os
 import time
 
 if "MASTER_ADDR" in os.environ and "JAX_COORDINATOR_ADDRESS" not in os.environ:
-    # Without this import, gloo's threads outlive the process group and may abort the exit; see
-    # scripts/recipes/train_lm.py.
+    # Gloo's thread may still hold a tensor of the last collective. Freeing one that Python has
+    # seen while Python exits aborts the process. So the last collective of every job is one of
+    # C++, such as DistributedDataParallel's, and this import keeps the threads from outliving the
+    # process group; see scripts/recipes/train_lm.py.
     import torch.distributed.nn  # noqa: F401
 
 
