@@ -25,6 +25,7 @@ from dtrain.node.agent.spawn import spawn, why_not_executed
 from dtrain.node.agent.sweep import Sweep, adopt_orphans, load_prctl
 from dtrain.node.agent.wire import RefusedError, encode, raw, shown, write_all
 from dtrain.node.boot import ISOLATED, boot_text, framed, pack
+from dtrain.node.setup import setup_script
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -148,7 +149,14 @@ class Launch:
         shared = self._command.get("node_variables") or {}
         path = {name: variable for name, variable in shared.items() if name == "PATH"}
         NodeVariables(self._folder, workdir).complete(environment, path)
-        environment[b"DTRAIN_SETUP"] = raw(setup_script(request))
+        argv = [sys.executable, ISOLATED, "-c", boot_text('open(%d,"rb")' % REQUEST_FD)]
+        script = setup_script(
+            request["setup"],
+            [*argv, "dtrain-supervisor", request["run"], request["host"]],
+            report=">&%d" % CONTROL_FD,
+            hidden="%d>&- %d>&-" % (CONTROL_FD, REQUEST_FD),
+        )
+        environment[b"DTRAIN_SETUP"] = raw(script)
         shell = next(
             (path for path in (b"/bin/bash", b"/usr/bin/bash") if os.access(path, os.X_OK)),
             b"/bin/sh",
@@ -233,26 +241,3 @@ class Launch:
         if status == NOT_FOUND:
             hint += "\ngive the whole path of the program: no login script has extended PATH here"
         return RefusedError("setup", reason, hint).message
-
-
-def setup_script(request: Json) -> str:
-    """A shell script that runs the setup lines and becomes the supervisor."""
-
-    def quoted(word: str) -> str:
-        return "'" + word.replace("'", "'\\''") + "'"
-
-    def report(line: int, rest: str) -> str:
-        return 'printf \'{"type":"setup","line":%d%s}\\n\'' % (line, rest)
-
-    lines = ["unset DTRAIN_SETUP"]
-    for number, line in enumerate(request["setup"], 1):
-        lines.append("%s >&%d" % (report(number, ""), CONTROL_FD))
-        failed = report(number, ',"status":%d') + " $? >&%d; exit 1" % CONTROL_FD
-        hidden = "%d>&- %d>&-" % (CONTROL_FD, REQUEST_FD)
-        lines.append("eval %s %s || { %s; }" % (quoted(line), hidden, failed))
-    lines.append("%s >&%d" % (report(len(request["setup"]) + 1, ""), CONTROL_FD))
-    stream = 'open(%d,"rb")' % REQUEST_FD
-    command = [sys.executable, ISOLATED, "-c", boot_text(stream), "dtrain-supervisor"]
-    command += [request["run"], request["host"]]
-    lines.append("exec " + " ".join(map(quoted, command)))
-    return "\n".join(lines)

@@ -12,6 +12,7 @@ from dtrain.node.boot import ISOLATED, boot_text, framed
 from dtrain.node.facts.code import why_unsafe_to_run
 from dtrain.node.facts.files import expand
 from dtrain.node.facts.programs import find_program, run
+from dtrain.node.setup import reported_step, setup_script
 from dtrain.node.trust import Trust
 
 TYPE_CHECKING = False
@@ -64,8 +65,9 @@ def in_job(request: Json, program: Json, limit: float) -> Json:
         os.close(report_fd)
         return {"status": 127, "said": [], "output": "%s: %s" % (python, error.strerror)}
     listener.join(1.0)
-    steps = [int(line[6:]) for line in lines if line.startswith("setup ")]
-    said = [line for line in lines if not line.startswith("setup ")]
+    numbered = [(reported_step(line), line) for line in lines]
+    steps = [step for step, _ in numbered if step is not None]
+    said = [line for step, line in numbered if step is None]
     found: Json = {"status": status, "said": said, "output": (out + err).strip()[-4000:]}
     if setup and (not steps or steps[-1] <= len(setup)):
         found["failed_setup"] = steps[-1] if steps else 1
@@ -87,8 +89,11 @@ def after_setup(
     plan = {"environment": environment, "argv": [python, "-c", stream, LABEL]}
     data = json.dumps(plan).encode() + b"\n" + feed
     threading.Thread(target=write_all, args=(feed_fd, data), daemon=True).start()
+    stage = [sys.executable, ISOLATED, "-c", STAGE % stage_fd]
+    # A descriptor with two digits needs this path in a plain sh.
+    script = setup_script(setup, stage, report=">/proc/self/fd/%d" % report_fd)
     # Setup lines may contain secrets, and all users of the host can read command lines.
-    everything = {**os.environ, "DTRAIN_SETUP": setup_script(setup, report_fd, stage_fd)}
+    everything = {**os.environ, "DTRAIN_SETUP": script}
     if "/" in python:
         # As in a launch, setup lines find pip and others of the job's Python.
         folder = os.path.join(workdir, os.path.dirname(python))
@@ -106,22 +111,6 @@ def read_lines(fd: int, lines: list[str]) -> None:
     with contextlib.suppress(OSError), os.fdopen(fd, errors="backslashreplace") as file:
         for line in file:
             lines.append(line.rstrip("\n"))
-
-
-def quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
-
-
-def setup_script(setup: list[str], report_fd: int, stage_fd: int) -> str:
-    """A shell script that runs the setup lines, reports each step, and executes `STAGE`."""
-    lines = ["unset DTRAIN_SETUP"]
-    for step, line in enumerate(setup, 1):
-        lines.append("echo setup %d >/proc/self/fd/%d" % (step, report_fd))
-        lines.append("eval %s || exit 1" % quoted(line))
-    lines.append("echo setup %d >/proc/self/fd/%d" % (len(setup) + 1, report_fd))
-    stage = [sys.executable, ISOLATED, "-c", STAGE % stage_fd]
-    lines.append("exec " + " ".join(map(quoted, stage)))
-    return "\n".join(lines)
 
 
 def interpreter(request: Json) -> Json:
