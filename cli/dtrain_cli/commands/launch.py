@@ -13,12 +13,12 @@ import typer
 
 from dtrain import api
 from dtrain.diagnostics import ExitCode, UsageError
+from dtrain.engines.detachment import Detachment
 from dtrain.engines.render import batch_script
 from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.session.secrets import secret_values
 from dtrain.spec.report import render_warnings
 from dtrain_cli.commands.select import hosts, ranks
-from dtrain_cli.detachment import Detachment
 from dtrain_cli.output import write
 from dtrain_cli.views import Filters
 

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 
 from dtrain.diagnostics import DtrainError, ExitCode
+from dtrain.engines.detachment import Detachment
 from dtrain.failures.cause import Report
 from dtrain.runs.log_store import RunFolder
 from dtrain.session.control import Control
 from dtrain.session.signals import on_signals, stop_by_signal
 from dtrain.transport.questions import Ask
 from dtrain_cli import prompt
-from dtrain_cli.detachment import Detachment
 from dtrain_cli.standard import OutputError
 from dtrain_cli.views import Filters, make_view
 

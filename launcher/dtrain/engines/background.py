@@ -1,9 +1,8 @@
-"""Launches in a separate background process, which outlives the process that starts it."""
+"""Launches in the background for any program: a new process without threads detaches itself."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,16 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dtrain.diagnostics import DtrainError, ExitCode
+from dtrain.engines.detachment import Detachment
 from dtrain.engines.select import engine
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import decode
+from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Request
 from dtrain.session.control import Control
 from dtrain.session.observer import NullObserver
 from dtrain.session.signals import on_signals, stop_by_signal
-
-LOG = "launcher.log"
-"""File in the run's folder: what the launcher wrote to stderr."""
 
 _PROGRAM = """
 import sys
@@ -64,43 +62,43 @@ def start(request: Request, secrets: Mapping[str, str]) -> str:
 
 
 def main() -> None:
-    """Entry point of the background process. Reads a request from stdin and writes the answer to
-    stdout. Closes stdout once all workers have started."""
-    # The parent waits only for its direct child, so the grandchild never becomes its zombie.
-    if os.fork():
-        os._exit(0)
+    """Entry point of a new process. Reads a request from stdin and writes the answer to stdout,
+    once the launch goes on in the background or has ended."""
     message = json.loads(sys.stdin.buffer.read())
     request = decode(Request, message["request"], "request")
-    observer, control = _ParentNotifier(), Control()
+    detachment = Detachment()
+    if not detachment.in_background:
+        begun = detachment.wait()
+        if isinstance(begun, str):
+            _answer({"run": begun})
+        return
+    observer, control = _RunName(), Control()
+    left = False
+
+    def leave(run: str) -> None:
+        nonlocal left
+        detachment.leave_terminal(run, RunFolder.find(run).path)
+        left = True
+
     with on_signals(lambda number: stop_by_signal(control, number)):
         try:
-            with engine(request, observer, control, on_running=observer.end_answer) as launch:
+            with engine(request, observer, control, on_running=leave) as launch:
                 launch.run(message["secrets"])
         except DtrainError as error:
-            observer.answer({"error": error.message, "hint": error.hint})
+            if not observer.run:
+                _answer({"error": error.message, "hint": error.hint})
+    if observer.run and not left:
+        _answer({"run": observer.run})
 
 
-class _ParentNotifier(NullObserver):
-    """Sends the run's name to the parent, and redirects this process's output to a log file."""
+class _RunName(NullObserver):
+    """Remembers the run's name."""
 
-    def __init__(self) -> None:
-        self._stdout = os.dup(1)
-        self._answered = False
+    run = ""
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        self.answer({"run": run})
-        log = os.open(Path(folder) / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((null, 0), (log, 1), (log, 2)):
-            os.dup2(source, target)
-        os.close(log)
-        os.close(null)
+        self.run = run
 
-    def answer(self, reply: Mapping[str, str]) -> None:
-        if not self._answered:
-            self._answered = True
-            os.write(self._stdout, json.dumps(reply).encode())
 
-    def end_answer(self, run: str) -> None:
-        """The parent need not wait any longer."""
-        os.close(self._stdout)
+def _answer(reply: Mapping[str, str]) -> None:
+    sys.stdout.write(json.dumps(reply))

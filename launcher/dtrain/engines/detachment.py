@@ -1,8 +1,8 @@
-"""Continue a launch in a background process (``--detach``).
+"""Continues a launch in a background process, which is forked before any thread starts.
 
-The process is forked before any thread starts, and stays on the terminal until the job runs: it may
-have to ask for a passphrase, and errors until then belong on the terminal. Then it moves to a new
-session, and the foreground process exits.
+The background process stays on the terminal until the job runs: it may have to ask for a
+passphrase, and errors until then belong on the terminal. Then it moves to a new session, and the
+foreground process exits.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from dtrain.diagnostics import ExitCode
 
 LOG = "launcher.log"
+"""File in the run's folder: what the background process wrote to stdout and stderr."""
 
 
 class Detachment:
