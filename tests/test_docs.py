@@ -265,6 +265,12 @@ def show_help(desk: Desk, command: str) -> None:
         assert re.findall(r"^## (.*)", shown, re.M)[:2] == [topic, f"{topic}.max"]
 
 
+def install_completion(desk: Desk, command: str) -> None:
+    # With a second command, bash stays the parent, by which the shell is found.
+    desk.succeeds(f"{command}; exit $?")
+    assert "-F _dtrain_completion dtrain" in desk.succeeds("bash -ic 'complete -p dtrain'")
+
+
 def check(desk: Desk, command: str) -> None:
     """Hosts that are all this machine have nothing wrong that a launch would fail of."""
     desk.on_this_machine(TRAIN, hosts="gpu[01-02]")
@@ -296,6 +302,7 @@ COVERED: dict[str, Callable[[Desk, str], None]] = {
     "dtrain logs cluster --rank 0 --since 1h": detached,
     "dtrain attach cluster": detached,
     "dtrain stop cluster": detached,
+    "dtrain --install-completion": install_completion,
     "dtrain help": show_help,
     "dtrain help failures": show_help,
     "dtrain help job.restart": show_help,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 VERBS = {
     "launch": "Start a job on all its hosts, stream its output, and clean up.",
@@ -25,16 +26,18 @@ VERBS = {
 summary equals the first line of the function's docstring."""
 
 PLAIN: dict[str, Any] = {
-    "add_completion": False,
     "pretty_exceptions_enable": False,
     # No rich help: rich doubles the time of `--help`.
     "rich_markup_mode": None,
-    "context_settings": {"help_option_names": ["-h", "--help"]},
+    # Views decide on color. Typer knows neither NO_COLOR nor TERM=dumb.
+    "context_settings": {"help_option_names": ["-h", "--help"], "color": False},
 }
 
 
 class Verbs(TyperGroup):
     """Imports a verb's module when the verb is called, so that `dtrain --help` stays fast."""
+
+    _names_only = False
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
@@ -42,9 +45,16 @@ class Verbs(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
             return None
-        verb = typer.Typer(**PLAIN)
+        if self._names_only:
+            return TyperCommand(cmd_name, short_help=VERBS[cmd_name])
+        verb = typer.Typer(add_completion=False, **PLAIN)
         verb.command(cmd_name)(getattr(import_module(f"dtrain_cli.commands.{cmd_name}"), cmd_name))
         return typer.main.get_command(verb)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Offer the verbs without importing their modules."""
+        self._names_only = True
+        return super().shell_complete(ctx, incomplete)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
@@ -55,7 +65,7 @@ app = typer.Typer(
     name="dtrain",
     cls=Verbs,
     help="Launch multi-node training over SSH from one YAML file.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     epilog=(
         "Exit codes: 0 done, 1 the job failed, 2 usage or invalid file, 3 a node or the"
         " preflight failed, 70 internal error, 130 interrupted."
@@ -74,12 +84,19 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def main_options(
+    ctx: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", help="Show the version.", callback=_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Options before the verb."""
+    """Options before the verb. Without a verb, show where to start."""
+    if ctx.invoked_subcommand is None:
+        from dtrain.diagnostics import ExitCode
+        from dtrain_cli.welcome import welcome
+
+        _say(welcome())
+        raise typer.Exit(ExitCode.INVALID)
 
 
 def main() -> NoReturn:
@@ -94,6 +111,8 @@ def run() -> int:
     """Run the command line; every failure ends as a message and an exit code."""
     from dtrain.diagnostics import DtrainError, ExitCode, SpecError
 
+    if "_DTRAIN_COMPLETE" in os.environ:
+        return _complete()
     try:
         app()
     except SystemExit as exit_:
@@ -118,6 +137,21 @@ def run() -> int:
         _say(f"error: a bug in dtrain; please report the file {_crash_report()}")
         return ExitCode.INTERNAL
     return ExitCode.OK
+
+
+def _complete() -> int:
+    """Answer a shell that asks for values. A failure offers none: its message would end up within
+    the line that the user types."""
+    from dtrain_cli.completion import without_rich
+
+    without_rich()
+    try:
+        app()
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else 1
+    except Exception:  # noqa: BLE001
+        return 1
+    return 0
 
 
 def _say(text: str) -> None:

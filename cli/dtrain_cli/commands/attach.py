@@ -7,12 +7,18 @@ from typing import Annotated
 import typer
 
 from dtrain import api
+from dtrain_cli import completion
 from dtrain_cli.commands.watch import Watch
 
 
 def attach(
     run: Annotated[
-        str, typer.Argument(help="A run's name, or its first characters.", metavar="RUN")
+        str,
+        typer.Argument(
+            help="A run's name, or its first characters.",
+            metavar="RUN",
+            autocompletion=completion.open_runs,
+        ),
     ],
     json: Annotated[bool, typer.Option("--json", help="One JSON object per event.")] = False,
     fold: Annotated[

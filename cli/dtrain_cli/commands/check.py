@@ -17,16 +17,21 @@ from dtrain.checks import Evidence, Severity, judge
 from dtrain.checks import bandwidth as fabric
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.framing import clean
-from dtrain_cli import prompt
+from dtrain_cli import completion, prompt
 from dtrain_cli.files import write_text
 from dtrain_cli.output import write
 from dtrain_cli.sheet import stdout_paper
+from dtrain_cli.views import can_redraw, names
 from dtrain_cli.views import findings as view
-from dtrain_cli.views import names
 
 
 def check(
-    file: Annotated[Path, typer.Argument(help="The cluster file.", metavar="FILE")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="The cluster file.", metavar="FILE", autocompletion=completion.cluster_files
+        ),
+    ],
     rendezvous: Annotated[
         bool,
         typer.Option("--rendezvous", help="Also start and stop a real process group."),
@@ -92,8 +97,8 @@ def notice(text: str) -> None:
 
 @contextmanager
 def progress(text: str) -> Iterator[None]:
-    """Show ``text`` on the terminal until the block ends."""
-    shown = sys.stderr is not None and sys.stderr.isatty()
+    """Show ``text`` until the block ends, on a terminal that can erase it."""
+    shown = sys.stderr is not None and can_redraw(sys.stderr.isatty())
     if shown:
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -13,6 +13,9 @@ from dtrain.diagnostics import UsageError
 from dtrain.spec.problems import nearest
 from dtrain_cli import output
 from dtrain_cli.app import VERBS
+from dtrain_cli.completion import topics as topic_values
+from dtrain_cli.views import can_redraw, color
+from dtrain_cli.views.outlet import Outlet
 
 _PAGES = files("dtrain_cli") / "help"
 
@@ -21,7 +24,9 @@ def help(
     topic: Annotated[
         str | None,
         typer.Argument(
-            help="A topic, or a key of the cluster file: ssh, job.restart.", metavar="[TOPIC]"
+            help="A topic, or a key of the cluster file: ssh, job.restart.",
+            metavar="[TOPIC]",
+            autocompletion=topic_values,
         ),
     ] = None,
 ) -> None:
@@ -30,11 +35,11 @@ def help(
         output.write(_contents())
         return
     text = _page(topic)
-    if sys.stdout is not None and sys.stdout.isatty():
+    if sys.stdout is not None and can_redraw(sys.stdout.isatty()):
         # rich takes a tenth of a second to import, and a pipe does not need it.
         from dtrain_cli.views.page import drawn
 
-        text = drawn(text)
+        text = drawn(text, color=color(Outlet(sys.stdout, lambda _error: None)))
     output.write(text)
 
 
@@ -42,6 +47,12 @@ def topics() -> dict[str, str]:
     """The title of each page, by topic."""
     pages = {page.name[:-3]: page for page in _PAGES.iterdir() if page.name.endswith(".md")}
     return {name: _title(pages[name].read_text("utf-8")) for name in sorted(pages)}
+
+
+def keys() -> dict[str, str]:
+    """The Markdown of each key of the cluster file."""
+    _, *sections = re.split(r"^(?=## )", (_PAGES / "keys.md").read_text("utf-8"), flags=re.M)
+    return {section.split("\n", 1)[0].removeprefix("## "): section for section in sections}
 
 
 def _title(page: str) -> str:
@@ -71,8 +82,7 @@ def _page(topic: str) -> str:
     """
     if topic in topics():
         return (_PAGES / f"{topic}.md").read_text("utf-8")
-    _, *sections = re.split(r"^(?=## )", (_PAGES / "keys.md").read_text("utf-8"), flags=re.M)
-    by_key = {section.split("\n", 1)[0].removeprefix("## "): section for section in sections}
+    by_key = keys()
     # `restart` and `job.restart` both name the key job.restart and all keys below it.
     found = [section for key, section in by_key.items() if f".{topic}." in f".{key}."]
     if found:

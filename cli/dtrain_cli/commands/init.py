@@ -16,7 +16,7 @@ from dtrain.launchplan.plan import build
 from dtrain.session.preflight import Depth, Preflight, over
 from dtrain.spec.load import parse
 from dtrain.transport.select import Transports
-from dtrain_cli import first_file, output, prompt
+from dtrain_cli import completion, first_file, output, prompt
 from dtrain_cli.commands.check import notice, progress
 from dtrain_cli.files import write_text
 from dtrain_cli.views import names
@@ -30,7 +30,12 @@ def init(
         str | None, typer.Option(help="The machines, e.g. gpu[01-08].", metavar="HOSTS")
     ] = None,
     framework: Annotated[
-        str | None, typer.Option(help="torch or tensorflow.", metavar="NAME")
+        str | None,
+        typer.Option(
+            help="torch or tensorflow.",
+            metavar="NAME",
+            autocompletion=completion.one_of("torch", "tensorflow"),
+        ),
     ] = None,
     script: Annotated[str | None, typer.Option(help="The training script.", metavar="FILE")] = None,
     user: Annotated[

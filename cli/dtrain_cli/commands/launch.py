@@ -18,6 +18,7 @@ from dtrain.engines.render import batch_script
 from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.session.secrets import secret_values
 from dtrain.spec.report import render_warnings
+from dtrain_cli import completion
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.output import write
 from dtrain_cli.views import Filters
@@ -27,7 +28,12 @@ _RENDERED = re.compile(r"(?!\.\.?/)[A-Za-z0-9._:-]+/[a-z]+-[0-9]+\.(?:sh|env)|jo
 
 
 def launch(
-    file: Annotated[Path, typer.Argument(help="The cluster file.", metavar="FILE")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="The cluster file.", metavar="FILE", autocompletion=completion.cluster_files
+        ),
+    ],
     args: Annotated[
         list[str] | None,
         typer.Argument(help="Arguments for the script, after --.", metavar="ARGS"),
@@ -47,11 +53,20 @@ def launch(
         bool, typer.Option("--json", help="JSON: the dry run's plan, or one event per line.")
     ] = False,
     rank: Annotated[
-        str | None, typer.Option(help="Show only these ranks' output, e.g. 0,4-7.", metavar="RANKS")
+        str | None,
+        typer.Option(
+            help="Show only these ranks' output, e.g. 0,4-7.",
+            metavar="RANKS",
+            autocompletion=completion.ranks,
+        ),
     ] = None,
     host: Annotated[
         str | None,
-        typer.Option(help="Show only these hosts' output, e.g. gpu[01-03].", metavar="HOSTS"),
+        typer.Option(
+            help="Show only these hosts' output, e.g. gpu[01-03].",
+            metavar="HOSTS",
+            autocompletion=completion.hosts,
+        ),
     ] = None,
     fold: Annotated[
         bool, typer.Option("--fold", help="Show a line that several ranks write only once.")

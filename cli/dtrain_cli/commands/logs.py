@@ -17,6 +17,7 @@ from dtrain.runs.log_store import RunFolder, Stream
 from dtrain.runs.record import Record
 from dtrain.session.signals import on_signals
 from dtrain.spec.scalars import seconds
+from dtrain_cli import completion
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.commands.watch import Departure
 from dtrain_cli.standard import OutputError
@@ -28,17 +29,30 @@ POLL = 0.1
 
 def logs(
     run: Annotated[
-        str, typer.Argument(help="A run's name, or its first characters.", metavar="RUN")
+        str,
+        typer.Argument(
+            help="A run's name, or its first characters.",
+            metavar="RUN",
+            autocompletion=completion.runs,
+        ),
     ],
     follow: Annotated[
         bool,
         typer.Option("--follow", "-f", help="Print new output as it arrives, until the run ends."),
     ] = False,
     rank: Annotated[
-        str | None, typer.Option(help="Only these ranks' output, e.g. 0,4-7.", metavar="RANKS")
+        str | None,
+        typer.Option(
+            help="Only these ranks' output, e.g. 0,4-7.",
+            metavar="RANKS",
+            autocompletion=completion.ranks,
+        ),
     ] = None,
     host: Annotated[
-        str | None, typer.Option(help="Only these hosts' output.", metavar="HOSTS")
+        str | None,
+        typer.Option(
+            help="Only these hosts' output.", metavar="HOSTS", autocompletion=completion.hosts
+        ),
     ] = None,
     since: Annotated[
         str | None, typer.Option(help="Only output of the last TIME, e.g. 10m.", metavar="TIME")

@@ -12,20 +12,28 @@ from dtrain.diagnostics import UsageError
 from dtrain.parallelism.answer.backends import gain
 from dtrain.parallelism.constraints import option
 from dtrain.planning import PlanRequest, Posed, pose, written
+from dtrain_cli import completion
 from dtrain_cli.output import write
 
 
 def plan(
     file: Annotated[
         Path | None,
-        typer.Argument(help="A cluster file: its hosts, GPUs and network.", metavar="[FILE]"),
+        typer.Argument(
+            help="A cluster file: its hosts, GPUs and network.",
+            metavar="[FILE]",
+            autocompletion=completion.cluster_files,
+        ),
     ] = None,
     model_size: Annotated[
         str | None,
         typer.Option(help="Model: parameter count; uses a standard shape.", metavar="100B"),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Model: name of a known model.", metavar="NAME")
+        str | None,
+        typer.Option(
+            help="Model: name of a known model.", metavar="NAME", autocompletion=completion.models
+        ),
     ] = None,
     model_config: Annotated[
         Path | None,
@@ -50,11 +58,21 @@ def plan(
         typer.Option(help="Tokens to train on: shows days and GPU-hours.", metavar="2T"),
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="bf16, fp16, fp8 or fp32.", metavar="NAME")
+        str | None,
+        typer.Option(
+            help="bf16, fp16, fp8 or fp32.",
+            metavar="NAME",
+            autocompletion=completion.one_of("bf16", "fp16", "fp8", "fp32"),
+        ),
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="Cluster: total number of GPUs.")] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="Cluster: GPU model, such as h100-80gb.", metavar="NAME")
+        str | None,
+        typer.Option(
+            help="Cluster: GPU model, such as h100-80gb.",
+            metavar="NAME",
+            autocompletion=completion.gpus,
+        ),
     ] = None,
     gpus_per_host: Annotated[int | None, typer.Option(help="Cluster: GPUs per host.")] = None,
     network_gbps: Annotated[
@@ -75,13 +93,22 @@ def plan(
     data: Annotated[int | None, typer.Option(help="Only: data ranks.")] = None,
     sharding: Annotated[
         str | None,
-        typer.Option(help="Only: none, optimizer, gradients, full or hybrid.", metavar="KIND"),
+        typer.Option(
+            help="Only: none, optimizer, gradients, full or hybrid.",
+            metavar="KIND",
+            autocompletion=completion.one_of("none", "optimizer", "gradients", "full", "hybrid"),
+        ),
     ] = None,
     micro_batch: Annotated[
         int | None, typer.Option(help="Only: sequences in a micro-batch.")
     ] = None,
     recompute: Annotated[
-        str | None, typer.Option(help="Only: none, selective or full.", metavar="KIND")
+        str | None,
+        typer.Option(
+            help="Only: none, selective or full.",
+            metavar="KIND",
+            autocompletion=completion.one_of("none", "selective", "full"),
+        ),
     ] = None,
     sequence_parallel: Annotated[
         bool | None,
@@ -99,13 +126,18 @@ def plan(
     ] = None,
     framework: Annotated[
         str | None,
-        typer.Option(help="torch or tensorflow; default: from FILE, else torch.", metavar="NAME"),
+        typer.Option(
+            help="torch or tensorflow; default: from FILE, else torch.",
+            metavar="NAME",
+            autocompletion=completion.one_of("torch", "tensorflow"),
+        ),
     ] = None,
     backend: Annotated[
         str | None,
         typer.Option(
             help="Backend: runtime, megatron or torchtitan; default: from FILE, else runtime.",
             metavar="NAME",
+            autocompletion=completion.one_of("runtime", "megatron", "torchtitan"),
         ),
     ] = None,
     top: Annotated[int, typer.Option(help="Layouts to compare.")] = 8,

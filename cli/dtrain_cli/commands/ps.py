@@ -11,14 +11,17 @@ from dtrain.diagnostics import UsageError
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record
 from dtrain.session.status import RunStatus, status, statuses
-from dtrain_cli import output
+from dtrain_cli import completion, output
 from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import runs as view
 
 
 def ps(
     run: Annotated[
-        str | None, typer.Argument(help="One run, with its hosts.", metavar="[RUN]")
+        str | None,
+        typer.Argument(
+            help="One run, with its hosts.", metavar="[RUN]", autocompletion=completion.runs
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     everything: Annotated[

@@ -10,7 +10,7 @@ from dtrain.session.feed import Receiver
 from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.view import Filters, View
 
-__all__ = ["Filters", "View", "color", "make_view"]
+__all__ = ["Filters", "View", "can_redraw", "color", "make_view"]
 
 
 def make_view(
@@ -42,8 +42,7 @@ def make_view(
         from dtrain_cli.views.plain import Plain
 
         kind = Plain
-        able = err.terminal and not out.pipe and os.environ.get("TERM", "dumb") != "dumb"
-        if able and live:
+        if live and can_redraw(err.terminal) and not out.pipe:
             from dtrain_cli.views.live import Live
 
             kind = Live
@@ -59,4 +58,9 @@ def color(outlet: Outlet) -> bool:
         return False
     if environment.get("FORCE_COLOR"):
         return True
-    return outlet.terminal and environment.get("TERM", "dumb") != "dumb"
+    return can_redraw(outlet.terminal)
+
+
+def can_redraw(terminal: bool) -> bool:
+    """Whether a terminal, if the output is one, understands escape sequences."""
+    return terminal and os.environ.get("TERM", "dumb") != "dumb"

@@ -11,9 +11,10 @@ _WIDTH = 100
 """Longer lines are hard to read."""
 
 
-def drawn(markdown: str) -> str:
-    """Return the page with styles and line breaks for the terminal on standard output."""
-    console = Console()
+def drawn(markdown: str, *, color: bool = True) -> str:
+    """Return the page with line breaks for the terminal on standard output, and with styles if
+    ``color``."""
+    console = Console(color_system="auto" if color else None)
     console.width = min(console.width, _WIDTH)
     with console.capture() as capture:
         console.print(Markdown(_without_links(markdown), code_theme="ansi_dark"))

@@ -260,6 +260,10 @@ EVENTS: dict[str, type[JournalEvent]] = {
 }
 
 
+END = b'"event": "finished"'
+"""In the journal of every run that is over, and of no other: in a text, the quotes are escaped."""
+
+
 def encode(time: float, event: JournalEvent) -> bytes:
     """The event as a line of the journal."""
     body = {"schema": SCHEMA, "time": round(time, 6), "event": event.kind, **event.as_json()}

@@ -11,10 +11,12 @@ from dtrain.diagnostics import DtrainError
 from dtrain.failures.cause import Report
 from dtrain.runs import journal
 from dtrain.runs.journal import JournalReader
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.log_store import RunFolder, tail
 from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record
 
+TAIL = 1 << 17
+"""Bytes at the end of a journal that have the end of most runs."""
 FINAL = ("ended", "failed", "unreachable", "lost")
 
 
@@ -126,6 +128,18 @@ def status(folder: RunFolder) -> RunStatus:
 def statuses() -> list[RunStatus]:
     """All runs of this machine, the latest last."""
     return sorted(map(_readable_or_not, RunFolder.all()), key=lambda one: one.started)
+
+
+def open_folders() -> list[RunFolder]:
+    """The folders of runs whose journal has no end, the oldest first. Reads only the end of each
+    journal, so that many finished runs cost little."""
+    return [folder for folder in RunFolder.all() if journal.END not in tail(folder.journal, TAIL)]
+
+
+def active() -> list[RunStatus]:
+    """The runs that are not over, as far as is known, the latest last."""
+    found = map(_readable_or_not, open_folders())
+    return sorted((one for one in found if one.active), key=lambda one: one.started)
 
 
 def _readable_or_not(folder: RunFolder) -> RunStatus:

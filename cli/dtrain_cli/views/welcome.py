@@ -1,0 +1,54 @@
+"""The page of `dtrain` without a command. Pure, except for the clock of `age`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dtrain_cli.views import names
+
+if TYPE_CHECKING:
+    from dtrain.session.status import RunStatus
+
+MOST = 8
+"""Runs to show; `dtrain ps` shows all."""
+_START = """\
+dtrain launches multi-node training over SSH from one YAML file.
+
+  dtrain init                  write a first cluster file from your answers
+  dtrain check cluster.yaml    find what would make the job fail
+  dtrain launch cluster.yaml   start the job, stream its output, clean up
+"""
+_MORE = "`dtrain --help` lists all commands, `dtrain help` the documentation."
+
+
+def text(runs: Sequence[RunStatus]) -> str:
+    """Return the page; ``runs`` are those that are alive, the latest last."""
+    parts = [_START, _alive(runs), _MORE] if runs else [_START, _MORE]
+    return "\n".join(parts)
+
+
+def _alive(runs: Sequence[RunStatus]) -> str:
+    from dtrain.session.status import age
+
+    shown = runs[-MOST:]
+    verb = "run is" if len(runs) == 1 else "runs are"
+    width = max(len(run.run) for run in shown)
+    lines = [f"{len(runs)} {verb} alive:", ""]
+    lines += [
+        f"  {run.run:{width}}  {run.state}, started {names.duration(age(run.started))} ago"
+        for run in reversed(shown)
+    ]
+    if len(runs) > MOST:
+        lines.append(f"  {len(runs) - MOST} more: dtrain ps")
+    latest = shown[-1].run
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"  dtrain attach {latest}   watch it; Ctrl-C leaves it running",
+            f"  dtrain logs {latest}     show its output",
+            f"  dtrain stop {latest}     end it on every host",
+            "",
+        ]
+    )

@@ -1,0 +1,23 @@
+"""`dtrain` without a command: where to start, and the runs that are alive."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dtrain.diagnostics import DtrainError
+from dtrain_cli.views import welcome as view
+
+
+def welcome() -> str:
+    runs = Path(os.environ.get("DTRAIN_HOME") or "~/.dtrain").expanduser() / "runs"
+    if not runs.is_dir():
+        return view.text([])
+    # Slow to import, and a newcomer has no runs.
+    from dtrain.session.status import active
+
+    try:
+        return view.text(active())
+    except DtrainError:
+        # A damaged folder is a matter for the commands that use it.
+        return view.text([])

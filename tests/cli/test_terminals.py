@@ -1,0 +1,71 @@
+"""Terminals without color, and terminals without escape sequences at all."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+CLUSTER = {
+    "cluster": {"hosts": ["a"], "transport": "local", "gpus": 0},
+    "job": {"framework": "none", "command": ["true"]},
+}
+COMMANDS = [
+    [],
+    ["help", "ssh"],
+    ["ps"],
+    ["plan", "--model-size", "7B", "--gpus", "8"],
+    ["check", "cluster.yaml"],
+    ["fly"],
+]
+
+
+def on_terminal(folder: Path, argv: list[str], **environment: str) -> str:
+    """What a command writes to a terminal of 80 columns."""
+    reader, terminal = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "dtrain_cli", *argv],
+        cwd=folder,
+        env={
+            "PATH": "/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            "HOME": str(folder),
+            "TERM": "xterm-256color",
+            **environment,
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=terminal,
+        stderr=terminal,
+    ):
+        os.close(terminal)
+        shown = b""
+        while True:
+            try:
+                data = os.read(reader, 1 << 16)
+            except OSError:  # a terminal that nobody writes to
+                data = b""
+            if not data:
+                break
+            shown += data
+    os.close(reader)
+    return shown.decode()
+
+
+@pytest.mark.parametrize("argv", COMMANDS, ids=lambda argv: " ".join(argv) or "nothing")
+def test_a_dumb_terminal_gets_no_escape_sequence(tmp_path: Path, argv: list[str]) -> None:
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(CLUSTER))
+    shown = on_terminal(tmp_path, argv, TERM="dumb")
+    assert shown
+    assert "\x1b" not in shown
+    assert "\r" not in shown.replace("\r\n", "")
+
+
+@pytest.mark.parametrize("argv", [["help", "ssh"], ["plan", "--model-size", "7B"]])
+def test_no_color(tmp_path: Path, argv: list[str]) -> None:
+    assert "\x1b[" in on_terminal(tmp_path, argv)
+    assert "\x1b[" not in on_terminal(tmp_path, argv, NO_COLOR="1")
