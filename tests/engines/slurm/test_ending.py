@@ -19,6 +19,19 @@ srun: launch/slurm: _step_signal: Terminating StepId=1.0
 srun: error: b: task 3: Terminated
 srun: error: a: tasks 0-1: Terminated
 """
+IGNORES_TERM = """\
+srun: error: a: task 0: Exited with exit code 1
+srun: launch/slurm: _step_signal: Terminating StepId=1.0
+slurmstepd-a: error: *** STEP 1.0 ON a CANCELLED AT 2026-11-22T14:08:48 ***
+srun: error: a: task 1: Terminated
+srun: error: b: tasks 2-3: Killed
+srun: Force Terminated StepId=1.0
+"""
+STEP_CANCELLED = """\
+slurmstepd-a: error: *** STEP 1.0 ON a CANCELLED AT 2026-11-22T14:08:48 ***
+srun: error: a: tasks 0-1: Terminated
+srun: error: b: tasks 2-3: Exited with exit code 143
+"""
 CRASH = "srun: error: a: task 1: Segmentation fault (core dumped)\n"
 FULL = """\
 slurmstepd-b: error: StepId=3.0 exceeded memory limit (407388160 > 104857600), being killed
@@ -49,6 +62,12 @@ def ending(state: JobState | None, script: str = "", stopped_by: str = "") -> Jo
     ("script", "first"),
     [
         (ONE_FAILS, "rank 2 on b exited with status 7"),
+        (IGNORES_TERM, "rank 0 on a exited with status 1"),
+        (
+            IGNORES_TERM.replace("b: tasks 2-3: Killed", "b: task 2: Segmentation fault"),
+            "rank 2 on b was killed by SIGSEGV",
+        ),
+        (STEP_CANCELLED, "rank 0 on a was killed by SIGTERM"),
         (CRASH + ONE_FAILS, "rank 1 on a was killed by SIGSEGV"),
         (FULL, "rank 2 on b was killed: the host ran out of memory"),
         (OOM_KILL, "rank 3 on b was killed: the host ran out of memory"),
@@ -64,7 +83,12 @@ def test_the_first_cause(script: str, first: str) -> None:
 
 
 def test_every_task_is_named_once() -> None:
-    assert len(failed_tasks(ONE_FAILS + ONE_FAILS + HOSTILE, plan(), 5.0)) == 4
+    assert len(failed_tasks(FULL + FULL + HOSTILE, plan(), 5.0)) == 4
+
+
+def test_tasks_that_slurm_ended_did_not_fail() -> None:
+    (failure,) = failed_tasks(IGNORES_TERM, plan(), 5.0)
+    assert failure.rank == 0
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,11 @@ _OUT_OF_MEMORY = re.compile(
     r"slurmstepd-(\S{1,1000}): error: .{0,200}(?:exceeded (?:job )?memory limit|oom[-_ ]kill)", re.I
 )
 _OF_SLURM = re.compile(r"(?:srun|slurmstepd|slurmstepd-\S+): ")
+_STOPS = re.compile(
+    r"srun: (?:launch/slurm: \S{1,100}: )?(?:Terminating |Job step aborted)"
+    r"|slurmstepd-\S{1,1000}: error: \*\*\* STEP \S{1,100} ON \S{1,1000} CANCELLED "
+)
+"""Slurm begins to end the other tasks: with TERM, and then with KILL."""
 _QUEUED_AGAIN = re.compile(
     r"dtrain: attempt \d+ ended; the job goes back to the queue\n"
     r"|slurmstepd-\S+: error: \*\*\* JOB \d+ .{0,200} DUE TO (?:JOB REQUEUE|PREEMPTION).*\n"
@@ -140,28 +145,33 @@ class JobEnding:
 
 
 def failed_tasks(script: str, plan: LaunchPlan, time: float) -> list[Failure]:
-    """The tasks that ``srun`` names as failed, in its order. ``time``: when the job ended, in
-    seconds since the epoch."""
+    """The tasks that ``srun`` names as failed, in its order, without those that Slurm ended after
+    the first failure. ``time``: when the job ended, in seconds since the epoch."""
     processes = step_processes(plan)
     script = last_attempt(script)
     full = set(_OUT_OF_MEMORY.findall(script))
     found: dict[int, Failure] = {}
+    ended: dict[int, Failure] = {}
+    stopping = False
     for line in script.splitlines():
+        stopping |= _STOPS.match(line) is not None
         if not (said := _TASKS.match(line)):
             continue
         status = _STATUS.match(said[2])
         name = _SIGNALS.get(said[2].removesuffix(" (core dumped)").strip())
         for task in _numbers(said[1], len(processes)):
-            if task not in found:
-                found[task] = _failure(
-                    *processes[task],
-                    time=time,
-                    code=int(status[1]) if status else None,
-                    name=name,
-                    full=full,
-                )
+            failure = _failure(
+                *processes[task],
+                # A crash is reported late: it may have written its memory to disk.
+                time=time + 1 if stopping and status else time,
+                code=int(status[1]) if status else None,
+                name=name,
+                full=full,
+            )
+            by_slurm = failure.ended_by in ("SIGTERM", "SIGKILL") and not failure.out_of_memory
+            (ended if stopping and by_slurm else found).setdefault(task, failure)
     # Slurm ends the tasks of all hosts at once.
-    return sorted(found.values(), key=lambda failure: not failure.out_of_memory)
+    return sorted((found or ended).values(), key=lambda failure: not failure.out_of_memory)
 
 
 def _failure(
