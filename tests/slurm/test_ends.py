@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 
 import pytest
 
 from support.cluster import Launcher
+from support.launching import until
 from support.slurm import Slurm, WriteJob
 
 pytestmark = [pytest.mark.slurm, pytest.mark.netns]
@@ -106,7 +108,8 @@ def test_a_job_that_slurm_has_forgotten(
     assert done.stdout.count("] up") == 4
 
 
-def test_a_login_node_over_ssh(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> None:
+def config_for_login(slurm: Slurm, launcher: Launcher) -> None:
+    """Write an SSH configuration in which the login node is ``login01``."""
     login = slurm.cluster.section()["ssh"]
     (launcher.folder / ".ssh").mkdir()
     lines = [
@@ -117,10 +120,66 @@ def test_a_login_node_over_ssh(slurm: Slurm, launcher: Launcher, write_job: Writ
         f"UserKnownHostsFile {login['known_hosts']}",
     ]
     (launcher.folder / ".ssh" / "config").write_text("\n  ".join(lines) + "\n")
+
+
+def test_a_login_node_over_ssh(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> None:
+    config_for_login(slurm, launcher)
     done = launcher.run(write_job("print('up')", slurm={"login": "login01"}))
     assert done.code == 0, str(done)
     assert done.stdout.count("] up") == 4
     assert slurm.run("squeue", "--noheader") == ""
+
+
+def test_a_connection_breaks_during_the_submission(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    """The job is submitted once, and followed."""
+    config_for_login(slurm, launcher)
+    wrapper = slurm.login.home / "bin" / "sbatch"
+    wrapper.parent.mkdir()
+    wait = "echo $PPID >>~/began; while [ ! -e ~/go ]; do sleep 0.05; done"
+    wrapper.write_text(f'#!/bin/sh\n{wait}; exec /usr/bin/sbatch "$@"\n')
+    wrapper.chmod(0o755)
+    (slurm.login.home / ".bashrc").write_text("PATH=~/bin:$PATH\n")
+    began = slurm.login.home / "began"
+    launch = launcher.start(write_job("print('up')", slurm={"login": "login01"}))
+    until(began.exists, "sbatch")
+    slurm.login.run("pkill", "-f", "^sshd(-session)?: root@notty")
+    launch.until("the job may be submitted, connecting again")
+    (slurm.login.home / "go").touch()
+    done = launch.wait()
+    assert done.code == 0, str(done)
+    assert done.stdout.count("] up") == 4
+    assert len(began.read_text().split()) == 1
+
+
+def test_a_cancellation_waits_for_the_controller(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    launch = launcher.start(write_job(WAIT), env=slurm.environment)
+    launch.until("] up", count=4)
+    slurm.stop_controller()
+    launch.process.send_signal(signal.SIGINT)
+    launch.until("Unable to contact slurm controller")
+    slurm.start_controller()
+    assert launch.wait().code == 130
+
+
+def test_a_hostile_folder_and_setup(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> None:
+    """The job has the umask of the user, and nothing in its folder is for others."""
+    run_dir = launcher.folder / "a%j \\b'\"$x"
+    cluster = {"slurm": {}, "nodes": 2, "gpus": 2, "python": sys.executable}
+    file = write_job(
+        "import os\nprint(f'umask {os.umask(0):o}')",
+        cluster={**cluster, "run_dir": str(run_dir)},
+        setup=["head -c 100000 /dev/urandom"],
+    )
+    done = launcher.run(file, env=slurm.environment)
+    assert done.code == 0, str(done)
+    assert done.stdout.count("] umask 22") == 4
+    (folder,) = (run_dir / "nodes").iterdir()
+    assert (folder / "job.out").stat().st_size > 100_000
+    assert [one.stat().st_mode & 0o777 for one in (run_dir, folder)] == [0o700] * 2
 
 
 def test_a_job_that_fails_is_queued_again(

@@ -167,11 +167,14 @@ class Slurm:
 
     def forget(self) -> None:
         """Make Slurm forget every job, as it does some minutes after a job's end."""
+        self.stop_controller()
+        self.start_controller("-c")
+        self.wait_until_idle()
+
+    def stop_controller(self) -> None:
         pid = (self.folder / "slurmctld.pid").read_text().strip()
         self.login.run("kill", pid)
         self._wait_for("end of the controller", lambda: not self._runs(pid))
-        self.start_controller("-c")
-        self.wait_until_idle()
 
     def _runs(self, pid: str) -> bool:
         return "slurmctld" in self.login.run("sh", "-c", f"ps -o comm= -p {pid}; true")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dtrain.diagnostics import AnswerError, ExitCode, NodeError
+from dtrain.diagnostics import AnswerError, ConnectError, ExitCode, NodeError
 from dtrain.engines.slurm import submission
 from dtrain.engines.slurm.ending import JobEnding, failed_tasks, lost_hosts, root_rank
 from dtrain.engines.slurm.login import Login
@@ -73,6 +73,8 @@ class JobFollower:
         self._output = JobOutput(folder, self._plan)
         self._writer = CommandWriter(lambda: PingLimit.NORMAL)
         self._asked = 0
+        self._ordered = False
+        """Whether a program has had the order to submit: the job may exist, without a number."""
         self._state: JobState | None = None
         self._script = ""
         self._shown: set[str] = set()
@@ -122,16 +124,19 @@ class JobFollower:
             again = submission.follow_order(
                 self._record.run, self._plan.run_dir, self._record.job_id, known
             )
-            chosen = order if self._record.job_id is None and order else again
+            submits = order is not None and self._record.job_id is None and not self._asked
+            chosen = order if submits and order else again
             try:
                 if self._serve({**chosen, "torchruns": torchruns(self._plan)}):
                     return self._ended()
             except (AnswerError, submission.SubmitError) as error:
                 return self._failed(error)
             except NodeError as error:
-                if order is not None and self._record.job_id is None:
+                unknown = self._record.job_id is None
+                if submits and not (self._ordered and isinstance(error, ConnectError)):
                     return self._failed(error)
-                self._show_once(f"{error.message}; the job goes on, connecting again")
+                goes_on = "the job may be submitted" if unknown else "the job goes on"
+                self._show_once(f"{error.message}; {goes_on}, connecting again")
             if self._control.left:
                 return Report(ExitCode.INTERRUPTED, "left")
             if self._asked >= GIVE_UP:
@@ -145,6 +150,7 @@ class JobFollower:
         """Handle what one program sends. Whether the job is over. Raises NodeError."""
         self._output.begin_connection()
         with self._login.opened(order) as channel, self._writing_to(channel):
+            self._ordered = True
             if self._asked:
                 self._writer.send({"op": "cancel", "kill": self._asked > 1})
             try:
@@ -244,6 +250,8 @@ class JobFollower:
 
     def _ended(self) -> Report:
         if self._record.job_id is None:
+            if self._asked:
+                return Report(ExitCode.INTERRUPTED, self._control.why)
             return Report(ExitCode.NODE_FAILED, "the job was never submitted")
         failed = failed_tasks(self._script, self._plan, time.time())
         failures = in_order_of_blame(map(self._explained, failed))
@@ -275,6 +283,9 @@ class JobFollower:
 
     def _still_there(self) -> str:
         job = self._record.job_id
+        if job is None:
+            run = self._record.run
+            return f"the job may be submitted: `squeue --name={run}` shows it"
         return (
             f"job {job} may still be there: `squeue --job={job}` shows it, `scancel {job}` ends it"
         )

@@ -25,6 +25,7 @@ _HINTS = {
     "time limit": "`sinfo -o '%P %l'` shows the partitions' limits; set cluster.slurm.time",
     "invalid feature": "`sinfo -o '%P %f'` lists the features; set cluster.slurm.constraint",
     "unable to contact": "the controller is down or cannot be reached; `scontrol ping` shows it",
+    "no answer within": "the controller is slow; `squeue --user=$USER` shows if the job exists",
     "not found": "Slurm's commands are not on the PATH of a command over SSH there; name another"
     " cluster.slurm.login, or extend the PATH in ~/.bashrc",
 }

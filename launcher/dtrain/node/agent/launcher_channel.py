@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 from dtrain.node.agent.wire import DATA, HEADER, MESSAGE, encode, write_all
 
@@ -14,7 +15,11 @@ if TYPE_CHECKING:
 
 
 class LauncherChannel:
-    """Writes to stdout. Ends the relay when its reader has closed; the job continues."""
+    """Writes to stdout, from any thread. Ends the relay when its reader has closed; the job
+    continues."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
 
     def report(self, kind: str, **body: Any) -> None:
         self.send({"type": kind, **body})
@@ -28,6 +33,7 @@ class LauncherChannel:
 
     def write(self, data: bytes) -> None:
         try:
-            write_all(1, data)
+            with self._lock:
+                write_all(1, data)
         except OSError:
             os._exit(0)

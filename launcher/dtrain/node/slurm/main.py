@@ -211,37 +211,52 @@ class JobRelay:
         self._orders: queue.SimpleQueue[Json] = queue.SimpleQueue()
         self._channel = channel
         self._queued = True
+        self._submitting = threading.Lock()
+        """Held so that this program stays until it has saved the number of a job."""
         self._wake, self._woken = os.pipe()
         threading.Thread(target=self._listen, args=(stream,), daemon=True).start()
 
     def serve(self) -> None:
         order = self._orders.get()
         folder = os.path.join(expand(order["run_dir"]), b"nodes", raw(order["run"]))
-        job = order.get("job") or find_job(order["run"], folder)
-        if order["op"] == "submit" and job is None:
-            answer = submit(order, folder)
+        only_look = order["op"] == "look"
+        job = order.get("job")
+        while not job:
+            found = find_job(order["run"], folder)
+            job = found.text
+            if not found.status:
+                break
+            self._report(found)
+            if only_look:
+                return
+            time.sleep(LAST_LOOK)
+        if order["op"] == "submit" and not job:
+            with self._submitting:
+                answer = submit(order, folder)
             if answer.status:
                 self._channel.report(
                     "refused", command=answer.command, status=answer.status, text=answer.text
                 )
                 return
             job = answer.text
-        self._channel.report("submitted", job=job)
-        if job is None:
+        self._channel.report("submitted", job=job or None)
+        if not job:
             return
-        if order["op"] == "look":
+        if only_look:
             self._report(show_job(job))
             return
         outputs = Outputs(folder, order.get("offsets", {}), order["torchruns"], self._channel)
         self._follow(job, outputs)
         script = read_regular(os.path.join(folder, SCRIPT_OUTPUT), RESERVED, -RESERVED)
-        self._channel.report("script", text=shown(script or b""))
+        self._channel.report("script", text=(script or b"").decode("utf-8", "replace"))
 
     def _follow(self, job: str, outputs: Outputs) -> None:
         """Report the job until the launcher says that it is over."""
         watch = StateWatch(job)
         watch.start()
         finish_at = 0.0
+        kill: bool | None = None  # a job to cancel, and how
+        cancel_at = 0.0
         while not finish_at or time.monotonic() < finish_at:
             with contextlib.suppress(queue.Empty):
                 while True:
@@ -249,15 +264,15 @@ class JobRelay:
             with contextlib.suppress(queue.Empty):
                 while True:
                     order = self._orders.get_nowait()
-                    if order["op"] == "ping":
-                        self._channel.report("alive")
-                    elif order["op"] == "cancel":
-                        self._cancel(job, order["kill"])
-                        watch.hurry()
+                    if order["op"] == "cancel":
+                        kill, cancel_at = order["kill"], 0.0
                     elif order["op"] == "finish":
                         finish_at = time.monotonic() + QUIET
-                    elif order["op"] == "leave":
-                        os._exit(0)
+            if kill is not None and time.monotonic() >= cancel_at:
+                cancel_at = time.monotonic() + LAST_LOOK
+                if self._cancel(job, kill):
+                    kill = None
+                watch.hurry()
             if self._queued:
                 # The launcher learns the hosts before it gets their output.
                 busy = False
@@ -270,11 +285,13 @@ class JobRelay:
             if not busy and select.select([self._wake], [], [], POLL)[0]:
                 os.read(self._wake, 4096)
 
-    def _cancel(self, job: str, kill: bool) -> None:
+    def _cancel(self, job: str, kill: bool) -> bool:
+        """Whether Slurm has accepted it. Otherwise it will be repeated."""
         answer = cancel(job, kill)
         self._channel.report("cancelling")
         if answer.status:
             self._channel.report("trouble", command=answer.command, text=answer.text)
+        return not answer.status
 
     def _report(self, answer: CommandResult) -> None:
         if answer.status:
@@ -284,14 +301,22 @@ class JobRelay:
             self._channel.report("job", text=answer.text)
 
     def _listen(self, stream: BinaryIO) -> None:
+        """Answers pings even while a command of Slurm takes long. Runs in a thread of its own."""
         for line in iter(stream.readline, b""):
-            self._orders.put(json.loads(line))
-            os.write(self._woken, b"\0")
-        os._exit(0)  # the launcher is gone; the job goes on
+            order = json.loads(line)
+            if order["op"] == "leave":
+                break
+            if order["op"] == "ping":
+                self._channel.report("alive")
+            else:
+                self._orders.put(order)
+                os.write(self._woken, b"\0")
+        # The launcher leaves, or its connection broke; the job goes on.
+        self._submitting.acquire()
+        os._exit(0)
 
 
 def main(stream: BinaryIO, importer: Importer) -> None:
-    os.umask(0o077)
     channel = LauncherChannel()
     channel.write(PREAMBLE)
     JobRelay(stream, channel).serve()
