@@ -53,25 +53,27 @@ def test_a_process_group_forms(hosts: Hosts, launcher: Launcher) -> None:
 @pytest.mark.netns
 @pytest.mark.torch
 def test_a_pair_that_cannot_connect_is_reported(hosts: Hosts, launcher: Launcher) -> None:
-    cluster = hosts(4)
-    cluster.block("node2", "node4")
+    cluster = hosts(3)
+    cluster.block("node2", "node3")
     found = documents(launcher, cluster, TORCH, "--rendezvous")
     assert [(each["subject"], each["hosts"]) for each in found["findings"]] == [
-        ("network", ["node2", "node4"]),
-        ("rendezvous", ["node2", "node4"]),
+        ("network", ["node2", "node3"]),
+        ("rendezvous", ["node2", "node3"]),
     ]
 
 
 @pytest.mark.netns
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("blocked", [False, True])
-def test_tensorflow_servers(hosts: Hosts, launcher: Launcher, blocked: bool) -> None:
+def test_two_of_three_tensorflow_servers_that_cannot_connect_are_reported(
+    hosts: Hosts, launcher: Launcher
+) -> None:
     cluster = hosts(3)
-    if blocked:
-        cluster.block("node1", "node3")
-    found = documents(launcher, cluster, TENSORFLOW, "--rendezvous")
+    cluster.block("node1", "node3")
+    # The servers wait as long as their starts may differ on a busy machine.
+    job_ = {**TENSORFLOW, "env": {"DTRAIN_START_TIMEOUT": "25"}}
+    found = documents(launcher, cluster, job_, "--rendezvous")
     named = [each["hosts"] for each in found["findings"] if each["subject"] == "rendezvous"]
-    assert named == ([["node1", "node3"]] if blocked else [])
+    assert named == [["node1", "node3"]]
 
 
 @pytest.mark.netns
@@ -81,7 +83,7 @@ def test_a_slow_host_is_reported_and_the_planner_reads_the_file(
 ) -> None:
     cluster = hosts(3)
     # All links are slow, so that the test measures the links and not a busy machine.
-    for name, rate in (("node1", "400mbit"), ("node2", "400mbit"), ("node3", "50mbit")):
+    for name, rate in (("node1", "800mbit"), ("node2", "800mbit"), ("node3", "100mbit")):
         limit = f"qdisc add dev eth0 root tbf rate {rate} burst 256kb latency 50ms"
         cluster[name].run("tc", *limit.split())
     found = documents(launcher, cluster, TORCH, "--bandwidth", "--output", "fabric.json")
@@ -89,9 +91,9 @@ def test_a_slow_host_is_reported_and_the_planner_reads_the_file(
     assert (slow["subject"], slow["severity"], slow["hosts"]) == ("bandwidth", "warning", ["node3"])
     links = {tuple(link["hosts"]): link for link in found["bandwidth"]["links"]}
     assert len(links) == 6
-    # 50 Mbit/s are 6.25 MB/s. The first 256 KB pass immediately.
+    # 100 Mbit/s are 12.5 MB/s. The first 256 KB pass immediately.
     for other in ("node1", "node2"):
-        assert 1e6 < links["node3", other]["bytes_per_second"] < 8e6
+        assert 2e6 < links["node3", other]["bytes_per_second"] < 16e6
     assert {pair for pair, link in links.items() if link["slow"]} >= {
         ("node3", "node1"),
         ("node3", "node2"),

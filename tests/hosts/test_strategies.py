@@ -6,6 +6,7 @@ gradients, shards, schedules and collectives are correct.
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from cluster import Cluster
-from support.cluster import Launcher
+from support.cluster import Launcher, job
 from support.limits import HANG
 from support.recipes import GPT, RECIPES, alone, corpus, losses
 
@@ -71,44 +72,49 @@ def torch_job(hosts: Hosts, launcher: Launcher, text: Path) -> TorchJob:
     return TorchJob(hosts, launcher, text)
 
 
+SPLIT = {"tensor": 2, "pipeline": 2, "micro_batch": 4, "sequence_parallel": True}
+TORCH: dict[str, tuple[str, dict[str, Any] | None]] = {
+    "ddp": ("ddp", None),
+    "fsdp": ("fsdp", None),
+    "hsdp": ("hsdp", None),
+    "tensor": ("tensor", None),
+    "pipeline": ("pipeline", None),
+    "zb-1p": ("pipeline", {"pipeline": 4, "micro_batch": 2, "schedule": "zb-1p"}),
+    "3d": ("3d", SPLIT),
+}
+
+
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    ("strategy", "layout"),
-    [
-        ("ddp", None),
-        ("fsdp", None),
-        ("hsdp", None),
-        ("tensor", None),
-        ("pipeline", {"micro_batch": 2}),
-        ("pipeline", {"micro_batch": 2, "schedule": "zb-1p"}),
-        ("3d", {"tensor": 2, "pipeline": 2, "micro_batch": 4, "sequence_parallel": True}),
-        ("auto", {"data": 4, "sharding": "optimizer", "micro_batch": 2}),
-    ],
-)
 def test_torch(
-    torch_job: TorchJob, gpt_alone: list[float], strategy: str, layout: dict[str, Any] | None
+    hosts: Hosts, launcher: Launcher, text: Path, gpt_alone: list[float], tmp_path: Path
 ) -> None:
-    job = {} if layout is None else {"layout": layout}
-    assert torch_job.run(strategy, **job) == pytest.approx(gpt_alone, rel=1e-4)
-
-
-@pytest.mark.torch
-def test_the_shape_of_the_100b_layout(torch_job: TorchJob, gpt_alone: list[float]) -> None:
-    layout = {
-        "tensor": 2,
-        "pipeline": 2,
-        "data": 2,
-        "sharding": "optimizer",
-        "micro_batch": 2,
-        "sequence_parallel": True,
+    """All strategies in one launch, because a launch costs more than its steps.
+    `tests/launchplan/test_strategies.py` shows how a strategy gets from a file to its ranks."""
+    cluster, cases = hosts(2), tmp_path / "cases.json"
+    cases.write_text(json.dumps(TORCH))
+    options = ["--data", str(text), *GPT, "--steps", str(STEPS), "--batch", str(BATCH)]
+    document = {
+        "framework": "torch",
+        "script": job("strategies.py"),
+        "args": [str(cases), str(tmp_path), *options],
     }
-    assert torch_job.run("3d", slots=4, layout=layout) == pytest.approx(gpt_alone, rel=1e-4)
+    done = launcher.run(launcher.file(cluster, document, slots=2), timeout=HANG)
+    assert done.code == 0, str(done)
+    assert launcher.left(cluster) == {}
+    for name in TORCH:
+        assert losses(tmp_path / f"{name}.json") == pytest.approx(gpt_alone, rel=1e-4), name
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("strategy", ["data_parallel", "none"])
-def test_torch_on_one_host(torch_job: TorchJob, gpt_alone: list[float], strategy: str) -> None:
-    assert torch_job.run(strategy, count=1, slots=1) == pytest.approx(gpt_alone, rel=1e-4)
+def test_a_layout_of_the_cluster_file(torch_job: TorchJob, gpt_alone: list[float]) -> None:
+    layout = {"data": 4, "sharding": "optimizer", "micro_batch": 2}
+    assert torch_job.run("auto", layout=layout) == pytest.approx(gpt_alone, rel=1e-4)
+
+
+@pytest.mark.torch
+def test_copies_in_one_process(torch_job: TorchJob, gpt_alone: list[float]) -> None:
+    found = torch_job.run("data_parallel", count=1, slots=1)
+    assert found == pytest.approx(gpt_alone, rel=1e-4)
 
 
 @pytest.mark.torch
@@ -158,9 +164,8 @@ def tensorflow_job(
 @pytest.mark.parametrize(
     ("strategy", "count", "options"),
     [
-        ("one_device", 1, []),
+        # The other strategies of one host: tests/runtime/tensorflow/test_one_host.py.
         ("mirrored", 1, ["--cpus", "2"]),
-        ("central_storage", 1, ["--cpus", "2"]),
         ("multi_worker_mirrored", 2, []),
         ("model_parallel", 2, ["--cpus", "2"]),
     ],

@@ -125,7 +125,9 @@ class Fabric:
         self._wait()
         once = self._torch.tensor([time.monotonic() - begun], device=self._device)
         self._dist.all_reduce(once, op=self._dist.ReduceOp.MAX, group=group)
-        count = max(1, min(MOST, int(LONG / max(once.item(), 1e-6))))
+        count = min(MOST, int(LONG / max(once.item(), 1e-6)))
+        if count <= 1:
+            return float(once.item())
         self._wait()
         begun = time.monotonic()
         for _ in range(count):
