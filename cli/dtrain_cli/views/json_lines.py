@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dtrain.checks import Finding
     from dtrain.failures.cause import Report
     from dtrain.launchplan.plan import LaunchPlan
+    from dtrain.messages.telemetry import Sample
     from dtrain.runs.log_store import Stream
     from dtrain.runs.progress import Progress
 
@@ -85,6 +86,9 @@ class JsonLines:
         metrics = {name: _finite(value) for name, value in report.metrics.items()}
         fields = asdict(report) | {"loss": _finite(report.loss), "metrics": metrics}
         self._put("progress", host=host, **fields)
+
+    def telemetry(self, host: str, sample: Sample) -> None:
+        """No event: the run's folder has it."""
 
     def flush(self, now: float) -> None:
         if self._buffer:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dtrain.checks import Finding
     from dtrain.failures.cause import Report
     from dtrain.launchplan.plan import LaunchPlan
+    from dtrain.messages.telemetry import Sample
     from dtrain.runs.log_store import Stream
     from dtrain.runs.progress import Progress
 
@@ -146,6 +147,9 @@ class Plain:
         if self._progress_line.add(report) and due:
             self._last_progress = report.time
             self.notice(self._progress_line.text)
+
+    def telemetry(self, host: str, sample: Sample) -> None:
+        """Lines have no place for it."""
 
     def flush(self, now: float) -> None:
         for stream, text in self._bars.take(now):

@@ -256,6 +256,21 @@ class ProgressReport:
 
 
 @dataclass(frozen=True, slots=True)
+class TelemetrySample:
+    """The host's telemetry of the last second."""
+
+    said: Any
+    """What `dtrain.messages.telemetry.Sample` reads, or anything else: workers can write it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryAverage:
+    """Averages of 10 s."""
+
+    said: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Alive:
     """The answer to ``ping``."""
 
@@ -291,6 +306,8 @@ Message = (
     | StreamFound
     | Happened
     | ProgressReport
+    | TelemetrySample
+    | TelemetryAverage
     | Alive
     | Notice
     | Lost
@@ -319,6 +336,8 @@ _MESSAGES: dict[str, type[Message]] = {
     "status": RunSeen,
     "stream": StreamFound,
     "progress": ProgressReport,
+    "sample": TelemetrySample,
+    "average": TelemetryAverage,
     "alive": Alive,
     "notice": Notice,
     "lost": Lost,

@@ -3,6 +3,7 @@
     <home>/runs/<run>/run.json                          what was launched
     <home>/runs/<run>/journal.jsonl                     what happened
     <home>/runs/<run>/launcher                          locked by the process in charge
+    <home>/runs/<run>/telemetry/                        see `dtrain.runs.telemetry`
     <home>/runs/<run>/logs/<host>/<role>-<index>.out    stdout
     <home>/runs/<run>/logs/<host>/<role>-<index>.err    stderr
     <home>/runs/<run>/logs-2/…                          the second attempt, and so on

@@ -9,6 +9,7 @@ from typing import Literal, ParamSpec, TypeAlias
 from dtrain.checks import Finding
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.messages.telemetry import Sample
 from dtrain.runs.log_store import Stream
 from dtrain.runs.progress import Progress
 from dtrain.session.control import Control
@@ -103,6 +104,9 @@ class Callbacks:
 
     def progress(self, host: str, report: Progress) -> None:
         self._call(self._on_progress, report)
+
+    def telemetry(self, host: str, sample: Sample) -> None:
+        """Nothing to call."""
 
     def flush(self, now: float) -> None:
         """Nothing is buffered."""

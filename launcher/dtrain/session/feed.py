@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dtrain.checks import Finding
     from dtrain.failures.cause import Report
     from dtrain.launchplan.plan import LaunchPlan
+    from dtrain.messages.telemetry import Sample
     from dtrain.runs.log_store import Stream
     from dtrain.runs.progress import Progress
 
@@ -62,6 +63,8 @@ class Receiver(Protocol):
 
     def progress(self, host: str, report: Progress) -> None: ...
 
+    def telemetry(self, host: str, sample: Sample) -> None: ...
+
     def flush(self, now: float) -> None:
         """Write buffered output, unless it is better to wait for more."""
 
@@ -95,6 +98,7 @@ class Feed:
         self._wake = threading.Condition()
         self._calls: deque[Callable[[], None]] = deque()
         self._grown: dict[Stream, int] = {}
+        self._samples: dict[str, Sample] = {}
         self._paused = 0
         self._quiet = False
         self._hurry = False
@@ -140,6 +144,11 @@ class Feed:
     def progress(self, host: str, report: Progress) -> None:
         if not self._hurry:
             self._call(lambda: self._receiver.progress(host, report))
+
+    def telemetry(self, host: str, sample: Sample) -> None:
+        with self._wake:
+            # Wakes nobody: only the latest sample counts, and a clock draws it.
+            self._samples[host] = sample
 
     def output(self, stream: Stream, size: int) -> None:
         if self._hurry or not self._wanted(stream):
@@ -224,9 +233,12 @@ class Feed:
                 self._wake.wait_for(self._has_work, timeout)
             calls, self._calls = self._calls, deque()
             grown, self._grown = self._grown, {}
+            samples, self._samples = self._samples, {}
             paused = self._paused
         for call in calls:
             call()
+        for host, sample in samples.items():
+            self._receiver.telemetry(host, sample)
         if paused:
             self._suspend()
         if not self._hurry:

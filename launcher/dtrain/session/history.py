@@ -8,6 +8,7 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal, restart
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import RunFolder
+from dtrain.runs.telemetry import last_time
 
 
 def past_attempts(folder: RunFolder, attempt: int) -> list[restart.AttemptResult]:
@@ -49,11 +50,14 @@ def stop_reason(folder: RunFolder) -> str:
 
 
 def received(folder: RunFolder, plan: LaunchPlan) -> dict[str, dict[str, int]]:
-    """Offsets of every host's streams and events up to which data has arrived."""
+    """Offsets of every host's streams and events up to which data has arrived, and the time of its
+    last average of ``telemetry``."""
     offsets: dict[str, dict[str, int]] = {part.host.name: {} for part in plan.hosts}
     for stream, size in folder.sizes(plan).items():
         if stream.host in offsets:
             offsets[stream.host][stream.path.name] = size
+    for host, of_host in offsets.items():
+        of_host["telemetry"] = last_time(folder.path, host)
     for _, event in JournalReader(folder.journal).read():
         match event:
             case journal.NextAttempt():

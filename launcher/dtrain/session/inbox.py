@@ -22,6 +22,7 @@ from dtrain.session.outage import Outage
 from dtrain.session.output import HostOutput
 from dtrain.session.relay import RelayChannel
 from dtrain.session.reports import WorkerReports
+from dtrain.session.telemetry import HostTelemetry
 
 MAX_NOTICE, MAX_NOTICES = 500, 20
 """Maximum characters of a notice, and maximum notices shown for each host."""
@@ -41,6 +42,12 @@ class Inbox:
     ) -> None:
         """``step`` passes an event to the host's state machine."""
         self.output = HostOutput(part.host.name, context.folder)
+        self._telemetry = HostTelemetry(
+            part.host.name,
+            context.folder,
+            context.observer,
+            lambda until: self.output.note("telemetry", until),
+        )
         self._context = context
         self._host = part.host.name
         self._evidence = evidence
@@ -91,6 +98,10 @@ class Inbox:
                 self.output.note(name, offset)
                 self._evidence.last_activity = time.monotonic()
                 self._reports.add(name.removesuffix(".progress"), said)
+            case messages.TelemetrySample(said):
+                self._telemetry.show(said)
+            case messages.TelemetryAverage(said):
+                self._telemetry.keep(said)
             case messages.Alive(supervisor=pid, silent=silent):
                 if state.phase in (HostPhase.RUNNING, HostPhase.STOPPING):
                     self._check_supervisor(pid or 0, silent)

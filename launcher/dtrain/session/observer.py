@@ -8,6 +8,7 @@ from typing import Protocol
 from dtrain.checks import Finding
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.messages.telemetry import Sample
 from dtrain.runs.log_store import Stream
 from dtrain.runs.progress import Progress
 
@@ -50,6 +51,9 @@ class Observer(Protocol):
 
     def progress(self, host: str, report: Progress) -> None:
         """A worker on ``host`` reports its progress."""
+
+    def telemetry(self, host: str, sample: Sample) -> None:
+        """What ``host`` does now. Comes once a second from each host that runs."""
 
     def finished(self, report: Report) -> None:
         """The run is over. No more calls follow."""

@@ -18,7 +18,8 @@ class HostOutput:
 
     def __init__(self, host: str, folder: RunFolder) -> None:
         self.offsets: dict[str, int] = {}
-        """Bytes that have arrived, by file. Includes ``events`` and progress files."""
+        """Bytes that have arrived, by file. Includes ``events`` and progress files. For
+        ``telemetry``, the time of the last average."""
         self._host = host
         self._folder = folder
         self._streams: dict[int, tuple[LogWriter, Stream]] = {}
@@ -66,4 +67,5 @@ class HostOutput:
 
     def received(self) -> Mapping[str, int]:
         """Bytes of each stream and progress file that have arrived."""
-        return {name: size for name, size in self.offsets.copy().items() if name != "events"}
+        others = ("events", "telemetry")
+        return {name: size for name, size in self.offsets.copy().items() if name not in others}

@@ -10,6 +10,7 @@ from dtrain.node.agent.events import EventReader
 from dtrain.node.agent.progress import ProgressFiles
 from dtrain.node.agent.wire import CHUNK, raw
 from dtrain.node.agent.worker_files import open_regular
+from dtrain.node.telemetry.follow import TelemetryFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Follower:
         self._offsets: dict[str, int] = {}
         self._progress = ProgressFiles(folder, {}, False)
         self._progress_at = 0.0
+        self._telemetry = TelemetryFiles(folder, 0)
         self._outputs: dict[bytes, int] = {}
         self._streams: list[OutputFile] = []
         self.ended = False
@@ -66,6 +68,7 @@ class Follower:
         self._events_only = events_only
         self._events_from = offsets.get("events", 0)
         self._progress = ProgressFiles(self._folder, offsets, True)
+        self._telemetry = TelemetryFiles(self._folder, offsets.get("telemetry", 0))
 
     def send_events(self) -> bool:
         """Send new events. Like the other methods, returns whether there were any."""
@@ -89,6 +92,7 @@ class Follower:
     def send_outputs(self, over: bool) -> bool:
         """Send new data in the workers' files; ``over`` if there will be no more."""
         found = not self._events_only and self._send_progress(over)
+        found |= not self._events_only and self._send_telemetry(over)
         for stream in self._streams:
             found |= self._send_stream(stream)
         return found
@@ -114,6 +118,13 @@ class Follower:
             self._channel.report("notice", text=notice)
         self._progress.notices.clear()
         return self._progress.advanced
+
+    def _send_telemetry(self, over: bool) -> bool:
+        found = False
+        for kind, sample in self._telemetry.read(over):
+            self._channel.report(kind, said=sample)
+            found = True
+        return found and over  # otherwise no reason to read the other files more often
 
     def _add(self, name: str, out: bytes, err: bytes, role: str, event: Json) -> None:
         if self._events_only:

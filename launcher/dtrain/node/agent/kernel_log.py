@@ -58,6 +58,11 @@ class KernelLog:
         except OSError:
             self._fd = -1
 
+    @property
+    def readable(self) -> bool:
+        """Whether the kernel itself lets this user read its log, which is cheap."""
+        return self._fd >= 0
+
     def read(self) -> list[tuple[float, str]]:
         """The relevant lines since the last call, at most the latest `MAX_LINES`, each with its
         time (seconds since the epoch)."""

@@ -46,7 +46,7 @@ class Preparation:
         """Bound until the run ends."""
         trust = trust_of(request)
         try:
-            self._folder_fd = open_run(trust, folder)
+            self.folder_fd = open_run(trust, folder)
         except OSError as error:
             raise cannot_write(error, folder) from None
         base = {name: value for name, value in os.environb.items() if name != b"DTRAIN_SETUP"}
@@ -68,8 +68,8 @@ class Preparation:
         for port in request.get("ports") or ():
             self.ports += reserve_port(int(port))
         try:
-            self.events = Events(self._folder_fd)
-            save(b"runtime.zip", self._folder_fd, binascii.a2b_base64(request["runtime"]))
+            self.events = Events(self.folder_fd)
+            save(b"runtime.zip", self.folder_fd, binascii.a2b_base64(request["runtime"]))
             self.workers = [self._worker(body) for body in request["processes"]]
         except OSError as error:
             raise cannot_write(error, folder) from None
@@ -79,7 +79,7 @@ class Preparation:
 
     def save_record(self, record: Json) -> None:
         """Save the supervisor's record, by which relays find it."""
-        save(b"supervisor", self._folder_fd, encode(record))
+        save(b"supervisor", self.folder_fd, encode(record))
 
     def _environment(self, body: Json) -> dict[bytes, bytes]:
         """The complete environment of a process, or what all processes share if ``body`` is the
@@ -132,6 +132,6 @@ class Preparation:
             worker.contained = os.path.join(self._folder, worker.name + b".error.json")
             worker.argv = self._containers.argv(body["container"]) + worker.argv
             worker.environment = self._containers.environment(worker.environment)
-        out = create(worker.name + b".out", self._folder_fd, os.O_APPEND)
-        worker.outputs = out, create(worker.name + b".err", self._folder_fd, os.O_APPEND)
+        out = create(worker.name + b".out", self.folder_fd, os.O_APPEND)
+        worker.outputs = out, create(worker.name + b".err", self.folder_fd, os.O_APPEND)
         return worker

@@ -72,6 +72,10 @@ class Ranks:
             found.append({"local_rank": local, "rank": rank, "pid": pid, "logs": shown(logs)})
         return found, 0.01
 
+    def started(self) -> dict[int, int | None]:
+        """The process ids of all ranks that were found, if known."""
+        return self._pids.copy()
+
     def living(self, tag: Tag) -> dict[int, int]:
         """The process ids of the running ranks."""
         return {rank: pid for pid, rank in self._living(tag).values()}

@@ -23,6 +23,7 @@ from dtrain.node.agent.preparation import Preparation
 from dtrain.node.agent.processes import Proc, look, name_list, own_start, reap, signal_name
 from dtrain.node.agent.sweep import Sweep, Tag, adopt_orphans, load_prctl
 from dtrain.node.agent.wire import RefusedError, raw
+from dtrain.node.telemetry.sampler import Sampler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,6 +137,8 @@ class Supervisor:
             self._groups.add(worker.pid)
             node = worker.binding.node if worker.binding is not None else None
             self._events.append("started", **worker.identity(), pid=worker.pid, numa_node=node)
+        self._sampler = Sampler(prepared.folder_fd, self._sampled_processes)
+        self._sampler.start()
 
     def _tick(self) -> float | None:
         """Do what is due by the clock. Returns the seconds until something is due again."""
@@ -203,6 +206,17 @@ class Supervisor:
                 found.append((worker.identity(), worker.process(self._tag)))
         return [(identity, proc) for identity, proc in found if proc is not None]
 
+    def _sampled_processes(self) -> list[tuple[Json, Proc]]:
+        """As `_running_processes`, for the sampler's thread: without a scan for ranks."""
+        found: list[tuple[Json, Proc | None]] = []
+        for worker in list(self._workers.values()):
+            ranks = worker.ranks.started() if worker.ranks is not None else {}
+            for rank, pid in ranks.items():
+                found.append(({"rank": rank}, look(pid) if pid is not None else None))
+            if not ranks:
+                found.append((worker.identity(), worker.process(self._tag)))
+        return [(identity, proc) for identity, proc in found if proc is not None]
+
     def _worker_pids(self) -> list[int]:
         found = (worker.process(self._tag) for worker in self._workers.values())
         return [proc.pid for proc in found if proc is not None]
@@ -237,6 +251,7 @@ class Supervisor:
 
     def _finish(self, survivors: list[Proc]) -> None:
         self._diagnosis.finish()
+        self._sampler.stop()
         remove(self._containers)
         connected = self._connections.found
         self._events.append("ended", survivors=name_list(survivors), connected=connected)

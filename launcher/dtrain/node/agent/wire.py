@@ -29,7 +29,8 @@ Commands, by ``op``. The first command of a relay is ``launch``, ``attach`` or `
              `dtrain.node.numa`
     attach   protocol, run, host, run_dir, trust_group, containers, offsets, outputs, previous:
              follow a run that was launched before, each stream (``events`` and progress files too)
-             from the offset given, or from its beginning; if ``outputs`` is false, only events.
+             from the offset given, or from its beginning, and averages after the time
+             ``telemetry``; if ``outputs`` is false, only events.
              ``previous`` is the process id of a relay of this launcher that no longer answers (or
              null): it is killed
     look     protocol, run, host, run_dir, trust_group: report the state of a run that was launched
@@ -63,6 +64,8 @@ Messages, by ``type``:
     progress  name, offset, said: the known fields of one line that a worker wrote through
               `dtrain.runtime` into the file ``name`` of the run's folder; ``offset`` is where the
               next begins
+    sample    said: the host's telemetry of the last second, see `dtrain.node.telemetry`
+    average   said: its averages of 10 s, in order of their times
     alive     supervisor, silent: the answer to ``ping``: the supervisor's process id (or null), and
               for how many seconds it has not answered (0 if it has)
     notice    text: a message for the user

@@ -1,0 +1,146 @@
+"""A host's telemetry. Pure.
+
+`dtrain.node.telemetry` documents it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+from dtrain.messages.agent import Time
+from dtrain.messages.decode import Length, Range, decode
+
+_Bytes = Annotated[int, Range(0, 1 << 60)]
+_Rate = Annotated[float, Range(0, 1e15)]
+_Amount = Annotated[float, Range(0, 1e9)]
+_Count = Annotated[int, Range(0, 1 << 40)]
+_Process = Annotated[str, Length(64)]
+
+MIB = 1 << 20
+HEAT = 0x20 | 0x40
+HARDWARE = 0x08 | 0x80
+"""NVML's bits of reasons for a slow clock: heat, and power or other hardware. Others, such as a
+power limit in software, are normal under load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    index: Annotated[int, Range(0, 4096)]
+    use: _Amount | None
+    """Percent."""
+    memory_used: _Amount | None
+    """MiB."""
+    memory_total: _Amount | None
+    power: _Amount | None
+    """W."""
+    power_limit: _Amount | None
+    temperature: Annotated[float, Range(-300, 10_000)] | None
+    """Degrees Celsius."""
+    clock: _Amount | None
+    """MHz."""
+    clock_max: _Amount | None
+    slowed: _Count | None
+    """NVML's bits of reasons for a slow clock."""
+    ecc: _Count | None
+    """Uncorrected errors since the boot."""
+    xids: _Count | None
+    """Xid errors since the run started."""
+
+    @property
+    def memory(self) -> float | None:
+        """The used part of the memory, from 0 to 1."""
+        if self.memory_used is None or not self.memory_total:
+            return None
+        return min(1.0, self.memory_used / self.memory_total)
+
+
+@dataclass(frozen=True, slots=True)
+class RankUse:
+    """What one rank and its child processes use."""
+
+    process: str
+    """``rank-3``, or a TensorFlow task such as ``chief-0``."""
+    cpu: _Amount | None
+    """Busy CPUs."""
+    memory: _Bytes
+    files: _Count
+    """Open files."""
+
+
+Pair = tuple[_Rate, _Rate]
+"""Bytes per second: read or received, and written or sent."""
+
+_Gpu = tuple[
+    Annotated[int, Range(0, 4096)],
+    _Amount | None,
+    _Amount | None,
+    _Amount | None,
+    _Amount | None,
+    _Amount | None,
+    Annotated[float, Range(-300, 10_000)] | None,
+    _Amount | None,
+    _Amount | None,
+    _Count | None,
+    _Count | None,
+    _Count | None,
+]
+_Rank = tuple[_Process, _Amount | None, _Bytes, _Count]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A sample as it is sent and stored: lists instead of objects keep it short."""
+
+    time: Time
+    cpus: _Count | None
+    cpu: _Amount | None
+    memory: tuple[_Bytes, _Bytes] | None
+    disk: Pair | None
+    network: Pair | None
+    infiniband: Pair | None
+    gpus: Annotated[tuple[_Gpu, ...], Length(64)]
+    ranks: Annotated[tuple[_Rank, ...], Length(1024)]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A host at one time, or its averages of 10 s."""
+
+    time: float
+    """Seconds since the epoch, on the host's clock."""
+    cpus: int | None
+    cpu: float | None
+    """Busy CPUs."""
+    memory: tuple[int, int] | None
+    """Bytes used, and in total."""
+    disk: Pair | None
+    network: Pair | None
+    infiniband: Pair | None
+    gpus: tuple[Gpu, ...]
+    ranks: tuple[RankUse, ...]
+
+    @classmethod
+    def read(cls, body: Any) -> Sample:
+        """A sample from a host or a file, neither of which is trusted. Raises ProtocolError."""
+        sent = decode(_Sent, body, "sample")
+        return cls(
+            sent.time,
+            sent.cpus,
+            sent.cpu,
+            sent.memory,
+            sent.disk,
+            sent.network,
+            sent.infiniband,
+            tuple(Gpu(*row) for row in sent.gpus),
+            tuple(RankUse(*row) for row in sent.ranks),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The argument of `read`."""
+        body = {one.name: getattr(self, one.name) for one in fields(self)}
+        for name in ("gpus", "ranks"):
+            body[name] = [
+                [getattr(row, one.name) for one in fields(row)] for row in getattr(self, name)
+            ]
+        return body

@@ -1,0 +1,62 @@
+"""Reads the telemetry files of a run for the relay."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from dtrain.node.agent.worker_files import Lines, decode, read_regular, size_of
+from dtrain.node.telemetry.sampler import MAX_NOW, NOW, STORED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator
+
+    from dtrain.node.agent.wire import Json
+
+PAUSE = 0.5
+"""Seconds between two reads."""
+AT_ONCE = 25
+"""Stored averages sent after one read, so that a long history does not delay other messages."""
+
+
+class TelemetryFiles:
+    """The samples of a run's folder. Any process of the job can write to these files."""
+
+    def __init__(self, folder: bytes, after: float) -> None:
+        """``after``: the time of the last average that the launcher has."""
+        self._now = os.path.join(folder, NOW)
+        self._stored = os.path.join(folder, STORED)
+        self._after = after
+        self._lines = Lines(self._stored, 0, MAX_NOW)
+        self._waiting: list[Json] = []
+        self._shown = b""
+        self._due = 0.0
+
+    def read(self, over: bool) -> Iterator[tuple[str, Json]]:
+        """New samples, each with its type: ``sample`` or ``average``. ``over``: no more follow."""
+        now = time.monotonic()
+        if now < self._due and not over:
+            return
+        self._due = now + PAUSE
+        line = read_regular(self._now, MAX_NOW) or b""
+        if line != self._shown and line.endswith(b"\n"):
+            self._shown = line
+            sample = decode(line)
+            if sample is not None:
+                yield "sample", sample
+        if size_of(self._stored) < self._lines.offset:  # the older half was dropped
+            self._lines = Lines(self._stored, 0, MAX_NOW)
+        if not self._waiting:
+            self._waiting = [body for line, _ in self._lines.read() for body in self._fresh(line)]
+        count = len(self._waiting) if over else AT_ONCE
+        for body in self._waiting[:count]:
+            yield "average", body
+        del self._waiting[:count]
+
+    def _fresh(self, line: bytes | None) -> Iterator[Json]:
+        body = decode(line) if line is not None else None
+        then = body.get("time") if body is not None else None
+        if body is not None and isinstance(then, (int, float)) and then > self._after:
+            self._after = then
+            yield body

@@ -1,0 +1,88 @@
+"""CPU, memory and open files of each rank's process and its descendants."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from dtrain.node.agent.processes import processes, read_file
+from dtrain.node.telemetry.host import TICKS, listed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+    from dtrain.node.agent.processes import Proc
+    from dtrain.node.agent.wire import Json
+
+FIRST_SCAN, LONGEST = 1.0, 16.0
+"""Seconds between two searches for the processes of each rank, which read all of /proc: at first,
+and at most."""
+MAX_PROCESSES = 1024
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class RankCounters:
+    def __init__(self, running: Callable[[], list[tuple[Json, Proc]]]) -> None:
+        """``running`` returns the identity and process of each rank."""
+        self._running = running
+        self._until, self._pause = 0.0, FIRST_SCAN
+        self._trees: dict[str, list[int]] = {}
+        self._files: dict[str, int] = {}
+        self._ticks: dict[tuple[int, bytes], int] = {}
+        self._last = time.monotonic()
+
+    def read(self) -> list[list[Any]]:
+        now = time.monotonic()
+        if now >= self._until:
+            self._until = now + self._pause
+            self._pause = min(2 * self._pause, LONGEST)
+            self._search()
+        seconds, self._last = now - self._last, now
+        before, self._ticks = self._ticks, {}
+        return [
+            [name, *self._use(pids, before, seconds), self._files[name]]
+            for name, pids in self._trees.items()
+        ]
+
+    def _use(
+        self, pids: list[int], before: dict[tuple[int, bytes], int], seconds: float
+    ) -> tuple[float | None, int]:
+        """Busy CPUs since the last `read` (None at first), and resident bytes."""
+        ticks, known, memory = 0, False, 0
+        for pid in pids:
+            stat = read_file("/proc/%d/stat" % pid)
+            if not stat:
+                continue
+            fields = stat[stat.rfind(b")") + 2 :].split()
+            key = pid, fields[19]  # with its start time
+            self._ticks[key] = spent = int(fields[11]) + int(fields[12])
+            memory += int(fields[21]) * PAGE
+            if key in before:
+                known = True
+                ticks += spent - before[key]
+        return round(ticks / TICKS / seconds, 2) if known and seconds > 0 else None, memory
+
+    def _search(self) -> None:
+        """Find the processes of each rank, and count their open files."""
+        children: dict[int, list[int]] = {}
+        for proc in processes().values():
+            children.setdefault(proc.ppid, []).append(proc.pid)
+        left = MAX_PROCESSES
+        self._trees, self._files = {}, {}
+        for identity, root in self._running():
+            name = process_name(identity)
+            found: list[int] = []
+            pending = [root.pid]
+            while pending and left > 0:
+                found.append(pending.pop())
+                pending += children.get(found[-1], ())
+                left -= 1
+            self._trees[name] = found
+            self._files[name] = sum(len(listed("/proc/%d/fd" % pid)) for pid in found)
+
+
+def process_name(identity: Json) -> str:
+    if identity["rank"] is not None:
+        return "rank-%d" % identity["rank"]
+    return "%s-%d" % (identity["role"], identity["index"])

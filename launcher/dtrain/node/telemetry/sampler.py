@@ -1,0 +1,214 @@
+"""Samples this host once a second, in a thread of the supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+
+from dtrain.node.agent.kernel_log import KernelLog
+from dtrain.node.agent.wire import encode
+from dtrain.node.telemetry.gpus import FIELDS, gpu_tool
+from dtrain.node.telemetry.host import HostCounters
+from dtrain.node.telemetry.ranks import RankCounters
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+    from dtrain.node.agent.processes import Proc
+    from dtrain.node.agent.wire import Json
+
+NOW, STORED = b"telemetry-now", b"telemetry"
+"""The files in the run's folder."""
+PERIOD, WINDOW = 1.0, 10.0
+"""Seconds between two samples, and of one average."""
+MAX_STORED = 8 << 20
+"""Bytes of averages that a host keeps: a day and a half with 8 GPUs."""
+MAX_NOW = 1 << 16
+STOP_LIMIT = 2.0
+"""Seconds that the end of the run waits for the last average."""
+XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]{1,20})\)")
+
+
+class Sampler:
+    """Writes the samples of one run. No failure of it reaches the run."""
+
+    def __init__(self, folder: int, running: Callable[[], list[tuple[Json, Proc]]]) -> None:
+        """``folder`` is the open folder of the run. ``running`` returns the identity and process of
+        each rank; it is called in the sampler's thread."""
+        self._folder = os.dup(folder)
+        self._running = running
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        with contextlib.suppress(RuntimeError):  # too many threads
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Write the last average, and end the GPU tool."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(STOP_LIMIT)
+
+    def _run(self) -> None:
+        gpus = gpu_tool()
+        try:
+            with contextlib.suppress(Exception):  # such as a full disk: the run goes on without
+                self._sample(gpus)
+        finally:
+            if gpus is not None:
+                gpus.stop()
+
+    def _sample(self, gpus: Any) -> None:
+        host, ranks, xids = HostCounters(), RankCounters(self._running), Xids()
+        host.read()
+        ranks.read()
+        files = Files(self._folder)
+        window: list[Json] = []
+        due = time.monotonic()
+        stopping = False
+        while not stopping:
+            # Without catching up after the host was suspended.
+            due = max(due + PERIOD, time.monotonic())
+            stopping = self._stopping.wait(due - time.monotonic())
+            sample = {
+                "time": round(time.time(), 3),
+                **host.read(),
+                "gpus": gpus.read(xids.count()) if gpus is not None else [],
+                "ranks": ranks.read(),
+            }
+            if window and sample["time"] // WINDOW != window[0]["time"] // WINDOW:
+                files.store(average(window))
+                window = []
+            window.append(sample)
+            files.show(sample)
+        files.store(average(window))
+
+
+class Files:
+    """The two files of the run's folder. A worker can remove them, which only ends the samples."""
+
+    def __init__(self, folder: int) -> None:
+        self._folder = folder
+        flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._now = os.open(NOW, flags, 0o600, dir_fd=folder)
+        self._flags = flags
+        self._stored = os.open(STORED, flags, 0o600, dir_fd=folder)
+        self._size = 0
+
+    def show(self, sample: Json) -> None:
+        line = encode(sample) + b"\n"
+        if len(line) <= MAX_NOW:
+            os.pwrite(self._now, line, 0)
+            os.ftruncate(self._now, len(line))
+
+    def store(self, sample: Json) -> None:
+        line = encode(sample) + b"\n"
+        if len(line) > MAX_NOW:
+            return
+        if self._size + len(line) > MAX_STORED:
+            self._drop_half()
+        self._size += os.pwrite(self._stored, line, self._size)
+
+    def _drop_half(self) -> None:
+        """Replace the file by its second half. A relay sees that the file is shorter now."""
+        data = os.pread(self._stored, self._size, self._size // 2).partition(b"\n")[2]
+        draft = b".telemetry"
+        fd = os.open(draft, self._flags | os.O_TRUNC, 0o600, dir_fd=self._folder)
+        self._size = os.pwrite(fd, data, 0)
+        os.rename(draft, STORED, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        os.close(self._stored)
+        self._stored = fd
+
+
+class Xids:
+    """Counts Xid errors by PCI address, if this user may read the kernel's log."""
+
+    def __init__(self) -> None:
+        self._log = KernelLog()
+        self._counts: dict[str, int] = {}
+        self._until = 0.0
+
+    def count(self) -> dict[str, int]:
+        now = time.monotonic()
+        if self._log.readable and now >= self._until:
+            self._until = now + WINDOW
+            for _, line in self._log.read():
+                found = XID.search(line)
+                if found:
+                    bus = found[1].lower().partition(".")[0]
+                    self._counts[bus] = self._counts.get(bus, 0) + 1
+        return self._counts
+
+
+# Averages
+
+MAXIMA = ("memory_used", "temperature", "ecc", "xids")
+
+
+def average(window: list[Json]) -> Json:
+    """The averages of samples: of each number the mean, of memory and temperature the maximum, and
+    all reasons for a slow clock."""
+    last = window[-1]
+    if len(window) == 1:
+        return last
+    found: Json = {"time": window[0]["time"], "cpus": last["cpus"]}
+    found["cpu"] = mean([one["cpu"] for one in window], 2)
+    found["memory"] = highest([one["memory"] for one in window])
+    for name in ("disk", "network", "infiniband"):
+        pairs = [one[name] for one in window if one[name] is not None]
+        found[name] = [mean(column, 0) for column in zip(*pairs)] if pairs else None
+    found["gpus"] = [gpu_average(rows) for rows in grouped(window, "gpus")]
+    found["ranks"] = [
+        [
+            rows[-1][0],
+            mean([row[1] for row in rows], 2),
+            highest([row[2] for row in rows]),
+            highest([row[3] for row in rows]),
+        ]
+        for rows in grouped(window, "ranks")
+    ]
+    return found
+
+
+def gpu_average(rows: list[list[Any]]) -> list[Any]:
+    found: list[Any] = []
+    for name, column in zip(FIELDS, zip(*rows)):
+        if name == "slowed":
+            bits = [value for value in column if value is not None]
+            found.append(combined(bits) if bits else None)
+        elif name in MAXIMA or name in ("index", "memory_total"):
+            found.append(highest(list(column)))
+        else:
+            found.append(mean(list(column), 1))
+    return found
+
+
+def grouped(window: list[Json], name: str) -> list[list[Any]]:
+    """The rows of each GPU or process of the last sample."""
+    rows: dict[Any, list[Any]] = {row[0]: [] for row in window[-1][name]}
+    for one in window:
+        for row in one[name]:
+            if row[0] in rows:
+                rows[row[0]].append(row)
+    return list(rows.values())
+
+
+def mean(values: Any, digits: int) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(sum(known) / len(known), digits) if known else None
+
+
+def highest(values: list[Any]) -> Any:
+    return max((value for value in values if value is not None), default=None)
+
+
+def combined(bits: list[int]) -> int:
+    found = 0
+    for one in bits:
+        found |= int(one)
+    return found

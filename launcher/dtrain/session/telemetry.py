@@ -1,0 +1,41 @@
+"""Stores and shows the telemetry of one host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from dtrain.messages.decode import ProtocolError
+from dtrain.messages.telemetry import Sample
+from dtrain.runs.log_store import RunFolder
+from dtrain.runs.telemetry import TelemetryWriter, round_up
+from dtrain.session.observer import Observer
+
+
+class HostTelemetry:
+    """What a host sends may have any shape, because workers can write the files that it comes
+    from. Such samples are ignored."""
+
+    def __init__(
+        self, host: str, folder: RunFolder, observer: Observer, stored: Callable[[int], None]
+    ) -> None:
+        """``stored`` gets the time up to which averages are stored."""
+        self._host = host
+        self._writer = TelemetryWriter(folder.path, host)
+        self._observer = observer
+        self._stored = stored
+
+    def show(self, said: Any) -> None:
+        """A sample of the last second."""
+        with suppress(ProtocolError):
+            sample = Sample.read(said)
+            self._writer.show(sample)
+            self._observer.telemetry(self._host, sample)
+
+    def keep(self, said: Any) -> None:
+        """Averages of 10 s."""
+        with suppress(ProtocolError):
+            average = Sample.read(said)
+            if self._writer.append(average):
+                self._stored(round_up(average))

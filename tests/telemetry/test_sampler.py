@@ -1,0 +1,125 @@
+"""Averages, the bound of what a host keeps, and what GPU tools print."""
+
+import json
+import os
+
+import pytest
+
+from dtrain.messages.decode import ProtocolError
+from dtrain.messages.telemetry import Sample
+from dtrain.node.telemetry import sampler
+from dtrain.node.telemetry.follow import TelemetryFiles
+from dtrain.node.telemetry.gpus import rocm_rows
+from dtrain.node.telemetry.sampler import Files, average
+from dtrain.runs import telemetry
+from support.machines import MACHINES
+
+
+def sample(time, *, use=90, slowed=0, memory=1000, gpus=1):
+    row = [use, memory, 2000, 300.5, 400, 60, 1500, 1980, slowed, 0, 0]
+    return {
+        "time": time,
+        "cpus": 8,
+        "cpu": 2.5,
+        "memory": [10, 100],
+        "disk": None,
+        "network": [1000, 2000],
+        "infiniband": None,
+        "gpus": [[index, *row] for index in range(gpus)],
+        "ranks": [["rank-0", 1.5, 4096, 12]],
+    }
+
+
+def test_an_average_keeps_what_a_mean_would_hide():
+    window = [sample(0.0), sample(1.0, use=50, slowed=0x40, memory=1900), sample(2.0, slowed=4)]
+    found = Sample.read(average(window))
+    (gpu,) = found.gpus
+    assert gpu.use == pytest.approx(76.7)
+    assert (gpu.memory_used, gpu.slowed) == (1900, 0x44)
+    assert (found.time, found.network) == (0.0, (1000, 2000))
+
+
+def test_a_host_keeps_the_latest_averages_and_a_relay_misses_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(sampler, "MAX_STORED", 4000)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    files, relay = Files(folder), TelemetryFiles(os.fsencode(tmp_path), 0)
+    got = []
+    for number in range(1, 101):
+        files.store(sample(10.0 * number))
+        got += [body["time"] for _, body in relay.read(over=True)]
+    assert got == [10.0 * number for number in range(1, 101)]
+    assert (tmp_path / "telemetry").stat().st_size <= 4000
+    late = TelemetryFiles(os.fsencode(tmp_path), 960.0)
+    assert [body["time"] for _, body in late.read(over=True)] == [970.0, 980.0, 990.0, 1000.0]
+    os.close(folder)
+
+
+def test_a_long_history_is_sent_in_pieces(tmp_path):
+    folder = os.open(tmp_path, os.O_RDONLY)
+    files = Files(folder)
+    for number in range(60):
+        files.store(sample(10.0 * number))
+    os.close(folder)
+    relay = TelemetryFiles(os.fsencode(tmp_path), -1.0)
+    assert len(list(relay.read(over=False))) == 25
+    assert len(list(relay.read(over=True))) == 35
+
+
+def test_the_memory_of_amd_cards():
+    recorded = (MACHINES / "amd-mi300x" / "rocm-smi.json").read_bytes()
+    rows = rocm_rows(b"WARNING: something\n" + recorded)
+    assert [row[0] for row in rows] == list(range(len(rows)))
+    assert all(0 <= row[2] < row[3] == 196592 for row in rows)
+    assert rocm_rows(b"no JSON") == rocm_rows(b"[1]") == []
+
+
+def test_the_load_of_amd_cards():
+    card = {
+        "GPU use (%)": "97",
+        "Average Graphics Package Power (W)": "612.0",
+        "Max Graphics Package Power (W)": "750.0",
+        "Temperature (Sensor junction) (C)": "71.0",
+        "Temperature (Sensor memory) (C)": "52.0",
+        "sclk clock speed:": "(1980Mhz)",
+    }
+    (row,) = rocm_rows(json.dumps({"card0": card, "system": {}}).encode())
+    (gpu,) = Sample.read({**sample(0.0), "gpus": [row]}).gpus
+    assert (gpu.use, gpu.power, gpu.power_limit) == (97, 612, 750)
+    assert (gpu.temperature, gpu.clock) == (71, 1980)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"time": float("inf")},
+        {"gpus": [[0]]},
+        {"gpus": [[0, "90", *[None] * 10]]},
+        {"gpus": [[0, *[None] * 11]] * 65},
+        {"ranks": [["x" * 65, None, 0, 0]]},
+        {"memory": [1, -1]},
+        {"cpu": 10**400},
+    ],
+    ids=str,
+)
+def test_the_launcher_takes_nothing_else(change):
+    with pytest.raises(ProtocolError):
+        Sample.read({**sample(0.0), **change})
+
+
+def test_a_run_folder_gives_back_what_was_stored(tmp_path):
+    writer = telemetry.TelemetryWriter(tmp_path, "gpu01")
+    read = [Sample.read(sample(float(time), gpus=2)) for time in (10, 20, 30)]
+    assert all(map(writer.append, read))
+    writer.show(read[2])
+    writer.show(Sample.read(sample(31.0, gpus=0)))  # shorter than before
+    with (tmp_path / "telemetry" / "gpu01.jsonl").open("a") as file:
+        file.write('{"time": 40, "gp')  # a launcher was killed
+    read.append(Sample.read(sample(50.0)))
+    assert telemetry.TelemetryWriter(tmp_path, "gpu01").append(read[-1])
+    assert list(telemetry.averages(tmp_path, "gpu01")) == read
+    assert telemetry.latest(tmp_path, "gpu01") == Sample.read(sample(31.0, gpus=0))
+    assert telemetry.last_time(tmp_path, "gpu01") == 51
+    assert telemetry.last_time(tmp_path, "gpu02") == 0
+    for name in ("..", "a/b", ""):
+        with pytest.raises(ValueError, match="not a host name"):
+            telemetry.TelemetryWriter(tmp_path, name)
