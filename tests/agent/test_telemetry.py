@@ -85,7 +85,8 @@ def test_a_broken_gpu_tool_harms_nothing(host: Node, tmp_path: Path, script: str
 
 
 def test_what_a_worker_writes_instead_is_not_followed(host: Node) -> None:
-    forge = 'cd "$DTRAIN_RUN_DIR"; until test -e telemetry-now; do sleep 0.02; done; rm -f telemetry*; mkfifo telemetry; mkdir telemetry-now; echo ok'
-    agent = host.start(host.shell(forge))
+    begun = 'cd "$DTRAIN_RUN_DIR"; until test -e telemetry-now; do sleep 0.02; done'
+    forge = "rm -f telemetry*; mkfifo telemetry; mkdir telemetry-now; echo ok"
+    agent = host.start(host.shell(f"{begun}; {forge}"))
     agent.expect("bye")
     assert agent.text("worker-0.out") == "ok\n"
