@@ -26,3 +26,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the slow files first. At the end, all workers then have short ones left to share."""
+    slow = {"netns", "tensorflow", "torch"}
+    files = {item.path for item in items if slow & {mark.name for mark in item.iter_markers()}}
+    items.sort(key=lambda item: item.path not in files)
