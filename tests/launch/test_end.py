@@ -95,6 +95,9 @@ def test_an_exception_from_long_before_is_no_cause(tmp_path: Path) -> None:
     worker = Failure("node0", "worker", 0, 0, 2000)
     assert explained(worker, tmp_path, since=999).message == "ValueError: old"
     assert explained(worker, tmp_path, since=1001).message == ""
+    with stderr.open("a") as file:  # it goes on: the exception was caught
+        file.write("".join(f"INFO step {step}\n" for step in range(20)))
+    assert explained(worker, tmp_path, since=999).message == ""
     stderr.write_text("Killed\n")
     assert explained(worker, tmp_path, since=999).message == ""
 

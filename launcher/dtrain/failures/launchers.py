@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dtrain.failures.catalogue import End, explain
-from dtrain.failures.traceback import headline, last_words
+from dtrain.failures.traceback import STALE_AFTER, headline, last_words
 
 _FAILED = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 """How torchrun ends when one of its ranks failed; `accelerate launch` and others contain it."""
@@ -14,14 +14,14 @@ _RANK = re.compile(rb"\[rank(\d+)\]: ")
 """torch writes this before each line of a traceback, once a process group exists."""
 
 
-def root_words(stderr: bytes, *, uncaught: bool = False) -> str:
+def root_words(stderr: bytes, *, uncaught: bool = False, stale_after: int = STALE_AFTER) -> str:
     """`last_words`, or, if they are torchrun's report about its ranks, those of the rank that
     failed by itself.
 
     All ranks of a host share the stream of their launcher. The first rank whose traceback does not
     blame a peer comes before the others.
     """
-    output = last_words(stderr, uncaught=uncaught)
+    output = last_words(stderr, uncaught=uncaught, stale_after=stale_after)
     if _FAILED not in output:
         return output
     ranks = _tracebacks(stderr)

@@ -13,7 +13,7 @@ MESSAGE_LINES = 20
 _KEPT_LINES = 200
 _KEPT_BYTES = 32 << 10
 """Bytes kept at each end of a longer stderr."""
-_STALE_AFTER = 60
+STALE_AFTER = 60
 """A traceback with more other lines than this after it is not how the process ended."""
 
 _PREFIX = re.compile(
@@ -36,7 +36,7 @@ _LOG_LINE = re.compile(
 )
 
 
-def last_words(stderr: bytes, *, uncaught: bool = False) -> str:
+def last_words(stderr: bytes, *, uncaught: bool = False, stale_after: int = STALE_AFTER) -> str:
     """The last chain of Python tracebacks in ``stderr``, or else its last lines.
 
     Without the prefixes that torch writes before each line, and without anything that is not
@@ -50,7 +50,7 @@ def last_words(stderr: bytes, *, uncaught: bool = False) -> str:
     headers = [number for number, line in enumerate(lines) if _HEADER.match(line)]
     if headers:
         end = _end(raw, lines, headers[-1], len(lines) if uncaught else MESSAGE_LINES)
-        if sum(1 for line in raw[end:] if line) <= _STALE_AFTER:
+        if sum(1 for line in raw[end:] if line) <= stale_after:
             last = lines[_start(lines, headers) : end]
             text = "\n".join(line for line in last if not _NATIVE_FRAME.match(line))
             return shorten(text, _KEPT_LINES)
@@ -113,7 +113,7 @@ def _start(lines: list[str], headers: list[int]) -> int:
     start = headers[-1]
     if lines[start].startswith("Fatal Python error"):
         # The interpreter prints its position. The library that aborted prints the reason before.
-        near = range(max(0, start - _STALE_AFTER), start)
+        near = range(max(0, start - STALE_AFTER), start)
         return next((number for number in near if _NATIVE_REPORT.match(lines[number])), start)
     for earlier in reversed(headers[:-1]):
         before = [line for line in lines[earlier:start] if line]

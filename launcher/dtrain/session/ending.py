@@ -12,7 +12,7 @@ from dtrain.diagnostics import ConnectError, DtrainError, ExitCode, InternalErro
 from dtrain.failures.cause import Failure, Report, grouped, in_order_of_blame
 from dtrain.failures.kernel import RECENT, KernelMessage, concerning
 from dtrain.failures.launchers import root_words
-from dtrain.failures.traceback import headline, is_traceback
+from dtrain.failures.traceback import STALE_AFTER, headline, is_traceback
 from dtrain.runs import restart
 from dtrain.runs.log_store import StorageError, changed_since, tail
 from dtrain.session.context import AttemptContext
@@ -29,6 +29,8 @@ _EXIT_CODES = {
 
 _STDERR_TAIL = 1 << 20
 """Bytes at the end of a process's stderr in which its last traceback is searched."""
+_AT_EXIT = 10
+"""Lines that a process may write after the exception with which it ends."""
 _EXIT_SECONDS = 10.0
 """Seconds between an exception and the failure of a peer that noticed it."""
 
@@ -230,7 +232,8 @@ def _lost(state: AttemptState) -> list[str]:
 def explained(failure: Failure, logs: Path, since: float | None = None) -> Failure:
     """The failure with the end of the process's stderr, if it left no error file.
 
-    With ``since``, only a traceback that arrived after this time counts.
+    With ``since``, only a traceback that arrived after this time counts: the process was killed,
+    so an earlier one was caught.
     """
     if failure.traceback or failure.message:
         return failure
@@ -240,7 +243,8 @@ def explained(failure: Failure, logs: Path, since: float | None = None) -> Failu
     for name in names:
         file = logs / failure.host / name
         written = tail(file, _STDERR_TAIL)
-        output = root_words(written, uncaught=failure.code == 1)
+        stale_after = STALE_AFTER if since is None else _AT_EXIT
+        output = root_words(written, uncaught=failure.code == 1, stale_after=stale_after)
         if since is not None and not (is_traceback(output) and changed_since(file, since)):
             continue
         if output:
