@@ -48,9 +48,12 @@ class HangWatch:
 
     @property
     def why(self) -> str:
-        """What the watchdog has detected, once it has acted; empty before."""
-        if self._silence is Silence.NONE:
-            return ""
+        """The hang for which the job ends, once it is detected; empty before."""
+        ends = self._silence is not Silence.NONE and self._watchdog.then != "report"
+        return self._detected if ends else ""
+
+    @property
+    def _detected(self) -> str:
         return f"no output and no progress from any worker for {self._watchdog.silence:g} s"
 
     def has_hung(self) -> bool:
@@ -79,7 +82,7 @@ class HangWatch:
 
     def _request_stacks(self, now: float) -> None:
         self._silence, self._requested_at = Silence.COLLECTING, now
-        self._context.notice(f"{self.why}; collecting stacks")
+        self._context.notice(f"{self._detected}; collecting stacks")
         for link in self._links.values():
             link.request_stacks(abort=self._watchdog.then != "report")
 
