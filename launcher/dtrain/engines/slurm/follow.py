@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dtrain.diagnostics import AnswerError, ConnectError, ExitCode, NodeError
@@ -77,6 +78,8 @@ class JobFollower:
         """Whether a program has had the order to submit: the job may exist, without a number."""
         self._state: JobState | None = None
         self._script = ""
+        self._earlier: dict[Path, int] = {}
+        """Bytes of each file that earlier attempts wrote: Slurm starts the job's script again."""
         self._shown: set[str] = set()
         """Problems that the user has seen."""
         self._sizes_due = 0.0
@@ -217,6 +220,8 @@ class JobFollower:
         if before is not None and state.restarts > before.restarts:
             text = f"job {self._record.job_id} is queued again (restart {state.restarts})"
             self._notify(text)
+            streams = self._folder.sizes(self._plan).items()
+            self._earlier = {stream.path: size for stream, size in streams}
             ended = self._complete(Report(ExitCode.JOB_FAILED, text))
             self._notifications.send("restarted", state.restarts, ended)
         # The list of a job that lost a host is shorter.
@@ -269,8 +274,10 @@ class JobFollower:
 
     def _explained(self, failure: Failure) -> Failure:
         name = f"{failure.role}-{failure.index}.err"
-        stderr = tail(self._folder.logs / failure.host / name, _SUMMARY)
-        return explained(root_rank(failure, stderr.decode(errors="replace")), self._folder.logs)
+        logs = self._folder.logs
+        file = logs / failure.host / name
+        stderr = tail(file, _SUMMARY, self._earlier.get(file, 0)).decode(errors="replace")
+        return explained(root_rank(failure, stderr), logs, earlier=self._earlier)
 
     def _failed(self, error: NodeError) -> Report:
         """The report if the job was not submitted, or cannot be followed."""
