@@ -378,17 +378,16 @@ def examine(
 ) -> Evidence:
     """The facts that `check` judges."""
     from dtrain.launchplan.plan import build
+    from dtrain.session.gather_order import THOROUGH
     from dtrain.session.ports import draw_ports
-    from dtrain.session.preflight import THOROUGH, Preflight, over
+    from dtrain.session.preflight import Preflight, over
     from dtrain.transport.select import Transports
 
     request = load(spec)
     file = request.spec()
     if file.cluster.allocated:
-        raise UsageError(
-            "dtrain cannot check hosts that the engine has yet to choose",
-            hint="`dtrain launch FILE --dry-run > job.sbatch`, then `sbatch --test-only job.sbatch`"
-            " checks partition, account, time and GPUs",
+        return _examine_request(
+            request, rendezvous=rendezvous or bandwidth, ask=ask, on_notice=on_notice
         )
     if bandwidth and file.job.framework != "torch":
         raise UsageError(
@@ -411,6 +410,25 @@ def examine(
         return evidence
     finally:
         preflight.close()
+        transport.close()
+
+
+def _examine_request(
+    request: Request, *, rendezvous: bool, ask: Ask | None, on_notice: Callable[[str], None] | None
+) -> Evidence:
+    """The facts about a job whose hosts an engine chooses."""
+    from dtrain.engines.slurm.inspection import examine
+    from dtrain.transport.select import Transports
+
+    if rendezvous:
+        raise UsageError(
+            "--rendezvous and --bandwidth need hosts by name, but an engine chooses them",
+            hint="leave the option out, or check a copy of the file with cluster.hosts",
+        )
+    transport = Transports(request.base, ask, notice=on_notice or (lambda text: None))
+    try:
+        return examine(request, transport)
+    finally:
         transport.close()
 
 

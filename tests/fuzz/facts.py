@@ -14,7 +14,8 @@ from dtrain.diagnostics import NodeError
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, build
 from dtrain.messages import facts
 from dtrain.messages.decode import ProtocolError, parse_object
-from dtrain.session.preflight import PREAMBLE, THOROUGH, Preflight, over
+from dtrain.session.gather_order import THOROUGH
+from dtrain.session.preflight import PREAMBLE, Preflight, over
 from dtrain.spec.load import parse
 from dtrain_cli import first_file
 from fuzz.mutation import Target, damaged, mutated

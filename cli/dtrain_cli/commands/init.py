@@ -13,7 +13,8 @@ from dtrain.checks import Evidence
 from dtrain.diagnostics import UsageError
 from dtrain.framing import clean
 from dtrain.launchplan.plan import build
-from dtrain.session.preflight import Depth, Preflight, over
+from dtrain.session.gather_order import Depth
+from dtrain.session.preflight import Preflight, over
 from dtrain.spec.load import parse
 from dtrain.transport.select import Transports
 from dtrain_cli import completion, first_file, output, prompt

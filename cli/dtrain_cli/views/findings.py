@@ -38,6 +38,7 @@ def entry(finding: Finding, of: int, paper: Paper) -> Iterator[Text]:
         (f"{finding.severity.value:<9}", _STYLES[finding.severity]),
         (_who(finding, of), "bold"),
         f": {clean(finding.subject)}",
+        *([(f"  {clean(finding.place)}", "dim")] if finding.place else []),
     )
     for title, text, style in (
         ("", finding.seen, ""),
@@ -61,12 +62,14 @@ def _who(finding: Finding, of: int) -> str:
 
 
 def _summary(evidence: Evidence, found: Sequence[Finding], seconds: float) -> str:
-    hosts = names.count(len(evidence.plan.hosts), "host")
+    count = len(evidence.plan.hosts)
+    # An engine that refuses the request chooses no hosts.
+    what = f"{names.count(count, 'host')} checked" if count else "request checked"
     took = f"{seconds:.1f} s" if seconds < 60 else names.duration(seconds)
     counts = Counter(finding.severity for finding in found)
     parts = [names.count(counts[one], one.value) for one in Severity if counts[one]]
     result = ", ".join(parts) or "no problems found"
-    return f"{hosts} checked in {took}: {result}"
+    return f"{what} in {took}: {result}"
 
 
 def as_json(evidence: Evidence, found: Sequence[Finding]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtrain.checks import (
+    allocation,
     bandwidth,
     clock,
     containers,
@@ -32,6 +33,7 @@ __all__ = ["Evidence", "Finding", "HostFacts", "Severity", "before_launch", "jud
 
 _SUBJECTS = (
     ssh,
+    allocation,
     machines,
     names,
     reach,
@@ -52,7 +54,7 @@ _SUBJECTS = (
 def judge(evidence: Evidence) -> tuple[Finding, ...]:
     """All findings, worst first. Hosts with the same finding share it."""
     found = [finding for subject in _SUBJECTS for finding in subject.judge(evidence)]
-    return fold(found, [part.host.name for part in evidence.plan.hosts])
+    return fold([*evidence.request, *found], [part.host.name for part in evidence.plan.hosts])
 
 
 def before_launch(evidence: Evidence) -> tuple[Finding, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from dtrain.checks.finding import HOSTS, Finding
 from dtrain.diagnostics import NodeError
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.spec.model import Host
@@ -118,6 +119,8 @@ class Evidence:
     """The reports of each host's ranks or tasks on a rehearsal; empty without a rehearsal."""
     bandwidth: Mapping[str, tuple[Facts, ...]] = field(default_factory=dict)
     """The measurements of each host's ranks; empty without a measurement."""
+    request: tuple[Finding, ...] = ()
+    """What is wrong with the file's request to an engine that chooses the hosts."""
 
     def needs_address(self, host: HostFacts) -> bool:
         """Whether the job connects to the host by its address in the cluster file.
@@ -128,6 +131,26 @@ class Evidence:
         job = self.plan.job
         first = host.part.node_rank == 0
         return first or job.framework != "torch" or job.rendezvous.backend == "c10d"
+
+    @property
+    def send(self) -> str:
+        """A remedy for files that are missing on hosts, for the end of a sentence."""
+        if self.plan.slurm is not None:
+            return "put the code in a folder that all machines share"
+        return "set job.sync so that a launch sends it"
+
+    def key(self, name: str) -> str:
+        """The key of the cluster file that sets ``name`` for the hosts of a finding."""
+        if self.plan.slurm is not None:
+            return f"cluster.{name}"
+        return f"cluster.overrides.{HOSTS}.{name}"
+
+    @property
+    def remove(self) -> str:
+        """A remedy: keep the job off the hosts of a finding."""
+        if self.plan.slurm is not None:
+            return f"keep the job off them with cluster.slurm.options: ['--exclude={HOSTS}']"
+        return "remove these hosts from cluster.hosts"
 
     def __getitem__(self, name: str) -> HostFacts:
         return next(host for host in self.hosts if host.name == name)

@@ -9,7 +9,6 @@ from dtrain.checks.evidence import Evidence
 from dtrain.checks.finding import Finding, error, warning
 from dtrain.checks.skew import outliers
 
-_SYNC = "set job.sync so that a launch sends it"
 _FEW = 5
 SAFE = "no other user can change what the job runs"
 
@@ -50,7 +49,7 @@ def _workdir(evidence: Evidence) -> Iterator[Finding]:
                 [host.name],
                 f"the folder {host.short(found['workdir'])} does not exist",
                 "job.workdir exists",
-                f"mkdir -p {host.part.workdir} there, or {_SYNC}",
+                f"mkdir -p {host.part.workdir} there, or {evidence.send}",
             )
 
 
@@ -67,7 +66,7 @@ def _script(evidence: Evidence) -> Iterator[Finding]:
                 [host.name],
                 f"{host.short(found.get('path', str(name)))} does not exist",
                 f"{name} exists",
-                f"copy it there, set job.workdir to its folder, or {_SYNC}",
+                f"copy it there, set job.workdir to its folder, or {evidence.send}",
             )
         elif "digest" in found:
             digests[host.name] = f"its SHA-256 begins with {found['digest'][:8]}"
@@ -78,7 +77,7 @@ def _script(evidence: Evidence) -> Iterator[Finding]:
             f"{name} differs between hosts: {outlier.seen}",
             "the same content everywhere: ranks that run different code wait for each other",
             f"copy it again to {'these hosts' if len(outlier.hosts) > 1 else 'this host'},"
-            f" or {_SYNC}",
+            f" or {evidence.send}",
         )
 
 
@@ -98,7 +97,7 @@ def _code(evidence: Evidence) -> Iterator[Finding]:
                 [name],
                 f"files in {evidence[name].part.workdir} differ: {', '.join(own[:_FEW])}{more}",
                 "the same content as on most hosts",
-                f"copy the folder again, or {_SYNC}",
+                f"copy the folder again, or {evidence.send}",
             )
 
 

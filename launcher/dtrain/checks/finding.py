@@ -40,17 +40,23 @@ class Finding:
     remedy: str
     """A command to run, or a key of the cluster file to set. `fold` replaces `HOSTS` in it with
     the hosts of the finding, in the syntax of ``cluster.overrides``."""
+    place: str = ""
+    """The place in the cluster file, such as ``cluster.yaml:3:12``, if one key is the cause."""
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "severity": self.severity.value}
 
 
-def error(subject: str, hosts: Sequence[str], seen: str, expected: str, remedy: str) -> Finding:
-    return Finding(Severity.ERROR, subject, tuple(hosts), seen, expected, remedy)
+def error(
+    subject: str, hosts: Sequence[str], seen: str, expected: str, remedy: str, place: str = ""
+) -> Finding:
+    return Finding(Severity.ERROR, subject, tuple(hosts), seen, expected, remedy, place)
 
 
-def warning(subject: str, hosts: Sequence[str], seen: str, expected: str, remedy: str) -> Finding:
-    return Finding(Severity.WARNING, subject, tuple(hosts), seen, expected, remedy)
+def warning(
+    subject: str, hosts: Sequence[str], seen: str, expected: str, remedy: str, place: str = ""
+) -> Finding:
+    return Finding(Severity.WARNING, subject, tuple(hosts), seen, expected, remedy, place)
 
 
 def fold(findings: Iterable[Finding], order: Sequence[str]) -> tuple[Finding, ...]:

@@ -62,8 +62,8 @@ def _there(host: HostFacts, found: Facts) -> Iterator[Finding]:
         return
     if "gpus" not in found:
         sees = host.fact("interpreter").get("framework", {}).get("gpus", 0)
-        if sees >= len(wanted):
-            return  # There is no tool, but the framework can use the GPUs.
+        if sees >= len(wanted) or host.fact("granted"):
+            return  # There is no tool, but the framework can use the GPUs, or Slurm gives them.
         pci = ", ".join(f"{count} of {vendor}" for vendor, count in found.get("pci", {}).items())
         seen = f"no driver for its GPUs ({pci})" if pci else "no GPU found"
         remedy = "install the GPU driver" if pci else f"set {key}: 0, or remove the host"
@@ -237,7 +237,7 @@ def _differences(evidence: Evidence) -> Iterator[Finding]:
             outlier.hosts,
             outlier.seen,
             "the same GPUs on all hosts: the slowest and smallest limits the job",
-            "remove these hosts from cluster.hosts, or choose batch sizes for the smallest GPU",
+            f"{evidence.remove}, or choose batch sizes for the smallest GPU",
         )
     for outlier in outliers(drivers):
         yield warning(

@@ -88,7 +88,7 @@ def _architecture(evidence: Evidence) -> Iterator[Finding]:
             outlier.seen,
             "the same processor architecture on all hosts: otherwise environments and results"
             " differ",
-            "remove these hosts from cluster.hosts, or set their python in cluster.overrides",
+            f"{evidence.remove}, or set {evidence.key('python')}",
         )
 
 

@@ -47,7 +47,9 @@ def _works(evidence: Evidence, host: HostFacts, answer: Facts) -> Iterator[Findi
             [host.name],
             f"{python} " + ("timed out" if late else f"does not run: {last}"),
             "the job's interpreter runs on every host",
-            f"set cluster.python (or cluster.overrides.{HOSTS}.python) to a working interpreter",
+            "set cluster.python"
+            + ("" if evidence.plan.slurm else f" (or cluster.overrides.{HOSTS}.python)")
+            + " to a working interpreter",
         )
     elif answer.get("module_found") == {"found": False}:
         yield error(
@@ -71,7 +73,7 @@ def _python(evidence: Evidence) -> Iterator[Finding]:
             outlier.hosts,
             outlier.seen,
             "the same version on all hosts: pickled objects and packages depend on it",
-            f"set cluster.overrides.{HOSTS}.python to a {outlier.usual}",
+            f"set {evidence.key('python')} to a {outlier.usual}",
         )
 
 
@@ -140,7 +142,7 @@ def _does_not_import(evidence: Evidence, host: HostFacts, found: Facts) -> Findi
     if libc.startswith("glibc") and numbers < _OLD_GLIBC:
         remedy = (
             f"current wheels need glibc 2.28, and the host has {libc}: run the job in a container,"
-            f" or set cluster.overrides.{HOSTS}.python to an interpreter from conda-forge"
+            f" or set {evidence.key('python')} to an interpreter from conda-forge"
         )
     expected = f"the job's interpreter can import {name}"
     return error(name, [host.name], seen, expected, remedy)

@@ -265,6 +265,24 @@ class PortFound(_Port, total=False):
     """Whether a launch can choose other ports."""
 
 
+class _Shared(TypedDict):
+    path: Path
+    missing: Text
+    """Why the machine does not see a file that the login node has written; empty if it does."""
+
+
+class Shared(_Shared, total=False):
+    not_writable: Text
+
+
+class Granted(TypedDict):
+    """The GPUs that an engine gives the job on a machine."""
+
+    count: Count
+    devices: Annotated[tuple[Name, ...], Length(1024)]
+    """As ``CUDA_VISIBLE_DEVICES`` names them; empty if nothing does."""
+
+
 class Facts(TypedDict, total=False):
     """By probe."""
 
@@ -280,6 +298,8 @@ class Facts(TypedDict, total=False):
     interpreter: ProbeFailed | Interpreter
     container: ProbeFailed | ContainerEngine
     ports: ProbeFailed | dict[Number, PortFound]
+    shared: ProbeFailed | Shared
+    granted: ProbeFailed | Granted
 
 
 class Listening(TypedDict):

@@ -17,6 +17,7 @@ PROGRAMS = {
     "relay": ("dtrain.node.agent.relay",),
     "facts": ("dtrain.node.facts.main",),
     "slurm": ("dtrain.node.slurm.main",),
+    "step": ("dtrain.node.slurm.step",),
     "sync": ("dtrain.node.sync.main",),
     "interpreter": ("dtrain.node.interpreter",),
     "rehearsal": ("dtrain.node.ranks", "dtrain.node.rehearsal"),

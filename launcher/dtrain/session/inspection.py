@@ -14,7 +14,8 @@ from pathlib import Path
 
 from dtrain.checks import Finding, Severity, before_launch
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
-from dtrain.session.preflight import QUICK, Preflight
+from dtrain.session.gather_order import QUICK
+from dtrain.session.preflight import Preflight
 from dtrain.transport.contract import Connection
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from dtrain.messages import facts
 from dtrain.messages.decode import ProtocolError, decode, parse_object
 from dtrain.node import programs
 from dtrain.node.facts.wire import PREAMBLE
+from dtrain.session.gather_order import MARGIN, Depth, for_a_check, gather_order
 from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess, Transport
 from dtrain.transport.incoming import Incoming
@@ -36,42 +37,13 @@ ATTEMPTED = "checking the host"
 CLOCK_READINGS = 5
 DIAL_SECONDS = 4.0
 """Limit for a connection between two hosts. TCP resends SYN after 1 and 3 seconds."""
-INTERPRETER_SECONDS = 180.0
-"""Limit for setup and the import of a framework, with cold caches and slow file servers."""
-CONNECT_SECONDS = 75.0
-"""Limit for an SSH connection with all its attempts, see `dtrain.transport.retry`."""
-MARGIN = 15.0
 END_SECONDS = 2.0
 REHEARSAL_SECONDS = 240.0
 BANDWIDTH_SECONDS = 600.0
 
-CHEAP = ("machine", "script", "names", "network", "storage", "interpreter", "container")
-ALL = (*CHEAP, "memory", "leftovers", "infiniband", "gpus")
-
 _Item = TypeVar("_Item", HostPlan, HostFacts)
 _Result = TypeVar("_Result")
 _Answer = TypeVar("_Answer")
-
-
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """How much to check."""
-
-    probes: tuple[str, ...]
-    thorough: bool
-    """Whether to run the setup lines, import the framework, and compare packages and code."""
-    interpreter: float = INTERPRETER_SECONDS
-    """Seconds that the job's interpreter may take."""
-    gathering: float = CONNECT_SECONDS + INTERPRETER_SECONDS + MARGIN
-    """Seconds in which a host must report all its facts."""
-    dialing: float = 120.0
-    """Seconds that a host may take to dial the other hosts."""
-
-
-THOROUGH = Depth(ALL, thorough=True)
-QUICK = Depth(CHEAP, thorough=False, interpreter=10.0, gathering=20.0, dialing=20.0)
-"""Checks that take less than a second, for a launch. A host that does not answer in time causes no
-finding: a real problem shows when the host is prepared."""
 
 
 class Conversation:
@@ -243,7 +215,7 @@ class Preflight:
     ) -> tuple[Facts, ...]:
         """Run a program as every rank of a host. Raises NodeError."""
         part = host.part
-        environment = _for_a_check(part.environment)
+        environment = for_a_check(part.environment)
         # The agent does the same, see `HostPlan.route_to`.
         if part.route_to is not None and host.interface is not None:
             environment.setdefault("GLOO_SOCKET_IFNAME", host.interface)
@@ -302,7 +274,9 @@ class Preflight:
             raise ConnectError(part.host.name, ATTEMPTED, "it answered too late")
         offset, took = conversation.clock()
         setup = self._plan.job.setup if depth.thorough else ()
-        request = self._request(part, depth)
+        request = gather_order(
+            self._plan, part, depth, token=self._token, workdir=self._workdir(part)
+        )
         answer = conversation.ask(
             request, partial(facts.read_gathered, ports=request["ports"], setup=setup)
         )
@@ -317,57 +291,6 @@ class Preflight:
         )
         port = answer["listening"].get("port")
         return host, port if isinstance(port, int) else None
-
-    def _request(self, part: HostPlan, depth: Depth) -> dict[str, Any]:
-        job, thorough = self._plan.job, depth.thorough
-        own = part.processes[0].environment if part.processes else {}
-        workdir = self._workdir(part)
-        left_out = set() if part.host.gpus else {"gpus"}
-        # The program and its interpreter may be in the image.
-        left_out |= {"container"} if job.container is None else {"interpreter"}
-        if job.setup and not thorough:
-            # The setup lines may choose the interpreter and provide the script.
-            left_out |= {"interpreter", "script"}
-        probes = [probe for probe in depth.probes if probe not in left_out]
-        rendezvous = job.rendezvous
-        draws = rendezvous.port is None and bool(part.ports)
-        return {
-            "op": "gather",
-            "host": part.host.name,
-            "token": self._token,
-            "probes": probes,
-            "ports": self._ports(part) if thorough else list(part.ports),
-            "draw": [*rendezvous.ports, len(part.ports)] if draws else None,
-            "addresses": {other.host.name: other.host.address for other in self._plan.hosts},
-            "folders": {
-                "cluster.run_dir": self._plan.run_dir,
-                "job.workdir": workdir,
-                "shm": "/dev/shm",  # noqa: S108 - a file system to check, not a file
-                "/tmp": "/tmp",  # noqa: S108
-            },
-            "own_folders": {
-                "cluster.run_dir": f"{self._plan.run_dir}/nodes",
-                **({"job.workdir": f"{workdir.rstrip('/')}.dtrain"} if job.sync else {}),
-            },
-            "trust_group": self._plan.trust_group,
-            "workdir": workdir,
-            "script": self._plan.script_on_host,
-            "container": job.container and asdict(job.container),
-            "code": thorough and job.sync is None and job.workdir is not None,
-            "setup": list(job.setup) if thorough else [],
-            "environment": _for_a_check({**part.environment, **own}),
-            "python": part.python,
-            "interpreter": {
-                "code": programs.program("interpreter").decode(),
-                "limit": depth.interpreter,
-                "options": {
-                    "framework": job.framework,
-                    "import": thorough,
-                    "packages": thorough,
-                    "module": job.module if job.sync is None else None,
-                },
-            },
-        }
 
     def _dial(
         self, host: HostFacts, hosts: Sequence[HostFacts], ports: Mapping[str, int | None]
@@ -385,13 +308,6 @@ class Preflight:
             order, partial(facts.read_dialed, targets=targets)
         )
         return replace(host, dialed=dialed)
-
-    def _ports(self, part: HostPlan) -> list[int]:
-        """The host's ports, and both ends of the range for random ports: a firewall may open only
-        part of it."""
-        rendezvous = self._plan.job.rendezvous
-        drawn = part.ports and rendezvous.port is None
-        return sorted({*part.ports, *(rendezvous.ports if drawn else ())})
 
     def _workdir(self, part: HostPlan) -> str:
         if part.host.transport == "local" and not part.workdir.startswith("~"):
@@ -470,8 +386,3 @@ def _identity(process: Process) -> dict[str, Any]:
 def over(transport: Transport) -> Callable[[HostPlan], Connection]:
     """Returns a function that opens a new connection to a host."""
     return lambda part: transport.connect(part.host)
-
-
-def _for_a_check(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a worker without the tag by which hosts find the processes of a run."""
-    return {name: value for name, value in environment.items() if name != "DTRAIN_RUN_ID"}

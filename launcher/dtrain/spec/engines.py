@@ -39,7 +39,7 @@ FEATURES = (
     Feature("containers of apptainer and enroot", ("job.container",)),
     Feature("network interface", ("cluster.network.interface",)),
     Feature("number of machines, from a queue", ("cluster.nodes", "cluster.slurm"), ssh=False),
-    Feature("check of the hosts before a launch, `dtrain check`", slurm=False),
+    Feature("`dtrain check`, `dtrain init`, GPU types for `dtrain plan`"),
     Feature("training progress of `dtrain.runtime`", slurm=False),
     Feature(
         "hosts by name",

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Literal
 
-from dtrain.diagnostics import UsageError
+from dtrain.diagnostics import Position, UsageError
 from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.advice import advise
 from dtrain.spec.checks import check
@@ -54,6 +54,20 @@ def planned_backend(path: Path) -> str | None:
     job = document.section("job") if document is not None else None
     found = job.section("layout").get("backend") if job is not None else None
     return found if isinstance(found, str) else None
+
+
+def position(source: str | bytes, file: str, key: str) -> str:
+    """The place of a key such as ``cluster.slurm.time`` in a valid cluster file, or of the section
+    that would hold it: ``cluster.yaml:3:12``."""
+    root, problems = compose(source, file)
+    section = CLUSTER_FILE.read(root, problems, "")
+    if section is None:
+        return file
+    *above, last = key.split(".")
+    for name in above:
+        section = section.section(name)
+    place = section.key_place(last)
+    return str(Position(file, place.line, place.column))
 
 
 def contents(path: Path) -> bytes:

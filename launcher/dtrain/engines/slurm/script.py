@@ -41,6 +41,12 @@ _IDENTITY = (
     "  dtrain_rank=$SLURM_PROCID dtrain_local_rank=$SLURM_LOCALID dtrain_node_rank=$SLURM_NODEID",
 )
 
+_OF_A_JOB = re.compile(
+    "--(output|error|input|open-mode|mail-.*|dependency|begin|hold|deadline|time-min|parsable|wait"
+    "|quiet|verbose|get-user-env|ignore-pbs|kill-on-invalid-dep|comment)"
+)
+"""Options that say how a job waits and where its script writes, and not what machines it needs."""
+
 _BARE = re.compile(r"[A-Za-z0-9@%+:,./_=&|*()!\[\]-]+")
 
 
@@ -116,12 +122,7 @@ def _options(plan: LaunchPlan) -> Iterator[str]:
     yield f"--ntasks-per-node={max(processes)}"
     if slurm.cpus is not None:
         yield f"--cpus-per-task={slurm.cpus}"
-    if gpus := len(plan.hosts[0].host.gpus):
-        kind = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
-        yield f"--gpus-per-node={kind}{gpus}"
-    for name in ("partition", "account", "qos", "constraint", "reservation"):
-        if (value := getattr(slurm, name)) is not None:
-            yield f"--{name}={value}"
+    yield from _resources(plan)
     if slurm.time is not None:
         yield f"--time={_time(slurm.time)}"
     yield f"--signal=B:USR1@{_lead(plan.job.grace, slurm.time)}"
@@ -132,6 +133,24 @@ def _options(plan: LaunchPlan) -> Iterator[str]:
     if "--open-mode" not in given:
         yield "--open-mode=append"
     yield from slurm.options
+
+
+def _resources(plan: LaunchPlan) -> Iterator[str]:
+    slurm = plan.slurm or Slurm()
+    if gpus := len(plan.hosts[0].host.gpus):
+        kind = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
+        yield f"--gpus-per-node={kind}{gpus}"
+    for name in ("partition", "account", "qos", "constraint", "reservation"):
+        if (value := getattr(slurm, name)) is not None:
+            yield f"--{name}={value}"
+
+
+def requested(plan: LaunchPlan) -> Iterator[str]:
+    """The options of srun that ask for machines like those of the job, without their number."""
+    yield from _resources(plan)
+    for option in (plan.slurm or Slurm()).options:
+        if not _OF_A_JOB.fullmatch(option.partition("=")[0]):
+            yield option
 
 
 def _time(seconds: float) -> str:

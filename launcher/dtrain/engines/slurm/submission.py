@@ -16,14 +16,16 @@ class SubmitError(NodeError):
 
 
 _HINTS = {
-    "partition": "`sinfo` lists the partitions; set cluster.slurm.partition",
     "account": "`sacctmgr show associations user=$USER` lists your accounts; set"
     " cluster.slurm.account",
+    "partition": "`sinfo` lists the partitions; set cluster.slurm.partition",
     "qos": "`sacctmgr show qos` lists them; set cluster.slurm.qos",
     "node configuration is not available": "no machine of the partition has so many GPUs, CPUs or"
     " so much memory; `sinfo -o '%P %D %G %c %m'` shows what they have",
     "time limit": "`sinfo -o '%P %l'` shows the partitions' limits; set cluster.slurm.time",
     "invalid feature": "`sinfo -o '%P %f'` lists the features; set cluster.slurm.constraint",
+    "reservation": "`scontrol show reservation` lists them; set cluster.slurm.reservation",
+    "unrecognized option": "`sbatch --help` lists the options; correct cluster.slurm.options",
     "unable to contact": "the controller is down or cannot be reached; `scontrol ping` shows it",
     "no answer within": "the controller is slow; `squeue --user=$USER` shows if the job exists",
     "not found": "Slurm's commands are not on the PATH of a command over SSH there; name another"
@@ -38,13 +40,17 @@ def login_host(slurm: Slurm) -> Host:
     return Host(slurm.login, slurm.login)
 
 
+def hint_for(said: str) -> str:
+    """The remedy for what a command of Slurm says about a failure; empty if it is unknown."""
+    said = said.lower()
+    return next((hint for word, hint in _HINTS.items() if word in said), "")
+
+
 def refusal(host: str, said: messages.SubmitRefused) -> SubmitError:
     """The error for a submission that Slurm refused, with its own words."""
-    words = said.text.lower()
-    hint = next((hint for word, hint in _HINTS.items() if word in words), "")
     where = "Slurm's answer" if said.status != 127 else "the command"
     reason = f"{said.command} ended with status {said.status}\n{where}: {said.text}"
-    return SubmitError(host, "submitting the job", reason, hint=hint)
+    return SubmitError(host, "submitting the job", reason, hint=hint_for(said.text))
 
 
 def submit_order(

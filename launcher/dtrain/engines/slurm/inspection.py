@@ -1,0 +1,244 @@
+"""`dtrain check` on Slurm: asks Slurm about the request, and looks at the machines in a short step.
+
+The step asks for the same machines, GPUs and CPUs as the job. It runs only where machines are free
+at once, so a check never waits in the queue.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import secrets
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from dtrain.checks import Evidence, Finding, HostFacts, Severity
+from dtrain.checks.finding import error, warning
+from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareError
+from dtrain.engines.slurm.judgement import RequestJudge
+from dtrain.engines.slurm.login_shell import LIMIT, CommandAnswer, LoginShell, opened
+from dtrain.engines.slurm.script import render, requested
+from dtrain.engines.slurm.submission import login_host
+from dtrain.environ.template import Template
+from dtrain.launchplan.plan import HostPlan, LaunchPlan, build
+from dtrain.messages.decode import ProtocolError, parse_object
+from dtrain.messages.facts import MAX_ANSWER, read_gathered
+from dtrain.node.boot import ISOLATED, boot_text, framed
+from dtrain.node.programs import program
+from dtrain.quoting import path, sh, word, words
+from dtrain.runs.record import Request
+from dtrain.session.gather_order import THOROUGH, gather_order
+from dtrain.session.preflight import everywhere
+from dtrain.spec.load import position
+from dtrain.spec.model import Slurm
+from dtrain.transport.contract import Transport
+
+STEP_MINUTES = 5
+"""The step's time limit. It takes as long as the import of the framework."""
+PATIENCE = 30
+"""Seconds to wait for free machines."""
+PROBES = ("machine", "memory", "script", "storage", "interpreter", "infiniband", "gpus")
+ATTEMPTED = "checking the machine"
+
+_STARTED = re.compile(r"^([0-9]{1,6}) @ (\S{1,255})$", re.MULTILINE)
+_PART = re.compile(r"^([0-9]{1,6}) ([A-Za-z0-9+/=]+|\.)$", re.MULTILINE)
+_BUSY = ("busy", "queued and waiting", "not available now", "immediate execution impossible")
+
+
+def examine(request: Request, transport: Transport) -> Evidence:
+    """The evidence of a file with `cluster.slurm`. Problems become findings or failures."""
+    spec = request.spec()
+    slurm = spec.cluster.slurm or Slurm()
+    plan = build(spec)
+    nobody = replace(plan, hosts=())
+    host = login_host(slurm)
+
+    def look(part: HostPlan) -> Evidence:
+        with opened(transport, slurm) as shell:
+            return _examine(request, plan, shell)
+
+    limit = 4 * LIMIT + PATIENCE + 60 * (STEP_MINUTES + 1)
+    (found,) = everywhere(look, [replace(plan.hosts[0], host=host)], limit)
+    return Evidence(nobody, (), (found,)) if isinstance(found, NodeError) else found
+
+
+def _examine(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
+    place = partial(position, request.text.encode(errors="surrogateescape"), request.file)
+    tested = shell.run(["sbatch", "--test-only"], render(plan).encode())
+    judge = RequestJudge(request.spec(), shell.host, place)
+    partitions = shell.partitions() if tested.status != 127 else ()
+    found = judge.judge(partitions, tested) if partitions else [judge.refusal(tested)]
+    if any(each.severity is Severity.ERROR for each in found):
+        return Evidence(replace(plan, hosts=()), (), request=tuple(found))
+    if judge.free(partitions):
+        evidence = _in_step(plan, shell, place)
+        return replace(evidence, request=(*found, *evidence.request))
+    return Evidence(replace(plan, hosts=()), (), request=(*found, _busy(plan, shell.host)))
+
+
+def _in_step(plan: LaunchPlan, shell: LoginShell, place: Callable[[str], str]) -> Evidence:
+    """What each machine of a step reports."""
+    token = secrets.token_hex(8)
+    shared = f"{plan.run_dir}/check-{token}"
+    order = _order(plan, token, shared)
+    nobody = replace(plan, hosts=())
+    make = sh("umask 077; LC_ALL=C mkdir -p -- ", path(plan.run_dir))
+    write = sh(make, f" && printf %s {token} >", path(shared))
+    written = shell.run(sh("sh -c ", word(str(write))))
+    if written.status != 0:
+        problem = error(
+            "cluster.run_dir",
+            [shell.host],
+            f"cannot write to {plan.run_dir}: {written.words}",
+            "the login node and all machines share the folder, and the job can write there",
+            "set cluster.run_dir to a shared folder of yours",
+            place("cluster.run_dir"),
+        )
+        return Evidence(nobody, (), request=(problem,))
+    try:
+        stdin = framed(program("step")) + json.dumps(order).encode() + b"\n"
+        done = shell.run(words(_srun(plan)), stdin, PATIENCE + 60.0 * STEP_MINUTES)
+    finally:
+        shell.run(sh("rm -f -- ", path(shared)))
+    if not _STARTED.search(done.out):
+        return Evidence(nobody, (), request=(_not_started(plan, shell.host, done),))
+    return _evidence(plan, done)
+
+
+def _order(plan: LaunchPlan, token: str, shared: str) -> dict[str, Any]:
+    part = plan.hosts[0]
+    # What only the allocation decides is no part of the check.
+    part = replace(
+        part,
+        environment=_known(part.environment),
+        processes=tuple(
+            replace(process, environment=_known(process.environment)) for process in part.processes
+        ),
+        ports=(),
+    )
+    depth = replace(THOROUGH, probes=PROBES)
+    order = gather_order(plan, part, depth, token=token, workdir=part.workdir)
+    return {
+        **order,
+        "ports": [],
+        "addresses": {},
+        "any_owner": True,
+        "shared": {"path": shared, "content": token},
+    }
+
+
+def _known(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not isinstance(value, Template)}
+
+
+def _srun(plan: LaunchPlan) -> list[str]:
+    part = plan.hosts[0]
+    cpus = (plan.slurm or Slurm()).cpus or 1
+    processes = max(1, sum(process.ranks for process in part.processes))
+    pythons = " ".join(str(path(each)) for each in dict.fromkeys([part.python, "python3"]))
+    # Each machine names itself first, so that one without a Python has a name, too.
+    start = (
+        'echo "$SLURM_NODEID @ ${SLURMD_NODENAME:-$(hostname)}"; '
+        f"for python in {pythons}; do "
+        '"$python" -c "import sys; sys.exit(sys.version_info < (3, 8))" </dev/null 2>/dev/null && '
+        f'exec "$python" {ISOLATED} -c {word(boot_text())} dtrain-check; '
+        'done; echo "no Python 3.8 or newer" >&2; exit 127'
+    )
+    return [
+        # Inside an allocation, srun would start a step of it.
+        *("env", "-u", "SLURM_JOB_ID", "-u", "SLURM_JOBID", "srun"),
+        f"--job-name={plan.name}-check",
+        f"--time={STEP_MINUTES}",
+        f"--immediate={PATIENCE}",
+        f"--nodes={len(plan.hosts)}",
+        f"--ntasks={len(plan.hosts)}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={cpus * processes}",
+        *requested(plan),
+        *("--input=all", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--cpu-bind=none"),
+        *("--chdir=/", "sh", "-c", start),
+    ]
+
+
+def _not_started(plan: LaunchPlan, login: str, done: CommandAnswer) -> Finding:
+    said = done.words
+    if any(word in said.lower() for word in _BUSY):
+        return _busy(plan, login)
+    return warning(
+        "machines",
+        [login],
+        f"the step that checks the machines did not start: {said.strip().splitlines()[-1]}",
+        "a step starts",
+        "try it by hand: srun --nodes=1 hostname",
+    )
+
+
+def _busy(plan: LaunchPlan, login: str) -> Finding:
+    count = len(plan.hosts)
+    return warning(
+        "machines",
+        [login],
+        f"no {count} such machine{'s are' if count > 1 else ' is'} free now: not checked",
+        "free machines: the check of Python, GPUs and folders needs them for a minute",
+        "try again later; `squeue` shows the jobs before yours",
+    )
+
+
+def _evidence(plan: LaunchPlan, done: CommandAnswer) -> Evidence:
+    names = {int(number): name for number, name in _STARTED.findall(done.out)}
+    names = {number: name for number, name in names.items() if number < len(plan.hosts)}
+    parts: dict[int, list[str]] = {}
+    complete = set()
+    for number, text in _PART.findall(done.out):
+        if text == ".":
+            complete.add(int(number))
+        else:
+            parts.setdefault(int(number), []).append(text)
+    hosts, failures, every = [], [], []
+    for number, name in sorted(names.items()):
+        part = plan.hosts[number]
+        part = replace(part, host=replace(part.host, name=name), node_rank=number)
+        every.append(part)
+        try:
+            if number not in complete:
+                raise _no_answer(name, done)
+            facts = _decoded("".join(parts.get(number, ())), plan)
+            hosts.append(HostFacts(_with_gpus(part, facts), facts))
+        except NodeError as failure:
+            failures.append(failure)
+        except (ProtocolError, ValueError, zlib.error) as wrong:
+            failures.append(AnswerError(name, ATTEMPTED, wrong))
+    return Evidence(replace(plan, hosts=tuple(every)), tuple(hosts), tuple(failures))
+
+
+def _decoded(text: str, plan: LaunchPlan) -> Mapping[str, Any]:
+    """Raises ProtocolError, ValueError and zlib.error."""
+    unpack = zlib.decompressobj()
+    data = unpack.decompress(base64.b64decode(text), MAX_ANSWER)
+    if unpack.unconsumed_tail:
+        raise ProtocolError(f"more than {MAX_ANSWER} bytes")
+    return read_gathered(parse_object(data), ports=(), setup=plan.job.setup)["facts"]
+
+
+def _with_gpus(part: HostPlan, facts: Mapping[str, Any]) -> HostPlan:
+    """The part with the GPUs that Slurm gives it on this machine: not always the first ones."""
+    devices = facts.get("granted", {}).get("devices", ())
+    if len(devices) == len(part.host.gpus) and all(each.isdecimal() for each in devices):
+        return replace(part, host=replace(part.host, gpus=tuple(map(int, devices))))
+    return part
+
+
+def _no_answer(name: str, done: CommandAnswer) -> NodeError:
+    """The machine's own words, if srun or the program printed some."""
+    if done.status is None:
+        return ConnectError(name, ATTEMPTED, f"no answer within {STEP_MINUTES} minutes")
+    own = [line for line in done.err.splitlines() if f" {name}:" in line]
+    lines = [line for line in done.err.splitlines() if line and not line.startswith("srun: ")]
+    said = (lines or own or ["it ended without an answer"])[-1]
+    return PrepareError(
+        name, ATTEMPTED, said, hint="set cluster.python to a Python 3.8 or newer of that machine"
+    )

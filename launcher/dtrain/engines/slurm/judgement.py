@@ -1,0 +1,248 @@
+"""What is wrong with a cluster file's request to Slurm, before the job is submitted. Pure.
+
+Slurm accepts many jobs that can never start: they wait in the queue. So the request is compared
+with the partitions, and Slurm's own answer to `sbatch --test-only` covers the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from dtrain.checks.finding import Finding, Severity, error, warning
+from dtrain.engines.slurm.login_shell import NOT_FOUND, CommandAnswer
+from dtrain.engines.slurm.partitions import Machine, Partition
+from dtrain.engines.slurm.submission import hint_for
+from dtrain.spec.model import ClusterFile, Slurm
+from dtrain.spec.problems import either, nearest
+
+_FEATURE = re.compile(r"[A-Za-z0-9_.:+@-]+")
+_REFUSED = {
+    "account": "slurm.account",
+    "partition": "slurm.partition",
+    "qos": "slurm.qos",
+    "quality": "slurm.qos",
+    "reservation": "slurm.reservation",
+    "time limit": "slurm.time",
+    "feature": "slurm.constraint",
+    "option": "slurm.options",
+    "memory": "slurm.options",
+    "node count": "nodes",
+    "node configuration": "slurm",
+}
+"""The key below `cluster` that a message of sbatch is about, by a word of the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestJudge:
+    """Compares the request of one file with the partitions of one cluster."""
+
+    spec: ClusterFile
+    login: str
+    """Name of the login node in findings."""
+    place: Callable[[str], str]
+    """The place of a key in the file."""
+
+    def judge(self, partitions: Sequence[Partition], tested: CommandAnswer) -> list[Finding]:
+        """All findings. ``tested`` is the answer to `sbatch --test-only`."""
+        found = list(self._partitions(partitions))
+        if tested.status != 0 and not any(each.severity is Severity.ERROR for each in found):
+            found.append(self.refusal(tested))
+        return found
+
+    def free(self, partitions: Sequence[Partition]) -> bool:
+        """Whether enough machines may be free now."""
+        names = self._slurm.partition.split(",") if self._slurm.partition else ()
+        chosen = [one for one in partitions if one.name in names or (one.default and not names)]
+        nodes = len(self.spec.cluster.hosts)
+        return any(sum(machine.free for machine in one.machines) >= nodes for one in chosen)
+
+    @property
+    def _slurm(self) -> Slurm:
+        return self.spec.cluster.slurm or Slurm()
+
+    def _error(self, key: str, seen: str, expected: str, remedy: str) -> Finding:
+        where = self.place(f"cluster.{key}")
+        return error(f"cluster.{key}", [self.login], seen, expected, remedy, where)
+
+    def _partitions(self, partitions: Sequence[Partition]) -> Iterator[Finding]:
+        by_name = {one.name: one for one in partitions}
+        names = self._slurm.partition.split(",") if self._slurm.partition else ()
+        chosen = [by_name[name] for name in names if name in by_name]
+        if not partitions:
+            yield self._error(
+                "slurm", "the cluster shows no partition", "at least one partition", "run `sinfo`"
+            )
+        elif not names:
+            chosen = [one for one in partitions if one.default][:1]
+            if not chosen:
+                yield self._error(
+                    "slurm.partition",
+                    "the cluster has no default partition",
+                    "a partition for the job",
+                    f"set cluster.slurm.partition to {either(by_name)}",
+                )
+        for name in names:
+            if name not in by_name:
+                close = nearest(name, by_name)
+                yield self._error(
+                    "slurm.partition",
+                    f"there is no partition {name}" + (f"; do you mean {close}?" if close else ""),
+                    f"one of the cluster's partitions: {', '.join(by_name)}",
+                    f"set cluster.slurm.partition to {close or either(by_name)}",
+                )
+        # A job with several partitions runs in the first that can take it.
+        found = [list(self._partition(one)) for one in chosen]
+        yield from min(
+            found, key=lambda one: sum(f.severity is Severity.ERROR for f in one), default=[]
+        )
+
+    def _partition(self, partition: Partition) -> Iterator[Finding]:
+        if partition.state != "UP":
+            yield self._error(
+                "slurm.partition",
+                f"partition {partition.name} is {partition.state}",
+                "the partition is UP and starts jobs",
+                "choose another partition (`sinfo`), or ask the administrator",
+            )
+        yield from self._limits(partition)
+        yield from self._machines(partition)
+
+    def _limits(self, partition: Partition) -> Iterator[Finding]:
+        slurm, name = self._slurm, partition.name
+        if slurm.time and partition.max_time and slurm.time > partition.max_time:
+            limit = duration(partition.max_time)
+            yield self._error(
+                "slurm.time",
+                f"{duration(slurm.time)} is more than the limit of partition {name}",
+                f"at most {limit}: the job would wait forever",
+                f"set cluster.slurm.time to {limit} or less; with job.restart.max the job goes back"
+                " to the queue at its time limit",
+            )
+        account, allowed = slurm.account, partition.allowed_accounts
+        denied = account in partition.denied_accounts
+        if account is not None and (denied or (allowed and account not in allowed)):
+            yield self._error(
+                "slurm.account",
+                f"partition {name} does not accept jobs of account {account}",
+                f"one of {', '.join(allowed)}" if allowed else "an account that is not denied",
+                hint_for("account"),
+            )
+        nodes = len(self.spec.cluster.hosts)
+        if partition.max_nodes is not None and nodes > partition.max_nodes:
+            yield self._error(
+                "nodes",
+                f"{nodes} machines are more than a job in partition {name} may have",
+                f"at most {partition.max_nodes}",
+                f"set cluster.nodes to {partition.max_nodes} or less",
+            )
+
+    def _machines(self, partition: Partition) -> Iterator[Finding]:
+        """Machines that no key excludes, key by key: the first key that leaves too few is to
+        blame."""
+        nodes, name = len(self.spec.cluster.hosts), partition.name
+        left = partition.machines
+        if len(left) < nodes:
+            yield self._error(
+                "nodes",
+                f"partition {name} has {_machines(len(left))}, and the job asks for {nodes}",
+                f"at most {len(left)}",
+                f"set cluster.nodes to {len(left)} or less, or choose another partition",
+            )
+            return
+        for key, fits, seen, remedy in self._needs(partition):
+            before, left = left, tuple(machine for machine in left if fits(machine))
+            if len(left) < nodes:
+                yield self._error(
+                    key,
+                    f"{len(left)} of {_machines(len(before))} of partition {name} {seen}",
+                    f"{nodes} such machines, as cluster.nodes says",
+                    remedy,
+                )
+                return
+        usable = [machine for machine in left if machine.usable]
+        if len(usable) < nodes:
+            states = sorted({machine.state for machine in left if not machine.usable})
+            yield warning(
+                "cluster.nodes",
+                [self.login],
+                f"{len(usable)} of the {_machines(len(left))} that fit in partition {name} can run"
+                f" jobs; the others are {', '.join(states)}",
+                f"{nodes} of them can: the job waits until then",
+                "`sinfo -R` shows why; set a smaller cluster.nodes, or choose another partition",
+                self.place("cluster.nodes"),
+            )
+
+    def _needs(
+        self, partition: Partition
+    ) -> Iterator[tuple[str, Callable[[Machine], bool], str, str]]:
+        """For each key that asks something of a machine: whether a machine has it, in words too,
+        and the remedy."""
+        slurm, first = self._slurm, self.spec.cluster.hosts[0]
+        gpus, kind = len(first.gpus), slurm.gpu_type
+        if gpus and kind:
+            has = [each for each in partition.gpu_types if each]
+            yield (
+                "slurm.gpu_type",
+                lambda machine: machine.count(kind) > 0,
+                f"have GPUs of type {kind}"
+                + (f"; there are {', '.join(has)}" if has else "; the GPUs there have no type"),
+                f"set cluster.slurm.gpu_type to {either(has)}" if has else "remove gpu_type",
+            )
+        if gpus:
+            most = max((machine.count(kind) for machine in partition.machines), default=0)
+            yield (
+                "gpus",
+                lambda machine: machine.count(kind) >= gpus,
+                f"have {gpus} GPUs" + (f"; the most that one has is {most}" if most else ""),
+                f"set cluster.gpus to {most} or less"
+                if most
+                else "choose a partition with GPUs (`sinfo -o '%P %G'`), or remove cluster.gpus",
+            )
+        cpus = (slurm.cpus or 1) * max(1, first.workers)
+        size = max((machine.cpus for machine in partition.machines), default=0)
+        yield (
+            "slurm.cpus" if slurm.cpus else "gpus" if gpus else "slots",
+            lambda machine: machine.cpus >= cpus,
+            f"have {cpus} CPUs for {first.workers} processes; the most that one has is {size}",
+            f"set cluster.slurm.cpus to {max(1, size // max(1, first.workers))} or less",
+        )
+        if slurm.constraint and _FEATURE.fullmatch(slurm.constraint):
+            known = sorted({each for machine in partition.machines for each in machine.features})
+            yield (
+                "slurm.constraint",
+                lambda machine: slurm.constraint in machine.features,
+                f"have the feature {slurm.constraint}"
+                + (f"; there are {', '.join(known)}" if known else "; no machine has a feature"),
+                f"set cluster.slurm.constraint to {either(known)}"
+                if known
+                else "remove cluster.slurm.constraint",
+            )
+
+    def refusal(self, tested: CommandAnswer) -> Finding:
+        """What sbatch says, at the key that it is about."""
+        said = tested.words
+        key = "slurm"
+        if tested.status not in (NOT_FOUND, None):
+            key = next((key for word, key in _REFUSED.items() if word in said.lower()), "slurm")
+            if key == "slurm" and self._slurm.options:
+                key = "slurm.options"  # the other keys are judged above
+        words = "; ".join(dict.fromkeys(line.strip() for line in said.splitlines() if line.strip()))
+        return self._error(
+            key,
+            words if tested.status is None else f"sbatch refuses the job: {words}",
+            "Slurm accepts the job",
+            hint_for(said) or "`dtrain launch FILE --dry-run > job.sbatch` shows what dtrain asks",
+        )
+
+
+def duration(seconds: float) -> str:
+    """``1d12h``, as the cluster file has it."""
+    minutes = int(seconds) // 60
+    parts = ((minutes // 1440, "d"), (minutes % 1440 // 60, "h"), (minutes % 60, "m"))
+    return "".join(f"{count}{unit}" for count, unit in parts if count) or f"{int(seconds)}s"
+
+
+def _machines(count: int) -> str:
+    return f"{count} machine{'s' * (count != 1)}"

@@ -1,0 +1,115 @@
+"""Runs Slurm's own commands where the job is submitted: here, or on the login host over SSH."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from dtrain.diagnostics import PrepareError
+from dtrain.engines.slurm.partitions import MACHINES, PARTITIONS, Partition, read
+from dtrain.engines.slurm.submission import hint_for, login_host
+from dtrain.quoting import Command, words
+from dtrain.spec.model import Slurm
+from dtrain.transport.contract import Connection, Transport
+
+LIMIT = 60.0
+"""Seconds for one command. A busy controller may take as long as that."""
+MAX_OUTPUT = 64 << 20
+NOT_FOUND = 127
+
+
+@dataclass(frozen=True, slots=True)
+class CommandAnswer:
+    """How a command ended."""
+
+    name: str
+    status: int | None
+    """None if the command gave no answer in time."""
+    out: str
+    err: str
+
+    @property
+    def words(self) -> str:
+        """What it says about its failure."""
+        if self.status is None:
+            return f"{self.name} gives no answer"
+        said = (self.err.strip() or self.out.strip())[-2000:]
+        if self.status == NOT_FOUND:
+            return f"{self.name}: not found"
+        return said or f"{self.name} ended with status {self.status}"
+
+
+class LoginShell:
+    """The login node of one job. Any thread may use it."""
+
+    def __init__(self, host: str, connection: Connection) -> None:
+        self.host = host
+        self._connection = connection
+
+    def run(
+        self, command: Sequence[str] | Command, stdin: bytes = b"", limit: float = LIMIT
+    ) -> CommandAnswer:
+        """Run a command to its end. Raises ConnectError if the connection is lost."""
+        text = command if isinstance(command, Command) else words(command)
+        process = self._connection.start(str(text))
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.close()
+
+        timer = threading.Timer(limit, end)
+        timer.daemon = True
+        timer.start()
+        out = bytearray()
+        try:
+            process.write(stdin)
+            process.close_stdin()
+            while (data := process.read()) and len(out) <= MAX_OUTPUT:
+                out += data
+            status = None if late.is_set() else process.wait(limit)
+        except TimeoutError:
+            status = None
+        finally:
+            timer.cancel()
+            process.close()
+        name = str(text).partition(" ")[0] if isinstance(command, Command) else command[0]
+        return CommandAnswer(name, status, _text(bytes(out)), _text(process.stderr()))
+
+    def partitions(self) -> tuple[Partition, ...]:
+        """All partitions that the user may see. Raises NodeError."""
+        answers = []
+        for command in (PARTITIONS, MACHINES):
+            answer = self.run(command)
+            if answer.status != 0:
+                raise PrepareError(
+                    self.host,
+                    "asking Slurm for its partitions",
+                    answer.words,
+                    hint=hint_for(answer.words),
+                )
+            answers.append(answer.out)
+        return read(*answers)
+
+
+@contextmanager
+def opened(transport: Transport, slurm: Slurm) -> Iterator[LoginShell]:
+    """A shell on the login host. Raises NodeError."""
+    host = login_host(slurm)
+    connection = transport.connect(host)
+    try:
+        yield LoginShell(host.name, connection)
+    finally:
+        connection.close()
+
+
+def partitions(transport: Transport, slurm: Slurm) -> tuple[Partition, ...]:
+    """The partitions of the cluster behind a login host. Raises NodeError."""
+    with opened(transport, slurm) as shell:
+        return shell.partitions()
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")

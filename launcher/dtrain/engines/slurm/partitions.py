@@ -1,0 +1,128 @@
+"""The partitions of a Slurm cluster and their machines, from ``scontrol`` and ``sinfo``. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+PARTITIONS = ("scontrol", "--oneliner", "show", "partition")
+MACHINES = ("sinfo", "--noheader", "--Node", "--format=%R|%N|%T|%c|%m|%f|%G")
+"""Commands whose output `read` reads. One machine is in several partitions, once in each."""
+
+_FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
+_GPUS = re.compile(r"gpu:(?:([^:,()]+):)?(\d{1,6})")
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_UNUSABLE = ("down", "drain", "fail", "maint", "power", "reboot", "unk", "no_resp", "inval")
+MAX_MACHINES = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    name: str
+    state: str
+    """Slurm's word, such as ``idle`` or ``draining*``."""
+    cpus: int
+    memory: int
+    """MiB."""
+    features: tuple[str, ...]
+    gpus: Mapping[str, int]
+    """Number of GPUs by type; the type is empty if the cluster's configuration names none."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether jobs start on it, now or after the jobs that it runs."""
+        return not self.state.endswith("*") and not self.state.startswith(_UNUSABLE)
+
+    @property
+    def free(self) -> bool:
+        """Whether a job may start on it now."""
+        return self.usable and self.state.startswith(("idle", "mix"))
+
+    def count(self, gpu_type: str | None = None) -> int:
+        """The number of its GPUs, of one type or of all."""
+        if gpu_type is None:
+            return sum(self.gpus.values())
+        return sum(count for kind, count in self.gpus.items() if kind.lower() == gpu_type.lower())
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    name: str
+    default: bool = False
+    state: str = "UP"
+    max_time: float | None = None
+    """Seconds; None without a limit."""
+    max_nodes: int | None = None
+    allowed_accounts: tuple[str, ...] = ()
+    """Empty: all."""
+    denied_accounts: tuple[str, ...] = ()
+    machines: tuple[Machine, ...] = ()
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Types of its GPUs, most common first; empty for GPUs without a type."""
+        counts: dict[str, int] = {}
+        for machine in self.machines:
+            for kind, count in machine.gpus.items():
+                counts[kind] = counts.get(kind, 0) + count
+        return tuple(sorted(counts, key=lambda kind: -counts[kind]))
+
+
+def read(partitions: str, machines: str) -> tuple[Partition, ...]:
+    """The partitions in the controller's order. Ignores lines that the commands do not print, such
+    as the messages of a site."""
+    members: dict[str, list[Machine]] = {}
+    for line in machines.splitlines()[:MAX_MACHINES]:
+        name, *fields = line.strip().split("|")
+        if len(fields) == 6 and (machine := _machine(*fields)):
+            members.setdefault(name, []).append(machine)
+    found = []
+    for line in partitions.splitlines():
+        values: dict[str, str] = dict(_FIELD.findall(line))
+        if name := values.get("PartitionName", ""):
+            found.append(_partition(name, values, members.get(name, ())))
+    return tuple(found)
+
+
+def _partition(name: str, values: Mapping[str, str], machines: Iterable[Machine]) -> Partition:
+    most = values.get("MaxNodes", "")
+    return Partition(
+        name,
+        values.get("Default") == "YES",
+        values.get("State", "UP"),
+        seconds(values.get("MaxTime", "")),
+        int(most) if re.fullmatch(r"\d{1,9}", most) else None,
+        _accounts(values.get("AllowAccounts", "ALL")),
+        _accounts(values.get("DenyAccounts", "")),
+        tuple(machines),
+    )
+
+
+def _accounts(text: str) -> tuple[str, ...]:
+    return () if text in ("ALL", "(null)") else tuple(filter(None, text.split(",")))
+
+
+def _machine(
+    name: str, state: str, cpus: str, memory: str, features: str, gres: str
+) -> Machine | None:
+    if not (name and cpus.isdecimal() and memory.isdecimal()):
+        return None
+    gpus: dict[str, int] = {}
+    for kind, count in _GPUS.findall(gres):
+        gpus[kind] = gpus.get(kind, 0) + int(count)
+    known = () if features == "(null)" else tuple(features.split(","))
+    return Machine(name, state, int(cpus[:9]), int(memory[:12]), known, gpus)
+
+
+def seconds(text: str) -> float | None:
+    """Slurm's ``2-00:00:00``, ``1:00:00`` or ``30`` (minutes) in seconds; None for UNLIMITED."""
+    found = _TIME.fullmatch(text)
+    if found is None:
+        return None
+    days, first, second, third = (int(part) if part else None for part in found.groups())
+    if days is not None:
+        return float(days * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0))
+    if third is not None:
+        return float((first or 0) * 3600 + (second or 0) * 60 + third)
+    return float((first or 0) * 60 + (second or 0))

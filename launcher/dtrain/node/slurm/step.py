@@ -1,0 +1,71 @@
+"""The step program: gathers facts on each machine of an allocation, for `dtrain check`.
+
+srun starts one on each machine and gives each the same order, a line of JSON: the order ``gather``
+of the facts program, with ``shared``: the path of a file on the login node, and its content. The
+answer is that of ``gather``, with two more facts.
+
+srun keeps short lines whole, and mixes the lines of all machines. So an answer is many lines:
+``<node number> <part of the base64 text>``, and ``<node number> .`` as the last.
+
+Shipped to nodes: Python 3.8, standard library only.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import zlib
+
+from dtrain.node.facts.files import expand
+from dtrain.node.facts.gather import gather
+from dtrain.node.facts.probing import guarded
+from dtrain.node.facts.programs import leave
+from dtrain.node.facts.storage import why_not_writable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    from dtrain.node.facts.files import Json
+    from dtrain.node.importer import Importer
+
+LINE = 800
+"""Characters."""
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Slurm sets one of them to the GPUs of the step."""
+
+
+def shared(order: Json) -> Json:
+    """Whether this machine sees a file that the login node has just written."""
+    path = expand(order["shared"]["path"])
+    folder = os.path.dirname(path)
+    try:
+        with open(path, "rb") as file:
+            found = file.read(1024).decode("utf-8", "replace")
+    except OSError as error:
+        return {"path": folder, "missing": (error.strerror or str(error)).lower()}
+    if found != order["shared"]["content"]:
+        return {"path": folder, "missing": "another file is there"}
+    return {"path": folder, "missing": "", "not_writable": why_not_writable(folder)}
+
+
+def granted(_order: Json) -> Json:
+    """The GPUs that the step has on this machine."""
+    given = [os.environ[name].split(",") for name in VISIBLE if os.environ.get(name)]
+    count = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    return {"count": int(count) if count.isdigit() else 0, "devices": given[0] if given else []}
+
+
+def main(stream: BinaryIO, importer: Importer) -> None:
+    order = json.loads(stream.readline())
+    answer = gather(order)
+    answer["facts"].update(shared=guarded(shared, order), granted=guarded(granted, order))
+    text = base64.b64encode(zlib.compress(json.dumps(answer).encode())).decode()
+    number = os.environ.get("SLURM_NODEID", "0")
+    for at in range(0, len(text), LINE):
+        sys.stdout.write("%s %s\n" % (number, text[at : at + LINE]))
+    sys.stdout.write("%s .\n" % number)
+    sys.stdout.flush()
+    leave()

@@ -1,0 +1,108 @@
+"""What a check asks of each host: the probes, and how thorough they are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dtrain.launchplan.plan import HostPlan, LaunchPlan
+from dtrain.node import programs
+
+INTERPRETER_SECONDS = 180.0
+"""Limit for setup and the import of a framework, with cold caches and slow file servers."""
+CONNECT_SECONDS = 75.0
+"""Limit for an SSH connection with all its attempts, see `dtrain.transport.retry`."""
+MARGIN = 15.0
+
+CHEAP = ("machine", "script", "names", "network", "storage", "interpreter", "container")
+ALL = (*CHEAP, "memory", "leftovers", "infiniband", "gpus")
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How much to check."""
+
+    probes: tuple[str, ...]
+    thorough: bool
+    """Whether to run the setup lines, import the framework, and compare packages and code."""
+    interpreter: float = INTERPRETER_SECONDS
+    """Seconds that the job's interpreter may take."""
+    gathering: float = CONNECT_SECONDS + INTERPRETER_SECONDS + MARGIN
+    """Seconds in which a host must report all its facts."""
+    dialing: float = 120.0
+    """Seconds that a host may take to dial the other hosts."""
+
+
+THOROUGH = Depth(ALL, thorough=True)
+QUICK = Depth(CHEAP, thorough=False, interpreter=10.0, gathering=20.0, dialing=20.0)
+"""Checks that take less than a second, for a launch. A host that does not answer in time causes no
+finding: a real problem shows when the host is prepared."""
+
+
+def gather_order(
+    plan: LaunchPlan, part: HostPlan, depth: Depth, *, token: str, workdir: str
+) -> dict[str, Any]:
+    """The order to gather facts on one host. ``workdir`` is the job's working folder there, and
+    ``token`` identifies the hosts of this check to each other."""
+    job, thorough = plan.job, depth.thorough
+    own = part.processes[0].environment if part.processes else {}
+    left_out = set() if part.host.gpus else {"gpus"}
+    # The program and its interpreter may be in the image.
+    left_out |= {"container"} if job.container is None else {"interpreter"}
+    if job.setup and not thorough:
+        # The setup lines may choose the interpreter and provide the script.
+        left_out |= {"interpreter", "script"}
+    probes = [probe for probe in depth.probes if probe not in left_out]
+    rendezvous = job.rendezvous
+    draws = rendezvous.port is None and bool(part.ports)
+    return {
+        "op": "gather",
+        "host": part.host.name,
+        "token": token,
+        "probes": probes,
+        "ports": _ports(plan, part) if thorough else list(part.ports),
+        "draw": [*rendezvous.ports, len(part.ports)] if draws else None,
+        "addresses": {other.host.name: other.host.address for other in plan.hosts},
+        "folders": {
+            "cluster.run_dir": plan.run_dir,
+            "job.workdir": workdir,
+            "shm": "/dev/shm",  # noqa: S108 - a file system to check, not a file
+            "/tmp": "/tmp",  # noqa: S108
+        },
+        "own_folders": {
+            "cluster.run_dir": f"{plan.run_dir}/nodes",
+            **({"job.workdir": f"{workdir.rstrip('/')}.dtrain"} if job.sync else {}),
+        },
+        "trust_group": plan.trust_group,
+        "workdir": workdir,
+        "script": plan.script_on_host,
+        "container": job.container and asdict(job.container),
+        "code": thorough and job.sync is None and job.workdir is not None,
+        "setup": list(job.setup) if thorough else [],
+        "environment": for_a_check({**part.environment, **own}),
+        "python": part.python,
+        "interpreter": {
+            "code": programs.program("interpreter").decode(),
+            "limit": depth.interpreter,
+            "options": {
+                "framework": job.framework,
+                "import": thorough,
+                "packages": thorough,
+                "module": job.module if job.sync is None else None,
+            },
+        },
+    }
+
+
+def _ports(plan: LaunchPlan, part: HostPlan) -> list[int]:
+    """The host's ports, and both ends of the range for random ports: a firewall may open only
+    part of it."""
+    rendezvous = plan.job.rendezvous
+    drawn = part.ports and rendezvous.port is None
+    return sorted({*part.ports, *(rendezvous.ports if drawn else ())})
+
+
+def for_a_check(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a worker without the tag by which hosts find the processes of a run."""
+    return {name: value for name, value in environment.items() if name != "DTRAIN_RUN_ID"}

@@ -1,0 +1,116 @@
+"""What `scontrol` and `sinfo` say, and what a file may ask for."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtrain.checks.finding import Finding
+from dtrain.engines.slurm import partitions
+from dtrain.engines.slurm.judgement import RequestJudge, duration
+from dtrain.engines.slurm.login_shell import CommandAnswer
+from dtrain.spec.load import parse, position
+
+SCONTROL = """\
+site banner
+PartitionName=cpu AllowAccounts=ALL Default=YES MaxNodes=UNLIMITED MaxTime=UNLIMITED State=UP
+PartitionName=gpu AllowAccounts=ml,vision Default=NO MaxNodes=3 MaxTime=2-12:00:00 State=UP
+"""
+SINFO = """\
+cpu|c1|idle|64|256000|(null)|(null)
+gpu|g1|idle|128|1000000|nvme,a100|gpu:a100:8(S:0-7),shard:64
+gpu|g2|mixed|128|1000000|nvme,a100|gpu:a100:8(S:0-7)
+gpu|g3|down*|128|1000000|nvme,a100|gpu:a100:8
+gpu|g4|drained|128|1000000|h100|gpu:h100:4
+"""
+ACCEPTED = CommandAnswer("sbatch", 0, "", "sbatch: Job 7 to start at 2026-11-22T14:06:46")
+
+
+def judged(keys: str, tested: CommandAnswer = ACCEPTED) -> list[Finding]:
+    keys += "" if "gpus:" in keys else ", gpus: 0"
+    text = f"cluster: {{{keys}}}\njob: {{framework: none, script: t.py}}\n"
+    spec = parse(text, "job.yaml")
+    judge = RequestJudge(spec, "login01", lambda key: position(text, "job.yaml", key))
+    return judge.judge(partitions.read(SCONTROL, SINFO), tested)
+
+
+def test_partitions_are_read() -> None:
+    cpu, gpu = partitions.read(SCONTROL, SINFO)
+    assert (cpu.name, cpu.default, cpu.max_time, cpu.gpu_types) == ("cpu", True, None, ())
+    assert (gpu.max_time, gpu.max_nodes, gpu.allowed_accounts) == (216000.0, 3, ("ml", "vision"))
+    assert gpu.gpu_types == ("a100", "h100")
+    assert [machine.count() for machine in gpu.machines] == [8, 8, 8, 4]
+    assert [machine.usable for machine in gpu.machines] == [True, True, False, False]
+    assert gpu.machines[0].features == ("nvme", "a100")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("UNLIMITED", None), ("30", 1800), ("1:30", 90), ("2:00:00", 7200), ("1-6", 108000)],
+)
+def test_slurm_times(text: str, expected: float | None) -> None:
+    assert partitions.seconds(text) == expected
+
+
+def test_durations_are_written_as_the_file_has_them() -> None:
+    assert [duration(seconds) for seconds in (216000, 5400, 45)] == ["2d12h", "1h30m", "45s"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "subject", "seen"),
+    [
+        ("slurm: {partition: gpu}, nodes: 2, gpus: 8", "", ""),
+        ("slurm: {partition: 'cpu,gpu'}, nodes: 2, gpus: 8", "", ""),
+        ("slurm: {}, nodes: 1, gpus: 1", "gpus", "0 of 1 machine of partition cpu have 1 GPUs"),
+        ("slurm: {partition: gpu}, nodes: 4", "nodes", "4 machines are more than a job in"),
+        ("slurm: {partition: gpu}, nodes: 5", "nodes", "5 machines are more than a job in"),
+        ("slurm: {partition: cpu}, nodes: 2", "nodes", "partition cpu has 1 machine, and the job"),
+        (
+            "slurm: {partition: gpu, gpu_type: v100}, nodes: 1, gpus: 1",
+            "slurm.gpu_type",
+            "have GPUs of type v100; there are a100, h100",
+        ),
+        (
+            "slurm: {partition: gpu, constraint: ib}, nodes: 1",
+            "slurm.constraint",
+            "have the feature ib; there are a100, h100, nvme",
+        ),
+        (
+            "slurm: {partition: gpu, cpus: 32}, nodes: 1, gpus: 8",
+            "slurm.cpus",
+            "have 256 CPUs for 8 processes; the most that one has is 128",
+        ),
+        (
+            "slurm: {partition: gpu, account: bio}, nodes: 1",
+            "slurm.account",
+            "partition gpu does not accept jobs of account bio",
+        ),
+        (
+            "slurm: {partition: gpu, constraint: a100}, nodes: 3, gpus: 8",
+            "nodes",
+            "2 of the 3 machines that fit in partition gpu can run jobs; the others are down*",
+        ),
+    ],
+)
+def test_a_request_is_compared_with_the_partition(keys: str, subject: str, seen: str) -> None:
+    found = judged(keys)
+    assert [finding.subject for finding in found][:1] == ([f"cluster.{subject}"] if subject else [])
+    assert seen in "".join(finding.seen for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("said", "key", "remedy"),
+    [
+        ("sbatch: error: Invalid account or account/partition combination", "slurm.account", "sac"),
+        ("sbatch: error: QOSMaxWallDurationPerJobLimit", "slurm.qos", "sacctmgr show qos"),
+        ("allocation failure: Requested reservation is invalid", "slurm.reservation", "scontrol"),
+        ("slurm_load_jobs: Unable to contact slurm controller", "slurm", "the controller is down"),
+    ],
+)
+def test_what_sbatch_says_is_shown_at_the_key(said: str, key: str, remedy: str) -> None:
+    refused = CommandAnswer("sbatch", 1, "", said)
+    (finding,) = judged("slurm: {partition: gpu, account: ml}, nodes: 1", refused)
+    assert finding.subject == f"cluster.{key}"
+    assert said in finding.seen
+    assert finding.remedy.strip("`").startswith(remedy)
+    # A key that the file does not have is at its section.
+    assert finding.place == ("job.yaml:1:28" if "account" in key else "job.yaml:1:11")

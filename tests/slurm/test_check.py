@@ -1,0 +1,126 @@
+"""`dtrain check` on a real Slurm: what is broken on purpose is found, at its place in the file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.cluster import Launcher
+from support.slurm import GPUS, Slurm, WriteJob
+
+pytestmark = [pytest.mark.slurm, pytest.mark.netns]
+
+Check = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def check(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> Check:
+    """Checks a job, and returns the JSON. ``request`` are keys of `cluster.slurm`, and ``own`` keys
+    of `cluster`."""
+
+    def run(
+        code: int,
+        request: dict[str, Any] | None = None,
+        own: dict[str, Any] | None = None,
+        **job: Any,
+    ) -> dict[str, Any]:
+        cluster = {"slurm": request or {}, "nodes": 2, "gpus": GPUS, "python": sys.executable}
+        path = write_job("", cluster={**cluster, **(own or {})}, **job)
+        done = launcher.command("check", str(path), "--json", env=slurm.environment).wait()
+        assert done.code == code, str(done)
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    return run
+
+
+def test_a_good_file_has_no_finding(slurm: Slurm, check: Check, launcher: Launcher) -> None:
+    found = check(0)
+    assert found["findings"] == []
+    nodes = [host["host"] for host in found["hosts"]]
+    assert nodes == [host.name for host in slurm.nodes[:2]]
+    for host in found["hosts"]:
+        assert host["facts"]["granted"] == {"count": GPUS, "devices": ["0", "1"]}
+        assert host["facts"]["interpreter"]["executable"] == sys.executable
+    # It leaves no file.
+    assert not list((launcher.folder / ".dtrain").glob("check-*"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "own", "key", "seen"),
+    [
+        ({"partition": "gpus"}, {}, "slurm.partition", "no partition gpus; do you mean gpu?"),
+        ({"time": "2h"}, {}, "slurm.time", "2h is more than the limit of partition gpu"),
+        ({}, {"gpus": 9}, "gpus", "0 of 4 machines of partition gpu have 9 GPUs"),
+        ({"gpu_type": "a100"}, {}, "slurm.gpu_type", "the GPUs there have no type"),
+        ({"reservation": "no"}, {}, "slurm.reservation", "Requested reservation is invalid"),
+        ({"options": ["--mem=99T"]}, {}, "slurm.options", "configuration is not available"),
+    ],
+)
+def test_a_request_that_cannot_start_is_found_at_its_line(
+    check: Check,
+    launcher: Launcher,
+    request_: dict[str, Any],
+    own: dict[str, Any],
+    key: str,
+    seen: str,
+) -> None:
+    found = check(3, request_, own)
+    assert found["hosts"] == []
+    (finding,) = found["findings"]
+    assert (finding["severity"], finding["subject"]) == ("error", f"cluster.{key}")
+    assert seen in finding["seen"]
+    file, line, column = finding["place"].split(":")
+    text = (launcher.folder / file).read_text().splitlines()[int(line) - 1]
+    assert text[int(column) - 1 :].startswith(f"{key.rpartition('.')[2]}:")
+
+
+def test_an_account_that_the_partition_does_not_accept(slurm: Slurm, check: Check) -> None:
+    slurm.run("scontrol", "update", "partitionname=gpu", "allowaccounts=ml")
+    try:
+        (finding,) = check(3, {"account": "nope"})["findings"]
+    finally:
+        slurm.run("scontrol", "update", "partitionname=gpu", "allowaccounts=ALL")
+    assert finding["subject"] == "cluster.slurm.account"
+    assert finding["expected"] == "one of ml"
+
+
+def test_a_partition_that_is_down(slurm: Slurm, check: Check) -> None:
+    slurm.run("scontrol", "update", "partitionname=gpu", "state=down")
+    try:
+        (finding,) = check(3)["findings"]
+    finally:
+        slurm.run("scontrol", "update", "partitionname=gpu", "state=up")
+    assert finding["seen"] == "partition gpu is DOWN"
+
+
+def test_every_machine_is_looked_at(slurm: Slurm, check: Check) -> None:
+    """A Python that does not exist, a folder that only one machine has, a script that is missing,
+    all at once."""
+    own = {"python": "/no/such/python", "run_dir": "/dev/shm/dtrain-check"}
+    found = check(3, own=own, script="absent.py")["findings"]
+    nodes = [host.name for host in slurm.nodes[:2]]
+    seen = {finding["subject"]: finding["seen"] for finding in found}
+    assert {tuple(finding["hosts"]) for finding in found} == {tuple(nodes)}
+    assert sorted(seen) == ["cluster.run_dir", "python", "script"]
+    assert seen["cluster.run_dir"].endswith("is not there: no such file or directory")
+    assert "/no/such/python does not run" in seen["python"]
+
+
+def test_busy_machines_are_a_warning(slurm: Slurm, check: Check) -> None:
+    job = slurm.submit("#!/bin/sh\nsleep 500\n", f"--nodes={len(slurm.nodes)}", "--exclusive")
+    slurm.wait(job, "RUNNING")
+    (finding,) = check(0)["findings"]
+    assert (finding["severity"], finding["subject"]) == ("warning", "machines")
+    assert "not checked" in finding["seen"]
+
+
+def test_no_slurm_here(launcher: Launcher, write_job: WriteJob) -> None:
+    env = {"PATH": "/no/such/folder"}
+    done = launcher.command("check", str(write_job("")), env=env).wait()
+    assert done.code == 3, str(done)
+    assert "sbatch: not found" in done.stdout
