@@ -113,4 +113,4 @@ def test_what_sbatch_says_is_shown_at_the_key(said: str, key: str, remedy: str) 
     assert said in finding.seen
     assert finding.remedy.strip("`").startswith(remedy)
     # A key that the file does not have is at its section.
-    assert finding.place == ("job.yaml:1:28" if "account" in key else "job.yaml:1:11")
+    assert finding.place == ("job.yaml:1:35" if "account" in key else "job.yaml:1:11")
