@@ -27,6 +27,7 @@ from dtrain.session.context import AttemptContext
 from dtrain.session.host_state import Post
 from dtrain.session.inquiry import ask
 from dtrain.session.observer import NullObserver
+from dtrain.session.steps import StepWatch
 from dtrain.spec.load import parse
 from fuzz.mutation import Target, damaged, mutated
 from support.scripted import ScriptedHosts
@@ -212,6 +213,7 @@ def attempt(data: bytes) -> Report:
             inspection=None,
             tensorboard=True,
             post=posts.put,
+            steps=StepWatch(alone.world_size),
         )
         attached = b'"attached"' in data
         one = Attempt(context, posts, lambda: None)

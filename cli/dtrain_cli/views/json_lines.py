@@ -1,7 +1,8 @@
 """A run as JSON Lines on stdout, for programs.
 
 Every object has ``"schema": 1`` and an ``event``: ``started`` (or ``attached``), ``host``,
-``finding``, ``notice``, ``line``, ``progress``, ``attempt`` and, last, ``finished``. If an engine
+``finding``, ``notice``, ``line``, ``progress``, ``stragglers``, ``attempt`` and, last,
+``finished``. If an engine
 chooses the hosts, their names are null until ``allocated``.
 """
 
@@ -19,6 +20,7 @@ from dtrain_cli.views.outlet import Outlet
 if TYPE_CHECKING:
     from dtrain.checks import Finding
     from dtrain.failures.cause import Report
+    from dtrain.failures.stragglers import Straggler
     from dtrain.launchplan.plan import LaunchPlan
     from dtrain.messages.telemetry import Sample
     from dtrain.runs.log_store import Stream
@@ -89,6 +91,9 @@ class JsonLines:
 
     def telemetry(self, host: str, sample: Sample) -> None:
         """No event: the run's folder has it."""
+
+    def stragglers(self, found: Straggler | None) -> None:
+        self._put("stragglers", found=None if found is None else asdict(found))
 
     def flush(self, now: float) -> None:
         if self._buffer:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from dtrain.failures.stragglers import RECOVERED
 from dtrain.framing import LIMIT, clean, clean_all
 from dtrain.session.feed import StreamKey
 from dtrain_cli.views import names
@@ -18,6 +19,7 @@ from dtrain_cli.views.report import render
 if TYPE_CHECKING:
     from dtrain.checks import Finding
     from dtrain.failures.cause import Report
+    from dtrain.failures.stragglers import Straggler
     from dtrain.launchplan.plan import LaunchPlan
     from dtrain.messages.telemetry import Sample
     from dtrain.runs.log_store import Stream
@@ -150,6 +152,9 @@ class Plain:
 
     def telemetry(self, host: str, sample: Sample) -> None:
         """Lines have no place for it."""
+
+    def stragglers(self, found: Straggler | None) -> None:
+        self.notice(str(found or RECOVERED))
 
     def flush(self, now: float) -> None:
         for stream, text in self._bars.take(now):

@@ -70,6 +70,7 @@ def details(run: RunStatus, paper: Paper) -> str:
         ("started", f"{names.duration(age(run.started))} ago"),
         ("workers", str(run.workers)),
         ("progress", _progress(run)),
+        ("slow", str(run.stragglers or "")),
         ("logs", names.path(run.folder)),
         ("journal", _unreadable_lines(run) if run.unreadable_lines else ""),
     ]

@@ -17,6 +17,7 @@ from dtrain import hostlist
 from dtrain.diagnostics import DtrainError, ExitCode, NodeError
 from dtrain.failures.catalogue import End, Explanation, explain
 from dtrain.failures.kernel import KernelMessage
+from dtrain.failures.stragglers import Straggler
 from dtrain.spec.model import Host
 
 _SIGNALLED = 128
@@ -137,6 +138,8 @@ class Report:
     seconds: float = 0.0
     logs: str = ""
     """The run's folder on this machine."""
+    stragglers: Straggler | None = None
+    """The ranks that were slow when the run ended."""
 
     @property
     def ok(self) -> bool:
@@ -153,6 +156,7 @@ class Report:
             "hint": self.hint,
             "logs": self.logs,
             "seconds": round(self.seconds, 3),
+            "stragglers": None if self.stragglers is None else asdict(self.stragglers),
         }
 
     @property

@@ -21,6 +21,7 @@ from typing import Annotated, Any, ClassVar
 
 from dtrain.checks import Finding
 from dtrain.failures.cause import Report
+from dtrain.failures.stragglers import Straggler
 from dtrain.messages.agent import Offset, Time
 from dtrain.messages.decode import (
     MAX_ITEMS,
@@ -168,6 +169,14 @@ class Progressed(JournalEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class StragglersChanged(JournalEvent):
+    """Other ranks are slow than before; None: no rank is slow any more."""
+
+    kind = "stragglers"
+    found: Straggler | None
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes(JournalEvent):
     """The bytes of the output streams that have changed since the last such event."""
 
@@ -250,6 +259,7 @@ EVENTS: dict[str, type[JournalEvent]] = {
         TensorBoardAddress,
         Findings,
         Progressed,
+        StragglersChanged,
         Sizes,
         StopRequested,
         AttemptFailed,

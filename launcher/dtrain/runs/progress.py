@@ -6,9 +6,11 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
+from dtrain.failures.stragglers import Block
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.messages.decode import Length, ProtocolError, Range, decode
 
 WINDOW = 60.0
 """Seconds over which a rate is averaged."""
@@ -73,6 +75,46 @@ class Progress:
         body = asdict(self)
         del body["process"]
         return body
+
+
+_Seconds = Annotated[float, Range(0, 1e7)]
+_Count = Annotated[int, Range(0, (1 << 53) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    done: _Count
+    waits: Literal["ranks", "data", ""] | None
+    group: _Count
+    blocks: Annotated[
+        tuple[tuple[_Count, _Seconds, _Seconds | None, _Seconds, _Seconds], ...], Length(64)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """A report of one process about its steps, see `dtrain.runtime.steps`."""
+
+    process: str
+    done: int
+    """Steps."""
+    waits: str | None
+    """A process without a step for some seconds says whether it waits for the other ``ranks`` or
+    for its ``data``; empty: for nothing."""
+    group: int
+    blocks: tuple[Block, ...]
+
+    @classmethod
+    def read(cls, process: str, fields: Mapping[str, Any]) -> StepReport:
+        """A report from a host, which is not trusted. Raises ValueError for anything else."""
+        if not _PROCESS.fullmatch(process):
+            raise ValueError("not the name of a process")
+        try:
+            said = decode(_Steps, fields, "steps")
+        except ProtocolError as error:
+            raise ValueError(str(error)) from None
+        blocks = tuple(Block(*block) for block in said.blocks)
+        return cls(process, said.done, said.waits, said.group, blocks)
 
 
 def _number(value: Any) -> float:

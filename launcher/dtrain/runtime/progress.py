@@ -13,10 +13,10 @@ import os
 import time
 from typing import Any, SupportsFloat
 
+from dtrain.runtime.steps import BETWEEN_EVENTS, StepRecorder
+
 _MAX_METRICS, _MAX_METRIC_NAME = 32, 64
 """Limits of the launcher for one report."""
-_BETWEEN_EVENTS = 0.5
-"""Seconds between events: steps can be much shorter, and no reader needs more."""
 
 
 class _Reporter:
@@ -29,7 +29,7 @@ class _Reporter:
     ) -> None:
         self._tokens += tokens
         now = time.monotonic()
-        if now - self._last < _BETWEEN_EVENTS and step != total:
+        if now - self._last < BETWEEN_EVENTS and step != total:
             return
         self._last = now
         # Only now, because reading a loss from a GPU waits for the step to finish.
@@ -63,6 +63,8 @@ class _Reporter:
 
 
 _reporter = _Reporter()
+steps = StepRecorder(_reporter.tell)
+"""The steps of this process."""
 
 
 def progress(
@@ -71,6 +73,8 @@ def progress(
     total: int | None = None,
     loss: SupportsFloat | None = None,
     tokens: int = 0,
+    compute_seconds: float | None = None,
+    data_seconds: float | None = None,
     **metrics: SupportsFloat,
 ) -> None:
     """Report that optimizer step ``step`` (counted from 1) is done.
@@ -80,7 +84,13 @@ def progress(
     may be tensors with one element. They are read only when an event is due, at most twice a second
     and at the last step. At most 32 metrics are reported, with the first 64 characters of their
     names.
+
+    If every rank reports every step, the launcher names ranks that hang. If each also reports
+    ``compute_seconds``, how long it computed before it waited for the others, and ``data_seconds``,
+    how long it waited for data, the launcher names slow ranks. `dtrain.runtime.torch` measures all
+    this by itself.
     """
+    steps.report(step, compute_seconds, data_seconds)
     _reporter.step(step, total, loss, tokens, metrics)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dtrain import hostlist
 from dtrain.diagnostics import DtrainError, ExitCode, NodeError, PortBusyError, PrepareError
 from dtrain.failures.cause import Report
+from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal, restart
 from dtrain.session import machine
@@ -60,6 +61,7 @@ class Attempt:
         self._last_sizes: dict[str, int] = {}
         self._late_notice_at = time.monotonic() + WAITING_NOTICE_SECONDS
         self._running_from = math.inf
+        self._stragglers: Straggler | None = None
         self._failed_since: float | None = None
         """When a worker failed; None before, and again once a notice has named the first cause."""
 
@@ -154,6 +156,7 @@ class Attempt:
             self._show_waiting()
             self._show_failure()
             self._journal_sizes()
+            self._show_stragglers()
             running = self._state.phase is AttemptPhase.RUNNING
             if running and self._hang.has_hung():
                 return Post(machine.Hung())
@@ -173,6 +176,14 @@ class Attempt:
         if new:
             self._last_sizes = sizes
             self._context.journal.write(time.time(), journal.Sizes(new))
+
+    def _show_stragglers(self) -> None:
+        """Show which ranks are slow when that changes."""
+        found = self._context.steps.stragglers()
+        if (found and found.essence) != (self._stragglers and self._stragglers.essence):
+            self._stragglers = found
+            self._context.observer.stragglers(found)
+            self._context.journal.write(time.time(), journal.StragglersChanged(found))
 
     def _handle(self, post: Post) -> None:
         before = self._state

@@ -8,6 +8,7 @@ from typing import Literal, ParamSpec, TypeAlias
 
 from dtrain.checks import Finding
 from dtrain.failures.cause import Report
+from dtrain.failures.stragglers import RECOVERED, Straggler
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.telemetry import Sample
 from dtrain.runs.log_store import Stream
@@ -107,6 +108,9 @@ class Callbacks:
 
     def telemetry(self, host: str, sample: Sample) -> None:
         """Nothing to call."""
+
+    def stragglers(self, found: Straggler | None) -> None:
+        self._call(self._on_notice, str(found or RECOVERED))
 
     def flush(self, now: float) -> None:
         """Nothing is buffered."""

@@ -14,6 +14,7 @@ from dtrain.runs.log_store import RunFolder
 from dtrain.session.host_state import Post
 from dtrain.session.inspection import Inspection
 from dtrain.session.observer import Observer
+from dtrain.session.steps import StepWatch
 from dtrain.sync import Tree
 from dtrain.transport.contract import Transport
 
@@ -42,6 +43,8 @@ class AttemptContext:
     tensorboard: bool
     """Whether to forward the job's TensorBoard to this machine."""
     post: Callable[[Post], None]
+    steps: StepWatch
+    """What the ranks of this attempt report about their steps."""
 
     def notice(self, text: str) -> None:
         """Show ``text`` to the user, now or when they read the journal."""

@@ -36,6 +36,7 @@ from dtrain.session.inspection import Inspection
 from dtrain.session.notifications import Notifications
 from dtrain.session.observer import Observer
 from dtrain.session.ports import draw_ports
+from dtrain.session.steps import StepWatch
 from dtrain.session.stop_requests import listening
 from dtrain.spec.model import ClusterFile
 from dtrain.sync import Tree, scan
@@ -318,6 +319,7 @@ class Session:
             inspection=None,
             tensorboard="DTRAIN_TENSORBOARD" in plan.job.env,
             post=lambda post: None,
+            steps=StepWatch(plan.world_size),
         )
 
     def _finish(self, life: _Life, report: Report, notifications: Notifications) -> Report:

@@ -86,6 +86,7 @@ class Ending:
             failures=failures,
             problems=tuple(problems),
             hint="\n".join(dict.fromkeys(hints)),
+            stragglers=self.context.steps.stragglers(),
         )
 
     def apart(self, state: AttemptState) -> str:

@@ -23,6 +23,7 @@ from dtrain.screen import ScreenFramer
 if TYPE_CHECKING:
     from dtrain.checks import Finding
     from dtrain.failures.cause import Report
+    from dtrain.failures.stragglers import Straggler
     from dtrain.launchplan.plan import LaunchPlan
     from dtrain.messages.telemetry import Sample
     from dtrain.runs.log_store import Stream
@@ -64,6 +65,8 @@ class Receiver(Protocol):
     def progress(self, host: str, report: Progress) -> None: ...
 
     def telemetry(self, host: str, sample: Sample) -> None: ...
+
+    def stragglers(self, found: Straggler | None) -> None: ...
 
     def flush(self, now: float) -> None:
         """Write buffered output, unless it is better to wait for more."""
@@ -149,6 +152,9 @@ class Feed:
         with self._wake:
             # Wakes nobody: only the latest sample counts, and a clock draws it.
             self._samples[host] = sample
+
+    def stragglers(self, found: Straggler | None) -> None:
+        self._call(lambda: self._receiver.stragglers(found))
 
     def output(self, stream: Stream, size: int) -> None:
         if self._hurry or not self._wanted(stream):

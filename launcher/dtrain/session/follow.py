@@ -89,6 +89,8 @@ class RunFollower:
                 self._observer.checked(findings)
             case journal.Progressed(report):
                 self._observer.progress("", report)
+            case journal.StragglersChanged(found):
+                self._observer.stragglers(found)
             case journal.NextAttempt(attempt):
                 # The record may already describe a later attempt.
                 self._record = replace(Record.load(self._folder.path), attempt=attempt)

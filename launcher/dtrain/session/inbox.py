@@ -96,7 +96,9 @@ class Inbox:
                 self._take_event(message)
             case messages.ProgressReport(name=name, offset=offset, said=said):
                 self.output.note(name, offset)
-                self._evidence.last_activity = time.monotonic()
+                # Otherwise it only reports that nothing happens.
+                if not isinstance(said, dict) or said.get("waits") is None:
+                    self._evidence.last_activity = time.monotonic()
                 self._reports.add(name.removesuffix(".progress"), said)
             case messages.TelemetrySample(said):
                 self._telemetry.show(said)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from dtrain.checks import Finding
 from dtrain.failures.cause import Report
+from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.telemetry import Sample
 from dtrain.runs.log_store import Stream
@@ -54,6 +55,9 @@ class Observer(Protocol):
 
     def telemetry(self, host: str, sample: Sample) -> None:
         """What ``host`` does now. Comes once a second from each host that runs."""
+
+    def stragglers(self, found: Straggler | None) -> None:
+        """Other ranks are slow than before; None: no rank is slow any more."""
 
     def finished(self, report: Report) -> None:
         """The run is over. No more calls follow."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from dtrain.launchplan.plan import HostPlan
 from dtrain.runs import journal
-from dtrain.runs.progress import Progress, speaker
+from dtrain.runs.progress import Progress, StepReport, speaker
 from dtrain.session.context import AttemptContext
 from dtrain.session.forward import Forward
 from dtrain.transport.contract import Connection
@@ -43,6 +43,9 @@ class WorkerReports:
             match fields.get("event"):
                 case "progress":
                     self._add_progress(Progress.read(process, fields))
+                case "steps":
+                    report = StepReport.read(process, fields)
+                    self._context.steps.add(self._host.name, report, time.monotonic())
                 case "tensorboard" if self._context.tensorboard and self._tensorboard is None:
                     self._show_tensorboard(int(fields["port"]))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from dtrain.diagnostics import DtrainError
 from dtrain.failures.cause import Report
+from dtrain.failures.stragglers import Straggler
 from dtrain.runs import journal
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import RunFolder, tail
@@ -62,6 +63,8 @@ class RunStatus:
     hosts_known: bool = True
     """Whether ``hosts`` has names of machines. Before an engine chooses them, it numbers them."""
     progress: Progress | None = None
+    stragglers: Straggler | None = None
+    """The ranks that are slow now."""
     report: Report | None = None
     """How the run ended; None until it has."""
     unreadable_lines: int = 0
@@ -93,6 +96,7 @@ def status(folder: RunFolder) -> RunStatus:
     plan = record.plan()
     hosts = {part.host.name: HostStatus("", record.started) for part in plan.hosts}
     progress: Progress | None = None
+    stragglers: Straggler | None = None
     report: Report | None = None
     lines = JournalReader(folder.journal)
     for then, event in lines.read():
@@ -101,8 +105,13 @@ def status(folder: RunFolder) -> RunStatus:
                 hosts[host] = HostStatus(state, then, detail)
             case journal.NextAttempt():
                 hosts = dict.fromkeys(hosts, HostStatus("", then))
+                stragglers = None
             case journal.Progressed():
                 progress = event.report
+            case journal.StragglersChanged(found):
+                stragglers = found
+            case journal.LauncherAttached():
+                stragglers = None  # it reports them again
             case journal.Finished():
                 report = event.report
     if report is not None:
@@ -120,6 +129,7 @@ def status(folder: RunFolder) -> RunStatus:
         hosts=hosts,
         hosts_known=plan.hosts_known,
         progress=progress,
+        stragglers=stragglers,
         report=report,
         unreadable_lines=lines.unreadable,
     )

@@ -25,6 +25,7 @@ MAX_METRICS, MAX_METRIC_NAME = 32, 64
 PROGRESS_FILE = re.compile(rb"(?:rank|chief|worker|ps|evaluator)-\d{1,6}\.progress")
 MAX_TIME = 1e11
 """Seconds since the epoch, in the year 5138."""
+MAX_BLOCKS, MAX_SECONDS = 64, 1e7
 
 
 def report_in(line: bytes | None) -> Json | None:
@@ -41,6 +42,8 @@ def report_in(line: bytes | None) -> Json | None:
                 "tokens": None if body["tokens"] is None else whole(body["tokens"]),
                 "metrics": metrics_in(body["metrics"]),
             }
+        if body is not None and body["event"] == "steps":
+            return steps_in(body)
         if body is not None and body["event"] == "tensorboard":
             port = whole(body["port"])
             if port < 1 << 16:
@@ -48,6 +51,31 @@ def report_in(line: bytes | None) -> Json | None:
     except (KeyError, TypeError, ValueError, AttributeError):
         pass
     return None
+
+
+def steps_in(body: Json) -> Json:
+    waits, blocks = body["waits"], body["blocks"]
+    if waits not in (None, "", "ranks", "data") or len(blocks) > MAX_BLOCKS:
+        raise ValueError("not a report of steps")
+    return {
+        "event": "steps",
+        "time": a_time(body["time"]),
+        "done": whole(body["done"]),
+        "waits": waits,
+        "group": whole(body["group"]),
+        "blocks": [block_in(block) for block in blocks],
+    }
+
+
+def block_in(block: Any) -> list[Any]:
+    number, step, compute, data, queued = block
+    return [
+        whole(number),
+        seconds(step),
+        None if compute is None else seconds(compute),
+        seconds(data),
+        seconds(queued),
+    ]
 
 
 def metrics_in(body: Any) -> dict[str, float]:
@@ -70,6 +98,12 @@ def whole(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise TypeError("not a count")
     return int(value)
+
+
+def seconds(value: Any) -> float:
+    if not 0 <= number(value) < MAX_SECONDS:
+        raise ValueError("not a duration")
+    return float(value)
 
 
 def a_time(value: Any) -> float:

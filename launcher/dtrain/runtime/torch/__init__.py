@@ -22,5 +22,15 @@ from dtrain.runtime.torch import checkpoint
 from dtrain.runtime.torch.batches import Batches
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.run import ParallelRun, init
+from dtrain.runtime.torch.timing import StepTimer
 
-__all__ = ["Batches", "Layout", "ParallelModel", "ParallelRun", "Training", "checkpoint", "init"]
+__all__ = [
+    "Batches",
+    "Layout",
+    "ParallelModel",
+    "ParallelRun",
+    "StepTimer",
+    "Training",
+    "checkpoint",
+    "init",
+]

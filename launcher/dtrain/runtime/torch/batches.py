@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from dtrain.runtime.progress import steps
+
 
 class Dataset(Protocol):
     """Samples by index; each is a tuple of tensors or numbers."""
@@ -75,7 +77,7 @@ class Batches:
     def __iter__(self) -> Iterator[list[Tensor]]:
         """Continue after the last iteration or the loaded checkpoint."""
         while self._epochs is None or self.epoch < self._epochs:
-            for batch in self._loader():
+            for batch in steps.data(self._loader()):
                 # Count the batch before its use: a checkpoint after its step must include it.
                 self._position["samples"] += self._global_batch
                 yield [self._moved(tensor) for tensor in batch]

@@ -12,9 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from dtrain.runtime.layout import Layout
+from dtrain.runtime.progress import steps
 from dtrain.runtime.torch.passes import Passes
 from dtrain.runtime.torch.precision import LossScale
 from dtrain.runtime.torch.sharding import gather_no_more
+from dtrain.runtime.torch.timing import StepTimer
 
 
 class ParallelModel:
@@ -27,6 +29,7 @@ class ParallelModel:
         layout: Layout,
         mesh: DeviceMesh,
         loss_scale: LossScale,
+        timer: StepTimer,
     ) -> None:
         self.parts = list(parts)
         """The model's modules, one for each stage on this rank. Parameters have their names from
@@ -35,6 +38,7 @@ class ParallelModel:
         self._passes = passes
         self._layout = layout
         self._mesh = mesh
+        self._timer = timer
         self._clipped: Tensor | None = None
         """The gradient norm that `clip_gradients` computed in this step."""
 
@@ -58,7 +62,8 @@ class ParallelModel:
         self._clipped = None
         for parameter in self.parameters():
             parameter.grad = None
-        loss = self._passes.gradients(inputs, targets)
+        with self._timer.passes():
+            loss = self._passes.gradients(inputs, targets)
         self._settle_gradients()
         return self._mean_over_ranks(loss)
 
@@ -85,7 +90,8 @@ class ParallelModel:
         holders = dist.get_world_size() // self._layout.pipeline
         copies = torch.tensor([holders / _pieces(g) for g in gradients], device=norms.device)
         square = (norms.square() / copies).sum()
-        dist.all_reduce(square)
+        with steps.waiting():
+            dist.all_reduce(square)
         return square.sqrt()
 
     def clip_gradients(self, max_norm: float) -> Tensor:
@@ -104,6 +110,7 @@ class ParallelModel:
         if finite:
             optimizer.step()
         self.loss_scale.update(finite)
+        self._timer.end_step()
         return finite
 
     def _check(self, inputs: Tensor) -> None:
@@ -133,7 +140,8 @@ class ParallelModel:
     def _mean_over_ranks(self, loss: Tensor | None) -> Tensor:
         device = torch.device(self._mesh.device_type)
         total = torch.zeros((), device=device) if loss is None else loss.detach().float().clone()
-        dist.all_reduce(total)
+        with steps.waiting():
+            dist.all_reduce(total)
         # All tensor ranks at the last pipeline stage have the loss of their data rank.
         return total / (dist.get_world_size() // self._layout.pipeline)
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dtrain.runtime.layout import Layout
+from dtrain.runtime.progress import steps
 from dtrain.runtime.torch import pipeline
 from dtrain.runtime.torch.agreement import agreed
 from dtrain.runtime.torch.anatomy import Anatomy, dissect
@@ -20,6 +21,7 @@ from dtrain.runtime.torch.precision import LossScale, autocast
 from dtrain.runtime.torch.recompute import recompute
 from dtrain.runtime.torch.sharding import Sharder, by_fsdp, copies, shard_parts
 from dtrain.runtime.torch.tensor import COLUMN, ROW, TensorSplit
+from dtrain.runtime.torch.timing import StepTimer
 from dtrain.runtime.torch.weights import (
     Initializer,
     Materializer,
@@ -76,7 +78,11 @@ def parallelize(
         passes = Pipelined(called, layout, group, place.device, loss, scale)
     if split.output:
         passes = SplitLogits(passes)
-    return ParallelModel(list(parts.values()), passes, layout, place.mesh, scale)
+    local = not place.by_fsdp and layout.tensor == layout.pipeline == 1
+    timer = StepTimer(list(parts.values()), place.device, local=local)
+    # Stages differ in their work.
+    steps.group = place.mesh["pipeline"].get_local_rank()
+    return ParallelModel(list(parts.values()), passes, layout, place.mesh, scale, timer)
 
 
 def _tensor_split(

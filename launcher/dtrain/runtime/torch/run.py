@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dtrain.runtime.job import current_job
 from dtrain.runtime.layout import Layout, Training
+from dtrain.runtime.progress import steps
 from dtrain.runtime.stopping import catch_sigterm, stop_requested
 from dtrain.runtime.torch.batches import Batches, Dataset
 from dtrain.runtime.torch.model import ParallelModel
@@ -140,7 +141,8 @@ class ParallelRun:
             self._catches = True
         # On the CPU, so that it does not wait for a GPU's step.
         asked = torch.tensor(int(stop_requested()), device="cpu")
-        dist.all_reduce(asked, dist.ReduceOp.MAX)
+        with steps.waiting():
+            dist.all_reduce(asked, dist.ReduceOp.MAX)
         return bool(asked)
 
     def print(self, *values: Any) -> None:

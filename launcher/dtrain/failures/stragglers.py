@@ -1,0 +1,231 @@
+"""Find the slow ranks of a synchronous job. Pure.
+
+Synchronous ranks finish each step together, so the time of a step names no slow rank. Each rank
+therefore measures how long it is *busy* in a step: it computes, or waits for data. The rest of the
+step it waits for the others. `dtrain.runtime` sends averages over blocks of `STEPS` steps.
+
+A block is judged once all ranks have sent it. Ranks that do the same work form a group, such as the
+ranks of one pipeline stage. In each group, the lower quartile of the busy times is normal. It stays
+normal when half of the ranks are slow, as with one bad host of two. A rank is slow if its busy time
+exceeds the normal one by `SLOWER` in `SLOW_BLOCKS` of the last `BLOCKS` blocks. It recovers once at
+most `RECOVERED_BLOCKS` do.
+
+The numbers name a rank that is 10 % slower within 100 steps, and no rank of 1,024 in 10,000 steps
+that differ by 5 % (standard deviation).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Literal
+
+from dtrain.hostlist import fold
+from dtrain.runtime.steps import STEPS
+
+SLOWER = 0.06
+"""Half-way between the noise of a block and a rank that is 10 % slower."""
+BLOCKS, SLOW_BLOCKS, RECOVERED_BLOCKS = 8, 5, 2
+LEAST_SHARE = 0.02
+"""Part of a step that a slow rank must cost: a step that only waits for the network has no
+stragglers."""
+MAX_WAITING = 64
+"""Blocks that wait for ranks that have not sent them. The oldest is then judged without them."""
+
+Cause = Literal["data", "cpu", "clock", "gpu", "unknown"]
+CAUSES: Mapping[Cause, str] = {
+    "data": "waits for data",
+    "cpu": "other processes use the CPU",
+    "clock": "the GPU's clock is throttled",
+    "gpu": "other processes use the GPU",
+    "unknown": "cause unknown",
+}
+
+
+RECOVERED = "no rank is slower than the others any more"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Means over `STEPS` steps of one rank, in seconds."""
+
+    number: int
+    """Steps ``number * STEPS + 1`` to ``(number + 1) * STEPS``."""
+    step: float
+    """A whole step, with the wait for the other ranks."""
+    compute: float | None
+    """None if unknown. Then only the wait for data is compared."""
+    data: float
+    """Wait for data."""
+    queued: float
+    """Time in which the main thread could have run, but other threads had its CPU."""
+
+    @property
+    def busy(self) -> float:
+        return (self.compute or 0.0) + self.data
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """The slow ranks of a job."""
+
+    processes: tuple[str, ...]
+    """Such as ``rank-3``, the slowest first."""
+    hosts: tuple[str, ...]
+    whole_host: bool
+    """Whether nearly all processes of ``hosts`` are slow, and each host has several."""
+    slower: float
+    """The slowest rank's extra busy time, as a fraction of the normal busy time."""
+    cause: Cause
+    """The likely cause for the slowest rank."""
+    step: int
+    """The last step that was judged."""
+
+    @property
+    def essence(self) -> tuple[object, ...]:
+        """Changes when the user should hear of it again."""
+        return frozenset(self.hosts if self.whole_host else self.processes), self.cause
+
+    def __str__(self) -> str:
+        shown = [_label(name) for name in self.processes[:4]]
+        more = len(self.processes) - len(shown)
+        who = ", ".join(shown) + (f" and {more} more" if more else "")
+        where = fold(list(self.hosts))
+        who = f"the ranks of {where}" if self.whole_host else f"{who} on {where}"
+        verb = "is" if len(self.processes) == 1 else "are"
+        up_to = "up to " if len(self.processes) > 1 else ""
+        return (
+            f"{who} {verb} {up_to}{self.slower * 100:.0f} % slower than the others:"
+            f" {CAUSES[self.cause]}"
+        )
+
+
+def _label(process: str) -> str:
+    return process.replace("-", " ", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Excess:
+    """How much longer than normal a rank was busy in one block."""
+
+    slower: float
+    seconds: float
+    data: float
+    queued: float
+    slow: bool
+
+
+@dataclass(slots=True)
+class _Rank:
+    host: str
+    group: int
+    last: int = -1
+    """The last block that it sent."""
+    slow: bool = False
+    history: deque[_Excess] = field(default_factory=lambda: deque(maxlen=BLOCKS))
+
+    @property
+    def slower(self) -> float:
+        return median(excess.slower for excess in self.history)
+
+    def judge(self, excess: _Excess) -> None:
+        self.history.append(excess)
+        blocks = sum(one.slow for one in self.history)
+        self.slow = blocks >= SLOW_BLOCKS or (self.slow and blocks > RECOVERED_BLOCKS)
+
+    def cause(self, seen: Collection[Cause]) -> Cause:
+        extra = sum(excess.seconds for excess in self.history)
+        if sum(excess.data for excess in self.history) > extra / 2:
+            return "data"
+        if sum(excess.queued for excess in self.history) > extra / 2:
+            return "cpu"
+        return next((cause for cause in CAUSES if cause in seen), "unknown")
+
+
+class StragglerDetector:
+    """The slow ranks of one attempt. ``world_size`` is the number of ranks."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._ranks: dict[str, _Rank] = {}
+        self._waiting: dict[int, dict[str, Block]] = {}
+        self._judged = -1
+        """The last block that was judged."""
+
+    def add(self, process: str, host: str, group: int, block: Block) -> None:
+        """Add a block of one rank. The blocks of a rank arrive in order."""
+        rank = self._ranks.get(process)
+        if rank is None:
+            if len(self._ranks) >= self._world_size:
+                return  # a forged report
+            rank = self._ranks[process] = _Rank(host, group)
+        if block.number <= rank.last:
+            if self._judged >= 0 and block.number < self._judged - BLOCKS:
+                self._restart()  # the script has started to count again
+            else:
+                return
+        rank = self._ranks.setdefault(process, _Rank(host, group))
+        rank.last, rank.group = block.number, group
+        if block.number <= self._judged:
+            return
+        self._waiting.setdefault(block.number, {})[process] = block
+        while self._waiting:
+            oldest = min(self._waiting)
+            complete = len(self._waiting[oldest]) >= self._world_size
+            if not complete and len(self._waiting) <= MAX_WAITING:
+                break
+            self._judged = oldest
+            self._judge(self._waiting.pop(oldest))
+
+    def find(self, seen: Mapping[str, Collection[Cause]] | None = None) -> Straggler | None:
+        """The ranks that are slow now. ``seen`` has, for each process, the causes that the
+        telemetry of its host shows."""
+        slow: list[str] = []
+        for group in {rank.group for rank in self._ranks.values() if rank.slow}:
+            members = {name: one for name, one in self._ranks.items() if one.group == group}
+            found = [name for name, rank in members.items() if rank.slow]
+            # If most ranks are slow, the others are fast: nobody is a straggler.
+            slow += found if len(found) * 2 <= len(members) else []
+        if not slow:
+            return None
+        slow.sort(key=lambda name: -self._ranks[name].slower)
+        hosts = tuple(sorted({self._ranks[name].host for name in slow}))
+        on_hosts = [name for name, rank in self._ranks.items() if rank.host in hosts]
+        worst = self._ranks[slow[0]]
+        return Straggler(
+            processes=tuple(slow),
+            hosts=hosts,
+            whole_host=len(on_hosts) * 3 <= len(slow) * 4 and len(slow) >= 2 * len(hosts),
+            slower=round(worst.slower, 3),
+            cause=worst.cause((seen or {}).get(slow[0], ())),
+            step=(self._judged + 1) * STEPS,
+        )
+
+    def _restart(self) -> None:
+        self._ranks, self._waiting, self._judged = {}, {}, -1
+
+    def _judge(self, blocks: Mapping[str, Block]) -> None:
+        groups: dict[int, dict[str, Block]] = {}
+        for process, block in blocks.items():
+            groups.setdefault(self._ranks[process].group, {})[process] = block
+        for group in groups.values():
+            if len(group) < 2:
+                continue
+            busy = _normal([block.busy for block in group.values()])
+            data = _normal([block.data for block in group.values()])
+            queued = _normal([block.queued for block in group.values()])
+            for process, block in group.items():
+                extra = block.busy - busy
+                normal = block.step if block.compute is None else busy
+                slow = extra > SLOWER * normal and extra > LEAST_SHARE * block.step
+                slower = extra / normal if normal > 0 else 0.0
+                self._ranks[process].judge(
+                    _Excess(slower, extra, block.data - data, block.queued - queued, slow)
+                )
+
+
+def _normal(values: list[float]) -> float:
+    """The lower quartile."""
+    return sorted(values)[(len(values) - 1) // 4]
