@@ -11,6 +11,7 @@ from dtrain.checks import Finding, Severity
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Failure, Report
 from dtrain.failures.kernel import KernelMessage
+from dtrain.failures.stragglers import Straggler
 from dtrain.runs import journal, restart
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.progress import Progress
@@ -32,6 +33,7 @@ FAILURE = Failure(
     pid=4321,
     kernel=KernelMessage("xid-79", "NVRM: Xid 79", "GPU 1 fell off the bus", "reset it", 30.0),
 )
+STRAGGLER = Straggler(("rank-3",), ("n2",), False, 0.125, "data", 1200)
 REPORT = Report(
     ExitCode.JOB_FAILED,
     "rank 3 on n2 exited with status 1",
@@ -40,6 +42,7 @@ REPORT = Report(
     hint="look at it",
     seconds=12.5,
     logs="/somewhere",
+    stragglers=STRAGGLER,
 )
 EVENTS = (
     journal.RunStarted("run-1", ("n1", "n2", "n3")),
@@ -51,6 +54,7 @@ EVENTS = (
     journal.NoticeShown("2 workers started"),
     journal.TensorBoardAddress("n1", "TensorBoard of n1: http://127.0.0.1:6006/"),
     journal.Progressed(Progress("rank-0", 3.0, 10, 100, 0.25, 4096, {"lr": 1e-4})),
+    journal.StragglersChanged(STRAGGLER),
     journal.Sizes({"logs/n1/worker-0.out": 20}),
     journal.AttemptFailed(
         1, restart.AttemptResult(True, 10, "n2", lost=frozenset({"n2"}), seconds=5.0), REPORT

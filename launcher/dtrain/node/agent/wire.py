@@ -62,8 +62,8 @@ Messages, by ``type``:
     stream    id, name, role, index, rank, fd: the next output file. Its DATA follows
     event     offset, event: one line of the run's events; ``offset`` is where the next begins
     progress  name, offset, said: the known fields of one line that a worker wrote through
-              `dtrain.runtime` into the file ``name`` of the run's folder; ``offset`` is where the
-              next begins
+              `dtrain.runtime` into the file ``name`` of the run's folder, an event ``progress``,
+              ``steps`` or ``tensorboard``; ``offset`` is where the next begins
     sample    said: the host's telemetry of the last second, see `dtrain.node.telemetry`
     average   said: its averages of 10 s, in order of their times
     alive     supervisor, silent: the answer to ``ping``: the supervisor's process id (or null), and
