@@ -7,8 +7,6 @@ import os
 import queue
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.limits import HANG
+from support.warm import server
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
@@ -31,19 +30,13 @@ class Task:
         self.output = ""
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         folder.mkdir(parents=True, exist_ok=True)
-        self.process = subprocess.Popen(
-            [sys.executable, *command],
-            cwd=folder,
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
+        script, *arguments = command
+        self.process = server("tensorflow").start(
+            Path(script), *arguments, environment={**os.environ, **environment}, folder=folder
         )
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self._lines.put(line)
         self._lines.put(None)

@@ -1,23 +1,20 @@
-"""Start the ranks of a torch job like torchrun, each in a separate process."""
+"""Start the ranks of a torch job like torchrun, each in a separate process with torch imported."""
 
 from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from support.limits import HANG
+from support.warm import Process, server
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 
 
-def start(
-    world: int, script: Path, *arguments: object, **variables: str
-) -> list[subprocess.Popen[str]]:
+def start(world: int, script: Path, *arguments: object, **variables: str) -> list[Process]:
     """Each rank has one pipe for standard output and error."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -33,19 +30,16 @@ def start(
         "MASTER_PORT": str(port),
         **variables,
     }
+    imported = server("dtrain.runtime.torch")
     return [
-        subprocess.Popen(
-            [sys.executable, str(script), *map(str, arguments)],
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        imported.start(
+            script, *arguments, environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         )
         for rank in range(world)
     ]
 
 
-def finish(ranks: Sequence[subprocess.Popen[str]], timeout: float = HANG) -> list[str]:
+def finish(ranks: Sequence[Process], timeout: float = HANG) -> list[str]:
     """What each rank printed. A rank that hangs is killed, with all others."""
     try:
         return [rank.communicate(timeout=timeout)[0] for rank in ranks]

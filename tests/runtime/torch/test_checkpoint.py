@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorag
 
 from dtrain.runtime.torch.checkpoint import _place_for
 from runtime.torch.ranks import HERE, ROOT, finish, run, start
+from support.warm import Process
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -65,9 +65,8 @@ def test_where_an_optimizer_keeps_its_tensors(
     assert _place_for(key, entry, parameter, group).device.type == device
 
 
-def until(rank: subprocess.Popen[str], text: str) -> None:
+def until(rank: Process, text: str) -> None:
     """Read what ``rank`` prints up to a line with ``text``."""
-    assert rank.stdout is not None
     said = ""
     for line in rank.stdout:
         said += line

@@ -1,0 +1,174 @@
+"""Processes that need not import a framework: forks of a server that has imported it.
+
+A new process spends 2 to 4 s on the import of torch or TensorFlow. A script that needs no launcher
+saves it:
+
+    process = server("torch").start(script, "--steps", "5", environment={...})
+    output, _ = process.communicate()
+
+A process has a session of its own, and gets the environment, folder and arguments that a new Python
+would get. What a framework reads from the environment while it is imported must be in `server`.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TextIO
+
+IMPORTED = {
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "PYTHONUNBUFFERED": "1",
+}
+"""What frameworks read while they are imported. One thread each, so that a fork loses none."""
+SOURCES = [str(Path(__file__).resolve().parents[2] / "launcher")]
+
+
+class Process:
+    """One process, with what the tests need of `subprocess.Popen`: text from one pipe for standard
+    output and error."""
+
+    def __init__(self, output: int, status: int) -> None:
+        self.stdout: TextIO = open(output, encoding="utf-8", errors="replace")  # noqa: SIM115
+        self._status: TextIO = open(status)  # noqa: SIM115
+        started = self._status.readline()
+        assert started, "the server could not import its modules"
+        self.pid = int(started)
+        self.returncode: int | None = None
+        self._ended = threading.Thread(target=self._wait, daemon=True)
+        self._ended.start()
+
+    def _wait(self) -> None:
+        with self._status:
+            self.returncode = int(self._status.readline() or -signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._ended.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        read: list[str] = []
+        reader = threading.Thread(target=lambda: read.append(self.stdout.read()), daemon=True)
+        reader.start()
+        reader.join(timeout)
+        if not read:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        self.wait(timeout)
+        return read[0], None
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Server:
+    """Forks processes that have imported ``modules``. It ends with the process of the tests."""
+
+    def __init__(self, *modules: str) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno()), *modules],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **IMPORTED, "PYTHONPATH": os.pathsep.join(SOURCES)},
+                pass_fds=[theirs.fileno()],
+            )
+
+    def start(
+        self,
+        script: Path,
+        *arguments: object,
+        environment: Mapping[str, str],
+        folder: Path | None = None,
+    ) -> Process:
+        request = {
+            "argv": [str(script), *map(str, arguments)],
+            "environment": dict(environment),
+            "folder": str(folder or Path.cwd()),
+        }
+        (output, to_output), (status, to_status) = os.pipe(), os.pipe()
+        socket.send_fds(self._socket, [json.dumps(request).encode()], [to_output, to_status])
+        os.close(to_output)
+        os.close(to_status)
+        return Process(output, status)
+
+
+@functools.cache
+def server(*modules: str) -> Server:
+    return Server(*modules)
+
+
+def serve(requests: socket.socket) -> dict[str, Any]:
+    """Fork a process for each request, until the tests end. Returns in each fork, which then is the
+    process: the request."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    gc.freeze()
+    while True:
+        message, fds, _, _ = socket.recv_fds(requests, 1 << 20, 2)
+        if not message:
+            os._exit(0)
+        if os.fork() == 0:
+            requests.close()
+            fork_and_wait(*fds)
+            request: dict[str, Any] = json.loads(message)
+            return request
+        for fd in fds:
+            os.close(fd)
+
+
+def fork_and_wait(output: int, status: int) -> None:
+    """Fork the process and report its end. Returns in the process."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid:
+        os.close(output)
+        os.write(status, b"%d\n" % pid)
+        os.write(status, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        os._exit(0)
+    os.setsid()
+    for fd in (1, 2):
+        os.dup2(output, fd)
+    os.close(output)
+    os.close(status)
+
+
+def become(request: Mapping[str, Any]) -> None:
+    """Run a script as `python SCRIPT ARGUMENTS` does."""
+    script = request["argv"][0]
+    environment = request["environment"]
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[:] = request["argv"]
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[0:1] = [str(Path(script).parent), *paths]
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__file__ = script
+    exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)  # noqa: S102 - as Python does
+
+
+if __name__ == "__main__":
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    become(serve(socket.socket(fileno=int(sys.argv[1]))))
