@@ -1,59 +1,55 @@
-"""A minimal terminal for tests, which shows what a user sees."""
+"""A terminal for tests, which shows what a user sees."""
 
 from __future__ import annotations
 
-import re
-import unicodedata
+import copy
+from typing import Any
 
-_TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|[\s\S]")
+import pyte
+
+_ALTERNATE = 1049 << 5  # as pyte numbers private modes
 
 
-class Screen:
-    """Understands text, CR, LF, cursor up, erase below and colors; wraps and scrolls.
-
-    Anything else raises, so that a test sees every sequence that the code under test uses.
-    """
+class Screen(pyte.HistoryScreen):
+    """pyte's terminal with an alternate screen, which pyte lacks."""
 
     def __init__(self, columns: int = 80, rows: int = 24) -> None:
-        self.columns, self.rows = columns, rows
-        self._lines: list[list[str]] = [[]]
-        self._row = self._column = 0
+        self._main: Any = None
+        super().__init__(columns, rows, history=100_000, ratio=1)
+        self._stream = pyte.Stream(self)
+
+    def set_mode(self, *modes: int, **options: Any) -> None:
+        super().set_mode(*modes, **options)
+        if 1049 in modes and self._main is None:
+            self._main = copy.deepcopy((self.buffer, self.cursor, list(self.history.top)))
+            self.erase_in_display(2)
+
+    def reset_mode(self, *modes: int, **options: Any) -> None:
+        super().reset_mode(*modes, **options)
+        if 1049 in modes and self._main is not None:
+            self.buffer, self.cursor, top = self._main
+            self.history.top.clear()
+            self.history.top.extend(top)
+            self._main = None
+
+    @property
+    def alternate(self) -> bool:
+        """Whether the alternate screen is shown."""
+        return self._main is not None
 
     def feed(self, output: str) -> None:
-        for match in _TOKEN.finditer(output):
-            text, argument, command = match[0], match[1], match[2]
-            if command == "A":
-                top = max(0, len(self._lines) - self.rows)
-                self._row = max(top, self._row - int(argument or 1))
-            elif command == "J":
-                del self._lines[self._row + 1 :]
-                del self._lines[self._row][self._column :]
-            elif command == "m":
-                continue
-            elif text == "\r":
-                self._column = 0
-            elif text == "\n":
-                self._down()
-            elif text >= " " and text != "\x7f":
-                self._print(text)
-            else:
-                raise AssertionError(f"unexpected control sequence {text!r}")
+        self._stream.feed(output)
 
-    def lines(self) -> list[str]:
-        """All lines, including scrolled ones, without trailing blanks."""
-        return ["".join(line).rstrip() for line in self._lines]
+    def scrolled(self) -> list[str]:
+        """The lines that have left the screen at its top."""
+        return [self._text(line) for line in self.history.top]
 
-    def _down(self) -> None:
-        self._row += 1
-        if self._row == len(self._lines):
-            self._lines.append([])
+    def everything(self) -> list[str]:
+        """All lines, including scrolled ones, without blanks at their ends."""
+        shown = self.scrolled() + [line.rstrip() for line in self.display]
+        while len(shown) > 1 and not shown[-1] and not shown[-2]:
+            shown.pop()
+        return shown
 
-    def _print(self, character: str) -> None:
-        wide = unicodedata.east_asian_width(character) in "WF"
-        if self._column + 1 + wide > self.columns:
-            self._column = 0
-            self._down()
-        line = self._lines[self._row]
-        line.extend(" " * (self._column - len(line)))
-        line[self._column : self._column + 1 + wide] = [character] + [""] * wide
-        self._column += 1 + wide
+    def _text(self, line: Any) -> str:
+        return "".join(line[column].data for column in range(self.columns)).rstrip()

@@ -1,9 +1,8 @@
-"""A live view on a pseudo-terminal: the screen that a user sees."""
+"""The live view on a pseudo-terminal: the screen that a user sees."""
 
 import fcntl
 import os
 import pty
-import re
 import struct
 import subprocess
 import sys
@@ -15,14 +14,15 @@ import pytest
 
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
+from dtrain.messages.telemetry import Sample
 from dtrain.runs.progress import Progress
-from dtrain_cli.views import Filters, make_view
+from dtrain_cli.views import Display, Filters, make_view
 from support.limits import HANG
 from support.runs import plan
 from support.screen import Screen
 
 DONE = Report(ExitCode.OK, "all 4 workers finished", seconds=41, logs="/runs/demo-1")
-HEADER = "── demo-1 · running"
+OUTPUT = "── output ──"
 
 
 class Terminal:
@@ -55,26 +55,41 @@ class Terminal:
 
     def wait_for(self, text: str, after: int = 0) -> None:
         with self._changed:
-            found = self._changed.wait_for(lambda: text.encode() in self.raw[after:], 30)
+            found = self._changed.wait_for(lambda: text.encode() in self.raw[after:], HANG)
         assert found, f"no {text!r} in the end of the output, {self.raw[-1000:]!r}"
 
-    def screen(self) -> list[str]:
-        """The current screen. The terminal's size must not have changed."""
+    def until(self, condition, after: int = 0) -> None:
+        """Wait until the screen is as wanted: ``condition`` gets it."""
+        with self._changed:
+            found = self._changed.wait_for(lambda: condition(self.screen(after)), HANG)
+        assert found, self.screen(after).display
+
+    def screen(self, after: int = 0) -> Screen:
+        """What the output from byte ``after`` on shows. Until then the size must not change."""
         screen = Screen(self.columns, self.rows)
-        screen.feed(self.raw.decode(errors="ignore").replace("\n", "\r\n"))
-        return screen.lines()
+        screen.feed(self.raw[after:].decode(errors="ignore").replace("\n", "\r\n"))
+        return screen
 
     def close(self) -> list[str]:
+        """The lines that stay on the terminal."""
         self.stdout.close()
         self.stderr.close()
         self._thread.join(HANG)
         os.close(self._master)
-        return self.screen()
+        screen = self.screen()
+        assert not screen.alternate
+        assert not screen.cursor.hidden
+        return screen.everything()
 
 
 @pytest.fixture(autouse=True)
 def colorless(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    monkeypatch.setattr("dtrain_cli.views.live.ENTER_AFTER", 0.0)
 
 
 @pytest.fixture
@@ -90,6 +105,7 @@ def live(terminal, **options):
         Filters(),
         options.get("fold", False),
         lambda: None,
+        options.get("display"),
     )
 
 
@@ -99,28 +115,53 @@ def running(view):
         view.host_state(host, "running")
 
 
+def dashboard(terminal, *texts):
+    """Wait until the dashboard shows the texts."""
+
+    def ready(screen):
+        return screen.alternate and all(
+            any(text in line for line in screen.display) for text in (OUTPUT, *texts)
+        )
+
+    terminal.until(ready)
+    return [line.rstrip() for line in terminal.screen().display]
+
+
 def finish(view):
     view.finished(DONE)
     assert view.wait(HANG)
 
 
-def test_lines_scroll_above_the_header_until_it_is_removed_at_the_end(terminal, workers):
+def test_the_dashboard_leaves_only_the_output_behind(terminal, workers):
     view = live(terminal)
+    view.started("demo-1", plan(), "/runs/demo-1")
+    view.host_state("node0", "connecting")
+    terminal.wait_for("starting 4 workers")
+    assert not terminal.screen().alternate  # a ProxyCommand may ask for a password now
     running(view)
     out, err = workers.stream("node0", 0), workers.stream("node1", 3, "stderr")
     view.output(out, workers.write(out, b"step 1\n"))
     view.output(err, workers.write(err, b"warned\n"))
-    terminal.wait_for("[node0 0] step 1\n")
-    terminal.wait_for("2 hosts running")
+    view.progress("node0", Progress("rank-0", 0.0, 1, 10, 2.5, None, {}))
+    view.telemetry("node1", Sample(1.0, 4, 2.0, (1, 4), None, None, None, (), ()))
+    screen = dashboard(terminal, "step 1 of 10 · loss 2.5", " 50%  25%", "[node1 3] warned")
+    assert screen[0].startswith(" demo-1  0 s · 2 hosts running · 4 workers")
+    assert screen.index("[node0 0] step 1") > next(
+        at for at, line in enumerate(screen) if line.startswith(OUTPUT)
+    )
+    # The terminal's echo appears at the cursor, and the next frame replaces it.
+    os.write(terminal.stderr.fileno(), b"^C")
+    terminal.wait_for("^C")
+    terminal.wait_for("\x1b[?2026l", terminal.raw.index(b"^C"))
+    assert not any("^C" in line for line in terminal.screen().display)
     view.output(out, workers.write(out, b"step 2\n"))
-    terminal.wait_for("   [node0 0] step 2")
-    screen = terminal.screen()
-    assert screen[-3].startswith(HEADER)
-    assert screen[-2:] == ["   2 hosts running · 4 workers", "   [node0 0] step 2"]
     finish(view)
     assert terminal.close() == [
         "dtrain: run demo-1, logs in /runs/demo-1",
         "dtrain: starting 4 workers on 2 hosts (node[0-1])",
+        "dtrain: run demo-1, logs in /runs/demo-1",
+        "dtrain: starting 4 workers on 2 hosts (node[0-1])",
+        "dtrain: 4 workers started",
         "[node0 0] step 1",
         "[node1 3] warned",
         "[node0 0] step 2",
@@ -129,24 +170,8 @@ def test_lines_scroll_above_the_header_until_it_is_removed_at_the_end(terminal, 
     ]
 
 
-def test_progress_replaces_the_last_line(terminal, workers):
-    view = live(terminal)
-    running(view)
-    stream = workers.stream("node0", 0)
-    view.output(stream, workers.write(stream, b"compiling\n"))
-    terminal.wait_for("   [node0 0] compiling")
-    view.progress("node0", Progress("rank-0", 0.0, 1, 10, 2.5, None, {}))
-    terminal.wait_for("step 1 of 10")
-    view.output(stream, workers.write(stream, b"more\n"))
-    view.progress("node0", Progress("rank-0", 2.0, 3, 10, 2.25, None, {}))
-    terminal.wait_for("step 3 of 10")
-    assert terminal.screen()[-1] == "   step 3 of 10 · loss 2.25 · 1.0 steps/s · 7 s left"
-    finish(view)
-    assert not any("step" in line for line in terminal.close())
-
-
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (200, 50), (20, 10), (40, 3), (80, 1)])
-def test_nothing_is_garbled_at_any_size(workers, columns, rows):
+def test_no_output_is_lost_at_any_size(workers, columns, rows):
     terminal = Terminal(columns, rows)
     view = live(terminal)
     running(view)
@@ -160,104 +185,108 @@ def test_nothing_is_garbled_at_any_size(workers, columns, rows):
             text = f"{stream.fd} {number}\n"
             view.output(stream, workers.write(stream, text.encode()))
     finish(view)
-    lines = terminal.close()
-    # Lines of the log may be wrapped, but not cut, and no header remains between them.
-    assert "──" not in "".join(lines)
-    text = "".join(lines).replace("[node", "\n[node").splitlines()
+    text = "".join(terminal.close()).replace("[node", "\n[node")
     for stream in streams:
         head = f"[{stream.host} {stream.rank}] {stream.fd} "
-        shown = [line.removeprefix(head) for line in text if line.startswith(head)]
-        assert [re.match("[0-9]+", each)[0] for each in shown] == [str(n) for n in range(300)]
-    assert "done in 41 s" in "".join(lines)
+        found = [line.removeprefix(head) for line in text.splitlines() if line.startswith(head)]
+        # The report follows the last line without a newline.
+        assert [int(each.partition("dtrain")[0]) for each in found] == list(range(300))
+    assert OUTPUT not in text
 
 
-def test_a_bar_without_an_end_is_in_the_header_and_once_in_the_log(terminal, workers):
+def test_long_output_is_cut_with_a_hint(terminal, workers, monkeypatch):
+    monkeypatch.setattr("dtrain_cli.views.live._KEPT", 100)
+    view = live(terminal)
+    running(view)
+    dashboard(terminal)
+    stream = workers.stream("node0", 0)
+    for number in range(20):
+        view.output(stream, workers.write(stream, b"line %d\n" % number))
+        dashboard(terminal, f"line {number}")
+    finish(view)
+    lines = terminal.close()
+    assert "dtrain: `dtrain logs demo-1` shows earlier output" in lines
+    assert "[node0 0] line 0" not in lines
+    assert "[node0 0] line 19" in lines
+
+
+def test_a_bar_without_an_end_is_shown_and_once_in_the_log(terminal, workers):
     view = live(terminal)
     running(view)
     stream = workers.stream("node0", 0, "stderr")
     for percent in (10, 50, 90):
         view.output(stream, workers.write(stream, b"\r%d%% done" % percent))
-        terminal.wait_for(f"   [node0 0] {percent}% done")
+        dashboard(terminal, f"[node0 0] {percent}% done")
     finish(view)
     lines = terminal.close()
     assert "[node0 0] 90% done" in lines
     assert "50%" not in "".join(lines)
 
 
-def test_the_lowest_rank_is_followed(terminal, workers):
-    view = live(terminal)
-    running(view)
-    for rank in (1, 0, 2):
-        stream = workers.stream(f"node{rank // 2}", rank)
-        view.output(stream, workers.write(stream, b"from %d\n" % rank))
-        terminal.wait_for(f"[node{rank // 2} {rank}] from {rank}\n")
-    finish(view)
-    assert b"   [node0 1] from" in terminal.raw
-    assert b"   [node0 0] from" in terminal.raw
-    assert b"   [node1 2] from" not in terminal.raw
-    terminal.close()
-
-
 def test_a_paused_view_does_not_write(terminal, workers):
     view = live(terminal)
     running(view)
-    terminal.wait_for(HEADER)
+    dashboard(terminal)
     with view.pause():
         terminal.stderr.write("Passphrase: \n")
         terminal.stderr.flush()
         terminal.wait_for("Passphrase")
+        assert not terminal.screen().alternate
         written = len(terminal.raw)
         stream = workers.stream("node0", 0)
         view.output(stream, workers.write(stream, b"meanwhile\n"))
         view.notice("later")
-        assert "──" not in "".join(terminal.screen())
         assert len(terminal.raw) == written
-    terminal.wait_for("] meanwhile")
+    dashboard(terminal, "] meanwhile")
     finish(view)
     lines = terminal.close()
     assert lines.index("Passphrase:") < lines.index("dtrain: later")
 
 
-def test_output_of_other_programs_does_not_damage_the_header_or_the_log(terminal):
+def test_a_new_size_is_used(terminal):
     view = live(terminal)
     running(view)
-    terminal.wait_for("workers\r\x1b[2A")
-    for text in ("^C", "ssh: from elsewhere\r\n", "\r\n"):
-        written = len(terminal.raw)
-        # The terminal's echo and the output of a ProxyCommand appear at the cursor.
-        os.write(terminal.stderr.fileno(), text.encode())
-        view.notice("after it")
-        terminal.wait_for("workers\r\x1b[2A", written)
-    finish(view)
-    lines = terminal.close()
-    assert "──" not in "".join(lines)
-    assert "hosts running" not in "".join(lines)
-    assert lines[2:] == [
-        "dtrain: after it",
-        "ssh: from elsewhere",
-        "dtrain: after it",
-        "",
-        "dtrain: after it",
-        "dtrain: done in 41 s: all 4 workers finished; logs in /runs/demo-1",
-        "",
-    ]
-
-
-def test_a_new_size_does_not_change_what_is_erased():
-    """The cursor stays above the header, even if the terminal rewraps it."""
-    terminal = Terminal(80, 24)
-    view = live(terminal)
-    running(view)
-    terminal.wait_for("2 hosts running")
+    dashboard(terminal)
     written = len(terminal.raw)
-    terminal.resize(30, 24)
-    view.notice("narrow")
-    terminal.wait_for("\x1b[2A", written)
-    erased, drawn = terminal.raw[written:].split(b"dtrain: narrow")
-    assert erased == b"\r\x1b[J"
-    assert drawn.endswith(b"\r\x1b[2A")
+    terminal.resize(30, 10)
+
+    def fits(screen):
+        cut = screen.display[0].rstrip().endswith("…")
+        return cut and any(line.startswith(OUTPUT) for line in screen.display)
+
+    terminal.until(fits, written)
+    finish(view)
+    terminal.resize(80, 24)
+    terminal.close()
+
+
+def test_control_sequences_and_markup_of_workers_stay_text(terminal, workers, monkeypatch):
+    monkeypatch.delenv("NO_COLOR")
+    view = live(terminal)
+    running(view)
+    stream = workers.stream("node0", 0)
+    evil = b"\x1b[?1049l\x1b[2J\x1b]0;title\x07\x1b[99;99H[bold]b[/bold]\x1b[31mred\x9b2J\n"
+    view.output(stream, workers.write(stream, evil))
+    dashboard(terminal, "[bold]b[/bold]", "red")
     finish(view)
     terminal.close()
+    assert b"title\x07" not in terminal.raw
+    assert terminal.raw.count(b"\x1b[?1049l") == 1
+
+
+@pytest.mark.parametrize("display", [Display.PLAIN, Display.QUIET])
+def test_other_displays_move_no_cursor(terminal, workers, display):
+    view = live(terminal, display=display)
+    running(view)
+    stream = workers.stream("node0", 0)
+    view.output(stream, workers.write(stream, b"step 1\n"))
+    view.progress("node0", Progress("rank-0", 0.0, 1, 10, 2.5, None, {}))
+    finish(view)
+    lines = terminal.close()
+    assert b"\x1b" not in terminal.raw
+    assert ("[node0 0] step 1" in lines) == (display is Display.PLAIN)
+    assert ("dtrain: step 1 of 10 · loss 2.5" in lines) == (display is Display.PLAIN)
+    assert "dtrain: 4 workers started" in lines
 
 
 def test_colors_only_on_terminals_that_support_them(workers, monkeypatch):
@@ -284,27 +313,28 @@ def test_a_dumb_terminal_gets_plain_lines(terminal, workers, monkeypatch):
     assert b"\x1b" not in terminal.raw
 
 
-def test_output_in_a_file_keeps_the_header_on_the_terminal(terminal, workers, tmp_path):
+def test_output_in_a_file_keeps_the_dashboard_on_the_terminal(terminal, workers, tmp_path):
     with open(tmp_path / "out.txt", "w") as file:
         view = live(terminal, stdout=file)
         running(view)
+        dashboard(terminal)
         stream = workers.stream("node0", 0)
         view.output(stream, workers.write(stream, b"\x1b[31mto the file\n"))
-        terminal.wait_for("   [node0 0] ")
+        dashboard(terminal, "[node0 0] to the file")
+        assert (tmp_path / "out.txt").read_text() == "[node0 0] to the file\n"
         finish(view)
-    lines = terminal.close()
-    assert (tmp_path / "out.txt").read_text() == "[node0 0] to the file\n"
-    assert "[node0 0] to the file" not in lines
+    assert "[node0 0] to the file" not in terminal.close()
 
 
-def test_no_header_if_stdout_is_a_pipe(terminal, workers):
+def test_no_dashboard_if_stdout_is_a_pipe(terminal, workers):
     read, write = os.pipe()
     with os.fdopen(write, "w") as pipe:
         view = live(terminal, stdout=pipe)
         running(view)
         finish(view)
     os.close(read)
-    assert "──" not in "\n".join(terminal.close())
+    terminal.close()
+    assert b"\x1b[?1049h" not in terminal.raw
 
 
 def test_a_closed_terminal_is_a_closed_reader(terminal):

@@ -9,6 +9,7 @@ import typer
 from dtrain import api
 from dtrain_cli import completion
 from dtrain_cli.commands.watch import Watch
+from dtrain_cli.views import Display
 
 
 def attach(
@@ -24,9 +25,12 @@ def attach(
     fold: Annotated[
         bool, typer.Option("--fold", help="Show a line that several ranks write only once.")
     ] = False,
+    view: Annotated[
+        Display | None, typer.Option(help="How to show the run; default: live on a terminal.")
+    ] = None,
 ) -> None:
     """Watch a run; Ctrl-C leaves it running."""
-    watch = Watch(stopping=False, json=json, fold=fold)
+    watch = Watch(stopping=False, json=json, fold=fold, display=view)
     code = watch.until_over(
         lambda: api.attach(run, observer=watch.view, control=watch.control, ask=watch.ask)
     )

@@ -21,7 +21,7 @@ from dtrain.spec.report import render_warnings
 from dtrain_cli import completion
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.output import write
-from dtrain_cli.views import Filters
+from dtrain_cli.views import Display, Filters
 
 _RENDERED = re.compile(r"(?!\.\.?/)[A-Za-z0-9._:-]+/[a-z]+-[0-9]+\.(?:sh|env)|job\.sbatch")
 """Name patterns of the files that a dry run writes."""
@@ -71,6 +71,9 @@ def launch(
     fold: Annotated[
         bool, typer.Option("--fold", help="Show a line that several ranks write only once.")
     ] = False,
+    view: Annotated[
+        Display | None, typer.Option(help="How to show the run; default: live on a terminal.")
+    ] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Forward the job's TensorBoard to this machine.")
     ] = False,
@@ -104,7 +107,9 @@ def launch(
     # A dry run needs none of a session's threads and transports, so import them only here.
     from dtrain_cli.commands.watch import Watch
 
-    watch = Watch(stopping=True, json=json, filters=filters, fold=fold, detachment=detachment)
+    watch = Watch(
+        stopping=True, json=json, filters=filters, fold=fold, detachment=detachment, display=view
+    )
     if spec.job.strategy_reason:
         watch.view.notice(f"strategy auto is {spec.job.strategy}: {spec.job.strategy_reason}")
     code = watch.until_over(

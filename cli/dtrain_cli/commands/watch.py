@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from dtrain.diagnostics import DtrainError, ExitCode
+from dtrain.diagnostics import ExitCode
 from dtrain.engines.detachment import Detachment
 from dtrain.failures.cause import Report
 from dtrain.runs.log_store import RunFolder
@@ -15,7 +15,7 @@ from dtrain.session.signals import on_signals, stop_by_signal
 from dtrain.transport.questions import Ask
 from dtrain_cli import prompt
 from dtrain_cli.standard import OutputError
-from dtrain_cli.views import Filters, make_view
+from dtrain_cli.views import Display, Filters, make_view
 
 
 class Watch:
@@ -29,6 +29,7 @@ class Watch:
         filters: Filters | None = None,
         fold: bool = False,
         detachment: Detachment | None = None,
+        display: Display | None = None,
     ) -> None:
         """With ``stopping``, Ctrl-C and other signals stop the job; without, they only end the
         view."""
@@ -36,6 +37,9 @@ class Watch:
         self._detachment = detachment or Detachment.none()
         self._over = self._enough = self._view_hurries = False
         self.control = Control()
+        if self._detachment.in_background and display is not Display.QUIET:
+            # stderr becomes a file, which redrawn dashboards would fill.
+            display = Display.PLAIN
         self.view = make_view(
             json,
             sys.stdout,
@@ -43,8 +47,7 @@ class Watch:
             filters or Filters(),
             fold,
             on_broken_pipe=self._broken_pipe,
-            # In the background stderr becomes a file, which redrawn headers would fill.
-            live=not self._detachment.in_background,
+            display=display,
         )
         self.ask: Ask | None = prompt.asker(self.view.pause, lambda: self.control.interrupted)
 
@@ -56,7 +59,8 @@ class Watch:
                 self._over = True
                 while not self.view.wait(0.5) and not self._enough:
                     pass
-            except DtrainError:
+            except BaseException:
+                # Whatever is printed next must not end up below or inside a dashboard.
                 with self.view.pause():
                     raise
         if report.exit_code is ExitCode.OK and self.view.output_error is not None:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from enum import Enum
 from typing import TextIO
 
 from dtrain.session.feed import Receiver
 from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.view import Filters, View
 
-__all__ = ["Filters", "View", "can_redraw", "color", "make_view"]
+__all__ = ["Display", "Filters", "View", "can_redraw", "color", "make_view"]
+
+
+class Display(str, Enum):
+    """How to show a run."""
+
+    PLAIN = "plain"
+    LIVE = "live"
+    QUIET = "quiet"
 
 
 def make_view(
@@ -20,20 +29,21 @@ def make_view(
     filters: Filters,
     fold: bool,
     on_broken_pipe: Callable[[], None],
-    live: bool = True,
+    display: Display | None = None,
 ) -> View:
     """Start and return the view that fits the output streams.
 
     - ``json``: JSON Lines on stdout, nothing on stderr.
-    - stderr is a terminal that can move its cursor, and stdout is not a pipe: log lines above a
-      live header. (A pipe's reader, such as ``tee``, often writes to the same terminal.)
+    - ``display``, if given. Where there is no terminal for a dashboard, ``LIVE`` is ``PLAIN``.
+    - stderr is a terminal that can move its cursor, and stdout is not a pipe: a dashboard. (A
+      pipe's reader, such as ``tee``, often writes to the same terminal.)
     - otherwise: plain lines.
 
-    Without ``live``, there is no header. ``on_broken_pipe`` is called once, from another thread,
+    ``on_broken_pipe`` is called once, from another thread,
     when the reader of stdout or stderr is gone.
     """
 
-    def display(broken: Callable[[OSError], None]) -> Receiver:
+    def receiver(broken: Callable[[OSError], None]) -> Receiver:
         out, err = Outlet(stdout, broken), Outlet(stderr, broken)
         if json:
             from dtrain_cli.views.json_lines import JsonLines
@@ -42,13 +52,18 @@ def make_view(
         from dtrain_cli.views.plain import Plain
 
         kind = Plain
-        if live and can_redraw(err.terminal) and not out.pipe:
+        able = can_redraw(err.terminal) and err.unicode and not out.pipe
+        if display is Display.QUIET:
+            from dtrain_cli.views.quiet import Quiet
+
+            kind = Quiet
+        elif display is not Display.PLAIN and able:
             from dtrain_cli.views.live import Live
 
             kind = Live
         return kind(out, err, fold=fold, color=(color(out), color(err)))
 
-    return View(display, filters, on_broken_pipe)
+    return View(receiver, filters, on_broken_pipe)
 
 
 def color(outlet: Outlet) -> bool:

@@ -1,135 +1,199 @@
-"""A run on a terminal: log lines scroll above a header that is redrawn in place."""
+"""A run on a terminal: a dashboard with the last lines of output below it."""
 
 from __future__ import annotations
 
+import io
 import math
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.text import Text
+
+from dtrain.framing import clean
 from dtrain.session.feed import StreamKey
 from dtrain_cli.views import names
 from dtrain_cli.views.bars import Bars
-from dtrain_cli.views.header import BAD, Header
+from dtrain_cli.views.board import Board
+from dtrain_cli.views.dashboard import draw
 from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.plain import Plain
 
 if TYPE_CHECKING:
     from dtrain.failures.cause import Report
     from dtrain.launchplan.plan import LaunchPlan
+    from dtrain.messages.telemetry import Sample
     from dtrain.runs.log_store import Stream
     from dtrain.runs.progress import Progress
 
-_BETWEEN_WRITES = 0.05
+ENTER_AFTER = 1.0
+"""Seconds that all hosts are connected before the dashboard appears."""
+_BETWEEN_DRAWS = 0.25
 _BETWEEN_CLOCKS = 1.0
-_BUFFERED = 64 << 10
-"""Characters; with so many buffered, write without waiting for more."""
+_KEPT = 256 << 10
+"""Characters of output that are printed after the dashboard is gone."""
+_RECENT = 200
+"""Lines: the height of a large terminal."""
+
+# Without wrapping, a character that is wider than rich thinks does not shift the lines below.
+_ENTER = "\x1b[?1049h\x1b[?7l\x1b[?25l"
+_LEAVE = "\x1b[H\x1b[J\x1b[?25h\x1b[?7h\x1b[?1049l"
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
+"""The terminal shows what is between them at once, if it knows them."""
 
 
 class Live(Plain):
-    """Shows the header on stderr. Each write erases it, prints, and redraws it.
-
-    Between writes the cursor stays on an empty line above the header. So the next write erases an
-    echoed ^C, a line of another process (an `ssh` of a ProxyCommand) stays whole, and resizing the
-    terminal does not change the distance to the header's start. `rich.live` leaves the cursor at
-    the end: an echo that wraps, or a narrower window, then leaves parts of the header behind.
-    """
+    """Prints plain lines until all hosts are connected: before that, other programs such as `ssh`
+    may ask questions on the terminal. Then it shows the dashboard on the alternate screen, so that
+    nothing of it stays in the scrollback. At the end it prints the last lines of output there."""
 
     def __init__(self, out: Outlet, err: Outlet, *, fold: bool, color: tuple[bool, bool]) -> None:
         # If both are one terminal, use one file descriptor, which keeps the order of all output.
         super().__init__(err if out.same_terminal(err) else out, err, fold=fold, color=color)
-        self._bars = Bars(math.inf)  # The header shows them.
-        self._header = Header()
-        self._began = time.monotonic()
-        self._drawn = False
-        self._written = 0.0
-        self._size = 0
-        self._stale = False
-        self._lowest: tuple[bool, int, str, int] | None = None
-        self._reported = False
+        self._bars = Bars(math.inf)  # The dashboard shows them.
+        self._board = Board()
+        self._entered = False
+        self._connected: float | None = None
+        self._kept: deque[str] = deque()
+        self._kept_size = 0
+        self._cut = False
+        self._recent: deque[str] = deque(maxlen=_RECENT)
+        self._partial = ""
+        self._drawn = 0.0
+        self._size = (0, 0)
+        self._stale = True
+        self._console = Console(file=io.StringIO(), width=1 << 14, markup=False, emoji=False)
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
         super().started(run, plan, folder)
-        self._head(run, plan)
+        self._begin(run, plan)
 
     def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
         super().attached(run, plan, folder)
-        self._head(run, plan)
+        self._begin(run, plan)
 
     def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
         super().next_attempt(attempt, plan)
-        self._expect(plan)
+        self._board.expect(plan)
 
     def allocated(self, plan: LaunchPlan) -> None:
         super().allocated(plan)
-        self._expect(plan)
+        self._board.expect(plan)
 
-    def _head(self, run: str, plan: LaunchPlan) -> None:
-        self._began = time.monotonic()
-        self._header.run = run
-        self._expect(plan)
-
-    def _expect(self, plan: LaunchPlan) -> None:
-        self._header.workers = plan.world_size
-        self._header.hosts = {host.host.name: "" for host in plan.hosts}
+    def _begin(self, run: str, plan: LaunchPlan) -> None:
+        self._board.run, self._board.began = run, time.monotonic()
+        self._board.expect(plan)
 
     def host_state(self, host: str, state: str, detail: str) -> None:
+        super().host_state(host, state, detail)
+        self._board.host_state(host, state)
         self._stale = True
-        self._header.hosts[host] = state
-        if state in BAD:
-            super().host_state(host, state, detail)
 
     def progress(self, host: str, report: Progress) -> None:
-        if self._progress_line.add(report):
-            self._header.progress = ("", self._progress_line.text)
-            self._stale = self._reported = True
+        self._stale |= self._board.add(report)
+
+    def telemetry(self, host: str, sample: Sample) -> None:
+        self._board.telemetry(host, sample, time.monotonic())
 
     def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
         super().lines(stream, lines, partial)
-        order = (stream.rank is None, stream.rank or 0, stream.role, stream.index)
-        if not self._reported and (self._lowest is None or order <= self._lowest):
-            latest = partial if partial.strip() else next(filter(str.strip, reversed(lines)), "")
-            if latest:
-                self._lowest = order
-                self._header.progress = (names.prefix(stream.host, stream.label), latest)
-                self._stale = True
+        self._partial = names.prefix(stream.host, stream.label) + partial if partial.strip() else ""
+        self._stale = True
 
     def flush(self, now: float) -> None:
         self._fold(now)
-        if self._size >= _BUFFERED or self._next_draw(now) <= 0:
+        if not self._entered and self._may_enter(now):
+            self._write("", _ENTER)
+            self._entered = self._stale = True
+        self._write("", "")
+        if self._entered and self._is_due(now):
             self._draw(now)
 
     def next_flush(self, now: float) -> float | None:
-        folded = super().next_flush(now)
-        draw = max(0.0, self._next_draw(now))
-        return draw if folded is None else min(draw, folded)
+        pauses = [super().next_flush(now)]
+        if self._entered:
+            # Also a new size of the terminal is noticed then.
+            pauses.append(max(0.0, self._drawn + _BETWEEN_DRAWS - now))
+        elif self._connected is not None:
+            pauses.append(max(0.0, self._connected + ENTER_AFTER - now))
+        return min((pause for pause in pauses if pause is not None), default=None)
 
     def suspend(self) -> None:
-        self._write(self._erase(), "")
-        self._size, self._stale = 0, True
+        if self._entered:
+            self._entered = False
+            if self._cut:
+                self._cut = False
+                hint = f"`dtrain logs {self._board.run}` shows earlier output"
+                self._kept.appendleft(f"dtrain: {hint}\n")
+            self._buffer.append((self._err, _LEAVE + "".join(self._kept)))
+            self._kept.clear()
+            self._kept_size = 0
+        super().suspend()
 
     def finished(self, report: Report, paths: Mapping[StreamKey, str]) -> None:
         self.suspend()
         super().finished(report, paths)
 
-    def _next_draw(self, now: float) -> float:
-        fresh = not self._buffer and not self._stale
-        return self._written + (_BETWEEN_CLOCKS if fresh else _BETWEEN_WRITES) - now
+    def _may_enter(self, now: float) -> bool:
+        if not self._board.connected:
+            self._connected = None
+            return False
+        if self._connected is None:
+            self._connected = now
+        return now >= self._connected + ENTER_AFTER
+
+    def _is_due(self, now: float) -> bool:
+        if now < self._drawn + _BETWEEN_DRAWS:
+            return False
+        clock = now >= self._drawn + _BETWEEN_CLOCKS
+        return clock or self._stale or self._err.size() != self._size
 
     def _draw(self, now: float) -> None:
-        columns, rows = self._err.size()
-        lines = self._header.lines(columns, rows, now - self._began)
-        if lines and self._color["stderr"]:
-            lines[0] = names.paint(lines[0], "dim")
-        erase, self._drawn = self._erase(), bool(lines)
-        header = "".join(f"\n{line}" for line in lines)
-        self._write(erase, f"{header}\r\x1b[{len(lines)}A" if lines else "")
-        self._written, self._size, self._stale = now, 0, False
+        self._size = columns, rows = self._err.size()
+        self._drawn, self._stale = now, False
+        recent = list(self._recent)[-rows:]
+        if self._partial:
+            recent.append(clean(self._partial))
+        output = [self._text(line) for line in recent]
+        lines = draw(self._board, output, columns, rows, now)
+        # Erase each line after it is written, so that nothing flickers on terminals that do not
+        # know _BEGIN.
+        body = "".join(
+            f"\x1b[{row};1H{self._escaped(line)}\x1b[K" for row, line in enumerate(lines, 1)
+        )
+        # An echoed ^C appears at the cursor, and the next frame replaces it.
+        self._write("", f"{_BEGIN}{body}\x1b[H{_END}")
 
-    def _erase(self) -> str:
-        drawn, self._drawn = self._drawn, False
-        return "\r\x1b[J" if drawn else ""
+    def _text(self, line: str) -> Text:
+        line = line.expandtabs(4)
+        return Text.from_ansi(line) if self._color["stderr"] else Text(line)
+
+    def _escaped(self, line: Text) -> str:
+        if not self._color["stderr"]:
+            return line.plain
+        return "".join(
+            segment.style.render(segment.text, color_system=ColorSystem.STANDARD)
+            if segment.style
+            else segment.text
+            for segment in line.render(self._console)
+        )
 
     def _put(self, fd: str, text: str) -> None:
-        super()._put(fd, text)
-        self._size += len(text)
+        outlet = self._out if fd == "stdout" else self._err
+        self._recent.extend(_last_lines(text))
+        self._stale = True
+        if not self._entered or not outlet.terminal:
+            super()._put(fd, text)
+            return
+        self._kept.append(text)
+        self._kept_size += len(text)
+        while self._kept_size > _KEPT and len(self._kept) > 1:
+            self._kept_size -= len(self._kept.popleft())
+            self._cut = True
+
+
+def _last_lines(text: str) -> Sequence[str]:
+    return text.removesuffix("\n").rsplit("\n", _RECENT)[-_RECENT:]

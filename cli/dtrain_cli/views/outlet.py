@@ -47,6 +47,11 @@ class Outlet:
                 self._on_broken(error)
                 return
 
+    @property
+    def unicode(self) -> bool:
+        """Whether it can show more than ASCII."""
+        return self._encoding.lower().startswith("utf")
+
     def size(self) -> tuple[int, int]:
         """Columns and lines of the terminal."""
         try:

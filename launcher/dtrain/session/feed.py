@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from dtrain.runs.stored_file import open_output
@@ -226,6 +226,8 @@ class Feed:
                 pass
         except BaseException as error:  # noqa: BLE001 - `wait` raises it in the caller's thread
             self._error = error
+            with suppress(Exception):
+                self._receiver.suspend()
         finally:
             with self._wake:
                 self._done.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,10 +11,13 @@ from dtrain.runs import journal
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import RunFolder, Stream
 from dtrain.runs.record import Record
+from dtrain.runs.telemetry import latest
 from dtrain.session.observer import Observer
 
 POLL = 0.1
 """Seconds between two reads of files that may have grown."""
+SAMPLES = 1.0
+"""Seconds between two reads of the hosts' telemetry."""
 
 
 class RunFollower:
@@ -26,6 +30,8 @@ class RunFollower:
         self._observer = observer
         self._journal = JournalReader(folder.journal)
         self._sizes: dict[Stream, int] = {}
+        self._sampled: dict[str, float] = {}
+        self._sample_at = 0.0
         self.report: Report | None = None
         """How the run ended; None until it has."""
         observer.attached(record.run, self._plan, str(folder.path))
@@ -78,6 +84,17 @@ class RunFollower:
             if size > self._sizes.get(stream, 0):
                 self._sizes[stream] = size
                 self._observer.output(stream, size)
+        if time.monotonic() >= self._sample_at:
+            self._sample_at = time.monotonic() + SAMPLES
+            self._show_samples()
+
+    def _show_samples(self) -> None:
+        for part in self._plan.hosts:
+            host = part.host.name
+            sample = latest(self._folder.path, host)
+            if sample is not None and sample.time != self._sampled.get(host):
+                self._sampled[host] = sample.time
+                self._observer.telemetry(host, sample)
 
     def _forward(self, event: journal.JournalEvent) -> None:
         match event:

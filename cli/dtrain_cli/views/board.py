@@ -1,0 +1,128 @@
+"""The state of a run as the live view shows it. Pure: times are arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.messages.telemetry import Gpu, Sample
+from dtrain.runs.progress import Progress
+from dtrain_cli.views import names
+from dtrain_cli.views.progress import ProgressLine
+from dtrain_cli.views.troubles import Trouble, are_busy, trouble
+
+BAD = ("unreachable", "lost", "failed")
+_CONNECTED = ("syncing", "preparing", "ready", "running", "stopping", "ended")
+_ORDER = ("queued", "connecting", "attaching", "checking", *_CONNECTED)
+_MAX_NAMES = 3
+STALE = 5.0
+"""Seconds after which a host's last sample is shown as old."""
+
+
+@dataclass(slots=True)
+class HostRow:
+    """What is known of one host."""
+
+    name: str
+    job_gpus: Collection[int] = ()
+    """Indices of the GPUs that the job uses; empty means all."""
+    state: str = ""
+    sample: Sample | None = None
+    sampled: float = 0.0
+    """When the sample arrived."""
+
+    @property
+    def gpus(self) -> list[Gpu]:
+        found = self.sample.gpus if self.sample is not None else ()
+        return [gpu for gpu in found if not self.job_gpus or gpu.index in self.job_gpus]
+
+
+@dataclass(slots=True)
+class Board:
+    run: str = ""
+    began: float = 0.0
+    attempt: int = 1
+    workers: int = 0
+    hosts: dict[str, HostRow] = field(default_factory=dict)
+    progress: ProgressLine = field(default_factory=ProgressLine)
+    last: Progress | None = None
+
+    def expect(self, plan: LaunchPlan) -> None:
+        """The hosts and workers of a new attempt."""
+        self.workers = plan.world_size
+        self.progress, self.last = ProgressLine(), None
+        number = plan.hosts[0].environment.get("DTRAIN_ATTEMPT", "") if plan.hosts else ""
+        if number.isdecimal():  # a batch script may know it only when it runs
+            self.attempt = int(number)
+        self.hosts = {
+            part.host.name: HostRow(part.host.name, part.host.gpus) for part in plan.hosts
+        }
+
+    def host_state(self, host: str, state: str) -> None:
+        if host in self.hosts:
+            self.hosts[host].state = state
+
+    def telemetry(self, host: str, sample: Sample, now: float) -> None:
+        if host in self.hosts:
+            self.hosts[host].sample, self.hosts[host].sampled = sample, now
+
+    def add(self, report: Progress) -> bool:
+        """Whether the report represents the job."""
+        if not self.progress.add(report):
+            return False
+        self.last = report
+        return True
+
+    @property
+    def connected(self) -> bool:
+        """Whether no host is being connected to for the first time."""
+        states = {host.state for host in self.hosts.values()}
+        return bool(states) and states <= {*_CONNECTED, *BAD}
+
+    def gpus(self) -> list[Gpu]:
+        return [gpu for host in self.hosts.values() for gpu in host.gpus]
+
+    def troubles(self) -> dict[str, dict[int, Trouble]]:
+        """What is odd, by host and GPU. Only while all hosts run: a start or a stop is no
+        trouble."""
+        busy = are_busy(self.gpus()) and {host.state for host in self.hosts.values()} == {"running"}
+        found = {
+            name: {
+                gpu.index: one for gpu in host.gpus if (one := trouble(gpu, busy=busy)) is not None
+            }
+            for name, host in self.hosts.items()
+        }
+        return {name: gpus for name, gpus in found.items() if gpus}
+
+
+def state(states: Iterable[str]) -> str:
+    """One word for the whole run."""
+    words = set(states)
+    if len(words) > 1:
+        words.discard("unreachable")  # its workers go on
+    if words & {"stopping", *BAD}:
+        return "stopping"
+    if "ended" in words:
+        return "ending"
+    return words.pop() if words in ({"queued"}, {"running"}) else "starting"
+
+
+def summary(hosts: Mapping[str, str], workers: int) -> str:
+    """``8 hosts running · 64 workers``, ``8 hosts: 7 running, gpu03 failed · 64 workers``."""
+    groups: dict[str, list[str]] = {}
+    for host, word in hosts.items():
+        groups.setdefault(word, []).append(host)
+    parts = [f"{len(groups[word])} {word}" for word in _ORDER if word in groups]
+    for word in BAD:
+        if those := groups.get(word):
+            who = names.hosts(those) if len(those) <= _MAX_NAMES else str(len(those))
+            parts.append(f"{who} {word}")
+    waiting = len(groups.get("", ()))
+    parts += [f"{waiting} waiting"] if waiting else []
+    count = names.count(len(hosts), "host")
+    if len(groups) == 1 and (word := next(iter(groups))) not in BAD:
+        text = f"{count} {word or 'waiting'}"
+    else:
+        text = f"{count}: {', '.join(parts)}"
+    return f"{text} · {names.count(workers, 'worker')}"

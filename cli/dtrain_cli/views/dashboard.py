@@ -1,0 +1,345 @@
+"""Draws the state of a run as lines for a screen of any size. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from dtrain.framing import clean
+from dtrain.messages.telemetry import Gpu
+from dtrain_cli.views import names
+from dtrain_cli.views.board import BAD, STALE, Board, HostRow, state, summary
+from dtrain_cli.views.troubles import Trouble, summaries
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_MAX_NAME = 24
+_PAIR = 13
+"""Columns of two rates."""
+_SEPARATOR = "─"
+_LEAST_OUTPUT = 3
+"""Lines."""
+
+
+def draw(board: Board, output: Sequence[Text], columns: int, rows: int, now: float) -> list[Text]:
+    """Exactly ``rows`` lines, none wider than ``columns``. ``output`` has the last lines of the
+    workers, of which the end is shown."""
+    troubles = board.troubles()
+    head = _head(board, columns, now)[: max(1, rows - _LEAST_OUTPUT)]
+    words = [Text(f" {text}", one.style) for text, one in summaries(troubles)]
+    free = rows - len(head) - 1
+    shown_troubles = words[: max(1, rows // 8)] if free > 8 else []
+    free -= len(shown_troubles)
+    table = _Table(board, troubles, columns, now).lines(free - max(_LEAST_OUTPUT, rows // 4))
+    lines = [*head, *table, *shown_troubles]
+    if len(lines) < rows:
+        lines.append(Text(f"{_SEPARATOR * 2} output ".ljust(columns, _SEPARATOR), "dim"))
+    left = max(0, rows - len(lines))
+    # All of it, but only the end of what does not fit.
+    lines += output[len(output) - min(left, len(output)) :]
+    lines = lines[:rows]
+    lines += [Text() for _ in range(rows - len(lines))]
+    for line in lines:
+        line.rstrip()
+        line.truncate(columns, overflow="ellipsis")
+    return lines
+
+
+def _head(board: Board, columns: int, now: float) -> list[Text]:
+    states = {name: host.state for name, host in board.hosts.items()}
+    parts = [names.duration(now - board.began)]
+    if len(set(states.values())) > 1:
+        parts.insert(0, state(states.values()))
+    if board.attempt > 1:
+        parts.append(f"attempt {board.attempt}")
+    parts.append(summary(states, board.workers))
+    bad = set(states.values()) & set(BAD)
+    title = Text(f" {clean(board.run)} ", "bold reverse")
+    title.append(f" {' · '.join(parts)}", "bold red" if bad else "bold")
+    lines = [title]
+    if text := board.progress.text:
+        lines.append(_progress(board, text, columns))
+    totals = _totals(board)
+    while len(totals) > 1 and len(" · ".join(totals)) >= columns:
+        totals.pop()
+    if totals:
+        lines.append(Text(f" {' · '.join(totals)}"))
+    return lines
+
+
+def _progress(board: Board, text: str, columns: int) -> Text:
+    line = Text(f" {clean(text)}")
+    last = board.last
+    room = columns - line.cell_len - 2
+    if last is not None and last.total and room >= 12:
+        part = min(1.0, last.step / last.total)
+        width = min(room - 6, 40)
+        done = round(part * width)
+        line.append("  ")
+        line.append("━" * done, "green")
+        line.append("─" * (width - done), "dim")
+        line.append(f" {part:4.0%}")
+    return line
+
+
+def _totals(board: Board) -> list[str]:
+    """``64 GPUs: 96 % busy (31 to 100), memory 88 %, 38.2 kW``, ``network ↓6M ↑6M``"""
+    parts = []
+    gpus = board.gpus()
+    used = [gpu.use for gpu in gpus if gpu.use is not None]
+    if used:
+        words = [f"{_mean(used):.0f}% busy ({min(used):.0f} to {max(used):.0f})"]
+        if memory := [gpu.memory for gpu in gpus if gpu.memory is not None]:
+            words.append(f"memory {_mean(memory):.0%}")
+        if power := [gpu.power for gpu in gpus if gpu.power is not None]:
+            words.append(f"{sum(power) / 1000:.1f} kW")
+        parts.append(f"{names.count(len(gpus), 'GPU')}: {', '.join(words)}")
+    samples = [host.sample for host in board.hosts.values() if host.sample is not None]
+    for title, key in (("InfiniBand", "infiniband"), ("network", "network"), ("disk", "disk")):
+        pairs = [pair for one in samples if (pair := getattr(one, key)) is not None]
+        if pairs and (key != "disk" or not used):
+            sent, received = sum(pair[1] for pair in pairs), sum(pair[0] for pair in pairs)
+            marks = ("↓", "↑") if key != "disk" else ("read ", "write ")
+            parts.append(f"{title} {marks[0]}{_rate(received)} {marks[1]}{_rate(sent)}")
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    title: str
+    width: int
+    cell: Callable[[HostRow], tuple[str, str]]
+    """Text and style."""
+
+
+class _Table:
+    """A line for each host. Hosts that are alike fold into one line if not all fit."""
+
+    def __init__(
+        self,
+        board: Board,
+        troubles: Mapping[str, Mapping[int, Trouble]],
+        columns: int,
+        now: float,
+    ) -> None:
+        self._board, self._troubles, self._now = board, troubles, now
+        widest = max((len(clean(name)) for name in board.hosts), default=0)
+        self._width = min(_MAX_NAME, max(len(f"{len(board.hosts)} alike"), widest), columns // 4)
+        hosts = board.hosts.values()
+        gpus = max((len(host.gpus) for host in hosts), default=0)
+        columns -= self._width + 1
+        self._columns = [_Column("CPU", 5, _cpu), _Column("MEM", 5, _memory)]
+        if any(host.state != "running" for host in hosts):
+            self._columns.insert(0, _Column("STATE", 12, _state))
+        columns -= sum(column.width for column in self._columns)
+        self._cell = next(
+            (cell for cell in _CELLS if gpus and (cell.width + 1) * gpus + 1 <= columns), None
+        )
+        columns -= (self._cell.width + 1) * gpus + 1 if self._cell is not None else 0
+        for title, key in (("NETWORK ↓↑", "network"), ("IB ↓↑", "infiniband"), ("DISK", "disk")):
+            known = any(getattr(host.sample, key, None) is not None for host in hosts)
+            if known and columns >= _PAIR:
+                self._columns.append(_Column(title, _PAIR, _pair(key)))
+                columns -= _PAIR
+
+    def lines(self, most: int) -> list[Text]:
+        hosts = list(self._board.hosts.values())
+        if not hosts or most < 2 or not any(host.state or host.sample for host in hosts):
+            return []
+        most -= 1
+        if len(hosts) <= most:
+            rows = [self._line(host) for host in hosts]
+        else:
+            rows = self._folded(hosts, most)
+        return [self._titles(), *rows]
+
+    def _titles(self) -> Text:
+        line = f" {'HOST':<{self._width}}"
+        for column in self._columns:
+            line += f"{column.title:>{column.width}}"
+        if self._cell is not None:
+            line += "  " + self._cell.title
+        return Text(line, "dim")
+
+    def _folded(self, hosts: list[HostRow], most: int) -> list[Text]:
+        """One line for the hosts that are alike, and a line for each of the others."""
+        kinds: dict[tuple[str, int], list[HostRow]] = {}
+        for host in hosts:
+            kinds.setdefault((host.state, len(host.gpus)), []).append(host)
+        usual = max(kinds.values(), key=len)
+        # What most hosts have is not odd.
+        common = sum(host.name in self._troubles for host in usual) > len(usual) / 2
+        alike = [
+            host
+            for host in usual
+            if (common or host.name not in self._troubles) and not self._is_old(host)
+        ]
+        odd = [host for host in hosts if host not in alike]
+        odd.sort(key=lambda host: (host.state not in BAD, host.name not in self._troubles))
+        lines = [self._group(alike)] if len(alike) > 1 else [self._line(host) for host in alike]
+        if len(odd) > most - len(lines):
+            odd, more = odd[: most - len(lines) - 1], len(odd) - most + len(lines) + 1
+            return [*lines, *map(self._line, odd), Text(f" … {names.count(more, 'more host')}")]
+        return [*lines, *map(self._line, odd)]
+
+    def _line(self, host: HostRow) -> Text:
+        old = self._is_old(host)
+        line = self._name(clean(host.name), "dim" if old else "")
+        for column in self._columns:
+            text, style = column.cell(host)
+            line.append(f"{text:>{column.width}}", "dim" if old else style)
+        if old:
+            line.append(f"  no data for {names.duration(self._now - host.sampled)}", "dim")
+        elif self._cell is not None:
+            line.append("  ")
+            troubles = self._troubles.get(host.name, {})
+            for gpu in host.gpus:
+                _append(line, self._cell, gpu, troubles.get(gpu.index))
+        return line
+
+    def _group(self, hosts: list[HostRow]) -> Text:
+        """The means of hosts that are alike, GPU by GPU."""
+        samples = [host.sample for host in hosts if host.sample is not None]
+        name = f"{len(hosts)} alike"
+        line = self._name(name, "bold")
+        for column in self._columns:
+            cells = [column.cell(host) for host in hosts]
+            same = len(set(cells)) == 1
+            text = cells[0][0] if same else _mean_cell([text for text, _ in cells])
+            line.append(f"{text:>{column.width}}", cells[0][1] if same else "")
+        if self._cell is not None and samples:
+            line.append("  ")
+            for gpus in zip(*(host.gpus for host in hosts), strict=False):
+                _append(line, self._cell, _mean_gpu(gpus), None)
+        return line
+
+    def _name(self, name: str, style: str) -> Text:
+        text = Text(f" {name}", style)
+        text.truncate(self._width + 1, overflow="ellipsis", pad=True)
+        return text
+
+    def _is_old(self, host: HostRow) -> bool:
+        return host.sample is not None and self._now - host.sampled > STALE
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One way to draw a GPU."""
+
+    width: int
+    title: str
+    draw: Callable[[Gpu, str], str]
+
+
+def _append(line: Text, cell: _Cell, gpu: Gpu, trouble: Trouble | None) -> None:
+    mark = trouble.mark if trouble is not None else " "
+    style = trouble.style if trouble is not None else _shade(gpu.use)
+    line.append(cell.draw(gpu, mark).rjust(cell.width), style)
+    line.append(" ")
+
+
+def _use(gpu: Gpu) -> str:
+    return "  –" if gpu.use is None else f"{gpu.use:3.0f}"
+
+
+def _bar(part: float | None) -> str:
+    return "?" if part is None else _BARS[min(8, max(0, round(part * 8)))]
+
+
+def _gigabytes(gpu: Gpu) -> str:
+    if gpu.memory_used is None or gpu.memory_total is None:
+        return "–"
+    return f"{gpu.memory_used / 1024:.0f}/{gpu.memory_total / 1024:.0f}G"
+
+
+def _whole(gpu: Gpu, mark: str) -> str:
+    heat = "" if gpu.temperature is None else f"{gpu.temperature:.0f}°"
+    power = "" if gpu.power is None else f"{gpu.power:.0f}W"
+    return f"{_use(gpu)}% {_gigabytes(gpu):>8} {heat:>4} {power:>5} {mark}"
+
+
+_CELLS = (
+    _Cell(26, "GPUS: BUSY, MEMORY, HEAT, POWER", _whole),
+    _Cell(14, "GPUS: BUSY, MEMORY", lambda gpu, mark: f"{_use(gpu)}% {_gigabytes(gpu):>8}{mark}"),
+    _Cell(5, "GPUS: % BUSY, MEMORY", lambda gpu, mark: f"{_use(gpu)}{_bar(gpu.memory)}{mark}"),
+    _Cell(
+        3,
+        "GPUS: BUSY, MEMORY",
+        lambda gpu, mark: (
+            f"{_bar(None if gpu.use is None else gpu.use / 100)}{_bar(gpu.memory)}{mark}"
+        ),
+    ),
+)
+"""The widest first."""
+
+
+def _shade(use: float | None) -> str:
+    if use is None or use < 10:
+        return "dim"
+    return "green" if use >= 50 else ""
+
+
+def _state(host: HostRow) -> tuple[str, str]:
+    return host.state or "waiting", "red" if host.state in BAD else ""
+
+
+def _cpu(host: HostRow) -> tuple[str, str]:
+    sample = host.sample
+    if sample is None or sample.cpu is None or not sample.cpus:
+        return "", ""
+    part = sample.cpu / sample.cpus
+    return f"{part:.0%}", "yellow" if part > 0.95 else ""
+
+
+def _memory(host: HostRow) -> tuple[str, str]:
+    if host.sample is None or host.sample.memory is None or not host.sample.memory[1]:
+        return "", ""
+    part = host.sample.memory[0] / host.sample.memory[1]
+    return f"{part:.0%}", "black on magenta" if part > 0.95 else ""
+
+
+def _pair(key: str) -> Callable[[HostRow], tuple[str, str]]:
+    def cell(host: HostRow) -> tuple[str, str]:
+        pair = getattr(host.sample, key, None)
+        return ("", "") if pair is None else (f"{_rate(pair[0])} {_rate(pair[1])}", "")
+
+    return cell
+
+
+def _rate(value: float) -> str:
+    """Bytes per second: ``1.2G``."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.0f}"
+
+
+def _mean_cell(cells: Sequence[str]) -> str:
+    parts = [float(text[:-1]) for text in cells if text.endswith("%")]
+    return f"{_mean(parts):.0f}%" if parts else ""
+
+
+def _mean_gpu(gpus: Sequence[Gpu]) -> Gpu:
+    def mean(key: str) -> float | None:
+        values = [value for gpu in gpus if (value := getattr(gpu, key)) is not None]
+        return _mean(values) if values else None
+
+    return Gpu(
+        gpus[0].index,
+        mean("use"),
+        mean("memory_used"),
+        mean("memory_total"),
+        mean("power"),
+        mean("power_limit"),
+        mean("temperature"),
+        mean("clock"),
+        mean("clock_max"),
+        None,
+        None,
+        None,
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,19 @@
+"""A run without its workers' output and progress: only dtrain's own notices and the report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dtrain_cli.views.plain import Plain
+
+if TYPE_CHECKING:
+    from dtrain.runs.log_store import Stream
+    from dtrain.runs.progress import Progress
+
+
+class Quiet(Plain):
+    def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
+        """The log files have them."""
+
+    def progress(self, host: str, report: Progress) -> None:
+        """Not shown."""

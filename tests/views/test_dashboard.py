@@ -1,0 +1,170 @@
+"""What the dashboard shows, at any size and with any number of hosts."""
+
+import random
+
+import pytest
+from rich.text import Text
+
+from dtrain.messages.telemetry import Sample
+from dtrain.runs.progress import Progress
+from dtrain_cli.views.board import Board, HostRow, state, summary
+from dtrain_cli.views.dashboard import draw
+
+SIZES = [(80, 24), (120, 40), (250, 70), (40, 10), (20, 3), (1, 1)]
+HOSTS = {f"gpu{number:02}": "running" for number in range(1, 9)}
+
+
+def gpu(index, *, use=97, memory=70_000, heat=66, clock=1980, slowed=4, xids=0):
+    return [index, use, memory, 81_559, 610.0, 700, heat, clock, 1980, slowed, 0, xids]
+
+
+def sample(*gpus, **fields):
+    body = {
+        "time": 1.0,
+        "cpus": 96,
+        "cpu": 32.0,
+        "memory": [400 << 30, 1000 << 30],
+        "disk": None,
+        "network": [3e6, 4e6],
+        "infiniband": [2.1e10, 2.2e10],
+        "gpus": list(gpus),
+        "ranks": [],
+    }
+    return Sample.read(body | fields)
+
+
+def board(hosts=8, gpus=8, **odd):
+    """A healthy run; ``odd`` has the GPUs of hosts that are not."""
+    names = [f"gpu{number:02}" for number in range(1, hosts + 1)]
+    one = Board("gpt", 0.0, 1, hosts * gpus)
+    one.hosts = {name: HostRow(name, (), "running") for name in names}
+    for name in names:
+        rows = [gpu(index) for index in range(gpus)]
+        for odd_one in odd.get(name, ()):
+            rows[odd_one[0]] = odd_one
+        one.telemetry(name, sample(*rows), 100.0)
+    return one
+
+
+def shown(one, columns=80, rows=24, now=101.0, output=()):
+    return [line.plain.rstrip() for line in draw(one, list(output), columns, rows, now)]
+
+
+def line_of(lines, host):
+    return next(line for line in lines if line.startswith(f" {host} "))
+
+
+@pytest.mark.parametrize(("columns", "rows"), SIZES)
+@pytest.mark.parametrize("hosts", [0, 1, 8, 128])
+@pytest.mark.parametrize("gpus", [0, 1, 8, 16])
+def test_it_fits_any_screen(columns, rows, hosts, gpus):
+    one = board(hosts, gpus)
+    one.hosts["日本語 \x1b[2J[bold]" * 9] = HostRow("日本語 \x1b[2J[bold]" * 9, (), "failed")
+    one.add(Progress("rank-0", 1.0, 5, 10, 2.5, 100, {"x" * 64: 1.0}))
+    output = [Text(f"line {number} " + "日本" * 200) for number in range(100)]
+    lines = draw(one, output, columns, rows, 101.0)
+    assert len(lines) == rows
+    assert all(line.cell_len <= columns for line in lines)
+    assert "\x1b" not in "".join(line.plain for line in lines)
+
+
+def test_a_small_screen_has_all_that_matters():
+    one = board(
+        8,
+        gpu02=[gpu(5, heat=88, clock=1200, slowed=0x40)],
+        gpu04=[gpu(0, use=0)],
+        gpu07=[gpu(3, xids=2)],
+        gpu08=[gpu(1, memory=81_100)],
+    )
+    for step in (100, 160):
+        one.add(Progress("rank-0", step / 2, step, 1000, 2.4131, None, {}))
+    lines = shown(one, output=[Text(f"line {number}") for number in range(50)])
+    assert lines[0].startswith(" gpt  1 min 41 s · 8 hosts running · 64 workers")
+    assert lines[1].startswith(" step 160 of 1,000 · loss 2.413 · 2.0 steps/s · 7 min 0 s left  ━")
+    assert lines[2].startswith(" 64 GPUs: 95% busy (0 to 97), memory 86%, 39.0 kW")
+    assert line_of(lines, "gpu01") == (" gpu01    33%  40%        3M 4M" + "   97▇" * 8)
+    assert line_of(lines, "gpu02").count("97▇T") == 1
+    assert line_of(lines, "gpu08").count("97█M") == 1
+    # The worst first.
+    assert lines[12:15] == [
+        " gpu07 GPU 3: GPU errors (2 Xid errors since the start)",
+        " gpu02 GPU 5: clock throttled by heat (88 °C, 1,200 of 1,980 MHz)",
+        " gpu08 GPU 1: memory full (79.2 of 79.6 GiB)",
+    ]
+    assert lines[-1] == "line 49"
+    assert lines[15].startswith("── output ──")
+
+
+def test_a_large_screen_has_numbers():
+    lines = shown(board(2), 250, 70)
+    assert line_of(lines, "gpu01").count("97%   68/80G  66°  610W") == 8
+    assert "3M 4M" in line_of(lines, "gpu01")
+
+
+def test_alike_hosts_fold_and_odd_ones_stand_out():
+    one = board(64, gpu07=[gpu(2, slowed=0x40)])
+    one.hosts["gpu09"].sampled = 60.0
+    one.hosts["gpu11"].state = "unreachable"
+    lines = shown(one)
+    assert line_of(lines, "61 alike").count("97▇") == 8
+    assert "97▇T" in line_of(lines, "gpu07")
+    assert line_of(lines, "gpu09").endswith("no data for 41 s")
+    assert "unreachable" in line_of(lines, "gpu11")
+    rows = [line for line in lines if line.startswith((" gpu", " 61"))]
+    assert rows[1].startswith(" gpu11")
+    # No trouble is named while a host is gone: the job waits for it.
+    one.hosts["gpu11"].state = "running"
+    assert " gpu07 GPU 2: clock throttled by heat (66 °C, 1,980 of 1,980 MHz)" in shown(one)
+
+
+def test_what_most_hosts_have_folds_too():
+    full = {f"gpu{number:02}": [gpu(0, memory=81_000)] for number in range(1, 65)}
+    lines = shown(board(64, **full))
+    assert any(line.startswith(" 64 alike") for line in lines)
+    assert " 64 GPUs on gpu[01-64]: memory full" in lines
+
+
+def test_too_many_odd_hosts_are_counted():
+    odd = {f"gpu{number:02}": [gpu(0, slowed=0x40)] for number in range(1, 31)}
+    lines = shown(board(64, **odd))
+    assert any(line.startswith(" 34 alike") for line in lines)
+    assert any(line.startswith(" … ") and line.endswith(" more hosts") for line in lines)
+
+
+def test_only_the_gpus_of_the_job_count():
+    one = board(1, gpu01=[gpu(0, use=0)])
+    one.hosts["gpu01"].job_gpus = (4, 5, 6, 7)
+    lines = shown(one)
+    assert line_of(lines, "gpu01").count("97%") == 4
+    assert not any("idle" in line for line in lines)
+
+
+def test_idle_gpus_are_no_trouble_while_all_are_idle():
+    assert board(1, gpu01=[gpu(index, use=0) for index in range(8)]).troubles() == {}
+
+
+def test_a_screen_of_128_hosts_is_drawn_in_time():
+    generator = random.Random(1)
+    one = board(128)
+    for name in one.hosts:
+        rows = [gpu(index, use=generator.randint(90, 100)) for index in range(8)]
+        one.telemetry(name, sample(*rows), 100.0)
+    assert line_of(shown(one), "128 alike").count("▇") == 8
+
+
+def test_summaries():
+    assert summary({"a": ""}, 1) == "1 host waiting · 1 worker"
+    mixed = HOSTS | {"gpu03": "failed", "gpu04": "connecting"}
+    assert summary(mixed, 64) == "8 hosts: 1 connecting, 6 running, gpu03 failed · 64 workers"
+    assert summary(dict.fromkeys(HOSTS, "unreachable"), 64) == (
+        "8 hosts: 8 unreachable · 64 workers"
+    )
+
+
+def test_states():
+    assert state(HOSTS.values()) == "running"
+    assert state((HOSTS | {"gpu01": "preparing"}).values()) == "starting"
+    assert state((HOSTS | {"gpu01": "failed"}).values()) == "stopping"
+    assert state((HOSTS | {"gpu01": "ended"}).values()) == "ending"
+    assert state((HOSTS | {"gpu01": "unreachable"}).values()) == "running"
+    assert state([]) == "starting"
