@@ -7,9 +7,7 @@ journal, and the choice of hosts for the next attempt. A `Control` requests a st
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,11 +21,12 @@ from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal, restart
 from dtrain.runs.journal import Journal
-from dtrain.runs.log_store import RunFolder, StorageError, storage_error
-from dtrain.runs.record import Record, Request, run_name
+from dtrain.runs.log_store import RunFolder, StorageError
+from dtrain.runs.record import Record, Request
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.session import history
 from dtrain.session.attempt import Attempt
+from dtrain.session.beginning import earlier_run, new_run, save
 from dtrain.session.cleanup import Cleanups
 from dtrain.session.context import AttemptContext
 from dtrain.session.control import Control
@@ -37,7 +36,6 @@ from dtrain.session.notifications import Notifications
 from dtrain.session.observer import Observer
 from dtrain.session.ports import draw_ports
 from dtrain.session.steps import StepWatch
-from dtrain.session.stop_requests import listening
 from dtrain.spec.model import ClusterFile
 from dtrain.sync import Tree, scan
 from dtrain.transport.contract import Transport
@@ -91,44 +89,24 @@ class Session:
         Raises StorageError if this machine cannot store the run's files, and DtrainError if the
         folder to sync cannot be read. In both cases nothing has been started.
         """
-        begun = time.time()
         tree = _tree(self._request, self._spec)
-        name = run_name(self._spec.name)
-        folder = RunFolder.create(name)
-        claim = folder.claim()
-        port = self._spec.job.rendezvous.first_port
-        record = Record(name, self._request, port, sys.executable, begun)
-        life = _Life(record, folder, Journal(folder.journal), tree, secret_values, begun)
-        plan = _save(life)
-        self._observer.started(name, plan, str(folder.path))
-        hosts = [part.host.name for part in plan.hosts]
-        life.journal.write(begun, journal.RunStarted(name, tuple(hosts)))
-        for notice in tree.notices if tree is not None else ():
-            self._notify(life, notice)
-        try:
-            with listening(folder, self._control):
-                return self._run_attempts(life, lambda: self._start(life))
-        finally:
-            if claim is not None:
-                claim.release()
+        with new_run(self._request, self._observer, self._control) as (record, folder):
+            events = Journal(folder.journal)
+            life = _Life(record, folder, events, tree, secret_values, record.started)
+            for notice in tree.notices if tree is not None else ():
+                self._notify(life, notice)
+            return self._run_attempts(life, lambda: self._start(life))
 
     def attach(self, record: Record, folder: RunFolder, secrets: Mapping[str, str]) -> Report:
         """Take over a run that no other process is in charge of, until it ends or is left.
 
         ``secrets`` are needed only for restarts.
         """
-        folder = replace(folder, attempt=record.attempt)
-        life = _Life(record, folder, Journal(folder.journal), None, secrets, record.started)
-        plan = record.plan()
-        self._observer.attached(record.run, plan, str(folder.path))
-        life.journal.write(time.time(), journal.LauncherAttached(os.getpid()))
-        for stream, size in folder.sizes(plan).items():
-            self._observer.skip(stream, size)
-        if not self._control.interrupted and (why := history.stop_reason(folder)):
-            self._control.stop(why)
-        self._known = {part.host.name for part in plan.hosts}
-        self._cleanups.start(life.record, life.record.leftovers)
-        with listening(folder, self._control):
+        with earlier_run(record, folder, self._observer, self._control) as folder:
+            life = _Life(record, folder, Journal(folder.journal), None, secrets, record.started)
+            plan = record.plan()
+            self._known = {part.host.name for part in plan.hosts}
+            self._cleanups.start(life.record, life.record.leftovers)
             return self._run_attempts(life, lambda: self._reattach(life, plan))
 
     # Attempts ----------------------------------------------------------------------------------
@@ -250,7 +228,7 @@ class Session:
         life.record = life.record.after(decision)
         number = life.record.attempt
         life.folder = replace(life.folder, attempt=number)
-        plan = _save(life)
+        plan = save(life.record, life.folder)
         hosts = tuple(part.host.name for part in plan.hosts)
         life.journal.write(time.time(), journal.NextAttempt(number, hosts, decision.dropped))
         self._observer.next_attempt(number, plan)
@@ -262,7 +240,9 @@ class Session:
         life.record = replace(life.record, port=next(ports))
         while True:
             port = next(ports, None)
-            attempt = self._prepare(life, _save(life), movable_port=port is not None)
+            attempt = self._prepare(
+                life, save(life.record, life.folder), movable_port=port is not None
+            )
             report = attempt.run()
             if port is None or self._control.interrupted or not attempt.only_ports_are_busy:
                 return report, attempt
@@ -381,12 +361,3 @@ def _tree(request: Request, spec: ClusterFile) -> Tree | None:
     if sync is None:
         return None
     return scan(request.base / Path(sync.source).expanduser(), sync.exclude)
-
-
-def _save(life: _Life) -> LaunchPlan:
-    """Save the record before anything starts, so that other processes find the run."""
-    try:
-        life.record.save(life.folder.path)
-    except OSError as error:
-        raise storage_error(life.folder.path, error) from None
-    return life.record.plan()

@@ -27,8 +27,9 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
 from dtrain.runs import journal
 from dtrain.runs.journal import Journal
-from dtrain.runs.log_store import RunFolder, StorageError, storage_error, tail
+from dtrain.runs.log_store import RunFolder, StorageError, tail
 from dtrain.runs.record import Record
+from dtrain.session.beginning import save
 from dtrain.session.control import Control
 from dtrain.session.ending import explained
 from dtrain.session.liveness import PingLimit
@@ -206,7 +207,7 @@ class JobFollower:
         """The job has a number, or (None) it was never submitted."""
         if job is not None and job != self._record.job_id:
             self._record = replace(self._record, job_id=job)
-            self._save()
+            save(self._record, self._folder)
             self._notify(f"job {job} is submitted")
             self._on_running(self._record.run)
 
@@ -237,8 +238,7 @@ class JobFollower:
 
     def _allocate(self, hosts: tuple[str, ...]) -> None:
         self._record = replace(self._record, allocated=hosts)
-        self._save()
-        self._plan = self._record.plan()
+        self._plan = save(self._record, self._folder)
         self._journal.write(time.time(), journal.HostsAllocated(hosts))
         self._observer.allocated(self._plan)
 
@@ -315,12 +315,6 @@ class JobFollower:
         return replace(report, seconds=seconds, logs=str(self._folder.path))
 
     # The run's records -------------------------------------------------------------------------
-
-    def _save(self) -> None:
-        try:
-            self._record.save(self._folder.path)
-        except OSError as error:
-            raise storage_error(self._folder.path, error) from None
 
     def _notify(self, text: str) -> None:
         self._observer.notice(text)

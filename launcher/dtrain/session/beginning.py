@@ -1,0 +1,75 @@
+"""Begins a run, or takes over an earlier one. All engines use it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.runs import journal
+from dtrain.runs.journal import Journal
+from dtrain.runs.log_store import RunFolder, storage_error
+from dtrain.runs.record import Record, Request, run_name
+from dtrain.session import history
+from dtrain.session.control import Control
+from dtrain.session.observer import Observer
+from dtrain.session.stop_requests import listening
+
+
+@contextmanager
+def new_run(
+    request: Request, observer: Observer, control: Control
+) -> Iterator[tuple[Record, RunFolder]]:
+    """Give the run a name, a folder and a record, and be in charge of it inside the context.
+
+    Raises StorageError if this machine cannot store the run's files.
+    """
+    begun = time.time()
+    spec = request.spec()
+    name = run_name(spec.name)
+    folder = RunFolder.create(name)
+    claim = folder.claim()
+    try:
+        port = spec.job.rendezvous.first_port
+        record = Record(name, request, port, sys.executable, begun)
+        plan = save(record, folder)
+        observer.started(name, plan, str(folder.path))
+        hosts = tuple(part.host.name for part in plan.hosts)
+        Journal(folder.journal).write(begun, journal.RunStarted(name, hosts))
+        with listening(folder, control):
+            yield record, folder
+    finally:
+        if claim is not None:
+            claim.release()
+
+
+@contextmanager
+def earlier_run(
+    record: Record, folder: RunFolder, observer: Observer, control: Control
+) -> Iterator[RunFolder]:
+    """Continue a run that this process has claimed: only new output is shown, and a stop that was
+    requested earlier is requested again. Provides the folder of the current attempt."""
+    folder = replace(folder, attempt=record.attempt)
+    plan = record.plan()
+    observer.attached(record.run, plan, str(folder.path))
+    Journal(folder.journal).write(time.time(), journal.LauncherAttached(os.getpid()))
+    for stream, size in folder.sizes(plan).items():
+        observer.skip(stream, size)
+    if not control.interrupted and (why := history.stop_reason(folder)):
+        control.stop(why)
+    with listening(folder, control):
+        yield folder
+
+
+def save(record: Record, folder: RunFolder) -> LaunchPlan:
+    """Save the record before anything starts, so that other processes find the run. Returns its
+    plan. Raises StorageError."""
+    try:
+        record.save(folder.path)
+    except OSError as error:
+        raise storage_error(folder.path, error) from None
+    return record.plan()
