@@ -173,11 +173,14 @@ def launch(
     Returns the report, also if the job failed. Raises UsageError and SpecError for invalid input,
     before anything starts.
     """
+    from dtrain.engines.slurm import allocation
     from dtrain.failures.cause import Report
     from dtrain.session.control import Control
     from dtrain.session.secrets import secret_values
 
-    request = replace(load(spec, args=args, env=env), check=check)
+    request = load(spec, args=args, env=env)
+    inside = allocation.current(request.spec(), os.environ)
+    request = replace(request, check=check, allocation=inside)
     callbacks = (on_line, on_state, on_notice, on_progress)
     if detach:
         if signals or any(each is not None for each in (*callbacks, on_running, control, observer)):

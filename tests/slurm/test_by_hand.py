@@ -177,8 +177,9 @@ def test_a_failed_job_goes_back_to_the_queue_as_often_as_the_file_allows(slurm: 
     # Slurm waits two minutes.
     slurm._wait_for("the end", lambda: soon(slurm, job) == "FAILED")
     assert slurm.job(job)["Restarts"] == "1"
-    (first,) = (slurm.shared / "runs" / "nodes" / f"job-{job}").rglob("worker-0.out")
-    assert first.read_text() == "attempt 1\nattempt 2\n"
+    for number, name in ((1, f"job-{job}"), (2, f"job-{job}.2")):
+        (first,) = (slurm.shared / "runs" / "nodes" / name).rglob("worker-0.out")
+        assert first.read_text() == f"attempt {number}\n"
 
 
 def soon(slurm: Slurm, job: str) -> str:

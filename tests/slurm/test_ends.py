@@ -198,6 +198,8 @@ time.sleep(500)
     notify = {"command": ["sh", "-c", "cat >>notified; echo >>notified"]}
     file = write_job(program, restart={"max": 1}, notify=notify)
     launch = launcher.start(file, env=slurm.environment)
+    again = f"rank 1 on {slurm.nodes[0].name} exited with status 1; job "
+    launch.until(again)
     launch.until("is queued again (restart 1)")
     launch.until("waiting for its begin time (BeginTime)")
     (run,) = (launcher.home / "runs").iterdir()
@@ -209,6 +211,9 @@ time.sleep(500)
     report = done.stderr.partition("\nerror: ")[2]
     assert report.startswith(f"rank 2 on {slurm.nodes[1].name} exited with status 7")
     assert "failed in attempt 1" not in report
+    for attempt, logs in (("1", run / "logs"), ("2", run / "logs-2")):
+        written = {path.read_text() for path in logs.rglob("*.out")}
+        assert written - {""} == {f"attempt {attempt}\n"}  # some end before they print
     lines = (launcher.folder / "notified").read_text().splitlines()
     sent = [(said["event"], said["attempt"]) for said in map(json.loads, lines)]
     assert sent == [("restarted", 1), ("failed", 2)]

@@ -299,12 +299,12 @@ class LogWriter:
         return self.size
 
 
-def tail(path: Path, max_bytes: int, begin: int = 0) -> bytes:
-    """The last ``max_bytes`` bytes of a file from byte ``begin`` on; empty if it is missing."""
+def tail(path: Path, max_bytes: int) -> bytes:
+    """The last ``max_bytes`` bytes of a file; empty if it is missing."""
     try:
         with os.fdopen(open_stored(path, os.O_RDONLY), "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            file.seek(max(begin, size - max_bytes))
+            file.seek(max(0, size - max_bytes))
             return file.read(max_bytes)
     except OSError:
         return b""

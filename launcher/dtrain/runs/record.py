@@ -48,6 +48,8 @@ class Request:
     """Overrides ``job.env``."""
     check: bool = True
     """Whether dtrain checks the hosts before it prepares them."""
+    allocation: Annotated[str, re.compile(r"[0-9]{1,10}")] | None = None
+    """The number of the Slurm job whose allocation the run uses; None to submit a job."""
 
     @classmethod
     def of(cls, file: Path) -> Request:

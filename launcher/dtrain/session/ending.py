@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from dtrain import hostlist
 from dtrain.checks import Finding
@@ -231,16 +230,11 @@ def _lost(state: AttemptState) -> list[str]:
     return [host for host, now in state.hosts.items() if now is HostCondition.LOST]
 
 
-def explained(
-    failure: Failure,
-    logs: Path,
-    since: float | None = None,
-    earlier: Mapping[Path, int] = MappingProxyType({}),
-) -> Failure:
+def explained(failure: Failure, logs: Path, since: float | None = None) -> Failure:
     """The failure with the end of the process's stderr, if it left no error file.
 
     With ``since``, only a traceback that arrived after this time counts: the process was killed,
-    so an earlier one was caught. ``earlier``: bytes of each file that belong to earlier attempts.
+    so an earlier one was caught.
     """
     if failure.traceback or failure.message:
         return failure
@@ -249,7 +243,7 @@ def explained(
         names.append(f"rank-{failure.rank}.err")
     for name in names:
         file = logs / failure.host / name
-        written = tail(file, _STDERR_TAIL, earlier.get(file, 0))
+        written = tail(file, _STDERR_TAIL)
         stale_after = STALE_AFTER if since is None else _AT_EXIT
         output = root_words(written, uncaught=failure.code == 1, stale_after=stale_after)
         if since is not None and not (is_traceback(output) and changed_since(file, since)):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dtrain.engines.slurm.ending import JobEnding, failed_tasks
+from dtrain.engines.slurm.ending import JobEnding, failed_tasks, latest_attempt, of_attempt
+from dtrain.engines.slurm.script import TIME_LIMIT
 from dtrain.engines.slurm.state import JobState
 from dtrain.failures.cause import in_order_of_blame
 from dtrain.launchplan.plan import LaunchPlan, build
@@ -71,15 +72,40 @@ def ending(state: JobState | None, script: str = "", stopped_by: str = "") -> Jo
         (CRASH + ONE_FAILS, "rank 1 on a was killed by SIGSEGV"),
         (FULL, "rank 2 on b was killed: the host ran out of memory"),
         (OOM_KILL, "rank 3 on b was killed: the host ran out of memory"),
-        (
-            CRASH + "dtrain: attempt 1 ended; the job goes back to the queue\n" + ONE_FAILS,
-            "rank 2 on b exited with status 7",
-        ),
     ],
 )
 def test_the_first_cause(script: str, first: str) -> None:
     report = ending(JobState("FAILED", status=143), script).report()
     assert (report.exit_code, report.reason) == (1, first)
+
+
+AGAIN = "dtrain: attempt 1 ended; the job goes back to the queue\n"
+
+
+def test_each_attempt_has_its_part_of_the_output() -> None:
+    script = f"{CRASH}{AGAIN}dtrain: attempt 2\n{ONE_FAILS}dtrain: attempt 3\nlast\n"
+    parts = [of_attempt(script, number) for number in (1, 2, 3, 4)]
+    assert parts == [CRASH + AGAIN, ONE_FAILS, "last\n", ""]
+    assert latest_attempt(script) == 3
+    assert of_attempt(CRASH + AGAIN, 2) == ""
+
+
+def preempted(why: str) -> str:
+    return f"slurmstepd-a: error: *** JOB 12 ON a CANCELLED AT 2026-01-01T00:00:00 DUE TO {why} ***"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (CRASH, "rank 1 on a was killed by SIGSEGV"),
+        (preempted("PREEMPTION"), "job 12 was preempted by another job"),
+        (preempted("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"), "a machine of the job failed"),
+        (f"dtrain: {TIME_LIMIT}\n{ONE_FAILS}", "job 12 reached its time limit"),
+        (preempted("JOB REQUEUE"), "job 12 did not finish"),
+    ],
+)
+def test_why_a_job_starts_again(script: str, words: str) -> None:
+    assert ending(JobState("PENDING"), script).before_restart().reason == words
 
 
 def test_every_task_is_named_once() -> None:

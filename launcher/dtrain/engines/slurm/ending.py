@@ -25,10 +25,16 @@ _STOPS = re.compile(
     r"|slurmstepd-\S{1,1000}: error: \*\*\* STEP \S{1,100} ON \S{1,1000} CANCELLED "
 )
 """Slurm begins to end the other tasks: with TERM, and then with KILL."""
+_BEGUN = re.compile(r"^dtrain: attempt (\d{1,7})$", re.MULTILINE)
 _QUEUED_AGAIN = re.compile(
-    r"dtrain: attempt \d+ ended; the job goes back to the queue\n"
+    r"dtrain: attempt \d+ ended; the job (?:goes back to the queue|starts again)\n"
     r"|slurmstepd-\S+: error: \*\*\* JOB \d+ .{0,200} DUE TO (?:JOB REQUEUE|PREEMPTION).*\n"
 )
+_REQUEUED = re.compile(
+    r"^slurmstepd-\S+: error: \*\*\* JOB .{0,200} DUE TO ([A-Z ]+[A-Z])", re.MULTILINE
+)
+_CAUSES = {"PREEMPTION": "PREEMPTED", "NODE FAILURE": "NODE_FAIL", "TIME LIMIT": "TIMEOUT"}
+"""Slurm's words for why it ended a job, with the state of such a job without a restart."""
 _ROOT_CAUSE = re.compile(
     r"Root Cause \(first observed failure\):.{0,500}?\brank +: (\d{1,6}) .{0,200}?"
     r"exitcode +: (-?\d{1,3})\b",
@@ -48,7 +54,7 @@ class JobEnding:
     """The last state; None if Slurm no longer knows the job."""
     plan: LaunchPlan
     script: str
-    """The end of what the job's script wrote."""
+    """The end of what the job's script wrote in the last attempt."""
     failures: tuple[Failure, ...]
     """The first cause first."""
     stopped_by: str = ""
@@ -64,12 +70,24 @@ class JobEnding:
             return Report(ExitCode.INTERRUPTED, self.stopped_by)
         if state is None:
             return self._forgotten()
-        if state.state == "FAILED" and f"dtrain: {TIME_LIMIT}" in last_attempt(self.script):
+        if state.state == "FAILED" and f"dtrain: {TIME_LIMIT}" in self.script:
             # The script stopped the workers before Slurm did.
             return self._ended_by_slurm(replace(state, state="TIMEOUT"))
         if state.state in ("FAILED", "OUT_OF_MEMORY"):
             return self._failed(state)
         return self._ended_by_slurm(state)
+
+    def before_restart(self) -> Report:
+        """The report of an attempt that another one follows."""
+        requeued = _REQUEUED.search(self.script)
+        state = self.state or JobState("FAILED")
+        if f"dtrain: {TIME_LIMIT}" in self.script:
+            return self._ended_by_slurm(replace(state, state="TIMEOUT"))
+        if requeued is not None and requeued[1] in _CAUSES:
+            return self._ended_by_slurm(replace(state, state=_CAUSES[requeued[1]]))
+        if self.failures:
+            return self._failed(replace(state, state="FAILED"))
+        return Report(ExitCode.JOB_FAILED, f"job {self.job} did not finish")
 
     def _failed(self, state: JobState) -> Report:
         hints = [failure.hint for failure in self.failures[:1] if failure.hint]
@@ -136,7 +154,7 @@ class JobEnding:
 
     def _script_words(self) -> str:
         """The last lines that the script itself wrote."""
-        lines = [line for line in last_attempt(self.script).splitlines() if line.strip()]
+        lines = [line for line in self.script.splitlines() if line.strip()]
         own = [line for line in lines if not _OF_SLURM.match(line)]
         if not self.failures:
             own = own or lines
@@ -145,10 +163,10 @@ class JobEnding:
 
 
 def failed_tasks(script: str, plan: LaunchPlan, time: float) -> list[Failure]:
-    """The tasks that ``srun`` names as failed, in its order, without those that Slurm ended after
-    the first failure. ``time``: when the job ended, in seconds since the epoch."""
+    """The tasks that ``srun`` names as failed in one attempt, in its order, without those that
+    Slurm ended after the first failure. ``time``: when the attempt ended, in seconds since the
+    epoch."""
     processes = step_processes(plan)
-    script = last_attempt(script)
     full = set(_OUT_OF_MEMORY.findall(script))
     found: dict[int, Failure] = {}
     ended: dict[int, Failure] = {}
@@ -213,9 +231,21 @@ def root_rank(failure: Failure, stderr: str) -> Failure:
     )
 
 
-def last_attempt(script: str) -> str:
-    """What the script wrote since the job was last queued."""
-    return _QUEUED_AGAIN.split(script)[-1]
+def latest_attempt(script: str) -> int:
+    """The number of the last attempt that the script has begun, as far as it is known."""
+    return max((int(number) for number in _BEGUN.findall(script)), default=1)
+
+
+def of_attempt(script: str, number: int) -> str:
+    """What the script wrote in one attempt."""
+    begun = {int(found[1]): found for found in _BEGUN.finditer(script)}
+    end = min((found.start() for later, found in begun.items() if later > number), default=None)
+    if number in begun:
+        return script[begun[number].end() + 1 : end]
+    if begun and end is None:
+        return ""  # it has not begun
+    # The first attempt has no such line. The line of a later one may be cut off.
+    return script[:end] if number == 1 else _QUEUED_AGAIN.split(script[:end])[-1]
 
 
 def lost_hosts(script: str) -> Sequence[str]:

@@ -11,12 +11,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from dtrain.diagnostics import AnswerError, ConnectError, ExitCode, NodeError
-from dtrain.engines.slurm import submission
-from dtrain.engines.slurm.ending import JobEnding, failed_tasks, lost_hosts, root_rank
+from dtrain.engines.slurm import allocation, submission
+from dtrain.engines.slurm.ending import (
+    JobEnding,
+    failed_tasks,
+    latest_attempt,
+    lost_hosts,
+    of_attempt,
+    root_rank,
+)
 from dtrain.engines.slurm.login import Login
 from dtrain.engines.slurm.output import JobOutput, offsets, torchruns
 from dtrain.engines.slurm.state import JobState, parse
@@ -29,6 +35,7 @@ from dtrain.runs import journal
 from dtrain.runs.journal import Journal
 from dtrain.runs.log_store import RunFolder, StorageError, tail
 from dtrain.runs.record import Record
+from dtrain.runs.restart import AttemptResult
 from dtrain.session.beginning import save
 from dtrain.session.control import Control
 from dtrain.session.ending import explained
@@ -36,6 +43,7 @@ from dtrain.session.liveness import PingLimit
 from dtrain.session.notifications import Notifications
 from dtrain.session.observer import Observer
 from dtrain.session.relay import CommandWriter
+from dtrain.spec.model import NotifyEvent
 
 FIRST_DELAY, LAST_DELAY = 1.0, 30.0
 """Seconds before the first and the later attempts to connect again."""
@@ -79,8 +87,6 @@ class JobFollower:
         """Whether a program has had the order to submit: the job may exist, without a number."""
         self._state: JobState | None = None
         self._script = ""
-        self._earlier: dict[Path, int] = {}
-        """Bytes of each file that earlier attempts wrote: Slurm starts the job's script again."""
         self._shown: set[str] = set()
         """Problems that the user has seen."""
         self._sizes_due = 0.0
@@ -123,16 +129,25 @@ class JobFollower:
 
     def _follow(self, order: Mapping[str, Any] | None) -> Report:
         delay = FIRST_DELAY
+        inside = self._record.request.allocation
+        if order is not None and inside is not None:
+            try:
+                allocation.check(inside, self._login.look(), len(self._plan.hosts))
+            except NodeError as error:
+                return self._failed(error)
         while True:
             known = offsets(self._folder, self._plan)
-            again = submission.follow_order(
-                self._record.run, self._plan.run_dir, self._record.job_id, known
-            )
+            again = submission.follow_order(self._record, self._plan.run_dir, known)
             submits = order is not None and self._record.job_id is None and not self._asked
             chosen = order if submits and order else again
+            files = {"outputs": self._record.on_hosts, "torchruns": torchruns(self._plan)}
             try:
-                if self._serve({**chosen, "torchruns": torchruns(self._plan)}):
-                    return self._ended()
+                if self._serve({**chosen, **files}):
+                    if not self._restarted():
+                        return self._ended()
+                    self._begin_next_attempt()
+                    delay = FIRST_DELAY
+                    continue
             except (AnswerError, submission.SubmitError) as error:
                 return self._failed(error)
             except NodeError as error:
@@ -192,7 +207,8 @@ class JobFollower:
                 self._show_once(f"{self._login.name}: {command}: {text}")
             case messages.Cancelling():
                 self._journal.write(time.time(), journal.StopRequested(self._control.why))
-                self._show_once(f"cancelling job {self._record.job_id} ({self._control.why})")
+                verb = "stopping the step in" if self._record.request.allocation else "cancelling"
+                self._show_once(f"{verb} job {self._record.job_id} ({self._control.why})")
             case messages.JobStreamFound():
                 self._output.add(message)
             case messages.ScriptOutput(text):
@@ -208,23 +224,17 @@ class JobFollower:
         if job is not None and job != self._record.job_id:
             self._record = replace(self._record, job_id=job)
             save(self._record, self._folder)
-            self._notify(f"job {job} is submitted")
+            inside = self._record.request.allocation
+            self._notify(f"starting in job {job}" if inside else f"job {job} is submitted")
             self._on_running(self._record.run)
 
     def _update(self, state: JobState | None) -> None:
         """Show the job's state; None if Slurm no longer knows the job."""
         before, self._state = self._state, state
-        if state is None or state.final:
+        if state is None or state.final or state.restarts >= self._record.attempt:
             self._writer.send({"op": "finish"})
-        if state is None:
+        if state is None or state.restarts >= self._record.attempt:
             return
-        if before is not None and state.restarts > before.restarts:
-            text = f"job {self._record.job_id} is queued again (restart {state.restarts})"
-            self._notify(text)
-            streams = self._folder.sizes(self._plan).items()
-            self._earlier = {stream.path: size for stream, size in streams}
-            ended = self._complete(Report(ExitCode.JOB_FAILED, text))
-            self._notifications.send("restarted", state.restarts, ended)
         # The list of a job that lost a host is shorter.
         complete = not state.queued and len(state.hosts) == len(self._plan.hosts)
         if complete and state.hosts != self._record.allocated:
@@ -254,30 +264,59 @@ class JobFollower:
     # The end -----------------------------------------------------------------------------------
 
     def _ended(self) -> Report:
-        if self._record.job_id is None:
+        job = self._record.job_id
+        if job is None:
             if self._asked:
                 return Report(ExitCode.INTERRUPTED, self._control.why)
             return Report(ExitCode.NODE_FAILED, "the job was never submitted")
-        failed = failed_tasks(self._script, self._plan, time.time())
-        failures = in_order_of_blame(map(self._explained, failed))
-        report = JobEnding(
-            job=self._record.job_id,
+        report = self._ending(job).report()
+        if report.exit_code is ExitCode.INTERRUPTED and self._state is not None:
+            inside = self._record.request.allocation
+            what = f"the step in job {job} is stopped" if inside else f"job {job} is cancelled"
+            self._notify(f"{what}; nothing of it runs")
+        return report
+
+    def _ending(self, job: str) -> JobEnding:
+        """How the current attempt ended."""
+        script = of_attempt(self._script, self._record.attempt)
+        failed = failed_tasks(script, self._plan, time.time())
+        return JobEnding(
+            job=job,
             state=self._state,
             plan=self._plan,
-            script=self._script,
-            failures=failures,
+            script=script,
+            failures=in_order_of_blame(map(self._explained, failed)),
             stopped_by=self._control.why if self._asked else "",
-        ).report()
-        if report.exit_code is ExitCode.INTERRUPTED and self._state is not None:
-            self._notify(f"job {self._record.job_id} is cancelled; nothing of it runs")
-        return report
+        )
+
+    def _restarted(self) -> bool:
+        """Whether another attempt follows the one that has ended."""
+        known = self._state.restarts + 1 if self._state is not None else 1
+        return max(known, latest_attempt(self._script)) > self._record.attempt
+
+    def _begin_next_attempt(self) -> None:
+        job, number = str(self._record.job_id), self._record.attempt
+        report = self._complete(self._ending(job).before_restart())
+        culprit = report.failures[0].host if report.failures else None
+        result = AttemptResult(ran=True, step=None, culprit=culprit)
+        self._journal.write(time.time(), journal.AttemptFailed(number, result, report))
+        self._notifications.send("restarted", number, report)
+        again = "starts again" if self._record.request.allocation else "is queued again"
+        self._notify(f"{report.reason}; job {job} {again} (restart {number})")
+        self._record = replace(self._record, attempt=number + 1, allocated=())
+        self._folder = replace(self._folder, attempt=number + 1)
+        self._plan = save(self._record, self._folder)
+        self._output = JobOutput(self._folder, self._plan)
+        hosts = tuple(part.host.name for part in self._plan.hosts)
+        self._journal.write(time.time(), journal.NextAttempt(number + 1, hosts, ()))
+        self._observer.next_attempt(number + 1, self._plan)
+        self._state, self._script = None, ""
 
     def _explained(self, failure: Failure) -> Failure:
         name = f"{failure.role}-{failure.index}.err"
         logs = self._folder.logs
-        file = logs / failure.host / name
-        stderr = tail(file, _SUMMARY, self._earlier.get(file, 0)).decode(errors="replace")
-        return explained(root_rank(failure, stderr), logs, earlier=self._earlier)
+        stderr = tail(logs / failure.host / name, _SUMMARY).decode(errors="replace")
+        return explained(root_rank(failure, stderr), logs)
 
     def _failed(self, error: NodeError) -> Report:
         """The report if the job was not submitted, or cannot be followed."""
@@ -302,8 +341,8 @@ class JobFollower:
         self._journal_sizes()
         report = self._complete(report)
         if report.exit_code is not ExitCode.INTERRUPTED:
-            attempt = 1 + (self._state.restarts if self._state is not None else 0)
-            self._notifications.send("done" if report.ok else "failed", attempt, report)
+            event: NotifyEvent = "done" if report.ok else "failed"
+            self._notifications.send(event, self._record.attempt, report)
         self._notifications.close()
         self._journal.write(time.time(), journal.Finished(report))
         self._observer.finished(report)

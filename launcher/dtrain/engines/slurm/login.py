@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from dtrain.diagnostics import AnswerError, NodeError
@@ -30,7 +31,9 @@ class Login:
         self._transport = transport
         self._record = record
         self._run_dir = plan.run_dir
-        self._host = login_host(record.request.spec().cluster.slurm or Slurm())
+        slurm = record.request.spec().cluster.slurm or Slurm()
+        # An allocation's own machines have the commands, and its environment.
+        self._host = login_host(replace(slurm, login=None) if record.request.allocation else slurm)
         self.python = "python3" if self.is_here else plan.agent_python(plan.hosts[0])
 
     @property
@@ -56,7 +59,7 @@ class Login:
     def status(self, known: Mapping[str, HostStatus]) -> dict[str, HostStatus]:
         """The state of each host of the job, as the controller says now."""
         try:
-            state = self._look()
+            state = self.look()
         except NodeError as error:
             return {host: HostStatus("unreachable", None, error.reason) for host in known}
         now = time.time()
@@ -68,8 +71,9 @@ class Login:
             for host, one in known.items()
         }
 
-    def _look(self) -> JobState | None:
-        order = look_order(self._record.run, self._run_dir, self._record.job_id)
+    def look(self) -> JobState | None:
+        """The state of the job; None if Slurm does not know it. Raises NodeError."""
+        order = look_order(self._record, self._run_dir)
         state: JobState | None = None
         with self.opened(order) as channel:
             try:

@@ -6,7 +6,8 @@ the environment of an SSH launch. The values that only the allocation decides ar
 all named ``dtrain_...`` (see `dtrain.environ.template`).
 
 A job that fails, or that reaches its time limit, goes back to the queue up to ``restart.max``
-times, and Slurm counts how often it started.
+times, and Slurm counts how often it started. In an allocation that the user has, the script starts
+itself again.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ class _Task:
     process: Process
 
 
-def render(plan: LaunchPlan) -> str:
-    """The whole text of ``job.sbatch``. ``plan.slurm`` must be set."""
+def render(plan: LaunchPlan, *, in_allocation: bool = False) -> str:
+    """The whole text of ``job.sbatch``. ``plan.slurm`` must be set. ``in_allocation``: for a script
+    that runs in an allocation without sbatch."""
     tasks = _tasks(plan)
     main = [task for task in tasks if not task.process.service]
     services = [task for task in tasks if task.process.service]
@@ -85,13 +87,20 @@ def render(plan: LaunchPlan) -> str:
             *_function("dtrain_service", plan, services),
             "",
         ]
-    lines += [*_control(plan, services=bool(services)), ""]
+    lines += [*_control(plan), ""]
     if not _uniform(plan, main):
         lines += ["dtrain_folder=$(mktemp -d) || exit", "trap 'rm -r -- \"$dtrain_folder\"' EXIT"]
     if services:
-        lines += [*_srun("dtrain_service", plan, services), "dtrain_services=$!"]
-    lines += [*_srun("dtrain_process", plan, main), "dtrain_step=$!", ""]
-    lines += _end(plan, services=bool(services))
+        lines += [
+            *_srun("dtrain_service", plan, services, in_allocation=in_allocation),
+            "dtrain_services=$!",
+        ]
+    lines += [
+        *_srun("dtrain_process", plan, main, in_allocation=in_allocation),
+        "dtrain_step=$!",
+        "",
+    ]
+    lines += _end(plan, services=bool(services), in_allocation=in_allocation)
     return "\n".join(lines) + "\n"
 
 
@@ -185,6 +194,10 @@ def _values(plan: LaunchPlan) -> Iterator[str]:
         yield f'  echo "dtrain: the job was restarted {most} times (job.restart.max)" >&2'
         yield "  exit 1"
         yield "fi"
+        yield "if ((dtrain_attempt > 1)); then"
+        yield "  dtrain_run+=.$dtrain_attempt"
+        yield '  echo "dtrain: attempt $dtrain_attempt" >&2'
+        yield "fi"
     if rendezvous.port is None:
         first, last = rendezvous.ports
         spread = last - first + 2 - max(len(part.ports) for part in plan.hosts)
@@ -227,6 +240,14 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[s
         yield '  IFS=, read -ra dtrain_gpus <<<"${CUDA_VISIBLE_DEVICES-}"'
         numbers = " ".join(map(str, range(gpus)))
         yield f"  ((${{#dtrain_gpus[@]}})) || dtrain_gpus=({numbers})"
+        yield f"  if ((${{#dtrain_gpus[@]}} < {gpus})); then"
+        count = f"{gpus} GPU{'s' * (gpus != 1)}"
+        yield (
+            f'    echo "dtrain: the job needs {count} on each node, and Slurm gives it'
+            ' ${#dtrain_gpus[@]}" >&2'
+        )
+        yield "    exit 1"
+        yield "  fi"
     if _uniform(plan, tasks):
         yield from _IDENTITY
         yield f"  dtrain_role={tasks[0].process.role} dtrain_index=$dtrain_rank"
@@ -238,9 +259,10 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[s
         yield "  esac"
     yield f"  DTRAIN_RUN_DIR={folder}"
     yield '  (umask 077 && mkdir -p -- "$DTRAIN_RUN_DIR") || exit'
-    yield "  # dtrain.runtime, if dtrain launched the job."
-    yield '  [ ! -e "${DTRAIN_RUN_DIR%/*}/runtime.zip" ] ||'
-    yield '    ln -s ../runtime.zip "$DTRAIN_RUN_DIR" 2>/dev/null'
+    if plan.run:
+        yield "  # dtrain.runtime"
+        archive = sh(path(plan.run_dir), "/nodes/", word(plan.run), "/runtime.zip")
+        yield f'  ln -s {archive} "$DTRAIN_RUN_DIR" 2>/dev/null'
     yield "  export DTRAIN_RUN_DIR"
     yield f"  cd -- {path(part.workdir)} || exit"
     yield "  workdir=$PWD"
@@ -293,7 +315,9 @@ def _exported(task: _Task) -> list[str]:
     return lines
 
 
-def _srun(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[str]:
+def _srun(
+    name: str, plan: LaunchPlan, tasks: Sequence[_Task], *, in_allocation: bool
+) -> Iterator[str]:
     """Lines that start the ``tasks`` in the background."""
     cpus = plan.slurm.cpus if plan.slurm else None
     options = [f"--ntasks={len(tasks)}"]
@@ -310,10 +334,14 @@ def _srun(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[str]:
         file = f'"$dtrain_folder/{name}"'
         yield f"printf '%s\\n' {hosts} >{file}"
         prefix = f"env -u SLURM_NTASKS_PER_NODE SLURM_HOSTFILE={file} "
-        options += [f"--nodes={len(set(nodes))}", "--distribution=arbitrary", "--overlap"]
-        options.append(f"--job-name={name}")
+        options += [f"--nodes={len(set(nodes))}", "--distribution=arbitrary"]
+    if prefix or in_allocation:  # beside another step, which may be that of the user's shell
+        options.append("--overlap")
+    options.append(f'--job-name="$dtrain_run.{name}"')
     if cpus is None:
         options.append("--cpu-bind=none")
+        if in_allocation:  # salloc gives one CPU on each machine, unless it was asked for more
+            options.append("--overcommit")
     else:
         options.append(f"--cpus-per-task={cpus * tasks[0].process.ranks}")
     options += ["--kill-on-bad-exit=1", "--wait=0", "--mpi=none", "--input=none", "--export=ALL"]
@@ -324,18 +352,15 @@ def _srun(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[str]:
     yield f'  bash -c "$(declare -p {variables}; declare -f {name}); {name}" &'
 
 
-def _control(plan: LaunchPlan, *, services: bool) -> Iterator[str]:
+def _control(plan: LaunchPlan) -> Iterator[str]:
     """Functions that end a step and wait for it."""
-    target = '"$SLURM_JOB_ID"'
     yield "# TERM for the processes of a step, and KILL after job.grace. A TERM to srun is a KILL."
     yield "dtrain_end() {"
-    if services:
-        target = '"$dtrain_name"'
-        yield "  dtrain_name=$("
-        yield "    squeue --noheader --steps --jobs=\"$SLURM_JOB_ID\" --format='%i %j' |"
-        yield "      awk -v name=\"$1\" '$2 == name {print $1}'"
-        yield "  )"
-    yield f"  scancel --quiet --signal=TERM {target}"
+    yield "  dtrain_name=$("
+    yield "    squeue --noheader --steps --jobs=\"$SLURM_JOB_ID\" --format='%i %j' |"
+    yield "      awk -v name=\"$dtrain_run.$1\" '$2 == name {print $1}'"
+    yield "  )"
+    yield '  scancel --quiet --signal=TERM "$dtrain_name"'
     yield f'  {{ sleep {ceil(plan.job.grace)}; kill -TERM "$2"; }} 2>/dev/null &'
     yield "}"
     yield ""
@@ -350,8 +375,8 @@ def _control(plan: LaunchPlan, *, services: bool) -> Iterator[str]:
     yield "}"
 
 
-def _end(plan: LaunchPlan, *, services: bool) -> Iterator[str]:
-    """Lines that wait for the processes, and queue the job again where it may restart."""
+def _end(plan: LaunchPlan, *, services: bool, in_allocation: bool) -> Iterator[str]:
+    """Lines that wait for the processes, and start the job again where it may restart."""
     stop = 'dtrain_stopped=1; dtrain_end dtrain_process "$dtrain_step"'
     yield "# Slurm sends USR1 before the time limit, and TERM at a preemption."
     yield "dtrain_stopped="
@@ -374,9 +399,16 @@ def _end(plan: LaunchPlan, *, services: bool) -> Iterator[str]:
     if most := plan.job.restart.max:
         yield 'dtrain_state=$(scontrol --oneliner show job "$SLURM_JOB_ID")'
         yield '[[ $dtrain_state == *" JobState=RUNNING "* ]] || exit 1  # cancelled'
+        again = "goes back to the queue"
+        go = ['scontrol requeue "$SLURM_JOB_ID" && sleep 60']
+        if in_allocation:
+            again = "starts again"
+            go = ['[ -z "${dtrain_folder-}" ] || rm -r -- "$dtrain_folder"',
+                  'SLURM_RESTART_COUNT=$dtrain_attempt exec bash "$0"']  # fmt: skip
+            yield '[ -z "$dtrain_stopped" ] || exit 1'
         yield f"if ((dtrain_attempt <= {most})); then"
-        yield '  echo "dtrain: attempt $dtrain_attempt ended; the job goes back to the queue" >&2'
-        yield '  scontrol requeue "$SLURM_JOB_ID" && sleep 60'
+        yield f'  echo "dtrain: attempt $dtrain_attempt ended; the job {again}" >&2'
+        yield from (f"  {line}" for line in go)
         yield "fi"
     yield "((dtrain_status)) || dtrain_status=1 # stopped before it finished"
     yield 'exit "$dtrain_status"'

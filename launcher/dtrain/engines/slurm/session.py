@@ -47,8 +47,9 @@ class SlurmEngine:
             order = submission.submit_order(
                 record.run,
                 plan.run_dir,
+                allocation=self._request.allocation,
                 workdir=str(self._request.base) if self._login(record).is_here else "~",
-                script=render(plan),
+                script=render(plan, in_allocation=self._request.allocation is not None),
                 secrets={name: secret_values[name] for name in job.secrets},
                 hidden=[name for name in secret_values if name not in job.secrets],
             )

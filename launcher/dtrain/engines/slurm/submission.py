@@ -8,6 +8,7 @@ from typing import Any
 from dtrain.diagnostics import NodeError
 from dtrain.messages import slurm as messages
 from dtrain.node.runtime_archive import runtime_archive
+from dtrain.runs.record import Record
 from dtrain.spec.model import Host, Slurm
 
 
@@ -57,6 +58,7 @@ def submit_order(
     run: str,
     run_dir: str,
     *,
+    allocation: str | None,
     workdir: str,
     script: str,
     secrets: Mapping[str, str],
@@ -67,6 +69,7 @@ def submit_order(
         "op": "submit",
         "run": run,
         "run_dir": run_dir,
+        "allocation": allocation,
         "workdir": workdir,
         "script": script,
         "runtime": runtime_archive(),
@@ -76,10 +79,20 @@ def submit_order(
 
 
 def follow_order(
-    run: str, run_dir: str, job: str | None, offsets: Mapping[str, Mapping[str, int]]
+    record: Record, run_dir: str, offsets: Mapping[str, Mapping[str, int]]
 ) -> dict[str, Any]:
-    return {"op": "follow", "run": run, "run_dir": run_dir, "job": job, "offsets": offsets}
+    return {**_order("follow", record, run_dir), "offsets": offsets}
 
 
-def look_order(run: str, run_dir: str, job: str | None) -> dict[str, Any]:
-    return {"op": "look", "run": run, "run_dir": run_dir, "job": job}
+def look_order(record: Record, run_dir: str) -> dict[str, Any]:
+    return {**_order("look", record, run_dir), "job": record.job_id or record.request.allocation}
+
+
+def _order(op: str, record: Record, run_dir: str) -> dict[str, Any]:
+    return {
+        "op": op,
+        "run": record.run,
+        "run_dir": run_dir,
+        "allocation": record.request.allocation,
+        "job": record.job_id,
+    }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 JOB_FILE = b"job-id"
 SCRIPT = b"job.sbatch"
+OUTPUT = b"job.out"
 LIMIT = 60.0
 """Seconds for one command. A busy controller may take as long as that."""
 FAILED, NOT_FOUND, TIMED_OUT = 1, 127, 124
@@ -41,62 +42,106 @@ class CommandResult:
         self.text = text
 
 
-def submit(order: Json, folder: bytes) -> CommandResult:
-    """Submit the job's script. ``text`` is the job's number."""
-    script = os.path.join(folder, SCRIPT)
-    output = shown(os.path.join(folder, b"job.out"))
-    command = ["sbatch", "--parsable", "--job-name=" + order["run"],
-               "--output=" + re.sub(r"([\\%])", r"\\\1", output), shown(script)]  # fmt: skip
-    try:
-        _make_private(folder)
-        with _locked(folder) as lock:
-            _write(script, raw(order["script"]))
-            _write(os.path.join(folder, b"runtime.zip"), binascii.a2b_base64(order["runtime"]))
-            hidden = order["hidden"]
-            inherited = {key: value for key, value in os.environ.items() if key not in hidden}
-            environment = dict(inherited, **order["environment"])
-            # It holds the lock too: it goes on if this program is killed.
-            answer = _run(command, expand(order["workdir"]), environment, (lock,))
-            if answer.status == TIMED_OUT:
-                queued = _queued(order["run"])
-                if queued.text and not queued.status:
-                    answer = queued
-            if answer.status:
-                return answer
-            # A site's plugins may print more.
-            jobs = [found[1] for found in map(_JOB.fullmatch, answer.text.split("\n")) if found]
-            if not jobs:
-                reason = "it printed no job number: " + answer.text
-                return CommandResult(answer.command, FAILED, reason)
-            _write(os.path.join(folder, JOB_FILE), jobs[-1].encode())
-    except OSError as error:
-        return CommandResult(" ".join(command), FAILED, _words(error))
-    return CommandResult(answer.command, 0, jobs[-1])
+class BatchJob:
+    """The job of a run, which ``sbatch`` submits. ``folder`` has the run's files."""
 
+    def __init__(self, run: str, folder: bytes) -> None:
+        self.run = run
+        self.folder = folder
+        self.number = ""
+        """Empty until the job is submitted, or found."""
 
-def find_job(run: str, folder: bytes) -> CommandResult:
-    """``text`` is the number of the run's job; empty if it was not submitted. Waits for another
-    program that is submitting it."""
-    none = CommandResult("", 0, "")
-    if not os.path.isdir(folder):
-        return none
-    with _locked(folder):
-        saved = (read_regular(os.path.join(folder, JOB_FILE), 64) or b"").decode("ascii", "replace")
-        if _JOB.fullmatch(saved):
-            return CommandResult("", 0, saved)
-        if not os.path.exists(os.path.join(folder, SCRIPT)):
+    def submit(self, order: Json) -> CommandResult:
+        """Submit the job's script. Sets `number`."""
+        output = re.sub(r"([\\%])", r"\\\1", shown(self.path(OUTPUT)))
+        command = ["sbatch", "--parsable", "--job-name=" + self.run,
+                   "--output=" + output, shown(self.path(SCRIPT))]  # fmt: skip
+        try:
+            make_private(self.folder)
+            with _locked(self.folder) as lock:
+                self.prepare(order)
+                # It holds the lock too: it goes on if this program is killed.
+                answer = _run(command, expand(order["workdir"]), environment(order), (lock,))
+                if answer.status == TIMED_OUT:
+                    queued = self._queued()
+                    if queued.text and not queued.status:
+                        answer = queued
+                if answer.status:
+                    return answer
+                # A site's plugins may print more.
+                jobs = [found[1] for found in map(_JOB.fullmatch, answer.text.split("\n")) if found]
+                if not jobs:
+                    reason = "it printed no job number: " + answer.text
+                    return CommandResult(answer.command, FAILED, reason)
+                self.save(JOB_FILE, jobs[-1].encode())
+        except OSError as error:
+            return CommandResult(" ".join(command), FAILED, words(error))
+        self.number = jobs[-1]
+        return answer
+
+    def find(self) -> CommandResult:
+        """Set `number`, if the job was submitted. Waits for another program that submits it."""
+        none = CommandResult("", 0, "")
+        if not os.path.isdir(self.folder):
             return none
-        # That program may have been killed between the submission and the file.
-        return _queued(run)
+        with _locked(self.folder):
+            saved = self.saved(JOB_FILE)
+            if _JOB.fullmatch(saved):
+                self.number = saved
+                return none
+            if not os.path.exists(self.path(SCRIPT)):
+                return none
+            # That program may have been killed between the submission and the file.
+            answer = self._queued()
+            self.number = "" if answer.status else answer.text
+            return answer
+
+    def _queued(self) -> CommandResult:
+        """The last job with the name of the run; an empty ``text`` if there is none."""
+        answer = _run(["squeue", "--noheader", "--states=all", "--format=%i", "--name=" + self.run])
+        if not answer.status:
+            jobs = list(filter(_JOB.fullmatch, answer.text.split()))
+            answer.text = jobs[-1] if jobs else ""
+        return answer
+
+    def describe(self) -> CommandResult:
+        """What the controller says about the job; an empty ``text`` if it does not know the job."""
+        answer = _run(["scontrol", "show", "job", "--oneliner", self.number])
+        if answer.status and "Invalid job id" in answer.text:
+            return CommandResult(answer.command, 0, "")
+        return answer
+
+    def cancel(self, kill: bool) -> CommandResult:
+        """End the job. ``kill``: without TERM first."""
+        options = ["--signal=KILL", "--full"] if kill else []
+        if kill:
+            _run(["scancel", self.number])  # it may not have started
+        return _run(["scancel", *options, self.number])
+
+    def prepare(self, order: Json) -> None:
+        """Write what the job needs. Raises OSError."""
+        self.save(SCRIPT, raw(order["script"]))
+        self.save(b"runtime.zip", binascii.a2b_base64(order["runtime"]))
+
+    def path(self, name: bytes) -> bytes:
+        return os.path.join(self.folder, name)
+
+    def save(self, name: bytes, data: bytes) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(self.path(name), flags, 0o600)
+        try:
+            write_all(fd, data)
+        finally:
+            os.close(fd)
+
+    def saved(self, name: bytes) -> str:
+        return (read_regular(self.path(name), 512) or b"").decode("ascii", "replace").strip()
 
 
-def _queued(run: str) -> CommandResult:
-    """The last job with the name ``run``; an empty ``text`` if there is none."""
-    answer = _run(["squeue", "--noheader", "--states=all", "--format=%i", "--name=" + run])
-    if not answer.status:
-        jobs = list(filter(_JOB.fullmatch, answer.text.split()))
-        answer.text = jobs[-1] if jobs else ""
-    return answer
+def environment(order: Json) -> dict[str, str]:
+    """The variables of a job."""
+    inherited = {key: value for key, value in os.environ.items() if key not in order["hidden"]}
+    return dict(inherited, **order["environment"])
 
 
 @contextlib.contextmanager
@@ -111,29 +156,13 @@ def _locked(folder: bytes) -> Iterator[int]:
         os.close(fd)
 
 
-def _make_private(folder: bytes) -> None:
+def make_private(folder: bytes) -> None:
     # Only here: the job inherits the umask of sbatch.
     before = os.umask(0o077)
     try:
         os.makedirs(folder, exist_ok=True)
     finally:
         os.umask(before)
-
-
-def show_job(job: str) -> CommandResult:
-    """What the controller says about a job; an empty ``text`` if it does not know the job."""
-    answer = _run(["scontrol", "show", "job", "--oneliner", job])
-    if answer.status and "Invalid job id" in answer.text:
-        return CommandResult(answer.command, 0, "")
-    return answer
-
-
-def cancel(job: str, kill: bool) -> CommandResult:
-    """End a job. ``kill``: without TERM first."""
-    options = ["--signal=KILL", "--full"] if kill else []
-    if kill:
-        _run(["scancel", job])  # it may not have started
-    return _run(["scancel", *options, job])
 
 
 def _run(
@@ -161,21 +190,12 @@ def _run(
     except OSError as error:
         # A busy login node may refuse to start another process.
         missing = isinstance(error, FileNotFoundError) and error.filename == command[0]
-        words = "%s: not found" % command[0] if missing else _words(error)
-        return CommandResult(text, NOT_FOUND if missing else FAILED, words)
+        said = "%s: not found" % command[0] if missing else words(error)
+        return CommandResult(text, NOT_FOUND if missing else FAILED, said)
     said = shown(done.stderr if done.returncode else done.stdout)
     return CommandResult(text, done.returncode, said.strip()[:MAX_TEXT])
 
 
-def _words(error: OSError) -> str:
+def words(error: OSError) -> str:
     name = error.filename if isinstance(error.filename, str) else shown(error.filename or b"")
     return "%s: %s" % (name, error.strerror)
-
-
-def _write(path: bytes, data: bytes) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(path, flags, 0o600)
-    try:
-        write_all(fd, data)
-    finally:
-        os.close(fd)

@@ -3,16 +3,18 @@
 It speaks as a relay does, with the frames of `dtrain.node.agent.wire`. The launcher writes lines of
 JSON; the first is ``submit``, ``follow`` or ``look``:
 
-    submit   run, run_dir, workdir, script, runtime, environment, hidden: save the script and submit
-             it from the working folder, unless the run was submitted before. Then do what
-             ``follow`` does. Paths start at the home folder. ``runtime`` is a zip archive in base64
-             that is saved as ``runtime.zip``. The job gets ``environment`` and this program's own
-             variables without those in ``hidden``
-    follow   run, run_dir, job, offsets {host: {name: offset}}: report the job and the output files
-             of its machines, each from its offset. Without ``job`` (null), find the job of the run.
-             ``torchruns`` {name: [first rank, number of ranks]}, for ``submit`` too: their ranks
-             have files of their own
-    look     run, run_dir, job: report the job once, and end
+    submit   run, run_dir, allocation, workdir, script, runtime, environment, hidden: save the
+             script and submit it from the working folder, unless the run was submitted before. Then
+             do what ``follow`` does. Paths start at the home folder. ``allocation`` is the number
+             of the job in whose allocation the script runs at once, or null. ``runtime`` is a zip
+             archive in base64 that is saved as ``runtime.zip``. The job gets ``environment`` and
+             this program's own variables without those in ``hidden``
+    follow   run, run_dir, allocation, job, outputs, offsets {host: {name: offset}}: report the job
+             and the output files of its machines, each from its offset. Without ``job`` (null),
+             find the job of the run. For ``submit`` too: ``outputs`` is the folder of the attempt,
+             beside that of the run, and ``torchruns`` {name: [first rank, number of ranks]} have
+             files of their own for each rank
+    look     run, run_dir, allocation, job: report the job once, and end
     cancel   kill: end the job; with ``kill``, with KILL at once
     finish   the job is over: send the rest of its output, and end
     leave    end; the job goes on
@@ -51,7 +53,8 @@ from dtrain.node.agent.folder import RESERVED, expand, listed
 from dtrain.node.agent.launcher_channel import LauncherChannel
 from dtrain.node.agent.wire import CHUNK, PREAMBLE, raw, shown
 from dtrain.node.agent.worker_files import open_regular, read_regular
-from dtrain.node.slurm.commands import CommandResult, cancel, find_job, show_job, submit
+from dtrain.node.slurm.allocated import Step
+from dtrain.node.slurm.commands import OUTPUT, BatchJob, CommandResult
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +65,6 @@ if TYPE_CHECKING:
 
 STREAM = re.compile(rb"[a-z]+-[0-9]{1,9}\.(?:out|err)")
 QUEUED = re.compile(r"\bJobState=(?:PENDING|CONFIGURING)\b")
-SCRIPT_OUTPUT = b"job.out"
 POLL = 0.1
 """Seconds between two looks at the output files."""
 LIST_SECONDS = 1.0
@@ -183,7 +185,7 @@ class Outputs:
 class StateWatch(threading.Thread):
     """Asks the controller for the job's state; an answer may take long."""
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: BatchJob) -> None:
         super().__init__(daemon=True)
         self.answers: queue.SimpleQueue[CommandResult] = queue.SimpleQueue()
         self._job = job
@@ -193,7 +195,7 @@ class StateWatch(threading.Thread):
         before: str | None = None
         since = time.monotonic()
         while True:
-            answer = show_job(self._job)
+            answer = self._job.describe()
             if answer.text != before:
                 before, since = answer.text, time.monotonic()
                 self.answers.put(answer)
@@ -218,39 +220,41 @@ class JobRelay:
 
     def serve(self) -> None:
         order = self._orders.get()
-        folder = os.path.join(expand(order["run_dir"]), b"nodes", raw(order["run"]))
+        run, allocation = order["run"], order["allocation"]
+        nodes = os.path.join(expand(order["run_dir"]), b"nodes")
+        folder = os.path.join(nodes, raw(run))
+        job = Step(run, folder, allocation) if allocation else BatchJob(run, folder)
+        job.number = order.get("job") or ""
         only_look = order["op"] == "look"
-        job = order.get("job")
-        while not job:
-            found = find_job(order["run"], folder)
-            job = found.text
+        while not job.number:
+            found = job.find()
             if not found.status:
                 break
             self._report(found)
             if only_look:
                 return
             time.sleep(LAST_LOOK)
-        if order["op"] == "submit" and not job:
+        if order["op"] == "submit" and not job.number:
             with self._submitting:
-                answer = submit(order, folder)
+                answer = job.submit(order)
             if answer.status:
                 self._channel.report(
                     "refused", command=answer.command, status=answer.status, text=answer.text
                 )
                 return
-            job = answer.text
-        self._channel.report("submitted", job=job or None)
-        if not job:
+        self._channel.report("submitted", job=job.number or None)
+        if not job.number:
             return
         if only_look:
-            self._report(show_job(job))
+            self._report(job.describe())
             return
-        outputs = Outputs(folder, order.get("offsets", {}), order["torchruns"], self._channel)
+        place = os.path.join(nodes, raw(order["outputs"]))
+        outputs = Outputs(place, order.get("offsets", {}), order["torchruns"], self._channel)
         self._follow(job, outputs)
-        script = read_regular(os.path.join(folder, SCRIPT_OUTPUT), RESERVED, -RESERVED)
+        script = read_regular(job.path(OUTPUT), RESERVED, -RESERVED)
         self._channel.report("script", text=(script or b"").decode("utf-8", "replace"))
 
-    def _follow(self, job: str, outputs: Outputs) -> None:
+    def _follow(self, job: BatchJob, outputs: Outputs) -> None:
         """Report the job until the launcher says that it is over."""
         watch = StateWatch(job)
         watch.start()
@@ -273,7 +277,7 @@ class JobRelay:
                 if self._cancel(job, kill):
                     kill = None
                 watch.hurry()
-            if self._queued:
+            if self._queued and not finish_at:
                 # The launcher learns the hosts before it gets their output.
                 busy = False
                 if outputs.any():
@@ -285,9 +289,9 @@ class JobRelay:
             if not busy and select.select([self._wake], [], [], POLL)[0]:
                 os.read(self._wake, 4096)
 
-    def _cancel(self, job: str, kill: bool) -> bool:
+    def _cancel(self, job: BatchJob, kill: bool) -> bool:
         """Whether Slurm has accepted it. Otherwise it will be repeated."""
-        answer = cancel(job, kill)
+        answer = job.cancel(kill)
         self._channel.report("cancelling")
         if answer.status:
             self._channel.report("trouble", command=answer.command, text=answer.text)

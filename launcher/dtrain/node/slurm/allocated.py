@@ -1,0 +1,141 @@
+"""A job inside an allocation that the user has.
+
+Shipped to the machines of Slurm: Python 3.8, standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+
+from dtrain.node.agent.folder import expand
+from dtrain.node.agent.processes import look
+from dtrain.node.agent.wire import shown
+from dtrain.node.agent.worker_files import read_regular
+from dtrain.node.slurm.commands import (
+    FAILED,
+    OUTPUT,
+    SCRIPT,
+    BatchJob,
+    CommandResult,
+    environment,
+    make_private,
+    words,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dtrain.node.agent.wire import Json
+
+PROCESS, STATUS = b"process", b"status"
+MAX_OUTPUT = 1 << 20
+"""Bytes at the end of the script's output that are searched for restarts."""
+_SESSION = """\
+bash "$1" >>"$2" 2>&1 &
+trap 'kill -TERM $!' TERM
+wait $!
+status=$?
+while kill -0 $!; do
+  wait $!
+  status=$?
+done
+echo $status >"$3.new"
+mv "$3.new" "$3"
+"""
+"""Runs a script, and writes its exit status. A TERM is for the script alone."""
+
+_ENDED = re.compile(r"\bJobState=(?:CANCELLED|TIMEOUT|DEADLINE|NODE_FAIL|PREEMPTED|OUT_OF_MEMORY)")
+_RESTART = re.compile(rb"^dtrain: attempt \d+ ended; the job starts again$", re.MULTILINE)
+
+
+class Step(BatchJob):
+    """Its script runs on this machine, and its sruns are steps of the allocation.
+
+    The script runs in a session of its own. The file ``process`` identifies the session, and
+    ``status`` appears with the script's exit status.
+    """
+
+    def __init__(self, run: str, folder: bytes, allocation: str) -> None:
+        super().__init__(run, folder)
+        self._allocation = allocation
+
+    def find(self) -> CommandResult:
+        self.number = self._allocation if self._begun() else ""
+        return CommandResult("", 0, "")
+
+    def _begun(self) -> bool:
+        return os.path.exists(self.path(PROCESS))
+
+    def submit(self, order: Json) -> CommandResult:
+        paths = [self.path(name) for name in (SCRIPT, OUTPUT, STATUS)]
+        command = ["bash", "-c", _SESSION, "dtrain", *map(shown, paths)]
+        variables = environment(order)
+        variables["SLURM_RESTART_COUNT"] = "0"  # the run's attempts are not those of the allocation
+        try:
+            make_private(self.folder)
+            self.prepare(order)
+            process = subprocess.Popen(
+                command,
+                cwd=expand(order["workdir"]),
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            self.save(PROCESS, self._identity(process.pid).encode())
+        except OSError as error:
+            return CommandResult("bash", FAILED, words(error))
+        self.number = self._allocation
+        return CommandResult("bash", 0, self.number)
+
+    def describe(self) -> CommandResult:
+        answer = super().describe()
+        status = self.saved(STATUS)
+        if answer.status:
+            return answer
+        if status.isdigit():
+            text = "JobState=%s ExitCode=%s:0" % ("FAILED" if int(status) else "COMPLETED", status)
+        elif self._begun() and self._here() and self._pid() is None:
+            text = "JobState=CANCELLED"
+        else:
+            text = ""
+        if text and not _ENDED.search(answer.text):
+            answer.text = text + " " + answer.text  # the first value of a field counts
+        restarts = len(
+            _RESTART.findall(read_regular(self.path(OUTPUT), MAX_OUTPUT, -MAX_OUTPUT) or b"")
+        )
+        if answer.text:
+            answer.text = "Restarts=%d %s" % (restarts, answer.text)
+        return answer
+
+    def cancel(self, kill: bool) -> CommandResult:
+        if not self._here():
+            text = "the job runs on %s; run this command there" % self.saved(PROCESS).split(" ")[0]
+            return CommandResult("kill", FAILED, text)
+        pid = self._pid()
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                # The script gives its processes time to finish. srun does not.
+                (os.killpg if kill else os.kill)(pid, signal.SIGTERM)
+        return CommandResult("kill", 0, "")
+
+    def _identity(self, pid: int) -> str:
+        proc = look(pid)
+        return "%s %d %d" % (os.uname().nodename, pid, proc.start if proc else 0)
+
+    def _here(self) -> bool:
+        return self.saved(PROCESS).split(" ")[0] in ("", os.uname().nodename)
+
+    def _pid(self) -> int | None:
+        """The leader of the script's session, while it runs."""
+        saved = self.saved(PROCESS)
+        fields = saved.split(" ")
+        if len(fields) != 3 or not fields[1].isdigit():
+            return None
+        pid = int(fields[1])
+        proc = look(pid)
+        return pid if proc and proc.alive and self._identity(pid) == saved else None
