@@ -235,6 +235,8 @@ def detached(desk: Desk, command: str) -> None:
         if command.startswith("dtrain attach"):
             # Ctrl-C ends watching, here as soon as it shows the run.
             assert "left the run; the job keeps running" in desk.interrupted(command)
+        elif command.startswith("dtrain exec"):
+            assert re.search(r"^\[gpu\S+\] +MemTotal:", desk.succeeds(command), re.MULTILINE)
         elif command == "dtrain ps":
             assert re.search(r"^cluster-\S+ +running ", desk.succeeds(command), re.MULTILINE)
         elif command == "dtrain ps cluster":
@@ -263,6 +265,12 @@ def show_help(desk: Desk, command: str) -> None:
         assert shown in DOCS.values()
     else:
         assert re.findall(r"^## (.*)", shown, re.M)[:2] == [topic, f"{topic}.max"]
+
+
+def execute(desk: Desk, command: str) -> None:
+    desk.on_this_machine(TRAIN)
+    shown = desk.succeeds(command)
+    assert len(re.findall(r"^\[gpu\S+\] +Filesystem ", shown, re.MULTILINE)) >= 1
 
 
 def install_completion(desk: Desk, command: str) -> None:
@@ -302,6 +310,8 @@ COVERED: dict[str, Callable[[Desk, str], None]] = {
     "dtrain logs cluster --rank 0 --since 1h": detached,
     "dtrain attach cluster": detached,
     "dtrain stop cluster": detached,
+    "dtrain exec cluster.yaml -- df -h /": execute,
+    next(command for command in commands() if command.startswith("dtrain exec cluster ")): detached,
     "dtrain --install-completion": install_completion,
     "dtrain help": show_help,
     "dtrain help failures": show_help,

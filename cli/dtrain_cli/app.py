@@ -16,6 +16,7 @@ VERBS = {
     "ps": "List the runs of this machine.",
     "logs": "Show the output of a run's workers.",
     "stop": "Stop a run on all its hosts.",
+    "exec": "Run a command on all hosts of a cluster file or of a run.",
     "plan": "Choose how to split a model over a cluster: memory, speed, and why.",
     "check": "Find what would make a job fail, hang or slow down.",
     "init": "Write a first cluster file from your answers.",

@@ -23,7 +23,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from dtrain.runs.progress import Progress
     from dtrain.runs.record import Request
     from dtrain.session.callbacks import OnLine, OnState
+    from dtrain.session.commands import Outcome, Receiver
     from dtrain.session.control import Control
     from dtrain.session.observer import Observer
     from dtrain.session.status import RunStatus
@@ -273,6 +274,47 @@ def stop(
         engines=lambda record: _engine(record.request, receiver, waiting, ask),
         observer=receiver,
         control=waiting,
+    )
+
+
+def execute(
+    target: Spec,
+    argv: Sequence[str],
+    *,
+    receiver: Receiver,
+    hosts: Collection[str] | None = None,
+    timeout: float | None = None,
+    control: Control | None = None,
+    ask: Ask | None = None,
+    on_notice: Callable[[str], None] | None = None,
+) -> list[Outcome]:
+    """Run a command on all hosts of ``target``, or on ``hosts``, and wait until it has ended.
+
+    ``target`` is a spec as for `launch`, or the name of a run, or the start of the name. One word
+    alone in ``argv`` is a line for ``/bin/sh``. ``timeout``: seconds after which the command is
+    stopped. ``control.stop()`` stops it on all hosts. Raises UsageError and SpecError for invalid
+    input; a host that cannot be reached is an `Outcome` with an error.
+    """
+    from dtrain.engines.execution import execute as run_commands
+    from dtrain.runs.log_store import RunFolder
+    from dtrain.runs.record import Record
+    from dtrain.session.control import Control
+
+    record = None
+    if isinstance(target, str) and "/" not in target and not Path(target).exists():
+        if target.endswith((".yaml", ".yml", ".json")):
+            load(target)  # says that there is no such file
+        record = Record.load(RunFolder.find(target).path)
+    return run_commands(
+        load(target) if record is None else record.request,
+        record,
+        argv,
+        hosts=hosts,
+        limit=timeout,
+        receiver=receiver,
+        control=control or Control(),
+        ask=ask,
+        notice=on_notice or (lambda text: None),
     )
 
 

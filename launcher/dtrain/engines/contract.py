@@ -7,6 +7,7 @@ SSH and Slurm are engines. Commands, views, records and logs do not know which o
     follow   `Engine.attach`: show a run that was submitted before, until it ends
     stop     a request to the `Control` of `run` or `attach`
     status   `Engine.status`: ask for the state of a run that no process follows
+    places   where `dtrain exec` runs a command on each host: pure
 """
 
 from __future__ import annotations

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from dtrain.engines import ssh
 from dtrain.engines.contract import Engine
+from dtrain.engines.slurm import step
 from dtrain.engines.slurm.session import SlurmEngine
 from dtrain.engines.ssh import SshEngine
-from dtrain.runs.record import Request
+from dtrain.runs.record import Record, Request
+from dtrain.session.commands import Place
 from dtrain.session.control import Control
 from dtrain.session.observer import Observer
 from dtrain.transport.questions import Ask
@@ -40,3 +43,13 @@ def engine(
         )
     finally:
         transport.close()
+
+
+def places(request: Request, record: Record | None) -> list[Place]:
+    """Where commands run on the hosts of a run, or of a cluster file.
+
+    Raises UsageError if the hosts are not known.
+    """
+    if request.spec().cluster.slurm is not None:
+        return step.places(request, record)
+    return ssh.places(request, record)

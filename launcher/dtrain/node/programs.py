@@ -16,6 +16,7 @@ PROGRAMS = {
     "agent": ("dtrain.node.agent.relay", "dtrain.node.agent.supervisor"),
     "relay": ("dtrain.node.agent.relay",),
     "facts": ("dtrain.node.facts.main",),
+    "command": ("dtrain.node.command",),
     "slurm": ("dtrain.node.slurm.main",),
     "step": ("dtrain.node.slurm.step",),
     "sync": ("dtrain.node.sync.main",),

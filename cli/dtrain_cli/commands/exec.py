@@ -1,0 +1,115 @@
+"""`dtrain exec`: run a command on all hosts of a cluster file or of a run."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from dtrain import api, hostlist
+from dtrain.diagnostics import UsageError
+from dtrain.engines.execution import exit_code
+from dtrain.messages.decode import excerpt
+from dtrain.session.control import Control
+from dtrain.session.signals import on_signals, stop_by_signal
+from dtrain.spec.scalars import seconds
+from dtrain_cli import completion, prompt
+from dtrain_cli.standard import OutputError
+from dtrain_cli.views import color
+from dtrain_cli.views.commands import CommandJson, CommandLines, CommandView
+from dtrain_cli.views.outlet import Outlet, reader_gone
+
+
+def exec(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A cluster file, or a run's name or its first characters.",
+            metavar="FILE|RUN",
+            autocompletion=completion.files_and_runs,
+        ),
+    ],
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            help="The command, after --. One word alone is a shell line.", metavar="COMMAND"
+        ),
+    ],
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="Only these hosts, e.g. gpu[01-03].",
+            metavar="HOSTS",
+            autocompletion=completion.hosts,
+        ),
+    ] = None,
+    timeout: Annotated[
+        str | None,
+        typer.Option(help="Stop the command after TIME, e.g. 30s.", metavar="TIME"),
+    ] = None,
+    fold: Annotated[
+        bool,
+        typer.Option(
+            "--fold/--no-fold", help="Show a line that several hosts write only once; default: on."
+        ),
+    ] = True,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+) -> None:
+    """Run a command on all hosts of a cluster file or of a run.
+
+    The command starts in your home folder on each host, without input. Ctrl-C stops it everywhere.
+    The exit code is the worst of all hosts: 0 if the command returned 0 everywhere, 1 if it failed
+    or reached the time limit on a host, 3 if a host failed, and 130 after Ctrl-C.
+    """
+    limit = None if timeout is None else seconds(timeout)
+    if timeout is not None and not limit:
+        raise UsageError(
+            f"--timeout {excerpt(timeout)}: not a duration", hint="write e.g. 30s, 10m or 1h30m"
+        )
+    control = Control()
+    broken = _Broken(control)
+    out, err = (Outlet(stream, broken.note) for stream in (sys.stdout, sys.stderr))
+    hosts = None if host is None else _hosts(host)
+    display = (
+        CommandJson(out)
+        if json
+        else CommandLines(out, err, fold=fold, color=(color(out), color(err)))
+    )
+    view = CommandView(display)
+    with on_signals(lambda number: stop_by_signal(control, number)):
+        outcomes = api.execute(
+            target,
+            command,
+            receiver=view,
+            hosts=hosts,
+            timeout=limit,
+            control=control,
+            ask=prompt.asker(cancelled=lambda: control.interrupted),
+            on_notice=view.notice,
+        )
+        code = exit_code(outcomes, interrupted=control.interrupted)
+        view.finished(outcomes, code)
+    if broken.error is not None:
+        raise OutputError(broken.error)
+    raise typer.Exit(code)
+
+
+class _Broken:
+    """Stops the command when its output cannot be written."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self.error: OSError | None = None
+
+    def note(self, error: OSError) -> None:
+        if not reader_gone(error):
+            self.error = error
+        self._control.hang_up("its output was closed")
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    try:
+        return hostlist.unfold(text)
+    except hostlist.HostListError as error:
+        raise UsageError(f"--host {excerpt(text)}: {error}") from None

@@ -1,0 +1,206 @@
+"""The output of a command on many hosts, for users and programs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dtrain.framing import LIMIT, LineFramer, clean, clean_all
+from dtrain.session.commands import Outcome
+from dtrain_cli.views import names
+from dtrain_cli.views.folding import LineFolder
+from dtrain_cli.views.outlet import Outlet
+
+SCHEMA = 1
+WINDOW = 1.0
+"""Seconds that a line waits for the same line from other hosts."""
+PATIENCE = 5.0
+"""Seconds that the first line waits until every host has written or ended: some connect late."""
+MOST_WAITING = 4 << 20
+"""Characters that may wait; then all lines are printed."""
+
+
+class CommandLines:
+    """Prints stdout on stdout and stderr on stderr, with ``[host]`` before each line, and on stderr
+    how the command failed. A line that several hosts write is printed once."""
+
+    limit = LIMIT
+
+    def __init__(
+        self,
+        out: Outlet,
+        err: Outlet,
+        *,
+        fold: bool,
+        color: tuple[bool, bool],
+    ) -> None:
+        """``color``: whether to color stdout and stderr."""
+        self._width = 0
+        self._outlets = {"stdout": out, "stderr": err}
+        self._color = dict(zip(("stdout", "stderr"), color, strict=True))
+        self._fold = fold
+        self._folder: LineFolder[str] = LineFolder(WINDOW if fold else 0.0)
+        self._waiting = 0
+        self._silent: set[str] = set()
+        self._hold_until: float | None = None
+
+    def started(self, hosts: Sequence[str]) -> None:
+        self._width = max(map(len, hosts), default=0)
+        self._silent = set(hosts)
+
+    def lines(self, host: str, stream: str, lines: list[str], now: float) -> None:
+        self._heard(host, now)
+        for line in lines:
+            self._folder.add(now, host, stream, line)
+            self._waiting += len(line)
+        if self._waiting > MOST_WAITING:
+            self._flush()
+        self.due(now)
+
+    def _heard(self, host: str, now: float) -> None:
+        if self._hold_until is None:
+            self._hold_until = now + PATIENCE
+        if host in self._silent:
+            self._silent.remove(host)
+            if not self._silent:
+                self._hold_until = min(self._hold_until, now + WINDOW)
+
+    def due(self, now: float) -> None:
+        """Print the lines that have waited long enough."""
+        if self._fold and self._hold_until is not None and now < self._hold_until:
+            return
+        for folded in self._folder.take(now):
+            self._print(folded.kind, folded.sources, folded.text)
+        if self._folder.due is None:
+            self._waiting = 0
+
+    def notice(self, text: str) -> None:
+        self._outlets["stderr"].write(f"dtrain: {clean(text)}\n")
+
+    def ended(self, outcome: Outcome, now: float) -> None:
+        """Note that the host writes no more. `finished` prints how it ended."""
+        self._heard(outcome.host, now)
+
+    def finished(self, outcomes: Sequence[Outcome], code: int) -> None:
+        self._flush()
+        groups: dict[tuple[str, str], list[str]] = {}
+        for outcome in outcomes:
+            if said := _failure(outcome):
+                groups.setdefault(said, []).append(outcome.host)
+        for (failure, hint), hosts in groups.items():
+            text = f"error: {names.hosts(hosts)}: {clean(failure)}\n"
+            if hint:
+                text += f"hint: {clean(hint)}\n"
+            self._outlets["stderr"].write(text)
+        if groups and len(outcomes) > 1:
+            failed = sum(map(len, groups.values()))
+            total = names.count(len(outcomes), "host")
+            self.notice(f"{failed} of {total} failed")
+
+    def _flush(self) -> None:
+        for folded in self._folder.flush():
+            self._print(folded.kind, folded.sources, folded.text)
+        self._waiting = 0
+
+    def _print(self, stream: str, sources: list[str], line: str) -> None:
+        head = f"[{names.hosts(names.in_order(sources)):<{self._width}}]"
+        color = self._color[stream]
+        if color:
+            head = names.paint(head, names.color_of(sources[0], ""))
+        (text,) = clean_all([line], color)
+        self._outlets[stream].write(f"{head} {text}\n")
+
+
+class CommandJson:
+    """JSON Lines: ``started``, ``line``, ``notice``, ``ended`` for each host, and ``finished``."""
+
+    limit = 1 << 20
+
+    def __init__(self, out: Outlet) -> None:
+        self._out = out
+
+    def started(self, hosts: Sequence[str]) -> None:
+        self._out.write(_event("started", hosts=[*hosts]))
+
+    def lines(self, host: str, stream: str, lines: list[str], now: float) -> None:
+        self._out.write("".join(_event("line", host=host, stream=stream, text=x) for x in lines))
+
+    def due(self, now: float) -> None:
+        """Nothing waits."""
+
+    def notice(self, text: str) -> None:
+        self._out.write(_event("notice", text=text))
+
+    def ended(self, outcome: Outcome, now: float) -> None:
+        failure, hint = _failure(outcome) or ("", "")
+        self._out.write(
+            _event(
+                "ended",
+                host=outcome.host,
+                code=outcome.code,
+                signal=outcome.signal,
+                late=outcome.late,
+                error=failure,
+                hint=hint,
+            )
+        )
+
+    def finished(self, outcomes: Sequence[Outcome], code: int) -> None:
+        failed = [one.host for one in outcomes if one.exit_code]
+        self._out.write(_event("finished", exit_code=code, failed=failed))
+
+
+class CommandView:
+    """Turns the bytes of all hosts into lines for a display."""
+
+    def __init__(
+        self, display: CommandLines | CommandJson, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._display = display
+        self._clock = clock
+        self._framers: dict[tuple[str, str], LineFramer] = {}
+
+    def started(self, hosts: Sequence[str]) -> None:
+        self._display.started(hosts)
+
+    def output(self, host: str, stream: str, data: bytes) -> None:
+        framer = self._framers.get((host, stream))
+        if framer is None:
+            framer = self._framers[host, stream] = LineFramer(limit=self._display.limit)
+        if lines := framer.feed(data):
+            self._display.lines(host, stream, lines, self._clock())
+
+    def ended(self, outcome: Outcome) -> None:
+        for stream in ("stdout", "stderr"):
+            framer = self._framers.pop((outcome.host, stream), None)
+            if framer is not None and (rest := framer.flush()):
+                self._display.lines(outcome.host, stream, rest, self._clock())
+        self._display.ended(outcome, self._clock())
+
+    def idle(self) -> None:
+        self._display.due(self._clock())
+
+    def notice(self, text: str) -> None:
+        self._display.notice(text)
+
+    def finished(self, outcomes: Sequence[Outcome], code: int) -> None:
+        self._display.finished(outcomes, code)
+
+
+def _failure(outcome: Outcome) -> tuple[str, str] | None:
+    """What went wrong on a host, and the remedy."""
+    if outcome.error is not None:
+        return f"{outcome.error.attempted}: {outcome.error.reason}", outcome.error.hint
+    if outcome.late:
+        return "stopped at the time limit", ""
+    if outcome.reason:
+        return outcome.reason, ""
+    if outcome.signal is not None:
+        return f"killed by {outcome.signal}", ""
+    return (f"exited with status {outcome.code}", "") if outcome.code else None
+
+
+def _event(kind: str, **fields: Any) -> str:
+    return json.dumps({"schema": SCHEMA, "event": kind, **fields}) + "\n"

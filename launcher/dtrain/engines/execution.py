@@ -1,0 +1,69 @@
+"""Runs a command on the hosts of a cluster file or of a run: `dtrain exec`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from dtrain import hostlist
+from dtrain.diagnostics import ExitCode, UsageError
+from dtrain.engines.select import places
+from dtrain.runs.record import Record, Request
+from dtrain.session.commands import Commands, Outcome, Place, Receiver
+from dtrain.session.control import Control
+from dtrain.spec.model import ClusterFile
+from dtrain.transport.questions import Ask
+from dtrain.transport.select import Transports
+
+IDENTITY = ("DTRAIN_RUN_ID", "DTRAIN_RUN_DIR", "DTRAIN_HOST")
+"""Variables by which a host finds the processes of a run, to end them with it."""
+
+
+def execute(
+    request: Request,
+    record: Record | None,
+    argv: Sequence[str],
+    *,
+    hosts: Collection[str] | None,
+    limit: float | None,
+    receiver: Receiver,
+    control: Control,
+    ask: Ask | None,
+    notice: Callable[[str], None],
+) -> list[Outcome]:
+    """Run ``argv`` on all hosts, or on ``hosts``. One word alone is a line for ``/bin/sh``.
+
+    Raises UsageError for a host that is not there, and if the engine has not chosen hosts yet.
+    """
+    if len(argv) == 1:
+        argv = ("/bin/sh", "-c", argv[0])
+    chosen = _chosen(places(request, record), hosts)
+    transport = Transports(request.base, ask, notice)
+    hidden = (*IDENTITY, *_secret_names(request.spec()))
+    try:
+        return Commands(chosen, argv, transport, hidden=hidden, limit=limit).run(receiver, control)
+    finally:
+        transport.close()
+
+
+def exit_code(outcomes: Iterable[Outcome], *, interrupted: bool) -> ExitCode:
+    """The worst of all hosts: interrupted, a host failed, the command failed, done."""
+    if interrupted:
+        return ExitCode.INTERRUPTED
+    return max((one.exit_code for one in outcomes), default=ExitCode.OK)
+
+
+def _chosen(known: Sequence[Place], hosts: Collection[str] | None) -> list[Place]:
+    if hosts is None:
+        return [place for place in known if not place.spare]
+    names = [place.host for place in known]
+    if unknown := [host for host in hosts if host not in names]:
+        raise UsageError(
+            f"--host: no host {hostlist.fold(unknown)} in this cluster",
+            hint=f"its hosts are {hostlist.fold(names)}",
+        )
+    return [place for place in known if place.host in hosts]
+
+
+def _secret_names(spec: ClusterFile) -> list[str]:
+    webhook = spec.notify.webhook if spec.notify is not None else None
+    return [*spec.job.secrets, *([webhook] if webhook is not None else [])]

@@ -1,0 +1,32 @@
+"""Messages of the program that runs commands. Pure. `dtrain.node.command` documents them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
+
+from dtrain.messages.agent import Bye
+from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
+
+
+@dataclass(frozen=True, slots=True)
+class CommandExited:
+    command: Annotated[int, Range(0, 1 << 20)]
+    code: Annotated[int, Range(0, 255)] | None
+    signal: Annotated[str, Length(32)] | None
+    late: bool
+    reason: Annotated[str, Length(1 << 16)]
+
+
+Message = CommandExited | Bye
+
+_MESSAGES: dict[str, type[Message]] = {"exited": CommandExited, "bye": Bye}
+
+
+def read_message(body: Mapping[str, Any]) -> Message:
+    """Raises ProtocolError."""
+    kind = body.get("type")
+    if not isinstance(kind, str) or kind not in _MESSAGES:
+        raise ProtocolError(f"unknown message {excerpt(kind)}")
+    return cast(Message, decode(_MESSAGES[kind], body, kind))

@@ -1,0 +1,280 @@
+"""Runs commands for `dtrain exec`, and ends them with all of their processes when asked, after a
+time limit, or when the launcher is gone.
+
+The launcher writes lines of JSON:
+
+    {"commands": [[word, …], …], "hidden": [name, …], "limit": seconds or null}
+             start the commands in the home folder, without the variables in ``hidden``
+    {"op": "stop", "grace": seconds}
+             TERM to every process of the commands, and KILL after ``grace`` seconds
+
+The frames of `dtrain.node.agent.wire` answer. DATA of stream 2n+1 is the stdout of command n, and
+of stream 2n+2 its stderr. Messages, by ``type``:
+
+    exited   command, code, signal (one of both is null), late (whether the limit ended it), reason
+             (why it could not be executed, or empty)
+    bye      everything has been sent
+
+A process that a command leaves in the background goes on, as after `ssh`, unless it was stopped.
+
+Shipped to nodes: Python 3.8, standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import signal
+import sys
+import threading
+import time
+
+from dtrain.node.agent.folder import expand
+from dtrain.node.agent.processes import reap, signal_name
+from dtrain.node.agent.spawn import spawn, why_not_executed
+from dtrain.node.agent.sweep import Sweep, Tag, adopt_orphans, load_prctl
+from dtrain.node.agent.wire import DATA, HEADER, MESSAGE, PREAMBLE, encode, raw
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import BinaryIO, Callable
+
+    from dtrain.node.agent.wire import Json
+    from dtrain.node.importer import Importer
+
+PIECE = 1 << 16
+LINGER = 1.0
+"""Seconds that a background process may keep a finished command's output open."""
+GRACE = 5.0
+"""Seconds between TERM and KILL if the launcher does not say."""
+FAILED = 127
+
+
+class Untagged(Tag):
+    """Only descendants are our processes: commands get no variable of ours."""
+
+    def __init__(self) -> None:
+        super().__init__("", "", b"")
+
+    def of(self, pid: int) -> bool | None:
+        return None
+
+
+class Command:
+    def __init__(
+        self,
+        number: int,
+        argv: list[bytes],
+        environment: dict[bytes, bytes],
+        prctl: Callable[..., int],
+    ) -> None:
+        self.number = number
+        self.status: int | None = None
+        self.ended = 0.0
+        self.late = False
+        self.reported = False
+        self.reason = ""
+        self.outputs: dict[int, int] = {}
+        """The stream of each pipe that is still open."""
+        self.offsets = {2 * number + 1: 0, 2 * number + 2: 0}
+        pipes = [os.pipe(), os.pipe()]
+        try:
+            self.pid, failure = spawn(
+                argv, environment, expand("~"), (pipes[0][1], pipes[1][1]), prctl=prctl
+            )
+        finally:
+            for _, writing in pipes:
+                os.close(writing)
+        for stream, (reading, _) in zip(self.offsets, pipes):
+            os.set_blocking(reading, False)
+            self.outputs[reading] = stream
+        if failure is not None:
+            self.reason = why_not_executed(failure, argv[0], environment)
+
+    def end(self, status: int) -> None:
+        self.status, self.ended = status, time.monotonic()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the command has ended, and its output too."""
+        lingers = self.outputs and time.monotonic() < self.ended + LINGER
+        return self.status is not None and not lingers
+
+    def message(self) -> Json:
+        status = self.status or 0
+        code: int | None = status >> 8
+        name: str | None = None
+        if status & 0x7F:
+            code, name = None, signal_name(status & 0x7F)
+        if self.reason:
+            code, name = FAILED, None
+        return {
+            "type": "exited",
+            "command": self.number,
+            "code": code,
+            "signal": name,
+            "late": self.late,
+            "reason": self.reason,
+        }
+
+
+class CommandRelay:
+    """One thread polls all pipes; it reads output only when all earlier output is written, so a
+    slow launcher slows the commands and fills no memory. A second thread reads orders."""
+
+    def __init__(self, request: Json) -> None:
+        prctl = load_prctl()
+        self._subreaper = adopt_orphans(prctl)
+        self._wake, self._waker = os.pipe()
+        for end in (self._wake, self._waker):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGHUP, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+        hidden = {raw(name) for name in request["hidden"]}
+        environment = {k: v for k, v in os.environb.items() if k not in hidden}
+        self._commands = [
+            Command(number, list(map(raw, argv)), environment, prctl)
+            for number, argv in enumerate(request["commands"])
+        ]
+        limit = request["limit"]
+        self._deadline = None if limit is None else time.monotonic() + limit
+        self._orders: queue.SimpleQueue[Json] = queue.SimpleQueue()
+        self._outbox = bytearray(PREAMBLE)
+        self._sweep: Sweep | None = None
+        self._lost = False
+
+    def serve(self, stream: BinaryIO) -> None:
+        os.set_blocking(1, False)
+        threading.Thread(target=self._listen, args=(stream,), daemon=True).start()
+        pause: float | None = 0.0
+        while not all(command.reported for command in self._commands):
+            self._poll(LINGER if pause is None else pause)
+            self._obey()
+            pause = self._advance()
+        self._frame(MESSAGE, 0, 0, encode({"type": "bye"}))
+        while self._outbox and not self._lost:
+            self._poll(LINGER)
+
+    def _advance(self) -> float | None:
+        """Report what has ended; take the next step of a sweep. Seconds until the next step."""
+        now = time.monotonic()
+        if self._deadline is not None and now >= self._deadline:
+            self._deadline = None
+            for command in self._commands:
+                command.late = command.status is None
+            self._stop(GRACE)
+        pause: float | None = None
+        if self._sweep is None:
+            reap(self._take)
+        else:
+            pause = self._sweep.step()
+            if pause is None:
+                self._sweep = None
+                for command in self._commands:
+                    if command.status is None:  # it survived KILL
+                        command.end(int(signal.SIGKILL))
+        for command in self._commands:
+            if command.complete and not command.reported:
+                command.reported = True
+                for fd in command.outputs:
+                    os.close(fd)
+                command.outputs.clear()
+                self._frame(MESSAGE, 0, 0, encode(command.message()))
+        if self._deadline is not None:
+            pause = min(self._deadline - now, LINGER if pause is None else pause)
+        return pause
+
+    def _poll(self, seconds: float) -> None:
+        """Wait up to ``seconds`` for output, for room to write, for orders and for ends."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        if self._outbox:
+            poll.register(1, select.POLLOUT)
+        else:
+            for command in self._commands:
+                for fd in command.outputs:
+                    poll.register(fd, select.POLLIN)
+        ready = [fd for fd, _ in poll.poll(max(0.0, seconds) * 1000)]
+        if self._wake in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake, 4096)
+        if 1 in ready:
+            self._write()
+        for command in self._commands:
+            for fd in [fd for fd in command.outputs if fd in ready]:
+                self._read(command, fd)
+
+    def _read(self, command: Command, fd: int) -> None:
+        try:
+            data = os.read(fd, PIECE)
+        except BlockingIOError:
+            return
+        stream = command.outputs[fd]
+        if data:
+            self._frame(DATA, stream, command.offsets[stream], data)
+            command.offsets[stream] += len(data)
+        else:
+            os.close(fd)
+            del command.outputs[fd]
+
+    def _frame(self, kind: int, stream: int, offset: int, payload: bytes) -> None:
+        if not self._lost:
+            self._outbox += HEADER.pack(kind, stream, offset, len(payload)) + payload
+
+    def _write(self) -> None:
+        try:
+            del self._outbox[: os.write(1, self._outbox)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._lose()
+
+    def _obey(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                order = self._orders.get_nowait()
+                if order["op"] == "stop":
+                    self._stop(order["grace"])
+                else:
+                    self._lose()
+
+    def _lose(self) -> None:
+        """The launcher is gone: nobody reads the output, and nobody could stop the commands."""
+        self._lost = True
+        self._outbox.clear()
+        self._stop(GRACE)
+
+    def _stop(self, grace: float) -> None:
+        if self._sweep is None:
+            self._sweep = Sweep(Untagged(), grace, self._take, self._subreaper)
+        else:
+            self._sweep.kill_at = min(self._sweep.kill_at, time.monotonic() + grace)
+
+    def _take(self, pid: int, status: int) -> None:
+        for command in self._commands:
+            if command.pid == pid:
+                command.end(status)
+
+    def _listen(self, stream: BinaryIO) -> None:
+        for line in iter(stream.readline, b""):
+            self._orders.put(json.loads(line))
+            self._rouse()
+        self._orders.put({"op": "lost"})
+        self._rouse()
+
+    def _rouse(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._waker, b"\0")
+
+
+def main(stream: BinaryIO, importer: Importer) -> None:
+    line = stream.readline()
+    if line:
+        CommandRelay(json.loads(line)).serve(stream)
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,265 @@
+"""Runs a command on many hosts at once, for `dtrain exec`. Knows nothing of runs.
+
+Each host's connection has a thread that reads. What arrives goes through one short queue to the
+caller's thread, so a slow terminal slows the commands and fills no memory. Another thread sends
+stop requests, also while the caller's thread is stuck in a write.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from dtrain.diagnostics import AnswerError, ConnectError, ExitCode, NodeError
+from dtrain.messages import command as messages
+from dtrain.messages.agent import Bye
+from dtrain.messages.decode import ProtocolError
+from dtrain.node import protocol
+from dtrain.session.control import Control
+from dtrain.spec.model import Host
+from dtrain.transport import node_program
+from dtrain.transport.contract import Connection, RemoteProcess, Transport
+
+GRACE = 5.0
+"""Seconds between TERM and KILL."""
+LATE = 30.0
+"""Seconds after the time limit in which a host must report the end of its command."""
+QUEUED = 64
+"""Pieces of output that wait for the caller's thread."""
+POLL = 0.1
+ATTEMPTED = "running a command"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a command runs: on ``host``, by a program on ``via``, which may be the same."""
+
+    host: str
+    via: Host
+    python: str
+    """Runs dtrain's program on ``via``."""
+    prefix: tuple[str, ...] = ()
+    """Words in front of the command."""
+    spare: bool = False
+    """Whether the job does not use the host now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a command ended on one host."""
+
+    host: str
+    code: int | None = None
+    """Exit status; None after a signal, and if it is not known."""
+    signal: str | None = None
+    late: bool = False
+    """Whether it was ended because of the time limit."""
+    reason: str = ""
+    """Why the command could not be executed."""
+    error: NodeError | None = None
+    """Why the host could not run it, or was lost."""
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.error is not None:
+            return ExitCode.NODE_FAILED
+        return ExitCode.OK if self.code == 0 and not self.late else ExitCode.JOB_FAILED
+
+
+class Receiver(Protocol):
+    """Gets what happens. All calls come from the thread of `Commands.run`."""
+
+    def started(self, hosts: Sequence[str]) -> None: ...
+
+    def output(self, host: str, stream: str, data: bytes) -> None:
+        """``stream`` is ``stdout`` or ``stderr``."""
+
+    def ended(self, outcome: Outcome) -> None: ...
+
+    def idle(self) -> None:
+        """Nothing has happened for a moment."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """The commands that run over one connection."""
+
+    places: list[Place]
+    connection: Connection | None = None
+    process: RemoteProcess | None = None
+    """Set once the commands are requested."""
+    reported: set[int] = field(default_factory=set)
+    """Commands of which the reader has seen the end."""
+    ended: set[int] = field(default_factory=set)
+    """Commands of which the caller has the outcome."""
+    given_up: bool = False
+
+    @property
+    def over(self) -> bool:
+        return len(self.ended) == len(self.places)
+
+
+_Event: TypeAlias = tuple[_Group, int, tuple[str, bytes] | Outcome]
+
+
+class Commands:
+    """One command on several hosts. A `Control` stops it: TERM first, a second request kills, and
+    a third gives up on hosts that do not answer."""
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        argv: Sequence[str],
+        transport: Transport,
+        *,
+        hidden: Collection[str] = (),
+        limit: float | None = None,
+    ) -> None:
+        """``hidden``: variables that the command must not inherit. ``limit``: seconds after which
+        it is stopped."""
+        self._argv = [*argv]
+        self._hidden = [*hidden]
+        self._limit = limit
+        self._transport = transport
+        self._groups: list[_Group] = []
+        for place in places:
+            group = next((one for one in self._groups if one.places[0].via is place.via), None)
+            if group is None:
+                self._groups.append(_Group([place]))
+            else:
+                group.places.append(place)
+        self._events: queue.Queue[_Event] = queue.Queue(QUEUED)
+        self._requests = 0
+        self._over = threading.Event()
+
+    def run(self, receiver: Receiver, control: Control) -> list[Outcome]:
+        """Run the command and wait until it has ended everywhere. The order of the outcomes is
+        that of the places."""
+        outcomes: dict[str, Outcome] = {}
+        receiver.started([place.host for group in self._groups for place in group.places])
+        for group in self._groups:
+            threading.Thread(target=self._follow, args=(group,), daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
+        control.hand_to(self)
+        try:
+            while not all(group.over for group in self._groups):
+                try:
+                    group, number, what = self._events.get(timeout=POLL)
+                except queue.Empty:
+                    receiver.idle()
+                    continue
+                if number in group.ended:
+                    continue  # given up
+                place = group.places[number]
+                if isinstance(what, Outcome):
+                    group.ended.add(number)
+                    outcomes[place.host] = what
+                    receiver.ended(what)
+                else:
+                    receiver.output(place.host, *what)
+        finally:
+            self._over.set()
+        return [outcomes[place.host] for group in self._groups for place in group.places]
+
+    def interrupt(self, why: str) -> None:
+        # May be a signal handler, so it takes no lock.
+        self._requests += 1
+
+    def detach(self) -> None:
+        self._requests += 1
+
+    def _watch(self) -> None:
+        """Send stop requests, and give up on hosts that do not answer in time."""
+        acted = 0
+        deadline = float("inf") if self._limit is None else time.monotonic() + self._limit + LATE
+        while not self._over.wait(POLL):
+            late = time.monotonic() > deadline
+            requests = self._requests
+            for group in self._groups:
+                if group.over or group.given_up:
+                    continue
+                if late:
+                    self._give_up(group, f"no answer within {LATE:g} s after the time limit")
+                elif requests > 2 or (requests and group.process is None):
+                    self._give_up(group, "interrupted before it answered")
+                elif requests > acted and group.process is not None:
+                    grace = 0.0 if requests > 1 else GRACE
+                    with suppress(NodeError):
+                        group.process.write(protocol.encode_command({"op": "stop", "grace": grace}))
+            acted = requests
+
+    def _give_up(self, group: _Group, why: str) -> None:
+        # The closed connection ends the commands, if they have started.
+        group.given_up = True
+        if group.connection is not None:
+            group.connection.close()
+        self._end(group, lambda host: ConnectError(host, ATTEMPTED, why))
+
+    def _end(self, group: _Group, error: Callable[[str], NodeError]) -> None:
+        """End all commands of a group that have not ended."""
+        for number, place in enumerate(group.places):
+            if number not in group.reported:
+                self._put((group, number, Outcome(place.host, error=error(place.host))))
+
+    def _put(self, event: _Event) -> None:
+        while not self._over.is_set():
+            with suppress(queue.Full):
+                self._events.put(event, timeout=POLL)
+                return
+
+    def _follow(self, group: _Group) -> None:
+        via, python = group.places[0].via, group.places[0].python
+        failure: NodeError
+        decoder = protocol.FrameDecoder()
+        try:
+            group.connection = connection = self._transport.connect(via)
+            if group.given_up:
+                connection.close()
+                return
+            process = node_program.start(connection, "command", python, label="exec")
+            process.write(protocol.encode_command(self._request(group)))
+            group.process = process
+            while data := process.read():
+                for frame in decoder.feed(data):
+                    self._take(group, frame)
+            if len(group.reported) == len(group.places):
+                return
+            failure = node_program.failure(via.name, ATTEMPTED, python, process, decoder.noise)
+        except ProtocolError as error:
+            failure = AnswerError(via.name, ATTEMPTED, error)
+        except NodeError as error:
+            failure = error
+        finally:
+            if group.connection is not None:
+                group.connection.close()
+        self._end(group, lambda host: failure)
+
+    def _request(self, group: _Group) -> dict[str, object]:
+        commands = [[*place.prefix, *self._argv] for place in group.places]
+        return {"commands": commands, "hidden": self._hidden, "limit": self._limit}
+
+    def _take(self, group: _Group, frame: protocol.Message | protocol.Data) -> None:
+        """Raises ProtocolError for what the program never sends."""
+        if isinstance(frame, protocol.Data):
+            number, fd = divmod(frame.stream - 1, 2)
+            if not 0 <= number < len(group.places):
+                raise ProtocolError(f"data of an unknown stream ({frame.stream})")
+            self._put((group, number, (("stdout", "stderr")[fd], frame.payload)))
+            return
+        message = messages.read_message(frame.body)
+        if isinstance(message, Bye):
+            return
+        if message.command >= len(group.places):
+            raise ProtocolError(f"the end of an unknown command ({message.command})")
+        place = group.places[message.command]
+        code = message.code
+        if code is None and message.signal is None:
+            raise ProtocolError("a command ended without a status")
+        outcome = Outcome(place.host, code, message.signal, message.late, message.reason)
+        group.reported.add(message.command)
+        self._put((group, message.command, outcome))

@@ -1,0 +1,85 @@
+"""The output of `dtrain exec`: folded lines, failures, JSON."""
+
+from __future__ import annotations
+
+from dtrain.diagnostics import ConnectError
+from dtrain.session.commands import Outcome
+from dtrain_cli.views.commands import MOST_WAITING, PATIENCE, WINDOW, CommandLines, CommandView
+from dtrain_cli.views.outlet import Outlet
+from support.runs import Capture
+
+
+class Shown:
+    """A view with a clock of its own."""
+
+    def __init__(self, *hosts: str, fold: bool = True) -> None:
+        self.now = 100.0
+        self.out, self.err = Capture(), Capture()
+        outlets = [Outlet(one.stream, lambda _error: None) for one in (self.out, self.err)]
+        display = CommandLines(*outlets, fold=fold, color=(False, False))
+        self.view = CommandView(display, lambda: self.now)
+        self.view.started(hosts)
+
+    def say(self, host: str, text: str) -> None:
+        self.view.output(host, "stdout", text.encode())
+
+    def later(self, seconds: float) -> None:
+        self.now += seconds
+        self.view.idle()
+
+    def finish(self, *outcomes: Outcome) -> tuple[str, str]:
+        for outcome in outcomes:
+            self.view.ended(outcome)
+        self.view.finished(outcomes, 0)
+        return self.out.text(), self.err.text()
+
+
+def test_equal_lines_of_hosts_that_answer_late_are_one_line() -> None:
+    shown = Shown("a1", "a2", "a3")
+    shown.say("a1", "same\nmine\n")
+    shown.later(PATIENCE - 1)
+    shown.say("a2", "same\n")
+    shown.say("a3", "same\nno end")
+    out, _ = shown.finish(*(Outcome(host, 0) for host in ("a1", "a2", "a3")))
+    assert out == "[a[1-3]] same\n[a1] mine\n[a3] no end\n"
+
+
+def test_no_line_waits_for_a_silent_host_for_long() -> None:
+    shown = Shown("a1", "a2")
+    shown.say("a1", "first\n")
+    shown.later(PATIENCE)
+    shown.say("a1", "second\n")
+    shown.later(WINDOW)
+    shown.say("a2", "second\n")
+    out, _ = shown.finish(Outcome("a1", 0), Outcome("a2", 0))
+    assert out == "[a1] first\n[a1] second\n[a2] second\n"
+
+
+def test_much_output_does_not_wait_in_memory() -> None:
+    shown = Shown("a1", "a2")
+    shown.say("a1", ("x" * 999 + "\n") * (MOST_WAITING // 999 + 1))
+    shown.say("a2", "x" * 999 + "\n")
+    out, _ = shown.finish(Outcome("a1", 0), Outcome("a2", 0))
+    assert out.count("[a1] ") == MOST_WAITING // 999 + 1
+    assert "[a[1-2]]" not in out
+
+
+def test_without_folding_each_line_is_printed_at_once() -> None:
+    shown = Shown("a1", "a2", fold=False)
+    shown.say("a1", "same\n")
+    shown.say("a2", "same\n")
+    assert shown.finish()[0] == "[a1] same\n[a2] same\n"
+
+
+def test_failures_are_one_line_for_each_reason() -> None:
+    shown = Shown("a1", "a2", "a3", "a4")
+    lost = ConnectError("a4", "connecting to a4", "timed out", hint="is it on?")
+    _, err = shown.finish(
+        Outcome("a1", 0), Outcome("a2", 4), Outcome("a3", 4), Outcome("a4", error=lost)
+    )
+    assert err == (
+        "error: a[2-3]: exited with status 4\n"
+        "error: a4: connecting to a4: timed out\n"
+        "hint: is it on?\n"
+        "dtrain: 3 of 4 hosts failed\n"
+    )
