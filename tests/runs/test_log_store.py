@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.messages.decode import ProtocolError
 from dtrain.runs.journal import Journal, JournalReader, RunStarted
-from dtrain.runs.log_store import LogWriter, RunFolder, StorageError, home, tail
+from dtrain.runs.log_store import Holder, LogWriter, RunFolder, StorageError, home, tail
 from dtrain.runs.record import Record
 from support.other_users import MALLORY, folder_of, give, scratch
 
@@ -63,6 +63,7 @@ def test_a_name_that_several_runs_begin_with(folder):
 def test_one_process_at_a_time_is_in_charge(folder):
     claim = folder.claim()
     assert folder.in_charge() == os.getpid()
+    assert folder.holder() == Holder(os.getpid())
     assert folder.claim() is None
     claim.release()
     assert folder.in_charge() is None

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines.contract import Engine
 from dtrain.failures.cause import Report
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.log_store import Holder, RunFolder
 from dtrain.runs.record import Record
 from dtrain.session import stop_requests
 from dtrain.session.control import Control
@@ -86,7 +86,7 @@ def stop(
 
     Returns OK once the run has ended, INTERRUPTED if ``control`` ended the wait, and else
     the exit code of a run that failed first. Raises UsageError if the run is already over or if
-    another user is in charge.
+    another user, or a process on another machine, is in charge.
     """
     asked: set[int] = set()
     waited = False
@@ -141,11 +141,12 @@ def _request_stop(
     # If the run is over, the process in charge is already ending its leftovers.
     over = follower.report is not None
     if not over:
-        pid = folder.in_charge()
-        if pid is not None and pid not in asked:
-            asked.add(pid)
-            if not stop_requests.send(folder, pid, force=force):
-                _signal(pid, INSIST if force else signal.SIGTERM, folder)
+        holder = folder.holder()
+        pid = holder.pid if holder is not None else None
+        if holder is not None and holder.pid not in asked:
+            asked.add(holder.pid)
+            if not stop_requests.send(folder, holder.pid, force=force):
+                _signal(holder, INSIST if force else signal.SIGTERM, folder)
         # Another process may take charge when this one exits. The next call asks it.
         follower.follow(lambda seconds: _wait(control, seconds) or folder.in_charge() != pid)
         follower.read_new()
@@ -156,7 +157,13 @@ def _request_stop(
     return None if over else follower.report
 
 
-def _signal(pid: int, number: int, folder: RunFolder) -> None:
+def _signal(holder: Holder, number: int, folder: RunFolder) -> None:
+    pid = holder.pid
+    if holder.elsewhere:
+        raise UsageError(
+            f"process {pid} on {holder.elsewhere} is in charge of run {folder.name}",
+            hint=f"run `dtrain stop {folder.name}` on {holder.elsewhere}",
+        )
     try:
         os.kill(pid, number)
         os.kill(pid, signal.SIGCONT)  # Ctrl-Z may have stopped it

@@ -17,6 +17,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import platform
 import re
 import time
 from dataclasses import dataclass, replace
@@ -151,8 +152,9 @@ class RunFolder:
         for _ in range(10):
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # A fixed length: readers never see the end of an older number, or nothing.
-                os.pwrite(fd, b"%-20d\n" % os.getpid(), 0)
+                # A fixed length: readers never see the end of an older entry, or nothing.
+                entry = f"{os.getpid():<20}\n{_this_machine()}"
+                os.pwrite(fd, b"%-400b\n" % entry.encode(errors="replace")[:400], 0)
             except BlockingIOError:
                 # The lock may belong to a reader such as `in_charge`.
                 time.sleep(0.01)
@@ -169,6 +171,11 @@ class RunFolder:
 
         Raises StorageError if another user can change the lock file.
         """
+        holder = self.holder()
+        return holder.pid if holder is not None else None
+
+    def holder(self) -> Holder | None:
+        """The process in charge of the run, if there is one. Raises StorageError."""
         try:
             fd = open_stored(self.path / "launcher", os.O_RDONLY)
         except UnsafeError as error:
@@ -178,9 +185,13 @@ class RunFolder:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            text = os.read(fd, 32).strip()
+            text = os.read(fd, 401).decode(errors="replace")
+            pid, _, machine = (part.strip() for part in text.partition("\n"))
             # 1 is never a launcher, and 0 and negative numbers would signal whole groups.
-            return int(text) if text.isdigit() and 1 < int(text) <= MAX_PID else None
+            if not (pid.isdecimal() and 1 < int(pid) <= MAX_PID):
+                return None
+            here = machine in ("", _this_machine())
+            return Holder(int(pid), "" if here else excerpt(machine.split(" ")[0]))
         except OSError:
             return None
         finally:
@@ -235,6 +246,15 @@ class RunFolder:
             raise ValueError(f"not the name of a worker's output: {name!r}")
         fd: Literal["stdout", "stderr"] = "stdout" if name.endswith(".out") else "stderr"
         return Stream(host, role, index, rank, fd, self.logs / host / name)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that is in charge of a run."""
+
+    pid: int
+    elsewhere: str = ""
+    """The name of its machine; empty if it is this one. Process ids of others mean nothing here."""
 
 
 class Claim:
@@ -321,6 +341,15 @@ def changed_since(path: Path, then: float) -> bool:
 def home() -> Path:
     """``$DTRAIN_HOME`` or ``~/.dtrain``, absolute."""
     return Path(os.environ.get("DTRAIN_HOME") or "~/.dtrain").expanduser().absolute()
+
+
+def _this_machine() -> str:
+    """Identifies the machine whose process ids this process sees, beginning with its name."""
+    kernel = []
+    with contextlib.suppress(OSError):
+        kernel = [Path("/proc/sys/kernel/random/boot_id").read_text().strip()]
+        kernel.append(str(Path("/proc/self/ns/pid").readlink()))
+    return " ".join([platform.node() or "?", *kernel])
 
 
 def _runs() -> Path:
