@@ -214,7 +214,7 @@ def test_a_detached_run_is_stopped_from_another_terminal(hosts: Hosts, launcher:
     assert started.code == 0, str(started)
     run = started.stdout.strip()
     training.until_step(1, 5)
-    pid = int((launcher.home / "runs" / run / "launcher").read_text())
+    pid = int((launcher.home / "runs" / run / "launcher").read_text().split()[0])
     Path(f"/proc/{pid}").stat()
     launcher.command("logs", run).wait()
     done = launcher.command("stop", run).wait()
