@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 
 from dtrain.node.agent.folder import expand
 from dtrain.node.agent.spawn import search
@@ -45,12 +46,24 @@ class Containers:
     def argv(self, words: list[list[Json | str]]) -> list[bytes]:
         """The words in front of a worker's command, completed."""
         found = [
-            b"".join(
-                raw(part) if isinstance(part, str) else self._values[part["node"]] for part in word
-            )
+            b"".join(raw(part) if isinstance(part, str) else self._value(part) for part in word)
             for word in words
         ]
         return [self._program, *found[1:]]
+
+    def _value(self, slot: Json) -> bytes:
+        value = self._values[slot["node"]]
+        # It may be a part of a mount, which lists its fields in one word.
+        unfit = rb"[:\s]" if self._body["program"] == "enroot" else rb'[,"\r\n]'
+        if value.startswith(b"/") and re.search(unfit, value):
+            what = "colon or space" if self._body["program"] == "enroot" else "comma or quote"
+            raise RefusedError(
+                "container",
+                "%s cannot mount %s: the name has a %s"
+                % (self._body["program"], shown(value), what),
+                "use folders without it (`job.workdir`, `cluster.run_dir`)",
+            )
+        return value
 
     def environment(self, own: dict[bytes, bytes]) -> dict[bytes, bytes]:
         """The environment of the client of a worker with the environment ``own``."""
