@@ -9,7 +9,7 @@ import pytest
 
 from fuzz.stored import TARGETS, Target
 
-COUNT = {"record": 1000, "journal": 2500, "cluster file": 4000}
+COUNT = {"record": 1000, "journal": 1200, "cluster file": 2000}
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: str(target[0]))

@@ -49,13 +49,12 @@ def test_torch(hosts: Hosts, launcher: Launcher, backend: str) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("count", [4, 8])
-def test_torch_on_more_hosts(hosts: Hosts, launcher: Launcher, count: int) -> None:
-    cluster = hosts(count)
+def test_torch_on_eight_hosts(hosts: Hosts, launcher: Launcher) -> None:
+    cluster = hosts(8)
     file = launcher.file(cluster, {"framework": "torch", "script": job("allreduce_torch.py")})
     done = launcher.run(file, timeout=HANG)
     assert done.code == 0, str(done)
-    assert [each["sum"] for each in summaries(done.stdout)] == [count * (count + 1) / 2] * count
+    assert [each["sum"] for each in summaries(done.stdout)] == [36.0] * 8
     assert launcher.left(cluster) == {}
 
 

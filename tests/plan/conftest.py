@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import dtrain_cli
 from support.limits import HANG
+from support.warm import server
 
+COMMAND = Path(dtrain_cli.__file__).with_name("__main__.py")
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -21,16 +23,15 @@ def dtrain(tmp_path: Path) -> Run:
     """Run `dtrain` in an empty folder, without a terminal."""
 
     def run(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "dtrain_cli", *argv],
-            cwd=tmp_path,
-            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **environment},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=HANG,
-            check=False,
+        process = server("dtrain_cli.app", "dtrain_cli.commands.plan", "dtrain.planning").start(
+            COMMAND,
+            *argv,
+            environment={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **environment},
+            folder=tmp_path,
+            two_pipes=True,
         )
+        stdout, stderr = process.communicate(HANG)
+        return subprocess.CompletedProcess(argv, process.wait(), stdout, stderr)
 
     return run
 

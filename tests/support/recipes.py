@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 from support.limits import HANG
+from support.warm import server
 
 RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 GPT = ["--width", "64", "--heads", "4", "--kv-heads", "4", "--context", "32"]
@@ -31,6 +31,10 @@ def losses(file: Path) -> list[float]:
 def alone(script: str, folder: Path, options: list[str]) -> list[float]:
     """The losses of one process without a launcher."""
     file = folder / "losses.json"
-    command = [sys.executable, str(RECIPES / script), *options, "--losses", str(file)]
-    subprocess.run(command, check=True, capture_output=True, timeout=HANG)
+    imported = "dtrain.runtime.torch" if script == "train_gpt.py" else "tensorflow"
+    process = server(imported).start(
+        RECIPES / script, *options, "--losses", file, environment=os.environ
+    )
+    output, _ = process.communicate(HANG)
+    assert process.wait() == 0, output
     return losses(file)

@@ -1,7 +1,7 @@
-"""Processes that need not import a framework: forks of a server that has imported it.
+"""Processes that need not import their modules: forks of a server that has imported them.
 
-A new process spends 2 to 4 s on the import of torch or TensorFlow. A script that needs no launcher
-saves it:
+A new process spends 2 to 4 s on the import of torch or TensorFlow, and `dtrain` half a second. A
+script that needs no launcher saves it:
 
     process = server("torch").start(script, "--steps", "5", environment={...})
     output, _ = process.communicate()
@@ -32,17 +32,19 @@ IMPORTED = {
     "CUDA_VISIBLE_DEVICES": "",
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "PYTHONUNBUFFERED": "1",
+    "LANG": "C.UTF-8",
 }
 """What frameworks read while they are imported. One thread each, so that a fork loses none."""
 SOURCES = [str(Path(__file__).resolve().parents[2] / "launcher")]
 
 
 class Process:
-    """One process, with what the tests need of `subprocess.Popen`: text from one pipe for standard
-    output and error."""
+    """One process, with what the tests need of `subprocess.Popen`. Without ``errors``, its standard
+    error goes to the pipe of its standard output."""
 
-    def __init__(self, output: int, status: int) -> None:
-        self.stdout: TextIO = open(output, encoding="utf-8", errors="replace")  # noqa: SIM115
+    def __init__(self, output: int, errors: int | None, status: int) -> None:
+        self.stdout = _text(output)
+        self.stderr = _text(errors) if errors is not None else None
         self._status: TextIO = open(status)  # noqa: SIM115
         started = self._status.readline()
         assert started, "the server could not import its modules"
@@ -64,15 +66,22 @@ class Process:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
         return self.returncode
 
-    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
-        read: list[str] = []
-        reader = threading.Thread(target=lambda: read.append(self.stdout.read()), daemon=True)
-        reader.start()
-        reader.join(timeout)
-        if not read:
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        texts = {"": ""} if self.stderr is None else {}
+        read = {name: pipe for name, pipe in (("out", self.stdout), ("", self.stderr)) if pipe}
+
+        def read_all(name: str) -> None:
+            texts[name] = read[name].read()
+
+        readers = [threading.Thread(target=read_all, args=(name,), daemon=True) for name in read]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(timeout)
+        if len(texts) < 2:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
         self.wait(timeout)
-        return read[0], None
+        return texts["out"], texts[""]
 
     def send_signal(self, number: int) -> None:
         if self.returncode is None:
@@ -101,17 +110,23 @@ class Server:
         *arguments: object,
         environment: Mapping[str, str],
         folder: Path | None = None,
+        two_pipes: bool = False,
     ) -> Process:
         request = {
             "argv": [str(script), *map(str, arguments)],
             "environment": dict(environment),
             "folder": str(folder or Path.cwd()),
         }
-        (output, to_output), (status, to_status) = os.pipe(), os.pipe()
-        socket.send_fds(self._socket, [json.dumps(request).encode()], [to_output, to_status])
-        os.close(to_output)
-        os.close(to_status)
-        return Process(output, status)
+        pipes = [os.pipe() for _ in range(3 if two_pipes else 2)]
+        ours, theirs = [pipe[0] for pipe in pipes], [pipe[1] for pipe in pipes]
+        socket.send_fds(self._socket, [json.dumps(request).encode()], theirs)
+        for fd in theirs:
+            os.close(fd)
+        return Process(ours[1], ours[2] if two_pipes else None, ours[0])
+
+
+def _text(pipe: int) -> TextIO:
+    return open(pipe, encoding="utf-8", errors="replace")
 
 
 @functools.cache
@@ -125,7 +140,7 @@ def serve(requests: socket.socket) -> dict[str, Any]:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     gc.freeze()
     while True:
-        message, fds, _, _ = socket.recv_fds(requests, 1 << 20, 2)
+        message, fds, _, _ = socket.recv_fds(requests, 1 << 20, 3)
         if not message:
             os._exit(0)
         if os.fork() == 0:
@@ -137,20 +152,23 @@ def serve(requests: socket.socket) -> dict[str, Any]:
             os.close(fd)
 
 
-def fork_and_wait(output: int, status: int) -> None:
+def fork_and_wait(status: int, output: int, errors: int | None = None) -> None:
     """Fork the process and report its end. Returns in the process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid:
-        os.close(output)
+        for fd in (output, errors):
+            if fd is not None:
+                os.close(fd)
         os.write(status, b"%d\n" % pid)
         os.write(status, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         os._exit(0)
     os.setsid()
-    for fd in (1, 2):
-        os.dup2(output, fd)
-    os.close(output)
-    os.close(status)
+    os.dup2(output, 1)
+    os.dup2(output if errors is None else errors, 2)
+    for fd in (status, output, errors):
+        if fd is not None:
+            os.close(fd)
 
 
 def become(request: Mapping[str, Any]) -> None:
