@@ -57,7 +57,9 @@ def received(folder: RunFolder, plan: LaunchPlan) -> dict[str, dict[str, int]]:
         if stream.host in offsets:
             offsets[stream.host][stream.path.name] = size
     for host, of_host in offsets.items():
-        of_host["telemetry"] = last_time(folder.path, host)
+        # Without any data, nothing is received: the host may never have started the run.
+        if then := last_time(folder.path, host):
+            of_host["telemetry"] = then
     for _, event in JournalReader(folder.journal).read():
         match event:
             case journal.NextAttempt():
