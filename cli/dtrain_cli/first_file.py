@@ -40,13 +40,13 @@ def text(answers: Answers, evidence: Evidence | None) -> str:
             f"  hosts: {json.dumps(hostlist.fold(answers.hosts))}  # the order is the node rank",
             *_devices(hosts, probed=evidence is not None),
             *_network(hosts),
-            *([f"  ssh: {{user: {_scalar(answers.user)}}}"] if answers.user else []),
+            *([f"  ssh: {{user: {scalar(answers.user)}}}"] if answers.user else []),
             *_python(hosts, answers),
             *_overrides(hosts),
             "",
             "job:",
             f"  framework: {answers.framework}",
-            f"  script: {_scalar(answers.script)}",
+            f"  script: {scalar(answers.script)}",
             "  sync: {source: .}  # sends the folder of this file to every host first",
             "",
         ]
@@ -62,11 +62,11 @@ def _devices(hosts: Sequence[HostFacts], *, probed: bool) -> Iterator[str]:
     yield f"  gpus: {count}  # on each host"
     names = {gpu["name"] for host in hosts for gpu in host.fact("gpus").get("gpus", ())}
     for name in names if len(names) == 1 else ():
-        if name and (known := _in_table(name)):
+        if name and (known := in_table(name)):
             yield f"  gpu: {known}  # {name}"
 
 
-def _in_table(name: str) -> str | None:
+def in_table(name: str) -> str | None:
     """The name of a GPU in the planner's hardware table, or None if the table lacks it."""
     for written in (name, name.removeprefix("NVIDIA ")):
         try:
@@ -80,7 +80,7 @@ def _network(hosts: Sequence[HostFacts]) -> Iterator[str]:
     interfaces = [host.interface for host in hosts if host.interface not in (None, "lo")]
     if len(hosts) < 2 or len(interfaces) < len(hosts):
         return
-    parts = [f"interface: {_scalar(_usual(interfaces) or '')}"]
+    parts = [f"interface: {scalar(_usual(interfaces) or '')}"]
     speeds = {_gbps(host) for host in hosts}
     if len(speeds) == 1 and (speed := speeds.pop()):
         parts.append(f"gbps: {speed:g}")
@@ -121,18 +121,18 @@ def _overrides(hosts: Sequence[HostFacts]) -> Iterator[str]:
     for host in hosts:
         own: dict[str, str] = {}
         if _unknown(host, hosts) and host.interface_address:
-            own["address"] = _scalar(host.interface_address)
+            own["address"] = scalar(host.interface_address)
         if _gpus(host) != gpus:
             own["gpus"] = str(_gpus(host))
         if len(hosts) > 1 and host.interface not in (interface, None, "lo"):
-            own["interface"] = _scalar(host.interface)
+            own["interface"] = scalar(host.interface)
         if own:
             found[host.name] = own
     if found:
         yield "  overrides:"
     for name, differing in found.items():
         values = ", ".join(f"{key}: {value}" for key, value in differing.items())
-        yield f"    {_scalar(name)}: {{{values}}}"
+        yield f"    {scalar(name)}: {{{values}}}"
 
 
 def _unknown(host: HostFacts, hosts: Sequence[HostFacts]) -> bool:
@@ -154,7 +154,7 @@ def _usual(values: Sequence[int | str | None]) -> int | str | None:
     return Counter(values).most_common(1)[0][0]
 
 
-def _scalar(value: object) -> str:
+def scalar(value: object) -> str:
     """``value`` as YAML, quoted if YAML could read it as another type."""
     written = str(value)
     bare = _BARE.fullmatch(written) and written.lower() not in _WORDS

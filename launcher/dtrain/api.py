@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dtrain.engines.contract import Engine
     from dtrain.failures.cause import Report
     from dtrain.parallelism.question import Answer
-    from dtrain.planning import PlanRequest
+    from dtrain.planning import PlanRequest, Posed, QueueGpus
     from dtrain.runs.progress import Progress
     from dtrain.runs.record import Request
     from dtrain.session.callbacks import OnLine, OnState
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from dtrain.session.control import Control
     from dtrain.session.observer import Observer
     from dtrain.session.status import RunStatus
+    from dtrain.spec.model import ClusterFile
     from dtrain.transport.questions import Ask
 
 SPEC_NAME = "spec.json"
@@ -482,8 +483,6 @@ def plan(question: PlanRequest) -> Answer:
 
     Raises UsageError and SpecError for wrong input.
     """
-    from dtrain.planning import pose
-
     posed = pose(question)
     if posed.framework != "torch":
         raise UsageError(
@@ -491,3 +490,25 @@ def plan(question: PlanRequest) -> Answer:
             hint="run `dtrain plan --framework tensorflow`",
         )
     return posed.question.answer()
+
+
+def pose(question: PlanRequest, *, ask: Ask | None = None) -> Posed:
+    """The planner's question for a request. Asks Slurm which GPUs a partition has, if the cluster
+    file leaves that open. Raises UsageError and SpecError for wrong input."""
+    from dtrain import planning
+
+    def ask_queue(spec: ClusterFile) -> QueueGpus:
+        from dtrain.engines.slurm import login_shell
+        from dtrain.engines.slurm.queue_gpus import gpus_of
+        from dtrain.spec.model import Slurm
+        from dtrain.transport.select import Transports
+
+        folder = question.file.absolute().parent if question.file else Path.cwd()
+        slurm = spec.cluster.slurm or Slurm()
+        transport = Transports(folder, ask, notice=lambda text: None)
+        try:
+            return gpus_of(login_shell.partitions(transport, slurm), slurm)
+        finally:
+            transport.close()
+
+    return planning.pose(question, ask_queue)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dtrain.diagnostics import UsageError
+from dtrain.diagnostics import DtrainError, UsageError
 from dtrain.parallelism.backends import BACKENDS
 from dtrain.parallelism.cluster.hardware import (
     PRECISIONS,
@@ -73,6 +73,20 @@ class PlanRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueGpus:
+    """The GPUs of the machines that an engine may choose for a job."""
+
+    partition: str
+    types: tuple[str, ...]
+    """As the cluster's configuration names them; empty if it names none."""
+    per_host: int
+
+
+AskQueue = Callable[["ClusterFile"], QueueGpus]
+"""Asks an engine about the GPUs of a file's job. Raises DtrainError."""
+
+
+@dataclass(frozen=True, slots=True)
 class Posed:
     """A question, with further values for the answer's views."""
 
@@ -85,15 +99,16 @@ class Posed:
     """Assumed and overridden values, for users."""
 
 
-def pose(request: PlanRequest) -> Posed:
-    """Return the planner's question for a request.
+def pose(request: PlanRequest, ask: AskQueue | None = None) -> Posed:
+    """Return the planner's question for a request. ``ask`` is for a file that leaves the choice of
+    its machines to an engine and does not name their GPU.
 
     Raises UsageError, or SpecError if the cluster file is invalid.
     """
     _check_digits(request)
     spec = _spec(request.file)
     table = _table(request.hardware)
-    where = _Where(request, spec, table)
+    where = _Where(request, spec, table, ask)
     cluster = where.cluster()
     shape = _shape(request, spec)
     precision, note = _precision(request, spec, cluster.gpu)
@@ -253,6 +268,7 @@ class _Where:
     request: PlanRequest
     spec: ClusterFile | None
     table: Hardware
+    ask: AskQueue | None = None
     overruled: list[str] = field(default_factory=list)
     source: str = ""
 
@@ -281,6 +297,11 @@ class _Where:
         hosts = spec.cluster.hosts
         per_host = request.gpus_per_host
         gpus = request.gpus
+        gpu_name = request.gpu or spec.cluster.gpu
+        if gpu_name is None and spec.cluster.allocated and self.ask is not None:
+            gpu_name, of_queue = self._of_queue(spec, name)
+            if per_host is None and not hosts[0].gpus:
+                per_host = of_queue
         if per_host is None:
             counts = sorted({len(host.gpus) for host in hosts})
             if len(counts) > 1:
@@ -297,7 +318,6 @@ class _Where:
                 )
         if gpus is None:
             gpus = len(hosts) * per_host
-        gpu_name = request.gpu or spec.cluster.gpu
         if gpu_name is None:
             raise UsageError(
                 f"{name} does not name the GPU of its hosts",
@@ -320,6 +340,44 @@ class _Where:
                 f"{cluster.gpu.name}"
             )
         return cluster
+
+    def _of_queue(self, spec: ClusterFile, name: str) -> tuple[str, int]:
+        """The GPU's name in the table, and the number of GPUs of a machine, from the engine."""
+        assert self.ask is not None  # noqa: S101 (types)
+        hint = f"add 'gpu: {USUAL_GPU}' to cluster, or use --gpu {USUAL_GPU}"
+        try:
+            found = self.ask(spec)
+        except DtrainError as error:
+            raise UsageError(
+                f"{name} does not name the GPU of its machines, and its partition cannot be asked:"
+                f" {error.message}",
+                hint="\n".join(filter(None, (hint, error.hint))),
+            ) from None
+        where = f"partition {found.partition}"
+        if not found.per_host:
+            raise UsageError(
+                f"the machines of {where} have no GPUs, and layouts are planned for GPUs",
+                hint="set another partition in the file, or use --gpus and --gpu",
+            )
+        if not found.types:
+            raise UsageError(f"{where} does not say which GPUs its machines have", hint=hint)
+        if len(found.types) > 1:
+            raise UsageError(
+                f"{where} has GPUs of {len(found.types)} types: {', '.join(found.types)}",
+                hint=f"set gpu_type in the file to one of them, or use --gpu {USUAL_GPU}",
+            )
+        (kind,) = found.types
+        try:
+            gpu = self.table.gpu(kind).name
+        except UsageError as error:
+            raise UsageError(
+                f"{where} has GPUs of type {kind!r}, which dtrain does not know",
+                hint="\n".join(filter(None, (hint, error.hint))),
+            ) from None
+        self.overruled.append(
+            f"{where} has GPUs of type {kind}, planned as {gpu}; cluster.gpu overrides this"
+        )
+        return gpu, found.per_host
 
 
 def _spec(path: Path | None) -> ClusterFile | None:

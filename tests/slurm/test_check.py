@@ -1,13 +1,17 @@
-"""`dtrain check` on a real Slurm: what is broken on purpose is found, at its place in the file."""
+"""`dtrain check`, `init` and `plan` on a real Slurm. What is broken on purpose is found, at its place
+in the file."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from support.cluster import Launcher
 from support.slurm import GPUS, Slurm, WriteJob
@@ -56,7 +60,7 @@ def test_a_good_file_has_no_finding(slurm: Slurm, check: Check, launcher: Launch
         ({"partition": "gpus"}, {}, "slurm.partition", "no partition gpus; do you mean gpu?"),
         ({"time": "2h"}, {}, "slurm.time", "2h is more than the limit of partition gpu"),
         ({}, {"gpus": 9}, "gpus", "0 of 4 machines of partition gpu have 9 GPUs"),
-        ({"gpu_type": "a100"}, {}, "slurm.gpu_type", "the GPUs there have no type"),
+        ({"gpu_type": "h100"}, {}, "slurm.gpu_type", "GPUs of type h100; there are a100"),
         ({"reservation": "no"}, {}, "slurm.reservation", "Requested reservation is invalid"),
         ({"options": ["--mem=99T"]}, {}, "slurm.options", "configuration is not available"),
     ],
@@ -124,3 +128,47 @@ def test_no_slurm_here(launcher: Launcher, write_job: WriteJob) -> None:
     done = launcher.command("check", str(write_job("")), env=env).wait()
     assert done.code == 3, str(done)
     assert "sbatch: not found" in done.stdout
+
+
+TORCH = """\
+from types import SimpleNamespace
+__version__ = "2.13.0"
+cuda = SimpleNamespace(device_count=lambda: 2, is_available=lambda: True)
+distributed = SimpleNamespace(is_available=lambda: True, is_nccl_available=lambda: False)
+version = SimpleNamespace(__version__=__version__, cuda=None, hip="6.4")
+"""
+
+
+@pytest.mark.sshd
+@pytest.mark.parametrize("where", ["here", "over SSH"])
+def test_a_first_file_passes_its_check(slurm: Slurm, launcher: Launcher, where: str) -> None:
+    (launcher.folder / "train.py").touch()
+    (launcher.folder / "torch.py").write_text(TORCH)
+    env = {**slurm.environment, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    options = ["--framework", "torch", "--script", "train.py"]
+    if where == "over SSH":
+        env.pop("SLURM_CONF")
+        slurm.let_in(launcher, "login01")
+        options += ["--login", "login01"]
+
+    def run(*argv: str) -> str:
+        done = launcher.command(*argv, env=env).wait()
+        assert done.code == 0, str(done)
+        return done.stdout
+
+    run("init", "first.yaml", *options)
+    cluster = yaml.safe_load((launcher.folder / "first.yaml").read_text())["cluster"]
+    login = {"login": "login01"} if where == "over SSH" else {}
+    assert cluster == {
+        "slurm": {"partition": "gpu", "time": "1h", "cpus": 8, **login},
+        "nodes": 2,
+        "gpus": GPUS,
+        "gpu": "a100-80gb",
+    }
+    assert "--gpus-per-node=2" in run("launch", "first.yaml", "--dry-run")
+    if where == "here":
+        assert "no problems found" in run("check", "first.yaml")
+    text = (launcher.folder / "first.yaml").read_text()
+    (launcher.folder / "first.yaml").write_text(text.replace("  gpu: a100-80gb", "  #"))
+    found = json.loads(run("plan", "first.yaml", "--model-size", "1B", "--json"))
+    assert (found["cluster"]["gpus"], found["cluster"]["gpu"]["name"]) == (4, "a100-80gb")

@@ -32,8 +32,8 @@ from support.cluster import Launcher
 from support.limits import HANG
 
 NODES = 4
-GPUS = 2
-"""Fake GPUs of each node."""
+GPU, GPUS = "a100", 2
+"""Fake GPUs of each node, and their type."""
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 
 _CONFIG = """\
@@ -191,7 +191,7 @@ class Slurm:
         self.folder.chmod(0o755)
         self.shared.mkdir(mode=0o777)
         nodes = "\n".join(
-            f"NodeName={host.name} NodeAddr={host.address} CPUs=16 RealMemory=16000 Gres=gpu:{GPUS}"
+            f"NodeName={host.name} NodeAddr={host.address} CPUs=16 RealMemory=16000 Gres=gpu:{GPU}:{GPUS}"
             for host in self.nodes
         )
         config = _CONFIG.format(
@@ -205,7 +205,9 @@ class Slurm:
         # Slurm takes a device's number from the end of its name.
         for gpu in range(GPUS):
             os.mknod(self.folder / f"gpu{gpu}", 0o666 | 0o020000, os.makedev(1, 3))
-        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n")
+        (self.folder / "gres.conf").write_text(
+            f"Name=gpu Type={GPU} File={self.folder}/gpu[0-{GPUS - 1}]\n"
+        )
 
     def _start_munge(self) -> None:
         folder = self.folder / "munge"

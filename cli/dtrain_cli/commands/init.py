@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +12,18 @@ import typer
 
 from dtrain import hostlist
 from dtrain.checks import Evidence
-from dtrain.diagnostics import UsageError
+from dtrain.diagnostics import NodeError, UsageError
+from dtrain.engines.slurm import login_shell
+from dtrain.engines.slurm.partitions import Partition
 from dtrain.framing import clean
 from dtrain.launchplan.plan import build
 from dtrain.session.gather_order import Depth
 from dtrain.session.preflight import Preflight, over
 from dtrain.spec.load import parse
+from dtrain.spec.model import Slurm
+from dtrain.spec.problems import either
 from dtrain.transport.select import Transports
-from dtrain_cli import completion, first_file, output, prompt
+from dtrain_cli import completion, first_file, first_slurm_file, output, prompt
 from dtrain_cli.commands.check import notice, progress
 from dtrain_cli.files import write_text
 from dtrain_cli.views import names
@@ -46,6 +52,19 @@ def init(
         bool | None,
         typer.Option("--probe/--no-probe", help="Inspect the hosts over SSH; default: ask."),
     ] = None,
+    slurm: Annotated[
+        bool,
+        typer.Option("--slurm", help="For Slurm; the default where `sinfo` works."),
+    ] = False,
+    login: Annotated[
+        str | None, typer.Option(help="For Slurm: its login host, over SSH.", metavar="HOST")
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="For Slurm: the partition.", metavar="NAME")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="For Slurm: the number of machines.", metavar="N")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a first cluster file from your answers."""
@@ -54,6 +73,19 @@ def init(
             f"{str(file)!r} exists already",
             hint="name another file, or replace it with --force",
         )
+    wanted = slurm or login is not None or partition is not None or nodes is not None
+    for option, given in (("--hosts", hosts), ("--user", user), ("--probe", probe)):
+        if wanted and given is not None:
+            raise UsageError(
+                f"{option} is for hosts that dtrain reaches over SSH; Slurm chooses its machines",
+                hint=f"leave out {option}",
+            )
+    if wanted or (hosts is None and shutil.which("sinfo")):
+        partitions = _partitions(login, file, required=wanted)
+        if partitions:
+            text = _for_slurm(partitions, file, framework, script, login, partition, nodes)
+            _write(file, text)
+            return
     answers = first_file.Answers(
         _hosts(hosts or _ask("--hosts", "Hosts, as ssh knows them (such as gpu[01-08])")),
         _framework(framework or _ask("--framework", "Framework, torch or tensorflow", "torch")),
@@ -63,18 +95,80 @@ def init(
     if probe is None:
         probe = _interactive() and typer.confirm("Inspect the hosts over SSH now?", default=True)
     evidence = _look(answers, file) if probe else None
-    text = first_file.text(answers, evidence)
+    _write(file, first_file.text(answers, evidence), evidence.failures if evidence else ())
+
+
+def _write(file: Path, text: str, failures: Sequence[NodeError] = ()) -> None:
     parse(text, str(file))  # fail now rather than at the launch
     write_text(file, text)
-    unreached = [failure.host for failure in evidence.failures] if evidence else []
     message = f"{file} written\n"
-    for failure in evidence.failures if evidence else ():
+    for failure in failures:
         message += f"not reached: {clean(failure.message)}\n"
-    if unreached:
+    if failures:
         message += f"fix that, then run: dtrain check {file}\n"
     elif "CHANGE" in text:
         message += "edit the lines marked CHANGE\n"
     output.write(message + f"next: dtrain check {file}, then dtrain launch {file}\n")
+
+
+def _partitions(login: str | None, file: Path, *, required: bool) -> tuple[Partition, ...]:
+    """What Slurm says; empty if it says nothing and is not ``required``. Raises NodeError."""
+    transport = Transports(file.absolute().parent, prompt.asker(), notice=notice)
+    try:
+        with progress("asking Slurm for its partitions …"):
+            return login_shell.partitions(transport, Slurm(login=login))
+    except NodeError:
+        if required:
+            raise
+        return ()
+    finally:
+        transport.close()
+
+
+def _for_slurm(
+    partitions: Sequence[Partition],
+    file: Path,
+    framework: str | None,
+    script: str | None,
+    login: str | None,
+    partition: str | None,
+    nodes: int | None,
+) -> str:
+    first = first_slurm_file.usual(partitions)
+    if first is None:
+        raise UsageError(
+            "Slurm shows no partition that is UP and has machines", hint="`sinfo` lists them"
+        )
+    if partition is None and _interactive() and len(partitions) > 1:
+        for line in first_slurm_file.summaries(partitions):
+            typer.echo(clean(line), err=True)
+        partition = _ask("--partition", "Partition", first.name)
+    names = {one.name: one for one in partitions if one.machines}
+    chosen = names.get(partition or first.name)
+    if chosen is None:
+        raise UsageError(
+            f"--partition {partition}: there is no such partition with machines",
+            hint=f"choose {either(names)}",
+        )
+    most = len(first_slurm_file.machines_alike(chosen))
+    if nodes is None:
+        nodes = min(2, most)
+        if _interactive():
+            nodes = typer.prompt(f"Machines, 1 to {most}", default=nodes, err=True, type=int)
+    if not 1 <= nodes <= most:
+        raise UsageError(
+            f"--nodes {nodes}: partition {chosen.name} has {most} machines of one kind",
+            hint=f"choose 1 to {most}",
+        )
+    answers = first_slurm_file.SlurmAnswers(
+        chosen,
+        nodes,
+        _framework(framework or _ask("--framework", "Framework, torch or tensorflow", "torch")),
+        script or _ask("--script", "Training script", "train.py"),
+        login,
+        str(file.absolute().parent),
+    )
+    return first_slurm_file.text(answers, partitions)
 
 
 def _hosts(text: str) -> tuple[str, ...]:

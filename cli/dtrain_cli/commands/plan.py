@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from dtrain import api
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.answer.backends import gain
 from dtrain.parallelism.constraints import option
-from dtrain.planning import PlanRequest, Posed, pose, written
-from dtrain_cli import completion
+from dtrain.planning import PlanRequest, Posed, written
+from dtrain_cli import completion, prompt
 from dtrain_cli.output import write
 
 
@@ -180,7 +181,7 @@ def plan(
         "sequence_parallel": sequence_parallel,
         "offload": offload,
     }
-    posed = pose(
+    posed = api.pose(
         PlanRequest(
             file=file,
             model_size=model_size,
@@ -201,7 +202,8 @@ def plan(
             fixed={name: value for name, value in fixed.items() if value is not None},
             framework=framework,
             backend=backend,
-        )
+        ),
+        ask=prompt.asker(),
     )
     if posed.framework == "tensorflow":
         for name, path in (("--output", output), ("--html", html)):

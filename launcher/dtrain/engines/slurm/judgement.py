@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dtrain.checks.finding import Finding, Severity, error, warning
 from dtrain.engines.slurm.login_shell import NOT_FOUND, CommandAnswer
-from dtrain.engines.slurm.partitions import Machine, Partition
+from dtrain.engines.slurm.partitions import Machine, Partition, chosen
 from dtrain.engines.slurm.submission import hint_for
 from dtrain.spec.model import ClusterFile, Slurm
 from dtrain.spec.problems import either, nearest
@@ -53,10 +53,9 @@ class RequestJudge:
 
     def free(self, partitions: Sequence[Partition]) -> bool:
         """Whether enough machines may be free now."""
-        names = self._slurm.partition.split(",") if self._slurm.partition else ()
-        chosen = [one for one in partitions if one.name in names or (one.default and not names)]
+        possible = chosen(partitions, self._slurm.partition)
         nodes = len(self.spec.cluster.hosts)
-        return any(sum(machine.free for machine in one.machines) >= nodes for one in chosen)
+        return any(sum(machine.free for machine in one.machines) >= nodes for one in possible)
 
     @property
     def _slurm(self) -> Slurm:
@@ -69,20 +68,18 @@ class RequestJudge:
     def _partitions(self, partitions: Sequence[Partition]) -> Iterator[Finding]:
         by_name = {one.name: one for one in partitions}
         names = self._slurm.partition.split(",") if self._slurm.partition else ()
-        chosen = [by_name[name] for name in names if name in by_name]
+        possible = chosen(partitions, self._slurm.partition)
         if not partitions:
             yield self._error(
                 "slurm", "the cluster shows no partition", "at least one partition", "run `sinfo`"
             )
-        elif not names:
-            chosen = [one for one in partitions if one.default][:1]
-            if not chosen:
-                yield self._error(
-                    "slurm.partition",
-                    "the cluster has no default partition",
-                    "a partition for the job",
-                    f"set cluster.slurm.partition to {either(by_name)}",
-                )
+        elif not names and not possible:
+            yield self._error(
+                "slurm.partition",
+                "the cluster has no default partition",
+                "a partition for the job",
+                f"set cluster.slurm.partition to {either(by_name)}",
+            )
         for name in names:
             if name not in by_name:
                 close = nearest(name, by_name)
@@ -93,7 +90,7 @@ class RequestJudge:
                     f"set cluster.slurm.partition to {close or either(by_name)}",
                 )
         # A job with several partitions runs in the first that can take it.
-        found = [list(self._partition(one)) for one in chosen]
+        found = [list(self._partition(one)) for one in possible]
         yield from min(
             found, key=lambda one: sum(f.severity is Severity.ERROR for f in one), default=[]
         )

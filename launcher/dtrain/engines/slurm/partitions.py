@@ -69,6 +69,14 @@ class Partition:
         return tuple(sorted(counts, key=lambda kind: -counts[kind]))
 
 
+def chosen(partitions: Iterable[Partition], names: str | None) -> tuple[Partition, ...]:
+    """The partitions that `cluster.slurm.partition` names, or the default one."""
+    if names is None:
+        return tuple(one for one in partitions if one.default)[:1]
+    by_name = {one.name: one for one in partitions}
+    return tuple(by_name[name] for name in names.split(",") if name in by_name)
+
+
 def read(partitions: str, machines: str) -> tuple[Partition, ...]:
     """The partitions in the controller's order. Ignores lines that the commands do not print, such
     as the messages of a site."""

@@ -1,0 +1,125 @@
+"""The text of a first cluster file for Slurm, from the user's answers and what Slurm says. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dtrain.engines.slurm.judgement import duration
+from dtrain.engines.slurm.partitions import Machine, Partition
+from dtrain_cli.first_file import in_table, scalar
+
+DAY = 86400.0
+"""The time limit of a first file, unless the partition allows less."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmAnswers:
+    """What only the user knows."""
+
+    partition: Partition
+    nodes: int
+    framework: str
+    script: str
+    login: str | None
+    folder: str
+    """The file's folder, where the job runs if it is submitted here."""
+
+
+def usual(partitions: Sequence[Partition]) -> Partition | None:
+    """The default partition, if it has GPUs; else the one with the most machines with GPUs."""
+    up = [one for one in partitions if one.state == "UP" and one.machines]
+    if not up:
+        return None
+    with_gpus = [one for one in up if one.gpu_types] or up
+    return max(with_gpus, key=lambda one: (one.default, sum(m.count() > 0 for m in one.machines)))
+
+
+def text(answers: SlurmAnswers, partitions: Sequence[Partition]) -> str:
+    chosen = answers.partition
+    alike = machines_alike(chosen)
+    slurm = ", ".join(_request(answers, alike))
+    return "\n".join(
+        [
+            "# Written by `dtrain init`. Show the job that a launch would submit:",
+            "#   dtrain launch FILE --dry-run",
+            "# Check the request, and the machines if some are free:",
+            "#   dtrain check FILE",
+            "#",
+            "# Partitions of this cluster:",
+            *(f"#   {line}" for line in summaries(partitions)),
+            "cluster:",
+            f"  slurm: {{{slurm}}}",
+            f"  nodes: {answers.nodes}  # of {len(alike)} such machines",
+            *_devices(alike),
+            "",
+            "job:",
+            f"  framework: {answers.framework}",
+            f"  script: {scalar(answers.script)}",
+            *_workdir(answers),
+            "",
+        ]
+    )
+
+
+def machines_alike(partition: Partition) -> tuple[Machine, ...]:
+    """The machines of the most common kind: the same GPUs and CPUs."""
+
+    def kind(machine: Machine) -> tuple[object, ...]:
+        return (*sorted(machine.gpus.items()), machine.cpus)
+
+    with_gpus = [machine for machine in partition.machines if machine.gpus]
+    counts = Counter(kind(machine) for machine in with_gpus or partition.machines)
+    ((most, _),) = counts.most_common(1)
+    return tuple(machine for machine in partition.machines if kind(machine) == most)
+
+
+def summaries(partitions: Sequence[Partition]) -> Iterator[str]:
+    """One line for each partition."""
+    for one in partitions:
+        name = one.name + (" (default)" if one.default else "")
+        if not one.machines:
+            yield f"{name}: no machines"
+            continue
+        alike = machines_alike(one)
+        gpus = ", ".join(f"{n} {kind} GPUs".replace("  ", " ") for kind, n in alike[0].gpus.items())
+        limit = duration(one.max_time) if one.max_time else "none"
+        yield (
+            f"{name}: {len(one.machines)} machine{'s' * (len(one.machines) != 1)},"
+            f" most with {gpus or 'no GPU'} and {alike[0].cpus} CPUs; time limit: {limit}"
+        )
+
+
+def _request(answers: SlurmAnswers, alike: Sequence[Machine]) -> Iterator[str]:
+    partition, first = answers.partition, alike[0]
+    yield f"partition: {scalar(partition.name)}"
+    if partition.allowed_accounts:
+        yield f"account: {scalar(partition.allowed_accounts[0])}"
+    yield f"time: {duration(min(DAY, partition.max_time or DAY))}"
+    if len(partition.gpu_types) > 1 and len(first.gpus) == 1:
+        ((kind, _),) = first.gpus.items()
+        yield f"gpu_type: {scalar(kind)}"
+    if gpus := first.count():
+        yield f"cpus: {max(1, first.cpus // gpus)}"
+    if answers.login is not None:
+        yield f"login: {scalar(answers.login)}"
+
+
+def _devices(alike: Sequence[Machine]) -> Iterator[str]:
+    gpus = alike[0].gpus
+    if not alike[0].count():
+        yield "  gpus: 0"
+        yield "  slots: 1  # processes on each machine"
+        return
+    yield f"  gpus: {alike[0].count()}  # on each machine"
+    for kind in gpus if len(gpus) == 1 else ():
+        if kind and (known := in_table(kind)):
+            yield f"  gpu: {known}  # for `dtrain plan`; Slurm says {kind}"
+
+
+def _workdir(answers: SlurmAnswers) -> Iterator[str]:
+    if answers.login is None:
+        yield f"  workdir: {scalar(answers.folder)}  # a folder that all machines share"
+    else:
+        yield "  workdir: ~  # CHANGE: the folder of the script, which all machines share"
