@@ -1,20 +1,17 @@
-"""`dtrain check`, `init` and `plan` on a real Slurm. What is broken on purpose is found, at its place
-in the file."""
+"""`dtrain check`, `init` and `plan` on a real Slurm."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from support.cluster import Launcher
-from support.slurm import GPUS, Slurm, WriteJob
+from support.slurm import GPUS, Slurm, WriteJob, config_for_login
 
 pytestmark = [pytest.mark.slurm, pytest.mark.netns]
 
@@ -133,7 +130,12 @@ def test_no_slurm_here(launcher: Launcher, write_job: WriteJob) -> None:
 TORCH = """\
 from types import SimpleNamespace
 __version__ = "2.13.0"
-cuda = SimpleNamespace(device_count=lambda: 2, is_available=lambda: True)
+cuda = SimpleNamespace(
+    device_count=lambda: 2,
+    is_available=lambda: True,
+    get_arch_list=lambda: [],
+    get_device_capability=lambda _: (9, 4),
+)
 distributed = SimpleNamespace(is_available=lambda: True, is_nccl_available=lambda: False)
 version = SimpleNamespace(__version__=__version__, cuda=None, hip="6.4")
 """
@@ -142,14 +144,14 @@ version = SimpleNamespace(__version__=__version__, cuda=None, hip="6.4")
 @pytest.mark.sshd
 @pytest.mark.parametrize("where", ["here", "over SSH"])
 def test_a_first_file_passes_its_check(slurm: Slurm, launcher: Launcher, where: str) -> None:
-    (launcher.folder / "train.py").touch()
-    (launcher.folder / "torch.py").write_text(TORCH)
-    env = {**slurm.environment, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    env, home = slurm.environment, launcher.folder
     options = ["--framework", "torch", "--script", "train.py"]
     if where == "over SSH":
-        env.pop("SLURM_CONF")
-        slurm.let_in(launcher, "login01")
+        config_for_login(slurm, launcher)
+        env, home = {}, slurm.login.home
         options += ["--login", "login01"]
+    (home / "train.py").touch()
+    (home / "torch.py").write_text(TORCH)
 
     def run(*argv: str) -> str:
         done = launcher.command(*argv, env=env).wait()
@@ -166,9 +168,9 @@ def test_a_first_file_passes_its_check(slurm: Slurm, launcher: Launcher, where: 
         "gpu": "a100-80gb",
     }
     assert "--gpus-per-node=2" in run("launch", "first.yaml", "--dry-run")
-    if where == "here":
-        assert "no problems found" in run("check", "first.yaml")
+    assert "2 hosts checked" in (checked := run("check", "first.yaml"))
+    assert "no problems found" in checked
     text = (launcher.folder / "first.yaml").read_text()
     (launcher.folder / "first.yaml").write_text(text.replace("  gpu: a100-80gb", "  #"))
     found = json.loads(run("plan", "first.yaml", "--model-size", "1B", "--json"))
-    assert (found["cluster"]["gpus"], found["cluster"]["gpu"]["name"]) == (4, "a100-80gb")
+    assert (found["cluster"]["gpus"], found["cluster"]["gpu"]) == (4, "a100-80gb")

@@ -10,7 +10,7 @@ import pytest
 
 from support.cluster import Launcher
 from support.launching import until
-from support.slurm import Slurm, WriteJob
+from support.slurm import Slurm, WriteJob, config_for_login
 
 pytestmark = [pytest.mark.slurm, pytest.mark.netns]
 
@@ -106,20 +106,6 @@ def test_a_job_that_slurm_has_forgotten(
     assert done.code == 3, str(done)
     assert f"Slurm no longer knows job {number}" in done.stderr
     assert done.stdout.count("] up") == 4
-
-
-def config_for_login(slurm: Slurm, launcher: Launcher) -> None:
-    """Write an SSH configuration in which the login node is ``login01``."""
-    login = slurm.cluster.section()["ssh"]
-    (launcher.folder / ".ssh").mkdir()
-    lines = [
-        "Host login01",
-        f"HostName {slurm.login.address}",
-        f"User {login['user']}",
-        f"IdentityFile {login['identity']}",
-        f"UserKnownHostsFile {login['known_hosts']}",
-    ]
-    (launcher.folder / ".ssh" / "config").write_text("\n  ".join(lines) + "\n")
 
 
 def test_a_login_node_over_ssh(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> None:

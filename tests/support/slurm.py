@@ -191,7 +191,8 @@ class Slurm:
         self.folder.chmod(0o755)
         self.shared.mkdir(mode=0o777)
         nodes = "\n".join(
-            f"NodeName={host.name} NodeAddr={host.address} CPUs=16 RealMemory=16000 Gres=gpu:{GPU}:{GPUS}"
+            f"NodeName={host.name} NodeAddr={host.address} CPUs=16 RealMemory=16000"
+            f" Gres=gpu:{GPU}:{GPUS}"
             for host in self.nodes
         )
         config = _CONFIG.format(
@@ -247,6 +248,20 @@ class Slurm:
 
 def _pairs(environment: dict[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in environment.items()]
+
+
+def config_for_login(slurm: Slurm, launcher: Launcher) -> None:
+    """Write an SSH configuration in which the login node is ``login01``."""
+    login = slurm.cluster.section()["ssh"]
+    (launcher.folder / ".ssh").mkdir()
+    lines = [
+        "Host login01",
+        f"HostName {slurm.login.address}",
+        f"User {login['user']}",
+        f"IdentityFile {login['identity']}",
+        f"UserKnownHostsFile {login['known_hosts']}",
+    ]
+    (launcher.folder / ".ssh" / "config").write_text("\n  ".join(lines) + "\n")
 
 
 @pytest.fixture(scope="session")

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from dtrain.checks.finding import Finding
+from dtrain.diagnostics import UsageError
 from dtrain.engines.slurm import partitions
 from dtrain.engines.slurm.judgement import RequestJudge, duration
 from dtrain.engines.slurm.login_shell import CommandAnswer
+from dtrain.engines.slurm.queue_gpus import gpus_of
+from dtrain.planning import AskQueue, PlanRequest, Posed, QueueGpus, pose
 from dtrain.spec.load import parse, position
+from dtrain.spec.model import ClusterFile, Slurm
+from dtrain_cli import first_slurm_file
 
 SCONTROL = """\
 site banner
@@ -114,3 +122,75 @@ def test_what_sbatch_says_is_shown_at_the_key(said: str, key: str, remedy: str) 
     assert finding.remedy.strip("`").startswith(remedy)
     # A key that the file does not have is at its section.
     assert finding.place == ("job.yaml:1:35" if "account" in key else "job.yaml:1:11")
+
+
+def test_a_first_file_asks_for_the_most_common_machines() -> None:
+    found = partitions.read(SCONTROL, SINFO)
+    chosen = first_slurm_file.usual(found)
+    assert chosen is not None
+    answers = first_slurm_file.SlurmAnswers(chosen, 2, "torch", "train.py", None, "/home/me/gpt")
+    text = first_slurm_file.text(answers, found)
+    assert yaml.safe_load(text) == {
+        "cluster": {
+            "slurm": {
+                "partition": "gpu",
+                "account": "ml",
+                "time": "1d",
+                "gpu_type": "a100",
+                "cpus": 16,
+            },
+            "nodes": 2,
+            "gpus": 8,
+            "gpu": "a100-80gb",
+        },
+        "job": {"framework": "torch", "script": "train.py", "workdir": "/home/me/gpt"},
+    }
+    assert "#   cpu (default): 1 machine, most with no GPU and 64 CPUs; time limit: none\n" in text
+    parse(text, "cluster.yaml")
+
+
+def planned(tmp_path: Path, slurm: str, ask: AskQueue, gpus: int = 8) -> Posed:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        f"cluster: {{slurm: {slurm}, nodes: 2, gpus: {gpus}}}\n"
+        "job: {framework: torch, script: t.py}\n"
+    )
+    return pose(PlanRequest(file=file, model_size="7B"), ask)
+
+
+def ask(spec: ClusterFile) -> QueueGpus:
+    return gpus_of(partitions.read(SCONTROL, SINFO), spec.cluster.slurm or Slurm())
+
+
+def test_a_plan_takes_the_gpus_of_the_partition(tmp_path: Path) -> None:
+    posed = planned(tmp_path, "{partition: gpu, gpu_type: a100}", ask)
+    cluster = posed.question.cluster
+    assert (cluster.gpu.name, cluster.gpus, cluster.hosts) == ("a100-80gb", 16, 2)
+    assert any("type a100, planned as a100-80gb" in note for note in posed.notes)
+    # A file without GPUs does not say how many a machine has.
+    posed = planned(tmp_path, "{}", lambda spec: QueueGpus("gpu", ("h100",), 4), gpus=0)
+    assert posed.question.cluster.gpus == 8
+
+
+@pytest.mark.parametrize(
+    ("slurm", "message", "hint"),
+    [
+        ("{partition: gpu}", "has GPUs of 2 types: a100, h100", "set gpu_type"),
+        ("{}", "the machines of partition cpu have no GPUs", "set another partition"),
+        ("{partition: nope}", "there is no partition nope", "`sinfo` lists the partitions"),
+    ],
+)
+def test_gpus_that_a_plan_cannot_know(tmp_path: Path, slurm: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        planned(tmp_path, slurm, ask)
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [((), "does not say which GPUs its machines have"), (("tesla9",), "type 'tesla9', which")],
+)
+def test_gpu_types_that_no_plan_knows(tmp_path: Path, types: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        planned(tmp_path, "{}", lambda spec: QueueGpus("gpu", types, 8))
+    assert "add 'gpu: a100-80gb' to cluster" in caught.value.hint
