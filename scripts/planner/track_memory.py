@@ -31,6 +31,7 @@ import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -57,7 +58,7 @@ sys.path.insert(0, str(ROOT / "scripts" / "recipes"))
 from train_gpt import GPT, Config, cross_entropy
 
 from dtrain.runtime import torch as parallel
-from dtrain.runtime.torch import parallelize, tensor
+from dtrain.runtime.torch import context, parallelize, tensor
 from dtrain.runtime.torch import run as runs
 
 RECORD = ROOT / "tests" / "parallelism" / "memory_cases.json"
@@ -145,10 +146,21 @@ def _rms_norm(
     return _FusedRMSNorm.apply(x, weight)
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, **_options: Any) -> Tensor:
+def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, **options: Any) -> Tensor:
+    share = context._current.get()
+    if share is not None and attn_mask is None:
+        return share.attention(q, k, v, **options)
     if torch.is_autocast_enabled("cpu"):
         q, k, v = (part.to(torch.bfloat16) for part in (q, k, v))
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+
+
+@dataclass
+class _Mask:
+    """Its sizes are all that the GPU's flash attention takes of a causal mask."""
+
+    seq_len_q: int
+    seq_len_kv: int
 
 
 def _adamw(model: parallel.ParallelModel) -> torch.optim.Optimizer:
@@ -246,6 +258,8 @@ def _track(
         (parallelize.Materializer, "__call__", lambda *_: None),
         (parallelize.Materializer, "holders", lambda *_: None),
         (tensor.TensorSplit, "refuse", lambda *_: None),
+        (context.Share, "refuse", lambda *_: None),
+        (context, "causal_lower_right", _Mask),
         (parallelize, "same_when_split", lambda *_: True),
         (parallelize, "refuse_different_weights", lambda *_: None),
         (parallelize, "agreed", ExitStack),
@@ -263,7 +277,7 @@ def _track(
     del gpt
     optimizer = _adamw(parallelized)
     here = layout.global_batch // run.data_size
-    inputs, targets = torch.zeros(2, here, length // layout.context, dtype=torch.int64)
+    inputs, targets = torch.zeros(2, here, length, dtype=torch.int64)
     for part in parallelized.parts:
         for value in (*part.parameters(), *part.buffers()):
             local = value._local_tensor if isinstance(value, tensor.DTensor) else value

@@ -76,12 +76,13 @@ class Attention(nn.Module):
 def rotate(heads: Tensor) -> Tensor:
     """Rotate pairs of features by an angle that grows with the position.
 
-    ``heads`` has the shape (batch, sequence, heads, head_dim), with the whole sequence. With this
-    memory order, attention's output needs no copy.
+    ``heads`` has the shape (batch, sequence, heads, head_dim). With this memory order, attention's
+    output needs no copy.
     """
-    length, size = heads.shape[1], heads.shape[-1]
+    size = heads.shape[-1]
     rates = 10000.0 ** -(torch.arange(0, size, 2, device=heads.device) / size)
-    angles = torch.arange(length, device=heads.device)[:, None, None] * rates
+    # Under context parallelism, a rank has only some positions of each sequence.
+    angles = parallel.positions(heads.shape[1], heads.device)[:, None, None] * rates
     cos, sin = angles.cos(), angles.sin()
     one, two = heads.float().chunk(2, dim=-1)
     return torch.cat((one * cos - two * sin, two * cos + one * sin), dim=-1).to(heads.dtype)
@@ -237,8 +238,9 @@ def train(run: parallel.ParallelRun, arguments: argparse.Namespace) -> None:
     layout = run.layout
     run.print(
         f"{run.strategy}: {weights / 1e6:.1f}M weights in {run.precision} on {run.world_size} x"
-        f" {run.device.type}, tensor {layout.tensor} x pipeline {layout.pipeline} x data"
-        f" {layout.data} ({layout.sharding}), {run.global_batch} sequences of {context} a step"
+        f" {run.device.type}, tensor {layout.tensor} x pipeline {layout.pipeline} x context"
+        f" {layout.context} x data {layout.data} ({layout.sharding}), {run.global_batch} sequences"
+        f" of {context} a step"
     )
     run.print(f"resumed after step {step}" if step else f"{len(text)} sequences to train on")
 

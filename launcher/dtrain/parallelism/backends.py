@@ -52,7 +52,6 @@ BACKENDS: dict[BackendName, Backend] = {
             torch_kernels=True,
             exposed_tensor=1.0,
             sends_shares=False,
-            context=False,
             expert=False,
             fp8=False,
             copies_keys=False,

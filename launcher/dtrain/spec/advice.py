@@ -116,7 +116,7 @@ def _bubble(layout: Layout) -> float:
 
 
 def _advise_on_script(layout: Layout, job: Section, warnings: Problems) -> None:
-    for key in layout.split_by(("context", "expert")):
+    for key in layout.split_by(("expert",)):
         warnings.add(
             f"dtrain.runtime does not split a model by {key}; the script must do it",
             _place(key, job),

@@ -23,6 +23,7 @@ Layout = parallel.Layout
 TENSOR = Layout(tensor=2, sequence_parallel=True)
 PIPELINE = Layout(pipeline=2)
 SHARDED = Layout(data=2, sharding="full")
+CONTEXT = Layout(context=2)
 
 
 class Fused(nn.Module):
@@ -154,6 +155,10 @@ CASES: dict[str, tuple[Layout, Callable[[parallel.ParallelRun], nn.Module], int]
     "experts": (TENSOR, lambda _: model(lambda gpt: setattr(gpt.blocks[0], "mlp", Experts())), 16),
     "sequence": (TENSOR, lambda _: meta_model(), 15),
     "batch": (Layout(data=2, micro_batch=2), lambda _: meta_model(), 16),
+    "context, sequence": (CONTEXT, lambda _: meta_model(), 18),
+    "context, by hand": (CONTEXT, lambda _: model(attention(lambda: ByHand((4, -1)))), 16),
+    "context, masked": (CONTEXT, lambda _: model(attention(lambda: Masked((-1, 8)))), 16),
+    "context, two embeddings": (CONTEXT, lambda _: with_positions(), 16),
     "tied": (PIPELINE, lambda _: model(tied), 16),
     "two embeddings": (PIPELINE, lambda _: with_positions(), 16),
     "too many stages": (

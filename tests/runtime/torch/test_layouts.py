@@ -21,7 +21,6 @@ ONE = {
     "resumed from four ranks": {"resume": True},
 }
 TWO = {
-    "ddp": {"strategy": "ddp"},
     "ddp, at once": {"layout": {"data": 2, "micro_batch": 4}},
     "fsdp": {"strategy": "fsdp"},
     "optimizer": {"layout": {"data": 2, "sharding": "optimizer"}},
@@ -30,7 +29,7 @@ TWO = {
     "full recompute": {"layout": {"data": 2, "sharding": "full", "recompute": "full"}},
     "selective recompute": {"layout": {"data": 2, "recompute": "selective"}},
     "tensor": {"strategy": "tensor", "logits": 32},
-    "tensor alone": {"layout": {"tensor": 2}},
+    "context": {"layout": {"context": 2, "recompute": "selective"}},
     "tensor, recomputed": {
         "layout": {"tensor": 2, "sequence_parallel": True, "recompute": "selective"}
     },
@@ -53,7 +52,7 @@ TWO = {
     "bf16, fsdp": {"strategy": "fsdp", "precision": "bf16"},
     "fp16, ddp": {"strategy": "ddp", "precision": "fp16"},
     "fp16, fsdp": {"strategy": "fsdp", "precision": "fp16"},
-    "resumed in ddp": {"strategy": "ddp", "resume": True},
+    "resumed in context": {"layout": {"context": 2, "sharding": "full"}, "resume": True},
     "resumed in tensor": {"strategy": "tensor", "resume": True},
     "resumed in zb-v": {"layout": {"pipeline": 2, "schedule": "zb-v"}, "resume": True},
 }
@@ -68,6 +67,9 @@ FOUR = {
     "interleaved, zero-1": {
         "layout": {"pipeline": 2, "virtual_pipeline": 2, "data": 2, "sharding": "optimizer"}
     },
+    "context, hybrid": {
+        "layout": {"context": 2, "data": 2, "sharding": "hybrid", "shard": 2, "recompute": "full"}
+    },
     "bf16, all split": {"layout": SPLIT, "precision": "bf16"},
     "fp16, all split": {"layout": {**SPLIT, "sequence_parallel": True}, "precision": "fp16"},
     "tensor, sharded": {
@@ -77,7 +79,7 @@ FOUR = {
     "resumed in a pipeline of four": {"strategy": "pipeline", "resume": True},
 }
 EIGHT = {
-    "3d, copied": {"layout": {**SPLIT, "data": 2, "sequence_parallel": True}},
+    "3d, in context": {"layout": {**SPLIT, "context": 2, "sequence_parallel": True}},
     "3d, sharded": {
         "layout": {**SPLIT, "data": 2, "sequence_parallel": True, "sharding": "full"},
     },

@@ -59,7 +59,6 @@ def test_the_cluster_file_overrides_the_script() -> None:
             Training(),
             "is for 2 ranks (tensor 1 x pipeline 1 x data 2), but 4",
         ),
-        ("3d", Layout(context=2, data=2), Training(), "does not split by context"),
         ("3d", Layout(data=4, expert=2), Training(), "does not split by expert"),
         ("data_parallel", None, Training(), "with 4 processes, or a split model, use ddp"),
         ("3d", Layout(data=4), Training(global_batch=6), "use a multiple of 4"),

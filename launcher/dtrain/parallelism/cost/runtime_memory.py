@@ -98,6 +98,7 @@ class Stage:
     def kept(self, recompute: str) -> float:
         """Return the bytes that one layer saves for the backward pass of one micro-batch."""
         shape, t, c = self.shape, self.layout.tensor, self.compute
+        context = self.layout.context
         if recompute == "full":
             return c * self.stream * self.tokens
         queries = shape.heads * shape.head_size
@@ -119,6 +120,9 @@ class Stage:
             # The stream and the norms are in 32 bits, and each product casts its own input.
             inputs = 2 * 4 * self.stream + (3 + (2 if shape.gated else 1)) * c * shape.hidden
         attention = c * (queries + keys + grouped + values) / t
+        if context > 1:
+            # Keys and values of the whole sequence, and a copy that joins the two outputs.
+            attention += c * ((context - 1) * (keys + grouped) + values) / t
         if shape.kv_rank:
             attention += c * (queries - keys) / t
             attention += c * (shape.query_rank + shape.kv_rank + shape.rope_head_size)
@@ -128,7 +132,7 @@ class Stage:
             mlp += 2 * c * shape.hidden * shape.experts_per_token
         if shape.dropout:
             inputs += 2 * shape.hidden
-        tables = 8 * shape.seq_len * shape.head_size if shape.gated else 0
+        tables = 8 * shape.seq_len / context * shape.head_size if shape.gated else 0
         return (inputs + attention + mlp + statistics) * self.tokens + tables
 
     @property

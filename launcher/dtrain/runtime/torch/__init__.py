@@ -20,6 +20,7 @@ process.
 from dtrain.runtime.layout import Layout, Training
 from dtrain.runtime.torch import checkpoint
 from dtrain.runtime.torch.batches import Batches
+from dtrain.runtime.torch.context import positions
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.run import ParallelRun, init
 from dtrain.runtime.torch.timing import StepTimer
@@ -33,4 +34,5 @@ __all__ = [
     "Training",
     "checkpoint",
     "init",
+    "positions",
 ]

@@ -31,7 +31,7 @@ def refuse_what_shares_change(
     each row-split layer returns its output from the whole block. The row-split outputs of the
     shares must add up to those of the whole block. ``materialize`` fills buffers that are on meta.
     """
-    trial = _with_random_weights(name, block, materialize)
+    trial = with_random_weights(name, block, materialize)
     linears = {path: m for path, m in trial.named_modules() if isinstance(m, nn.Linear)}
     columns = [linear for path, linear in linears.items() if path.rpartition(".")[2] in column]
     rows = {path: m for path, m in linears.items() if path.rpartition(".")[2] in row}
@@ -65,14 +65,14 @@ def refuse_what_shares_change(
                 f" ({_message(error)}): {HINT}"
             ) from error
         same_calls = [path for path, _ in share.given] == [path for path, _ in whole.given]
-        if not same_calls or not _equal(shared_output, output):
+        if not same_calls or not same_result(shared_output, output):
             raise ValueError(
                 f"with tensor {ranks}, {name} computes a different result on a share of its"
                 f" heads: {HINT}"
             )
         sums = [total + part for total, (_, part) in zip(sums, share.given, strict=True)]
     for total, (path, wanted) in zip(sums, whole.given, strict=True):
-        if not _equal(total, wanted):
+        if not same_result(total, wanted):
             raise ValueError(
                 f"with tensor {ranks}, {name} would train a different model: the ranks' inputs to"
                 f" {path} do not add up to the input in one process. If the number of heads is"
@@ -117,7 +117,7 @@ class _Record:
         return output if self._instead is None else next(self._instead, (path, output))[1]
 
 
-def _with_random_weights(name: str, block: nn.Module, materialize: Materializer) -> nn.Module:
+def with_random_weights(name: str, block: nn.Module, materialize: Materializer) -> nn.Module:
     """A float32 copy of ``block`` with random weights. No weight is copied to create it."""
     memo: dict[int, Any] = {
         id(p): nn.Parameter(torch.empty(p.shape, device=materialize.device), requires_grad=False)
@@ -155,7 +155,8 @@ def _bias(linear: nn.Linear, output: Tensor) -> Tensor:
     return torch.zeros_like(output) if linear.bias is None else linear.bias.expand_as(output)
 
 
-def _equal(found: Tensor, wanted: Tensor) -> bool:
+def same_result(found: Tensor, wanted: Tensor) -> bool:
+    """Whether two outputs of a block differ only by rounding."""
     # Tolerates rounding of float32 sums, TF32 included. A different model is far off.
     return found.shape == wanted.shape and bool(
         (found - wanted).abs().max() <= 1e-2 * wanted.abs().max()

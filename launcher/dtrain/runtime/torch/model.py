@@ -115,16 +115,22 @@ class ParallelModel:
 
     def _check(self, inputs: Tensor) -> None:
         layout = self._layout
-        here = layout.global_batch // self._mesh["replicate"].size() // self._mesh["shard"].size()
+        copies = self._mesh["replicate"].size() * self._mesh["shard"].size()
+        here = layout.global_batch * layout.context // copies
         if len(inputs) != here:
             raise ValueError(
                 f"this data rank's part of a global batch of {layout.global_batch} is {here}"
                 f" samples, not {len(inputs)}"
             )
-        if layout.sequence_parallel and inputs.shape[1] % layout.tensor:
+        if layout.context > 1 and inputs.shape[1] % (2 * layout.context):
             raise ValueError(
-                f"sequence_parallel cannot split sequences of {inputs.shape[1]} over tensor"
-                f" {layout.tensor}; use a multiple"
+                f"context {layout.context} cannot split sequences of {inputs.shape[1]} into two"
+                f" chunks for each rank; use a multiple of {2 * layout.context}"
+            )
+        if layout.sequence_parallel and inputs.shape[1] // layout.context % layout.tensor:
+            raise ValueError(
+                f"sequence_parallel cannot split sequences of {inputs.shape[1]} over"
+                f" {layout.product(layout.split_by(('tensor', 'context')))}; use a multiple"
             )
 
     def _settle_gradients(self) -> None:

@@ -14,6 +14,7 @@ from dtrain.runtime.progress import steps
 from dtrain.runtime.torch import pipeline
 from dtrain.runtime.torch.agreement import agreed
 from dtrain.runtime.torch.anatomy import Anatomy, dissect
+from dtrain.runtime.torch.context import OfShares, Share
 from dtrain.runtime.torch.logits import SplitLogits, of_split_logits, output_layer, same_when_split
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.passes import Loss, MicroBatches, Passes, Pipelined, in_float32
@@ -40,6 +41,8 @@ class Place:
     precision: str
     mesh: DeviceMesh
     device: torch.device
+    share: Share | None
+    """This rank's share of each sequence, under context parallelism."""
 
     @property
     def by_fsdp(self) -> bool:
@@ -78,7 +81,9 @@ def parallelize(
         passes = Pipelined(called, layout, group, place.device, loss, scale)
     if split.output:
         passes = SplitLogits(passes)
-    local = not place.by_fsdp and layout.tensor == layout.pipeline == 1
+    if place.share is not None:
+        passes = OfShares(passes, place.share)
+    local = not place.by_fsdp and layout.tensor == layout.pipeline == layout.context == 1
     timer = StepTimer(list(parts.values()), place.device, local=local)
     # Stages differ in their work.
     steps.group = place.mesh["pipeline"].get_local_rank()
@@ -119,7 +124,8 @@ def _placed(
 ) -> dict[int, nn.Module]:
     """The stages on this rank, by number. Without a pipeline, the whole model."""
     layout = place.layout
-    if layout.pipeline > 1 or layout.tensor > 1 or layout.recompute != "none" or place.by_fsdp:
+    cuts = layout.pipeline > 1 or layout.tensor > 1 or layout.context > 1
+    if cuts or layout.recompute != "none" or place.by_fsdp:
         anatomy = dissect(model, blocks)
     else:
         # Copied whole, so that any model works.
@@ -128,6 +134,8 @@ def _placed(
         # Test all blocks on every rank. The test copies share no tensor with the model.
         whole = {name: model.get_submodule(name) for name in anatomy.blocks}
         split.refuse(whole, Materializer(place.device, seed, init))
+    if place.share is not None:
+        place.share.refuse(model, anatomy, Materializer(place.device, seed, init))
     placer = _Placer(anatomy, tied(model), place, Materializer(place.device, seed, init), split)
     if layout.pipeline == 1:
         placer(model)
@@ -148,7 +156,7 @@ def _copied(model: nn.Module, place: Place) -> nn.Module:
     if place.strategy == "data_parallel":
         # It wraps only GPU modules, and uses all visible GPUs by default.
         return nn.DataParallel(module) if place.device.type == "cuda" else module
-    return copies(module, place.device) if place.layout.data > 1 else module
+    return copies(module, place.device) if place.layout.copies > 1 else module
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +178,8 @@ class _Placer:
             self.materialize(name, block)
             if layout.tensor > 1:
                 self.split.block(block)
+            if self.place.share is not None:
+                self.place.share.block(block)
             recompute(block, layout.recompute)
             if sharder is not None:
                 sharder(block)

@@ -138,7 +138,7 @@ def _check_names(layout: Layout) -> None:
 
 
 def _check_sizes(strategy: str, layout: Layout, world: StartedRanks) -> None:
-    for name in layout.split_by(("context", "expert")):
+    for name in layout.split_by(("expert",)):
         raise ValueError(
             f"this runtime does not split by {name}; use strategy none and split it in the"
             f" script, or a layout with {name} 1"

@@ -25,6 +25,7 @@ from dtrain.runtime.layout import Layout, Training
 from dtrain.runtime.progress import steps
 from dtrain.runtime.stopping import catch_sigterm, stop_requested
 from dtrain.runtime.torch.batches import Batches, Dataset
+from dtrain.runtime.torch.context import Share
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.parallelize import Place, parallelize
 from dtrain.runtime.torch.passes import Loss
@@ -52,9 +53,12 @@ class ParallelRun:
         Megatron-LM and torchtitan: tensor ranks communicate most, so they are neighbors on a
         host."""
         replicate, shard = self.mesh["replicate"], self.mesh["shard"]
-        self.data_size = replicate.size() * shard.size()
+        self._copy = replicate.get_local_rank() * shard.size() + shard.get_local_rank()
+        """The rank among those that hold the same part of the model."""
+        self.data_size = replicate.size() * shard.size() // layout.context
         """Number of ranks that see different samples."""
-        self.data_rank = replicate.get_local_rank() * shard.size() + shard.get_local_rank()
+        self.data_rank = self._copy // layout.context
+        self._share = Share(_context_mesh(layout, device)) if layout.context > 1 else None
         self._owns = owns
         self._catches = False
 
@@ -101,15 +105,22 @@ class ParallelRun:
         tested too: if it is correct for split logits (DTensor), like `F.cross_entropy`, no rank
         holds logits of the whole vocabulary. Otherwise the logits are gathered.
 
+        Under context parallelism, ``loss`` gets the rank's share of each sequence, and must be a
+        mean over tokens. Blocks must take positions from `positions` and attention from
+        `F.scaled_dot_product_attention`; each kind of block is tested.
+
         Raises ValueError, on every rank, for a model that the layout cannot split.
         """
-        place = Place(self.strategy, self.layout, self.precision, self.mesh, self.device)
+        place = Place(
+            self.strategy, self.layout, self.precision, self.mesh, self.device, self._share
+        )
         parallelized = parallelize(
             model, place, loss=loss, init=init, seed=seed, blocks=blocks, column=column, row=row
         )
-        # Dropout masks differ between samples, but are the same on all tensor ranks of a stage.
+        # Dropout masks differ between samples and between shares of a sequence, but are the same on
+        # all tensor ranks of a stage.
         stage = self.mesh["pipeline"].get_local_rank()
-        torch.manual_seed(seed + self.data_rank + self.data_size * stage)
+        torch.manual_seed(seed + self._copy + self.data_size * self.layout.context * stage)
         return parallelized
 
     def batches(
@@ -255,3 +266,13 @@ def _mesh(strategy: str, layout: Layout, device: torch.device) -> DeviceMesh:
         (layout.pipeline, copies, shard, layout.tensor),
         mesh_dim_names=("pipeline", "replicate", "shard", "tensor"),
     )
+
+
+def _context_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
+    """The ranks that share the sequences of one data rank. They are neighbors."""
+    mesh = init_device_mesh(
+        device.type,
+        (layout.pipeline, layout.data, layout.context, layout.tensor),
+        mesh_dim_names=("pipeline", "data", "context", "tensor"),
+    )
+    return mesh["context"]

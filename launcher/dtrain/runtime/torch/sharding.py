@@ -33,7 +33,7 @@ def by_fsdp(layout: Layout, precision: str) -> bool:
     """
     split = layout.tensor > 1 or layout.pipeline > 1
     casts = precision != "fp32" and not layout.schedule.startswith("zb-")
-    return layout.offload or layout.sharding != "none" or (split and (layout.data > 1 or casts))
+    return layout.offload or layout.sharding != "none" or (split and (layout.copies > 1 or casts))
 
 
 def mesh_sizes(layout: Layout) -> tuple[int, int]:
