@@ -28,6 +28,8 @@ class Backend:
     """Whether each tensor rank sends its share of an activation to the next stage even without
     sequence parallelism (scatter-gather, SC21 section 4.1)."""
     context: bool = True
+    context_across_hosts: bool = True
+    """Whether plans put the context ranks of one sequence on several hosts."""
     expert: bool = True
     fp8: bool = True
     copies_keys: bool = True
@@ -52,6 +54,7 @@ BACKENDS: dict[BackendName, Backend] = {
             torch_kernels=True,
             exposed_tensor=1.0,
             sends_shares=False,
+            context_across_hosts=False,
             expert=False,
             fp8=False,
             copies_keys=False,

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.backends import refusals
+from dtrain.parallelism.backends import backend_of, refusals
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.constraints import sound
@@ -116,6 +116,7 @@ class _Choices:
         """Yield tensor, pipeline, context and data sizes whose product is the number of GPUs."""
         shape, gpus = self.shape, self.cluster.gpus
         within_host = min(self.cluster.gpus_per_host, gpus)
+        across_hosts = backend_of(start).context_across_hosts
         for tensor in self.of("tensor", _divisors(within_host)):
             if gpus % tensor or shape.heads % tensor or shape.ffn_hidden % tensor:
                 continue
@@ -125,6 +126,9 @@ class _Choices:
                 ranks = gpus // (tensor * pipeline)
                 for context in self.of("context", _divisors(ranks, LARGEST_CONTEXT)):
                     if ranks % context or not self._splits_sequence(context):
+                        continue
+                    crosses = tensor * context > within_host and context > 1
+                    if crosses and "context" not in self.fixed and not across_hosts:
                         continue
                     if any(refusals(shape, replace(start, tensor=tensor, context=context), "bf16")):
                         continue
