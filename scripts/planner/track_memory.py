@@ -258,7 +258,7 @@ def _track(
         (parallelize.Materializer, "__call__", lambda *_: None),
         (parallelize.Materializer, "holders", lambda *_: None),
         (tensor.TensorSplit, "refuse", lambda *_: None),
-        (context.Share, "refuse", lambda *_: None),
+        (context.SequenceShare, "refuse", lambda *_: None),
         (context, "causal_lower_right", _Mask),
         (parallelize, "same_when_split", lambda *_: True),
         (parallelize, "refuse_different_weights", lambda *_: None),

@@ -29,7 +29,7 @@ from dtrain.runtime.torch.passes import Passes
 from dtrain.runtime.torch.pipeline import returns_its_output_layer
 from dtrain.runtime.torch.weights import Materializer
 
-_current: ContextVar[Share | None] = ContextVar("share", default=None)
+_current: ContextVar[SequenceShare | None] = ContextVar("share", default=None)
 """The share that the running block computes."""
 _AROUND = (nn.Embedding, nn.Linear, nn.Dropout, nn.Identity)
 
@@ -44,7 +44,7 @@ def positions(length: int, device: torch.device | None = None) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class SequenceShare:
     """The share of every sequence that one rank of ``mesh`` computes."""
 
     mesh: DeviceMesh
@@ -117,7 +117,7 @@ class Share:
         """While it is open, this thread's attention and `positions` are those of the share."""
         token = _current.set(self)
         try:
-            with _OfShare(self):
+            with _ShareAttention(self):
                 yield
         finally:
             _current.reset(token)
@@ -186,10 +186,10 @@ class Share:
             )
 
 
-class _OfShare(TorchFunctionMode):
+class _ShareAttention(TorchFunctionMode):
     """Replaces attention by that of a share."""
 
-    def __init__(self, share: Share) -> None:
+    def __init__(self, share: SequenceShare) -> None:
         super().__init__()
         self._share = share
 
@@ -200,11 +200,11 @@ class _OfShare(TorchFunctionMode):
 
 
 @dataclass(frozen=True, slots=True)
-class OfShares:
+class SequencePasses:
     """Passes over this rank's share of each sequence, given whole ones; see `Passes`."""
 
     passes: Passes
-    share: Share
+    share: SequenceShare
 
     def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """See `Passes`."""

@@ -14,7 +14,7 @@ from dtrain.runtime.progress import steps
 from dtrain.runtime.torch import pipeline
 from dtrain.runtime.torch.agreement import agreed
 from dtrain.runtime.torch.anatomy import Anatomy, dissect
-from dtrain.runtime.torch.context import OfShares, Share
+from dtrain.runtime.torch.context import SequencePasses, SequenceShare
 from dtrain.runtime.torch.logits import SplitLogits, of_split_logits, output_layer, same_when_split
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.passes import Loss, MicroBatches, Passes, Pipelined, in_float32
@@ -41,7 +41,7 @@ class Place:
     precision: str
     mesh: DeviceMesh
     device: torch.device
-    share: Share | None
+    share: SequenceShare | None
     """This rank's share of each sequence, under context parallelism."""
 
     @property
@@ -82,7 +82,7 @@ def parallelize(
     if split.output:
         passes = SplitLogits(passes)
     if place.share is not None:
-        passes = OfShares(passes, place.share)
+        passes = SequencePasses(passes, place.share)
     local = not place.by_fsdp and layout.tensor == layout.pipeline == layout.context == 1
     timer = StepTimer(list(parts.values()), place.device, local=local)
     # Stages differ in their work.

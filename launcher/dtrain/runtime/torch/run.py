@@ -25,7 +25,7 @@ from dtrain.runtime.layout import Layout, Training
 from dtrain.runtime.progress import steps
 from dtrain.runtime.stopping import catch_sigterm, stop_requested
 from dtrain.runtime.torch.batches import Batches, Dataset
-from dtrain.runtime.torch.context import Share
+from dtrain.runtime.torch.context import SequenceShare
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.parallelize import Place, parallelize
 from dtrain.runtime.torch.passes import Loss
@@ -58,7 +58,7 @@ class ParallelRun:
         self.data_size = replicate.size() * shard.size() // layout.context
         """Number of ranks that see different samples."""
         self.data_rank = self._copy // layout.context
-        self._share = Share(_context_mesh(layout, device)) if layout.context > 1 else None
+        self._share = SequenceShare(_context_mesh(layout, device)) if layout.context > 1 else None
         self._owns = owns
         self._catches = False
 
