@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 
@@ -70,6 +71,9 @@ def test_a_node_fails(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> 
     done = launch.wait()
     assert done.code == 3, str(done)
     assert f"error: {lost.name} failed" in done.stderr
+    (run,) = (launcher.home / "runs").iterdir()
+    shown = launcher.command("ps", run.name, env=slurm.environment).wait()
+    assert re.search(rf"{lost.name} +lost ", shown.stdout), str(shown)
 
 
 def test_the_job_runs_out_of_memory(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> None:

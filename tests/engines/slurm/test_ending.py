@@ -127,6 +127,8 @@ def test_tasks_that_slurm_ended_did_not_fail() -> None:
         (JobState("NODE_FAIL"), 3, "a machine of the job failed"),
         (JobState("PREEMPTED"), 3, "job 12 was preempted"),
         (JobState("FAILED", status=9), 1, "the job's script exited with status 9"),
+        (JobState("FAILED", signal=9), 1, "the job's script was killed by signal 9"),
+        (JobState("FAILED", signal=53), 1, "Slurm could not open the output file"),
         (None, 3, "Slurm no longer knows job 12"),
     ],
 )

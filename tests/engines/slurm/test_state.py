@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtrain.engines.slurm.state import JobState, parse
+from dtrain.engines.slurm.state import NO_OUTPUT, JobState, parse
 from dtrain.messages.decode import ProtocolError
 
 # As Slurm 22.05 prints it, shortened.
@@ -34,6 +34,7 @@ def test_a_queued_job() -> None:
 def test_a_job_that_has_ended() -> None:
     state = parse(FAILED)
     assert state.hosts == ("gpu01", "gpu02", "gpu7")
+    assert parse(FAILED.replace("143:0", "0:53")).signal == NO_OUTPUT
     assert (state.status, state.restarts, state.final, state.word) == (143, 2, True, "ended")
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.slurm.script import TIME_LIMIT, step_processes
-from dtrain.engines.slurm.state import JobState
+from dtrain.engines.slurm.state import NO_OUTPUT, JobState
 from dtrain.failures.cause import Failure, Report
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 
@@ -95,6 +95,11 @@ class JobEnding:
             reason = f"{self.failures[0].who} {self.failures[0].how}"
         elif state.state == "OUT_OF_MEMORY":
             reason = "the job ran out of memory"
+        elif state.signal == NO_OUTPUT:
+            reason = "Slurm could not open the output file of the job's script"
+            hints.append("cluster.run_dir must be a folder that all machines share")
+        elif state.signal:
+            reason = f"the job's script was killed by signal {state.signal}"
         else:
             reason = f"the job's script exited with status {state.status}"
         if state.state == "OUT_OF_MEMORY" or any(one.out_of_memory for one in self.failures):

@@ -213,6 +213,8 @@ class JobFollower:
                 self._output.add(message)
             case messages.ScriptOutput(text):
                 self._script = text
+                if self._state is not None and lost_hosts(text):
+                    self._show_hosts(self._state)
             case Bye():
                 return True
         return False

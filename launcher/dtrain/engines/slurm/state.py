@@ -18,6 +18,9 @@ FINAL = (
     "PREEMPTED", "REVOKED", "TIMEOUT",
 )  # fmt: skip
 
+NO_OUTPUT = 53
+"""What Slurm reports as a signal if it cannot open the output file of a script."""
+
 REASONS = {
     "Resources": "waiting for free machines",
     "Priority": "jobs with a higher priority are first",
@@ -50,6 +53,8 @@ class JobState:
     """The allocated machines, in the order of their node ranks."""
     status: int = 0
     """Exit status of the job's script."""
+    signal: int = 0
+    """The signal that ended the script, or `NO_OUTPUT`."""
     restarts: int = 0
     time_limit: str = ""
 
@@ -87,12 +92,14 @@ def parse(text: str) -> JobState:
         raise ProtocolError(f"job: no state in {excerpt(text)}")
     try:
         nodes = fields.get("NodeList", "")
+        status, _, signal = fields.get("ExitCode", "").partition(":")
         return JobState(
             state=fields["JobState"],
             reason=fields.get("Reason", ""),
             start=" ".join(_TIME.findall(fields.get("StartTime", ""))).replace("T", " "),
             hosts=unfold(nodes) if nodes else (),
-            status=int(fields.get("ExitCode", "").partition(":")[0] or 0),
+            status=int(status or 0),
+            signal=int(signal or 0),
             restarts=int(fields.get("Restarts", "") or 0),
             time_limit=fields.get("TimeLimit", ""),
         )
