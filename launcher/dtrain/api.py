@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from dtrain.session.callbacks import OnLine, OnState
     from dtrain.session.commands import Outcome, Receiver
     from dtrain.session.control import Control
+    from dtrain.session.gather_order import Depth
     from dtrain.session.observer import Observer
     from dtrain.session.status import RunStatus
     from dtrain.spec.model import ClusterFile
@@ -360,11 +361,21 @@ class LaunchedRun:
         """The folder of the run's records and its workers' output."""
         return self._folder.path
 
-    def status(self) -> RunStatus:
-        """The state of the run, from the records on this machine."""
+    def status(self, *, ask_hosts: bool = False) -> RunStatus:
+        """The state of the run, from the records on this machine. With ``ask_hosts``, the hosts of
+        a run without a launcher report their own state."""
         from dtrain.session.status import status
 
-        return status(self._folder)
+        found = status(self._folder)
+        if not ask_hosts or found.state != "unattended":
+            return found
+        from dtrain.runs.record import Record
+        from dtrain.session.control import Control
+        from dtrain.session.observer import NullObserver
+
+        record = Record.load(self._folder.path)
+        with _engine(record.request, NullObserver(), Control(), None) as engine:
+            return replace(found, hosts=engine.status(record, found.hosts))
 
     def wait(self, timeout: float | None = None) -> Report:
         """Wait until the run ends, and return its report. Takes over if its launcher is gone.
@@ -419,10 +430,11 @@ def examine(
     *,
     rendezvous: bool = False,
     bandwidth: bool = False,
+    depth: Depth | None = None,
     ask: Ask | None = None,
     on_notice: Callable[[str], None] | None = None,
 ) -> Evidence:
-    """The facts that `check` judges."""
+    """The facts that `check` judges; with ``depth``, fewer of them."""
     from dtrain.launchplan.plan import build
     from dtrain.session.gather_order import THOROUGH
     from dtrain.session.ports import draw_ports
@@ -448,7 +460,7 @@ def examine(
     transport = Transports(request.base, ask, notice=on_notice or (lambda text: None))
     preflight = Preflight(plan, over(transport), base=request.base)
     try:
-        evidence = preflight.look(THOROUGH)
+        evidence = preflight.look(depth or THOROUGH)
         if rendezvous:
             evidence = preflight.rehearse(evidence)
         if bandwidth:

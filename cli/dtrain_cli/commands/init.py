@@ -10,15 +10,14 @@ from typing import Annotated
 
 import typer
 
-from dtrain import hostlist
+from dtrain import api, hostlist
 from dtrain.checks import Evidence
 from dtrain.diagnostics import NodeError, UsageError
 from dtrain.engines.slurm import login_shell
 from dtrain.engines.slurm.partitions import Partition
 from dtrain.framing import clean
-from dtrain.launchplan.plan import build
+from dtrain.runs.record import Request
 from dtrain.session.gather_order import Depth
-from dtrain.session.preflight import Preflight, over
 from dtrain.spec.load import parse
 from dtrain.spec.model import Slurm
 from dtrain.spec.problems import either
@@ -201,14 +200,9 @@ def _interactive() -> bool:
 def _look(answers: first_file.Answers, file: Path) -> Evidence:
     # The probe inspects GPUs only if the file has some.
     draft = first_file.text(answers, None).replace("gpus: 0", "gpus: 1", 1)
-    plan = build(parse(draft, str(file)), local_python=sys.executable)
-    base = file.absolute().parent
-    transport = Transports(base, prompt.asker(), notice=notice)
-    preflight = Preflight(plan, over(transport), base=base)
+    request = Request(str(file), str(file.absolute().parent), draft)
     probes = ("machine", "names", "network", "infiniband", "gpus", "interpreter")
-    try:
-        with progress(f"inspecting {names.count(len(plan.hosts), 'host')} …"):
-            return preflight.look(Depth(probes, thorough=False))
-    finally:
-        preflight.close()
-        transport.close()
+    with progress(f"inspecting {names.count(len(answers.hosts), 'host')} …"):
+        return api.examine(
+            request, depth=Depth(probes, thorough=False), ask=prompt.asker(), on_notice=notice
+        )

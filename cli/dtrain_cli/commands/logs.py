@@ -1,4 +1,8 @@
-"""`dtrain logs`: show the output of a run's workers."""
+"""`dtrain logs`: show the output of a run's workers.
+
+Views read the stored streams in every command, and here they have no other source: there is no
+library call to make.
+"""
 
 from __future__ import annotations
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
 
+from dtrain import api
 from dtrain.diagnostics import UsageError
 from dtrain.runs.log_store import RunFolder
-from dtrain.runs.record import Record
-from dtrain.session.status import RunStatus, status, statuses
+from dtrain.session.status import RunStatus, statuses
 from dtrain_cli import completion, output
 from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import runs as view
@@ -41,21 +40,7 @@ def ps(
 def _one(run: str) -> RunStatus:
     folder = RunFolder.find(run)
     try:
-        one = status(folder)
+        return api.LaunchedRun(run).status(ask_hosts=True)
     except UsageError as error:
         hint = f"its workers' output may still be in {folder.logs}"
         raise UsageError(error.message, hint=hint) from None
-    if one.state == "unattended":
-        one = _asked(one, Record.load(folder.path))
-    return one
-
-
-def _asked(run: RunStatus, record: Record) -> RunStatus:
-    """Complete the status of an unattended run with its hosts' own reports."""
-    # A list of runs needs no threads and transports, so import them only here.
-    from dtrain.engines.select import engine
-    from dtrain.session.control import Control
-    from dtrain.session.observer import NullObserver
-
-    with engine(record.request, NullObserver(), Control()) as asked:
-        return replace(run, hosts=asked.status(record, run.hosts))
