@@ -71,6 +71,7 @@ def test_output_arrives_byte_exact(engine: Engine, slurm: Slurm) -> None:
     program = """\
 import os, sys
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+open(os.environ["DTRAIN_RUN_DIR"] + "/sample-1.out", "w").write("its own")
 if os.environ["RANK"] == "0":
     for _ in range(100):
         sys.stdout.buffer.write(bytes(range(250)) * 4000)

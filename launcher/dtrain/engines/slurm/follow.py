@@ -24,7 +24,7 @@ from dtrain.engines.slurm.ending import (
     root_rank,
 )
 from dtrain.engines.slurm.login import Login
-from dtrain.engines.slurm.output import JobOutput, offsets, torchruns
+from dtrain.engines.slurm.output import JobOutput, offsets, roles, torchruns
 from dtrain.engines.slurm.state import JobState, parse
 from dtrain.failures.cause import Failure, Report, in_order_of_blame
 from dtrain.messages import slurm as messages
@@ -140,7 +140,11 @@ class JobFollower:
             again = submission.follow_order(self._record, self._plan.run_dir, known)
             submits = order is not None and self._record.job_id is None and not self._asked
             chosen = order if submits and order else again
-            files = {"outputs": self._record.on_hosts, "torchruns": torchruns(self._plan)}
+            files = {
+                "outputs": self._record.on_hosts,
+                "roles": roles(self._plan),
+                "torchruns": torchruns(self._plan),
+            }
             try:
                 if self._serve({**chosen, **files}):
                     if not self._restarted():

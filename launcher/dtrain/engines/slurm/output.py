@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -71,6 +72,11 @@ def offsets(folder: RunFolder, plan: LaunchPlan) -> dict[str, dict[str, int]]:
     for stream, size in folder.sizes(plan).items():
         found.setdefault(stream.host, {})[stream.path.name] = size
     return found
+
+
+def roles(plan: LaunchPlan) -> dict[str, int]:
+    """The number of processes of each role."""
+    return Counter(process.role for part in plan.hosts for process in part.processes)
 
 
 def torchruns(plan: LaunchPlan) -> dict[str, tuple[int, int]]:

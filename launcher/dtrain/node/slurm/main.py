@@ -12,8 +12,8 @@ JSON; the first is ``submit``, ``follow`` or ``look``:
     follow   run, run_dir, allocation, job, outputs, offsets {host: {name: offset}}: report the job
              and the output files of its machines, each from its offset. Without ``job`` (null),
              find the job of the run. For ``submit`` too: ``outputs`` is the folder of the attempt,
-             beside that of the run, and ``torchruns`` {name: [first rank, number of ranks]} have
-             files of their own for each rank
+             beside that of the run. ``roles`` {role: number of processes} have output files there,
+             and ``torchruns`` {name: [first rank, number of ranks]} have one for each rank
     look     run, run_dir, allocation, job: report the job once, and end
     cancel   kill: end the job; with ``kill``, with KILL at once
     finish   the job is over: send the rest of its output, and end
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from dtrain.node.agent.wire import Json
     from dtrain.node.importer import Importer
 
-STREAM = re.compile(rb"[a-z]+-[0-9]{1,9}\.(?:out|err)")
+STREAM = re.compile(rb"([a-z]+)-(0|[1-9][0-9]{0,8})\.(?:out|err)")
 QUEUED = re.compile(r"\bJobState=(?:PENDING|CONFIGURING)\b")
 POLL = 0.1
 """Seconds between two looks at the output files."""
@@ -83,11 +83,14 @@ class Outputs:
         self,
         folder: bytes,
         offsets: dict[str, dict[str, int]],
+        roles: dict[str, int],
         torchruns: dict[str, tuple[int, int]],
         channel: LauncherChannel,
     ) -> None:
-        """``torchruns``: the first rank and the number of ranks of each torchrun."""
+        """``roles``: the number of processes of each role. ``torchruns``: the first rank and the
+        number of ranks of each torchrun."""
         self._folder = folder
+        self._roles = roles
         self._offsets = offsets
         self._torchruns = torchruns
         self._channel = channel
@@ -121,7 +124,9 @@ class Outputs:
         for host in sorted(listed(self._folder)):
             place = os.path.join(self._folder, host)
             for name in sorted(listed(place)):
-                if STREAM.fullmatch(name):
+                found = STREAM.fullmatch(name)
+                # A program may keep files of its own there.
+                if found and int(found[2]) < self._roles.get(found[1].decode(), 0):
                     self._add(os.path.join(place, name), shown(host), name.decode())
                 elif name.endswith(b".ranks"):
                     for path, stream in self._ranks_of(os.path.join(place, name)):
@@ -249,7 +254,8 @@ class JobRelay:
             self._report(job.describe())
             return
         place = os.path.join(nodes, raw(order["outputs"]))
-        outputs = Outputs(place, order.get("offsets", {}), order["torchruns"], self._channel)
+        offsets, roles = order.get("offsets", {}), order["roles"]
+        outputs = Outputs(place, offsets, roles, order["torchruns"], self._channel)
         self._follow(job, outputs)
         script = read_regular(job.path(OUTPUT), RESERVED, -RESERVED)
         self._channel.report("script", text=(script or b"").decode("utf-8", "replace"))
