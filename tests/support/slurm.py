@@ -57,6 +57,8 @@ JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=1
 JobAcctGatherParams=OverMemoryKill
 JobRequeue=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 KillWait=5
 MinJobAge=3600
 SlurmdTimeout=10
@@ -151,7 +153,7 @@ class Slurm:
     def states(self) -> dict[str, int]:
         """How many nodes are in each state."""
         found: dict[str, int] = {}
-        for state in self.run("sinfo", "-h", "-N", "-o", "%T", check=False).split():
+        for state in self.run("sinfo", "-h", "-N", "-p", "gpu", "-o", "%T", check=False).split():
             found[state] = found.get(state, 0) + 1
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtrain.engines.slurm.ending import JobEnding, failed_tasks, latest_attempt, of_attempt
-from dtrain.engines.slurm.script import TIME_LIMIT
+from dtrain.engines.slurm.script import PREEMPTED, TIME_LIMIT
 from dtrain.engines.slurm.state import JobState
 from dtrain.failures.cause import in_order_of_blame
 from dtrain.launchplan.plan import LaunchPlan, build
@@ -100,6 +100,7 @@ def preempted(why: str) -> str:
         (CRASH, "rank 1 on a was killed by SIGSEGV"),
         (preempted("PREEMPTION"), "job 12 was preempted by another job"),
         (preempted("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"), "a machine of the job failed"),
+        (f"dtrain: {PREEMPTED}\n", "job 12 was preempted by another job"),
         (f"dtrain: {TIME_LIMIT}\n{ONE_FAILS}", "job 12 reached its time limit"),
         (preempted("JOB REQUEUE"), "job 12 did not finish"),
     ],

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dtrain.diagnostics import ExitCode
-from dtrain.engines.slurm.script import TIME_LIMIT, step_processes
+from dtrain.engines.slurm.script import PREEMPTED, TIME_LIMIT, step_processes
 from dtrain.engines.slurm.state import NO_OUTPUT, JobState
 from dtrain.failures.cause import Failure, Report
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
@@ -70,24 +70,30 @@ class JobEnding:
             return Report(ExitCode.INTERRUPTED, self.stopped_by)
         if state is None:
             return self._forgotten()
-        if state.state == "FAILED" and f"dtrain: {TIME_LIMIT}" in self.script:
-            # The script stopped the workers before Slurm did.
-            return self._ended_by_slurm(replace(state, state="TIMEOUT"))
+        if state.state == "FAILED" and (interrupted := self._interrupted()):
+            return self._ended_by_slurm(replace(state, state=interrupted))
         if state.state in ("FAILED", "OUT_OF_MEMORY"):
             return self._failed(state)
         return self._ended_by_slurm(state)
 
     def before_restart(self) -> Report:
         """The report of an attempt that another one follows."""
-        requeued = _REQUEUED.search(self.script)
         state = self.state or JobState("FAILED")
-        if f"dtrain: {TIME_LIMIT}" in self.script:
-            return self._ended_by_slurm(replace(state, state="TIMEOUT"))
-        if requeued is not None and requeued[1] in _CAUSES:
-            return self._ended_by_slurm(replace(state, state=_CAUSES[requeued[1]]))
+        if interrupted := self._interrupted():
+            return self._ended_by_slurm(replace(state, state=interrupted))
         if self.failures:
             return self._failed(replace(state, state="FAILED"))
         return Report(ExitCode.JOB_FAILED, f"job {self.job} did not finish")
+
+    def _interrupted(self) -> str:
+        """The state of a job that ends as this attempt did, if Slurm interrupted it."""
+        # The script stops the workers before Slurm does.
+        if f"dtrain: {TIME_LIMIT}" in self.script:
+            return "TIMEOUT"
+        if f"dtrain: {PREEMPTED}" in self.script:
+            return "PREEMPTED"
+        requeued = _REQUEUED.search(self.script)
+        return _CAUSES.get(requeued[1], "") if requeued is not None else ""
 
     def _failed(self, state: JobState) -> Report:
         hints = [failure.hint for failure in self.failures[:1] if failure.hint]

@@ -37,6 +37,8 @@ WARNING = 60
 
 TIME_LIMIT = "the time limit is near"
 """What the script writes about USR1."""
+PREEMPTED = "another job has preempted this one"
+"""What the script writes after a preemption in which its processes had time to end."""
 
 _IDENTITY = (
     "  dtrain_rank=$SLURM_PROCID dtrain_local_rank=$SLURM_LOCALID dtrain_node_rank=$SLURM_NODEID",
@@ -395,9 +397,15 @@ def _end(plan: LaunchPlan, *, services: bool, in_allocation: bool) -> Iterator[s
         yield "dtrain_status=$dtrain_result"
     else:
         yield 'dtrain_wait "$dtrain_step"'
+    yield 'dtrain_state=$(scontrol --oneliner show job "$SLURM_JOB_ID")'
+    yield "# At a preemption, processes may save their work and end with status 0."
+    yield r"if [[ $dtrain_state =~ \ StartTime=([0-9T:-]+)\ .*\ PreemptTime=([0-9T:-]+)\  &&"
+    yield '  ! "${BASH_REMATCH[2]}" < "${BASH_REMATCH[1]}" ]]; then'
+    yield f'  echo "dtrain: {PREEMPTED}" >&2'
+    yield "  dtrain_stopped=1"
+    yield "fi"
     yield '((dtrain_status == 0)) && [ -z "$dtrain_stopped" ] && exit 0'
     if most := plan.job.restart.max:
-        yield 'dtrain_state=$(scontrol --oneliner show job "$SLURM_JOB_ID")'
         yield '[[ $dtrain_state == *" JobState=RUNNING "* ]] || exit 1  # cancelled'
         again = "goes back to the queue"
         go = ['scontrol requeue "$SLURM_JOB_ID" && sleep 60']
