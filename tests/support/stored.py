@@ -11,6 +11,7 @@ from dtrain.checks import Finding, Severity
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Failure, Report
 from dtrain.failures.kernel import KernelMessage
+from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.runs import journal, restart
 from dtrain.runs.log_store import RunFolder
@@ -55,6 +56,7 @@ EVENTS = (
     journal.TensorBoardAddress("n1", "TensorBoard of n1: http://127.0.0.1:6006/"),
     journal.Progressed(Progress("rank-0", 3.0, 10, 100, 0.25, 4096, {"lr": 1e-4})),
     journal.StragglersChanged(STRAGGLER),
+    journal.StallChanged(Stall(("rank-3",), ("n2",), 20.5, 1200, 3)),
     journal.Sizes({"logs/n1/worker-0.out": 20}),
     journal.AttemptFailed(
         1, restart.AttemptResult(True, 10, "n2", lost=frozenset({"n2"}), seconds=5.0), REPORT

@@ -71,6 +71,7 @@ def details(run: RunStatus, paper: Paper) -> str:
         ("workers", str(run.workers)),
         ("progress", _progress(run)),
         ("slow", str(run.stragglers or "")),
+        ("stands", str(run.stall or "")),
         ("logs", names.path(run.folder)),
         ("journal", _unreadable_lines(run) if run.unreadable_lines else ""),
     ]

@@ -21,6 +21,7 @@ from typing import Annotated, Any, ClassVar
 
 from dtrain.checks import Finding
 from dtrain.failures.cause import Report
+from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.messages.agent import Offset, Time
 from dtrain.messages.decode import (
@@ -177,6 +178,14 @@ class StragglersChanged(JournalEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class StallChanged(JournalEvent):
+    """The job or some ranks stand still; None: they go on."""
+
+    kind = "stall"
+    found: Stall | None
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes(JournalEvent):
     """The bytes of the output streams that have changed since the last such event."""
 
@@ -260,6 +269,7 @@ EVENTS: dict[str, type[JournalEvent]] = {
         Findings,
         Progressed,
         StragglersChanged,
+        StallChanged,
         Sizes,
         StopRequested,
         AttemptFailed,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -26,6 +27,10 @@ STANDING = 5.0
 """Seconds without a step after which an event says whether the process waits."""
 MAX_BLOCKS = 64
 """Blocks of one event. Older ones are dropped."""
+
+MAX_FRAMES = 12
+"""Innermost functions of the main thread that are considered."""
+_WAITS = {"/torch/distributed/": "ranks", "/torch/utils/data/": "data"}
 
 _T = TypeVar("_T")
 
@@ -158,11 +163,28 @@ class StepRecorder:
         """Write what is new."""
         with self._writing:
             stands = time.monotonic() - self._since > STANDING
-            state = (self._done, self._waiting_for if stands else None)
+            waits = (self._waiting_for or main_thread_waits()) if stands else None
+            state = (self._done, waits)
             blocks = [self._blocks.popleft() for _ in range(len(self._blocks))]
             if state != self._written or blocks:
                 self._written = state
                 self._tell("steps", done=state[0], waits=state[1], group=self.group, blocks=blocks)
+
+
+def main_thread_waits() -> str:
+    """For what the main thread waits, by its stack: ``ranks``, ``data`` or nothing known."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            break
+        file = frame.f_code.co_filename
+        for part, wait in _WAITS.items():
+            if part in file:
+                return wait
+        if "/lib/python" not in file:  # the script's own function
+            break
+        frame = frame.f_back
+    return ""
 
 
 def seconds_queued() -> float:

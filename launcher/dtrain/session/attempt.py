@@ -157,9 +157,10 @@ class Attempt:
             self._show_failure()
             self._journal_sizes()
             self._show_stragglers()
-            running = self._state.phase is AttemptPhase.RUNNING
-            if running and self._hang.has_hung():
-                return Post(machine.Hung())
+            if self._state.phase is AttemptPhase.RUNNING:
+                self._hang.show_stall()
+                if self._hang.has_hung():
+                    return Post(machine.Hung())
 
     def _journal_sizes(self) -> None:
         """Journal the sizes of all streams from time to time: output has no timestamps."""

@@ -71,7 +71,7 @@ class Ending:
         if self._findings:
             hints.append("fix these findings; `dtrain launch --no-check` skips the check")
         if self.hang.why and outcome is Outcome.WORKER_FAILED:
-            problems += self.hang.stuck_workers()
+            problems += [*self.hang.standing, *self.hang.stuck_workers()]
         elif failures and failures[0].is_echo:
             problems += self.hang.collective_mismatches()
         exit_code = _EXIT_CODES[outcome]

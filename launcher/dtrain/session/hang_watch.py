@@ -10,6 +10,8 @@ from enum import Enum, auto
 from dtrain import hostlist
 from dtrain.failures import collectives
 from dtrain.failures.stacks import compare, place, stack
+from dtrain.failures.stalls import Stall
+from dtrain.runs import journal
 from dtrain.runs.log_store import tail
 from dtrain.session.context import AttemptContext
 from dtrain.session.link import Link
@@ -41,6 +43,9 @@ class HangWatch:
         self._silence = Silence.NONE
         self._since = math.inf
         self._requested_at = 0.0
+        self._stall: Stall | None = None
+        self._locating = False
+        """Whether the hosts collect stacks because of the stall."""
 
     def start(self) -> None:
         """Start the watchdog: the workers run."""
@@ -55,6 +60,37 @@ class HangWatch:
     @property
     def _detected(self) -> str:
         return f"no output and no progress from any worker for {self._watchdog.silence:g} s"
+
+    @property
+    def standing(self) -> list[str]:
+        """The ranks that stand still, in a sentence; empty if none is known."""
+        return [str(self._stall)] if self._stall and self._stall.processes else []
+
+    def show_stall(self) -> None:
+        """Show which ranks stand still, and where, when that changes. Workers may still write
+        output, so a stall ends nothing."""
+        now = time.monotonic()
+        if not all(link.reachable for link in self._links.values()):
+            self._context.steps.disconnected(now)
+        elif self._locating and self._answered(now):
+            self._locating = False
+            for line in self.stuck_workers():
+                self._context.notice(line)
+        elif not self._locating and self._silence is Silence.NONE:
+            found = self._context.steps.stall(now)
+            if (found and found.essence) != (self._stall and self._stall.essence):
+                self._change_stall(found, now)
+
+    def _change_stall(self, found: Stall | None, now: float) -> None:
+        self._stall = found
+        self._context.journal.write(time.time(), journal.StallChanged(found))
+        if found is None:
+            self._context.notice("the job goes on")
+            return
+        self._context.notice(f"{found}; collecting stacks")
+        self._locating, self._requested_at = True, now
+        for link in self._links.values():
+            link.request_stacks(abort=False)
 
     def has_hung(self) -> bool:
         """Whether the running job has been silent for so long that it must end.
@@ -82,6 +118,7 @@ class HangWatch:
 
     def _request_stacks(self, now: float) -> None:
         self._silence, self._requested_at = Silence.COLLECTING, now
+        self._locating = False
         self._context.notice(f"{self._detected}; collecting stacks")
         for link in self._links.values():
             link.request_stacks(abort=self._watchdog.then != "report")

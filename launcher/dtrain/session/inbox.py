@@ -146,6 +146,10 @@ class Inbox:
             case messages.Exited():
                 # A process that was stopped has not finished its work, even if its status is 0.
                 failed = event.code != 0 or event.stopping
+                rank = f"rank-{event.rank}"
+                self._context.steps.end(
+                    rank if event.rank is not None else f"{event.role}-{event.index}"
+                )
                 worker = machine.WorkerId(self._host, event.role, event.index)
                 exited = machine.WorkerExited(worker, failed)
                 self._context.post(Post(exited, failures=self._evidence.failures(event)))

@@ -52,6 +52,8 @@ class WorkerReports:
     def _add_progress(self, report: Progress) -> None:
         self.step = report.step
         self._context.observer.progress(self._host.name, report)
+        if report.step == report.total:
+            self._context.steps.end(report.process)
         now = time.monotonic()
         due = now >= self._journal_at or report.step == report.total
         if due and report.process == self._speaker:

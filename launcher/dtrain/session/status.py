@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from dtrain.diagnostics import DtrainError
 from dtrain.failures.cause import Report
+from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.runs import journal
 from dtrain.runs.journal import JournalReader
@@ -65,6 +66,8 @@ class RunStatus:
     progress: Progress | None = None
     stragglers: Straggler | None = None
     """The ranks that are slow now."""
+    stall: Stall | None = None
+    """The ranks that stand still now."""
     report: Report | None = None
     """How the run ended; None until it has."""
     unreadable_lines: int = 0
@@ -97,6 +100,7 @@ def status(folder: RunFolder) -> RunStatus:
     hosts = {part.host.name: HostStatus("", record.started) for part in plan.hosts}
     progress: Progress | None = None
     stragglers: Straggler | None = None
+    stall: Stall | None = None
     report: Report | None = None
     lines = JournalReader(folder.journal)
     for then, event in lines.read():
@@ -105,13 +109,15 @@ def status(folder: RunFolder) -> RunStatus:
                 hosts[host] = HostStatus(state, then, detail)
             case journal.NextAttempt():
                 hosts = dict.fromkeys(hosts, HostStatus("", then))
-                stragglers = None
+                stragglers = stall = None
             case journal.Progressed():
                 progress = event.report
             case journal.StragglersChanged(found):
                 stragglers = found
+            case journal.StallChanged(standing):
+                stall = standing
             case journal.LauncherAttached():
-                stragglers = None  # it reports them again
+                stragglers = stall = None  # it reports them again
             case journal.Finished():
                 report = event.report
     if report is not None:
@@ -130,6 +136,7 @@ def status(folder: RunFolder) -> RunStatus:
         hosts_known=plan.hosts_known,
         progress=progress,
         stragglers=stragglers,
+        stall=stall,
         report=report,
         unreadable_lines=lines.unreadable,
     )

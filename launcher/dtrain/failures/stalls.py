@@ -1,0 +1,141 @@
+"""Find the ranks for which a job waits, by their counts of steps. Pure: times are arguments.
+
+A job can stand still while its ranks write output. Then the counts show who stands: a rank that is
+behind the others, or one that computes while the others wait in a collective. A process says for
+what it waits after 5 s without a step, see `dtrain.runtime.steps`.
+
+A rank stands once it has had no step for `LEAST` seconds and for `USUAL` times its usual time
+between two steps. A pause that the job has survived, such as an evaluation, may take as long again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from dtrain.hostlist import fold
+
+LEAST = 15.0
+USUAL = 3.0
+AGAIN = 1.5
+"""How much longer than the longest earlier pause a pause may be."""
+INTERVALS = 32
+"""Times between two steps of which the usual one is the median."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A job, or a rank of it, that stands still."""
+
+    processes: tuple[str, ...]
+    """For which the others wait, such as ``rank-3``; empty if the counts do not show it."""
+    hosts: tuple[str, ...]
+    seconds: float
+    """Since the last step: of the processes, or of the job if there are none."""
+    step: int
+    """The last step."""
+    waiting: int
+    """Processes that wait for others."""
+
+    @property
+    def essence(self) -> tuple[object, ...]:
+        """Changes when the user should hear of it again."""
+        return self.processes, self.step
+
+    def __str__(self) -> str:
+        if not self.processes:
+            return f"no rank has done a step for {self.seconds:.0f} s, after step {self.step}"
+        shown = [name.replace("-", " ", 1) for name in self.processes[:4]]
+        more = len(self.processes) - len(shown)
+        who = ", ".join(shown) + (f" and {more} more" if more else "")
+        verb = "stands" if len(self.processes) == 1 else "stand"
+        others = f"; {self.waiting} wait for it" if self.waiting else ""
+        return (
+            f"{who} on {fold(list(self.hosts))} {verb} still after step {self.step}, for"
+            f" {self.seconds:.0f} s{others}"
+        )
+
+
+@dataclass(slots=True)
+class _Process:
+    host: str
+    done: int
+    advanced: float
+    waits: str | None = None
+    intervals: deque[float] = field(default_factory=lambda: deque(maxlen=INTERVALS))
+
+    def limit(self, survived: float) -> float:
+        usual = median(self.intervals) if self.intervals else 0.0
+        return max(LEAST, USUAL * usual, AGAIN * survived)
+
+
+class StallDetector:
+    """The counts of one attempt. ``world_size`` is the number of ranks."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._processes: dict[str, _Process] = {}
+        self._ended: set[str] = set()
+        self._survived = 0.0
+        """The longest pause that looked like a stall and ended."""
+
+    def add(self, process: str, host: str, done: int, waits: str | None, now: float) -> None:
+        """``process`` has done ``done`` steps. ``waits`` is that of `StepReport`."""
+        one = self._processes.get(process)
+        if one is None:
+            known = len(self._processes) + len(self._ended)
+            if known < self._world_size and process not in self._ended:
+                self._processes[process] = _Process(host, done, now, waits)
+            return
+        if done != one.done:
+            pause = now - one.advanced
+            if pause > one.limit(self._survived):
+                self._survived = pause
+            one.intervals.append(pause)
+            one.done, one.advanced = done, now
+        one.waits = waits
+
+    def remove(self, process: str) -> None:
+        """The process has ended, or has done its last step."""
+        if self._processes.pop(process, None) is not None:
+            self._ended.add(process)
+
+    def pause(self, now: float) -> None:
+        """No report can arrive until ``now``."""
+        for one in self._processes.values():
+            one.advanced = now
+
+    def find(self, now: float) -> Stall | None:
+        """What stands still now."""
+        known = self._processes
+        standing = {
+            name: one
+            for name, one in known.items()
+            if now - one.advanced >= one.limit(self._survived)
+        }
+        if not standing:
+            return None
+        most = max(one.done for one in known.values())
+        behind = [name for name, one in standing.items() if one.done < most]
+        if len(standing) < len(known) and not behind:
+            return None
+        computing = [name for name in behind or standing if known[name].waits != "ranks"]
+        found = computing if 0 < len(computing) < len(known) else behind
+        # Without a wait that somebody has reported, nobody is known to wait for the others.
+        waiting = sum(one.waits == "ranks" for one in known.values())
+        if not behind and not waiting:
+            found = []
+        of = [known[name] for name in found or standing]
+        return Stall(
+            processes=tuple(sorted(found, key=_order)),
+            hosts=tuple(sorted({one.host for one in of})),
+            seconds=now - max(one.advanced for one in of),
+            step=max(one.done for one in of),
+            waiting=waiting - sum(known[name].waits == "ranks" for name in found),
+        )
+
+
+def _order(process: str) -> tuple[str, int]:
+    kind, _, number = process.partition("-")
+    return kind, int(number)
