@@ -1,15 +1,22 @@
-"""A rank that hangs is named, though another rank writes output without end."""
+"""A rank that hangs is named, though another rank writes output without end.
+
+The process group is gloo's. The answer of NCCL's RAS service comes from a server in rank 0.
+"""
 
 from __future__ import annotations
 
 import json
+import socket
+from pathlib import Path
 
 import pytest
 
 from support.launching import Scene
 
 TRAIN = """
-import os, threading, time
+import os, sys, threading, time
+sys.path.append(sys.argv[1])
+from support.ras import RasServer
 
 def talk():
     while True:
@@ -28,6 +35,7 @@ def load_batch(step):
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 if rank == 0:
+    RasServer(port=int(sys.argv[2]))
     threading.Thread(target=talk, daemon=True).start()
 for step in range(1, 100):
     dist.all_reduce(load_batch(step))
@@ -37,9 +45,17 @@ for step in range(1, 100):
 
 @pytest.mark.torch
 def test_the_rank_for_which_the_others_wait_is_named(scene: Scene) -> None:
-    launch = scene.launch(scene.cluster_file(scene.script(TRAIN)))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    file = scene.cluster_file(
+        scene.script(TRAIN),
+        args=[str(Path(__file__).resolve().parents[1]), str(port)],
+        env={"NCCL_RAS_ADDR": f"127.0.0.1:{port}"},
+    )
+    launch = scene.launch(file)
     launch.until("dtrain: rank 2 on node1 stands still after step 12, for 1")
     launch.until("rank 2 on node1: in ")
+    launch.until("dtrain: NCCL: rank 2 (process 1650386 on 10.0.0.2) of communicator 27a079b828ff")
     (listed,) = json.loads(scene.command("ps", "--json").wait().stdout)["runs"]
     assert listed["stall"]["processes"] == ["rank-2"]
     assert listed["stall"]["waiting"] == 3

@@ -22,7 +22,7 @@ def test_a_failure_while_stacks_are_collected(then: str, ends: bool) -> None:
         reachable=True,
         reported_end=False,
         evidence=SimpleNamespace(last_activity=time.monotonic() - 1, stacks_complete=False),
-        request_stacks=lambda abort: None,
+        request_stacks=lambda abort, ras: None,
     )
     watch = HangWatch(context, {"a": link})
     watch.start()

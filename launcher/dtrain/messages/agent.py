@@ -160,6 +160,12 @@ class Collectives(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Ras(Event):
+    kind = "ras"
+    text: Annotated[str, Length(64 << 10)]
+
+
+@dataclass(frozen=True, slots=True)
 class StacksDone(Event):
     kind = "stacks_done"
 
@@ -323,6 +329,7 @@ _EVENTS: dict[str, type[Event]] = {
         Kernel,
         Stack,
         Collectives,
+        Ras,
         StacksDone,
         Stopping,
         Ended,

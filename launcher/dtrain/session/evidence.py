@@ -24,6 +24,8 @@ class HostEvidence:
         """Stacks of workers from py-spy, by rank, or by role and index."""
         self.collectives: dict[int, list[RankHistory]] = {}
         """The last collectives of each rank, from torch's flight recorder."""
+        self.ras = ""
+        """What NCCL's RAS service has reported."""
         self.stacks_complete = False
         """Whether the host has answered the last stack request in full."""
         self.kernel: list[KernelMessage] = []
@@ -41,7 +43,7 @@ class HostEvidence:
     def expect_stacks(self) -> None:
         """Discard earlier stacks: a new request is about to be sent."""
         self.stacks_complete = False
-        self.stacks, self.collectives = {}, {}
+        self.stacks, self.collectives, self.ras = {}, {}, ""
 
     def compare_clocks(self, theirs: float, now: float) -> None:
         """Measure the clock offset from a time that the host has just sent.
@@ -55,6 +57,8 @@ class HostEvidence:
         match event:
             case messages.Stack(role=role, index=index, rank=rank, text=text):
                 self.stacks[str(rank) if rank is not None else f"{role}{index}"] = text
+            case messages.Ras(text=text):
+                self.ras = text
             case messages.StacksDone():
                 self.stacks_complete = True
             case messages.Collectives(rank=rank, groups=groups):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 
 from dtrain import hostlist
-from dtrain.failures import collectives
+from dtrain.failures import collectives, nccl_ras
 from dtrain.failures.stacks import compare, place, stack
 from dtrain.failures.stalls import Stall
 from dtrain.runs import journal
@@ -20,6 +20,11 @@ STDERR_TAIL = 1 << 16
 """Bytes at the end of a worker's stderr that are searched for its stack."""
 STACKS_SECONDS = 40.0
 """Seconds that hosts may take to report the stacks of their workers."""
+
+
+RAS_HOSTS = 2
+"""Hosts that query NCCL, whose answer is about all hosts. The second one helps if the first is
+broken."""
 
 
 class Silence(Enum):
@@ -89,8 +94,7 @@ class HangWatch:
             return
         self._context.notice(f"{found}; collecting stacks")
         self._locating, self._requested_at = True, now
-        for link in self._links.values():
-            link.request_stacks(abort=False)
+        self._request(abort=False)
 
     def has_hung(self) -> bool:
         """Whether the running job has been silent for so long that it must end.
@@ -120,8 +124,11 @@ class HangWatch:
         self._silence, self._requested_at = Silence.COLLECTING, now
         self._locating = False
         self._context.notice(f"{self._detected}; collecting stacks")
-        for link in self._links.values():
-            link.request_stacks(abort=self._watchdog.then != "report")
+        self._request(abort=self._watchdog.then != "report")
+
+    def _request(self, *, abort: bool) -> None:
+        for number, link in enumerate(self._links.values()):
+            link.request_stacks(abort=abort, ras=number < RAS_HOSTS)
 
     def _answered(self, now: float) -> bool:
         return now >= self._requested_at + STACKS_SECONDS or all(
@@ -142,10 +149,15 @@ class HangWatch:
             places[stream.label, stream.host] = place(stack(text))
         if not any(where.script or where.call for where in places.values()):
             unknown = "no worker reported a stack; install py-spy on the hosts to see stacks"
-            return self.collective_mismatches() or [unknown]
+            return self._differences() or [unknown]
         labels = {f"{label} {host}": where for (label, host), where in places.items()}
         stacks = [f"{_workers(those)}: in {where}" for where, those in compare(labels)]
-        return stacks + self.collective_mismatches()
+        return stacks + self._differences()
+
+    def _differences(self) -> list[str]:
+        reports = [link.evidence.ras for link in self._links.values()]
+        found = [line for text in reports for line in nccl_ras.explain(text)]
+        return self.collective_mismatches() + list(dict.fromkeys(found))
 
     def collective_mismatches(self) -> list[str]:
         """The collectives that some ranks have not joined, from torch's flight recorders."""

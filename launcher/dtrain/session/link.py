@@ -88,10 +88,11 @@ class Link:
         """Undo the launch on a host that has not started; it answers with `HostEnded`."""
         self._step(host_state.AbortLaunch())
 
-    def request_stacks(self, *, abort: bool) -> None:
-        """Request the workers' stacks. ``abort``: the host may kill workers to get them."""
+    def request_stacks(self, *, abort: bool, ras: bool) -> None:
+        """Request the workers' stacks. ``abort``: the host may kill workers to get them. ``ras``:
+        query NCCL, too."""
         self.evidence.expect_stacks()
-        self._commands.send({"op": "stacks", "abort": abort})
+        self._commands.send({"op": "stacks", "abort": abort, "ras": ras})
 
     def settle(self, *, lost: bool) -> None:
         """Show a final state, unless the last shown state is final."""

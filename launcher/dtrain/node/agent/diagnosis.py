@@ -10,6 +10,7 @@ import time
 from dtrain.node.agent.flight_recorder import DUMP_LIMIT, FlightRecorders
 from dtrain.node.agent.folder import listed
 from dtrain.node.agent.kernel_log import KernelLog
+from dtrain.node.agent.nccl_ras import query
 from dtrain.node.agent.processes import Proc, send
 from dtrain.node.agent.stacks import spy
 from dtrain.node.agent.sweep import ABORT_LIMIT, await_ends
@@ -28,15 +29,18 @@ class Diagnosis:
     """Works in threads of its own, so that the supervisor never waits for evidence before the end
     of the run."""
 
-    def __init__(self, events: Events, flights: FlightRecorders) -> None:
-        self._events, self._flights = events, flights
+    def __init__(
+        self, events: Events, flights: FlightRecorders, ras_address: tuple[str, int] | None
+    ) -> None:
+        self._events, self._flights, self._ras_address = events, flights, ras_address
         self._kernel_log = KernelLog()
         self._thread: threading.Thread | None = None
         self._evidence_wanted = False
 
-    def collect_stacks(self, processes: list[tuple[Json, Proc]], abort: bool) -> None:
-        """Report the stacks of ``processes``, each with its identity, in the background."""
-        arguments = (processes, abort)
+    def collect_stacks(self, processes: list[tuple[Json, Proc]], abort: bool, ras: bool) -> None:
+        """Report the stacks of ``processes``, each with its identity, in the background. With
+        ``ras``, report what NCCL knows of the whole job, too."""
+        arguments = (processes, abort, ras)
         threading.Thread(target=self._report_stacks, args=arguments, daemon=True).start()
 
     def want_evidence(self) -> None:
@@ -66,11 +70,15 @@ class Diagnosis:
     def _is_collecting(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _report_stacks(self, processes: list[tuple[Json, Proc]], abort: bool) -> None:
+    def _report_stacks(self, processes: list[tuple[Json, Proc]], abort: bool, ras: bool) -> None:
         """Report what py-spy and torch's flight recorder show. With ``abort``, processes that
         py-spy cannot read get SIGABRT: Python's fault handler writes their stacks to stderr."""
         ranks = {identity["rank"] for identity, _ in processes}
         pending = {rank for rank in ranks if self._flights.request_dump(rank)}
+        if ras and self._ras_address is not None:
+            text = query(self._ras_address, [proc.pid for _, proc in processes])
+            if text:
+                self._events.append("ras", text=text)
         stacks = spy([proc.pid for _, proc in processes])
         for identity, proc in processes:
             if proc.pid in stacks:

@@ -18,6 +18,7 @@ from dtrain.node.agent.folder import (
     save,
     trust_of,
 )
+from dtrain.node.agent.nccl_ras import address_in
 from dtrain.node.agent.network import reserve_port
 from dtrain.node.agent.ranks import Ranks
 from dtrain.node.agent.spawn import search
@@ -60,6 +61,7 @@ class Preparation:
         self._variables = NodeVariables(folder, workdir)
         environment = self._environment(request)
         self.flights = FlightRecorders(environment, workdir, request["world_size"])
+        self.ras_address = address_in(environment)
         self._python = self._find_python(request.get("python"), environment)
         script = request.get("script")
         self._check_script(script)

@@ -129,7 +129,7 @@ class Supervisor:
         prepared = self._prepared
         self._events = prepared.events
         share_ports(prepared.ports)
-        self._diagnosis = Diagnosis(self._events, prepared.flights)
+        self._diagnosis = Diagnosis(self._events, prepared.flights, prepared.ras_address)
         self._oom_kills = oom_kills(self._containers is not None)
         for worker in prepared.workers:
             worker.start(self._workdir, self._prctl)
@@ -326,7 +326,8 @@ class Supervisor:
             self._stop(str(command.get("reason") or "asked by the launcher"), float(grace))
         elif op == "stacks":
             abort = bool(command.get("abort"))
-            self._diagnosis.collect_stacks(self._running_processes(), abort)
+            ras = bool(command.get("ras"))
+            self._diagnosis.collect_stacks(self._running_processes(), abort, ras)
         elif op in ("kill", "abort"):
             self._stop(str(command.get("reason") or "asked by the launcher"), 0.0)
 

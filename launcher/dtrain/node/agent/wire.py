@@ -39,10 +39,11 @@ Commands, by ``op``. The first command of a relay is ``launch``, ``attach`` or `
     abort    undo a launch; once it has started, the same as ``kill``
     stop     grace, reason: TERM, ``grace`` seconds, KILL. A later stop may only shorten the wait
     kill     KILL at once
-    stacks   abort: report the stack of every worker, and of every rank of a torchrun. If ``abort``
-             is true, processes that py-spy cannot read get SIGABRT: Python then writes its stack
-             to stderr if PYTHONFAULTHANDLER is set. NCCL's flight recorders write dumps if their
-             process groups accept requests
+    stacks   abort, ras: report the stack of every worker, and of every rank of a torchrun. If
+             ``abort`` is true, processes that py-spy cannot read get SIGABRT: Python then writes
+             its stack to stderr if PYTHONFAULTHANDLER is set. NCCL's flight recorders write dumps
+             if their process groups accept requests. If ``ras`` is true, NCCL is queried, see
+             `dtrain.node.agent.nccl_ras`
     ping     shows that a launcher is connected, as every command does. The relay answers ``alive``
              and forwards the ping to the supervisor, which answers the relay with ``pong``
 
@@ -89,6 +90,7 @@ An event is an object with ``event`` and ``time``:
               last collectives in each process group, without point-to-point messages. A call has
               seq, op, tensors [[type, sizes]], done, and (only the last call) frames [[function,
               file, line]], innermost first
+    ras       text: the status report of NCCL's RAS service, if ``ras`` was true and it answers
     stacks_done  everything that ``stacks`` asked for is reported
     stopping  reason
     ended     survivors [{pid, name}], connected (whether a worker was ever seen connected to
