@@ -241,6 +241,8 @@ def detached(desk: Desk, command: str) -> None:
             assert re.search(r"^cluster-\S+ +running ", desk.succeeds(command), re.MULTILINE)
         elif command == "dtrain ps cluster":
             assert re.search(r"^gpu\[01-08] +running ", desk.succeeds(command), re.MULTILINE)
+        elif command.startswith("dtrain top"):
+            assert "8 hosts running · 8 workers" in desk.succeeds(command)
         elif command.startswith("dtrain logs"):
             while not (shown := desk.succeeds(command)):
                 pass
@@ -305,6 +307,7 @@ COVERED: dict[str, Callable[[Desk, str], None]] = {
     "dtrain launch cluster.yaml -- --lr 3e-4": launch_with_arguments,
     "dtrain launch cluster.yaml --rank 0,4-7 --fold": launch_shown_in_part,
     "dtrain launch cluster.yaml --detach": detached,
+    "dtrain top cluster": detached,
     "dtrain ps": detached,
     "dtrain ps cluster": detached,
     "dtrain logs cluster --rank 0 --since 1h": detached,

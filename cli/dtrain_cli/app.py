@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 VERBS = {
     "launch": "Start a job on all its hosts, stream its output, and clean up.",
     "attach": "Watch a run; Ctrl-C leaves it running.",
+    "top": "Show what the hosts and GPUs of running jobs do.",
     "ps": "List the runs of this machine.",
     "logs": "Show the output of a run's workers.",
     "stop": "Stop a run on all its hosts.",

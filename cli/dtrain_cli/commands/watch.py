@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.detachment import Detachment
@@ -53,7 +55,7 @@ class Watch:
 
     def until_over(self, work: Callable[[], Report]) -> ExitCode:
         """Run ``work`` and show the run until it ends."""
-        with on_signals(self._on_signal):
+        with on_signals(self._on_signal), suspendable(self.view.pause):
             try:
                 report = work()
                 self._over = True
@@ -99,6 +101,24 @@ class Watch:
             self.control.hang_up("its output was closed")
         else:
             self.control.leave()
+
+
+@contextmanager
+def suspendable(away: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """On Ctrl-Z, leave the screen to the shell until the user comes back. Main thread only.
+    ``away`` clears the screen, and draws it again at its end."""
+    before = signal.getsignal(signal.SIGTSTP)
+
+    def suspend(_number: int, _frame: object) -> None:
+        with away():
+            signal.raise_signal(signal.SIGSTOP)
+
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGTSTP, suspend)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, before)
 
 
 class Departure:

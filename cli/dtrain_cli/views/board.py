@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.telemetry import Gpu, Sample
 from dtrain.runs.progress import Progress
@@ -47,11 +48,13 @@ class Board:
     hosts: dict[str, HostRow] = field(default_factory=dict)
     progress: ProgressLine = field(default_factory=ProgressLine)
     last: Progress | None = None
+    slow: Straggler | None = None
+    """The ranks that are slow now."""
 
     def expect(self, plan: LaunchPlan) -> None:
         """The hosts and workers of a new attempt."""
         self.workers = plan.world_size
-        self.progress, self.last = ProgressLine(), None
+        self.progress, self.last, self.slow = ProgressLine(), None, None
         number = plan.hosts[0].environment.get("DTRAIN_ATTEMPT", "") if plan.hosts else ""
         if number.isdecimal():  # a batch script may know it only when it runs
             self.attempt = int(number)

@@ -27,7 +27,7 @@ def draw(board: Board, output: Sequence[Text], columns: int, rows: int, now: flo
     workers, of which the end is shown."""
     troubles = board.troubles()
     head = _head(board, columns, now)[: max(1, rows - _LEAST_OUTPUT)]
-    words = [Text(f" {text}", one.style) for text, one in summaries(troubles)]
+    words = _words(board, troubles)
     free = rows - len(head) - 1
     shown_troubles = words[: max(1, rows // 8)] if free > 8 else []
     free -= len(shown_troubles)
@@ -46,6 +46,22 @@ def draw(board: Board, output: Sequence[Text], columns: int, rows: int, now: flo
     return lines
 
 
+def snapshot(board: Board, now: float, columns: int = 120) -> str:
+    """The same as text, with all hosts and without output."""
+    troubles = board.troubles()
+    table = _Table(board, troubles, columns, now).lines(len(board.hosts) + 1)
+    lines = [*_head(board, columns, now), *table, *_words(board, troubles)]
+    return "".join(f"{line.plain.rstrip()}\n" for line in lines)
+
+
+def _words(board: Board, troubles: Mapping[str, Mapping[int, Trouble]]) -> list[Text]:
+    """What is odd, in words."""
+    words = [Text(f" {clean(text)}", one.style) for text, one in summaries(troubles)]
+    if board.slow is not None:
+        words.insert(0, Text(f" {clean(str(board.slow))}", "black on yellow"))
+    return words
+
+
 def _head(board: Board, columns: int, now: float) -> list[Text]:
     states = {name: host.state for name, host in board.hosts.items()}
     parts = [names.duration(now - board.began)]
@@ -60,11 +76,11 @@ def _head(board: Board, columns: int, now: float) -> list[Text]:
     lines = [title]
     if text := board.progress.text:
         lines.append(_progress(board, text, columns))
-    totals = _totals(board)
-    while len(totals) > 1 and len(" · ".join(totals)) >= columns:
-        totals.pop()
-    if totals:
-        lines.append(Text(f" {' · '.join(totals)}"))
+    parts = totals(board)
+    while len(parts) > 1 and len(" · ".join(parts)) >= columns:
+        parts.pop()
+    if parts:
+        lines.append(Text(f" {' · '.join(parts)}"))
     return lines
 
 
@@ -83,7 +99,7 @@ def _progress(board: Board, text: str, columns: int) -> Text:
     return line
 
 
-def _totals(board: Board) -> list[str]:
+def totals(board: Board) -> list[str]:
     """``64 GPUs: 96 % busy (31 to 100), memory 88 %, 38.2 kW``, ``network ↓6M ↑6M``"""
     parts = []
     gpus = board.gpus()

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import io
 import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.color import ColorSystem
-from rich.console import Console
 from rich.text import Text
 
+from dtrain.diagnostics import DtrainError
 from dtrain.framing import clean
+from dtrain.runs.record import Record
 from dtrain.session.feed import StreamKey
+from dtrain.session.status import age
 from dtrain_cli.views import names
 from dtrain_cli.views.bars import Bars
 from dtrain_cli.views.board import Board
+from dtrain_cli.views.canvas import ENTER, LEAVE, frame
 from dtrain_cli.views.dashboard import draw
 from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.plain import Plain
 
 if TYPE_CHECKING:
     from dtrain.failures.cause import Report
+    from dtrain.failures.stragglers import Straggler
     from dtrain.launchplan.plan import LaunchPlan
     from dtrain.messages.telemetry import Sample
     from dtrain.runs.log_store import Stream
@@ -37,12 +41,6 @@ _KEPT = 256 << 10
 """Characters of output that are printed after the dashboard is gone."""
 _RECENT = 200
 """Lines: the height of a large terminal."""
-
-# Without wrapping, a character that is wider than rich thinks does not shift the lines below.
-_ENTER = "\x1b[?1049h\x1b[?7l\x1b[?25l"
-_LEAVE = "\x1b[H\x1b[J\x1b[?25h\x1b[?7h\x1b[?1049l"
-_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
-"""The terminal shows what is between them at once, if it knows them."""
 
 
 class Live(Plain):
@@ -65,7 +63,6 @@ class Live(Plain):
         self._drawn = 0.0
         self._size = (0, 0)
         self._stale = True
-        self._console = Console(file=io.StringIO(), width=1 << 14, markup=False, emoji=False)
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
         super().started(run, plan, folder)
@@ -74,6 +71,8 @@ class Live(Plain):
     def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
         super().attached(run, plan, folder)
         self._begin(run, plan)
+        with suppress(DtrainError):
+            self._board.began -= age(Record.load(Path(folder)).started)
 
     def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
         super().next_attempt(attempt, plan)
@@ -95,6 +94,10 @@ class Live(Plain):
     def progress(self, host: str, report: Progress) -> None:
         self._stale |= self._board.add(report)
 
+    def stragglers(self, found: Straggler | None) -> None:
+        super().stragglers(found)
+        self._board.slow = found
+
     def telemetry(self, host: str, sample: Sample) -> None:
         self._board.telemetry(host, sample, time.monotonic())
 
@@ -106,7 +109,7 @@ class Live(Plain):
     def flush(self, now: float) -> None:
         self._fold(now)
         if not self._entered and self._may_enter(now):
-            self._write("", _ENTER)
+            self._write("", ENTER)
             self._entered = self._stale = True
         self._write("", "")
         if self._entered and self._is_due(now):
@@ -128,7 +131,7 @@ class Live(Plain):
                 self._cut = False
                 hint = f"`dtrain logs {self._board.run}` shows earlier output"
                 self._kept.appendleft(f"dtrain: {hint}\n")
-            self._buffer.append((self._err, _LEAVE + "".join(self._kept)))
+            self._buffer.append((self._err, LEAVE + "".join(self._kept)))
             self._kept.clear()
             self._kept_size = 0
         super().suspend()
@@ -159,27 +162,11 @@ class Live(Plain):
             recent.append(clean(self._partial))
         output = [self._text(line) for line in recent]
         lines = draw(self._board, output, columns, rows, now)
-        # Erase each line after it is written, so that nothing flickers on terminals that do not
-        # know _BEGIN.
-        body = "".join(
-            f"\x1b[{row};1H{self._escaped(line)}\x1b[K" for row, line in enumerate(lines, 1)
-        )
-        # An echoed ^C appears at the cursor, and the next frame replaces it.
-        self._write("", f"{_BEGIN}{body}\x1b[H{_END}")
+        self._write("", frame(lines, color=self._color["stderr"]))
 
     def _text(self, line: str) -> Text:
         line = line.expandtabs(4)
         return Text.from_ansi(line) if self._color["stderr"] else Text(line)
-
-    def _escaped(self, line: Text) -> str:
-        if not self._color["stderr"]:
-            return line.plain
-        return "".join(
-            segment.style.render(segment.text, color_system=ColorSystem.STANDARD)
-            if segment.style
-            else segment.text
-            for segment in line.render(self._console)
-        )
 
     def _put(self, fd: str, text: str) -> None:
         outlet = self._out if fd == "stdout" else self._err

@@ -60,10 +60,35 @@ def attach(folder: RunFolder, *, engines: Engines, observer: Observer, control: 
             claim.release()
 
 
-def _watch(folder: RunFolder, observer: Observer, control: Control) -> Report | None:
-    """Follow what the process in charge writes. None if it exits before the run is over."""
+def watch(folder: RunFolder, *, observer: Observer, control: Control) -> Report:
+    """Follow a run that another process is in charge of, until it ends or ``control`` leaves it.
+
+    Raises UsageError if the run is over, or if no process is in charge.
+    """
+    if ending(folder) is not None:
+        raise UsageError(f"run {folder.name} is over", hint=f"`dtrain ps {folder.name}` shows it")
+    report = None
+    if folder.in_charge() is not None:
+        report = _watch(folder, observer, control, progress=True)
+    if report is None:
+        raise UsageError(
+            f"run {folder.name} has no launcher",
+            hint=f"`dtrain attach {folder.name}` takes charge of it and shows it",
+        )
+    return report
+
+
+def _watch(
+    folder: RunFolder, observer: Observer, control: Control, *, progress: bool = False
+) -> Report | None:
+    """Follow what the process in charge writes. None if it exits before the run is over.
+    ``progress``: begin with the last progress and the slow ranks."""
     follower = RunFollower(folder, Record.load(folder.path), observer)
     follower.skip()
+    if progress and follower.progress is not None:
+        observer.progress("", follower.progress)
+    if progress and follower.stragglers is not None:
+        observer.stragglers(follower.stragglers)
     report = follower.follow(lambda seconds: _wait(control, seconds))
     if report is not None:
         observer.finished(report)

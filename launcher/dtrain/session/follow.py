@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dtrain.failures.cause import Report
+from dtrain.failures.stragglers import Straggler
 from dtrain.runs import journal
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import RunFolder, Stream
+from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record
 from dtrain.runs.telemetry import latest
 from dtrain.session.observer import Observer
@@ -32,6 +34,10 @@ class RunFollower:
         self._sizes: dict[Stream, int] = {}
         self._sampled: dict[str, float] = {}
         self._sample_at = 0.0
+        self.progress: Progress | None = None
+        """The last progress that `skip` has left out."""
+        self.stragglers: Straggler | None = None
+        """The slow ranks that `skip` has left out."""
         self.report: Report | None = None
         """How the run ended; None until it has."""
         observer.attached(record.run, self._plan, str(folder.path))
@@ -57,10 +63,16 @@ class RunFollower:
                 case journal.TensorBoardAddress(host):
                     pages[host] = event
                 case journal.LauncherAttached():
+                    self.stragglers = None
                     pages.clear()
                 case journal.Findings():
                     findings = [event]
+                case journal.Progressed():
+                    self.progress = event.report
+                case journal.StragglersChanged(found):
+                    self.stragglers = found
                 case journal.NextAttempt(attempt):
+                    self.progress = self.stragglers = None
                     states.clear()
                     pages.clear()
                     findings = []

@@ -1,0 +1,156 @@
+"""`dtrain top`: what the hosts and GPUs of running jobs do."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dtrain.diagnostics import ExitCode
+from dtrain.engines import existing
+from dtrain.runs.log_store import RunFolder
+from dtrain.runs.record import Record
+from dtrain.session.follow import RunFollower
+from dtrain.session.observer import NullObserver
+from dtrain.session.signals import on_signals
+from dtrain.session.status import active, age
+from dtrain_cli import completion, output
+from dtrain_cli.commands.watch import Departure, Watch, suspendable
+from dtrain_cli.views import Display, can_redraw, color
+from dtrain_cli.views.outlet import Outlet
+
+if TYPE_CHECKING:
+    from dtrain.failures.stragglers import Straggler
+    from dtrain.launchplan.plan import LaunchPlan
+    from dtrain.messages.telemetry import Sample
+    from dtrain.runs.progress import Progress
+    from dtrain_cli.views.board import Board
+
+BETWEEN_SEARCHES = 5.0
+"""Seconds between two searches for new runs."""
+
+
+def top(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            help="A run's name, or its first characters; default: all active runs.",
+            metavar="[RUN]",
+            autocompletion=completion.open_runs,
+        ),
+    ] = None,
+) -> None:
+    """Show what the hosts and GPUs of running jobs do."""
+    names = [RunFolder.find(run).name] if run is not None else _active()
+    out = Outlet(sys.stdout, lambda error: None)
+    if not can_redraw(out.terminal) or not out.unicode:
+        output.write(_snapshot(names))
+    elif len(names) == 1:
+        watch = Watch(stopping=False, display=Display.LIVE)
+        code = watch.until_over(
+            lambda: existing.watch(
+                RunFolder.find(names[0]), observer=watch.view, control=watch.control
+            )
+        )
+        raise typer.Exit(ExitCode.OK if watch.control.left else code)
+    elif names:
+        _show_all(out)
+    else:
+        output.write("no active runs; `dtrain ps --all` lists all runs\n")
+
+
+def _active() -> list[str]:
+    return [one.run for one in active() if not one.unreadable]
+
+
+def _snapshot(names: list[str]) -> str:
+    """The present state of each run as text."""
+    from dtrain_cli.views.dashboard import snapshot
+
+    if not names:
+        return "no active runs; `dtrain ps --all` lists all runs\n"
+    return "\n".join(snapshot(_Followed(name).board, time.monotonic()) for name in names)
+
+
+def _show_all(out: Outlet) -> None:
+    """Draw all active runs until Ctrl-C."""
+    from dtrain_cli.views.canvas import ENTER, LEAVE, frame
+    from dtrain_cli.views.overview import draw
+
+    leaving = Departure()
+    followed: dict[str, _Followed] = {}
+    search_at = 0.0
+
+    @contextmanager
+    def away() -> Iterator[None]:
+        out.write(LEAVE)
+        yield
+        out.write(ENTER)
+
+    out.write(ENTER)
+    try:
+        with on_signals(leaving.ask), suspendable(away):
+            while not leaving.wait(0.0):
+                now = time.monotonic()
+                if now >= search_at:
+                    search_at = now + BETWEEN_SEARCHES
+                    followed = {name: followed.get(name) or _Followed(name) for name in _active()}
+                for one in followed.values():
+                    one.read_new()
+                boards = [one.board for one in followed.values()]
+                out.write(frame(draw(boards, *out.size(), now), color=color(out)))
+                leaving.wait(1.0)
+    finally:
+        out.write(LEAVE)
+
+
+class _Watcher(NullObserver):
+    """Notes what a board shows."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        self._board.expect(plan)
+
+    def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
+        self._board.expect(plan)
+
+    def allocated(self, plan: LaunchPlan) -> None:
+        self._board.expect(plan)
+
+    def host_state(self, host: str, state: str, detail: str = "") -> None:
+        self._board.host_state(host, state)
+
+    def progress(self, host: str, report: Progress) -> None:
+        self._board.add(report)
+
+    def stragglers(self, found: Straggler | None) -> None:
+        self._board.slow = found
+
+    def telemetry(self, host: str, sample: Sample) -> None:
+        self._board.telemetry(host, sample, time.monotonic())
+
+
+class _Followed:
+    """A run, followed in its folder."""
+
+    def __init__(self, name: str) -> None:
+        from dtrain_cli.views.board import Board
+
+        folder = RunFolder.find(name)
+        record = Record.load(folder.path)
+        self.board = Board(record.run, time.monotonic() - age(record.started))
+        self._follower = RunFollower(folder, record, _Watcher(self.board))
+        self._follower.skip()
+        if self._follower.progress is not None:
+            self.board.add(self._follower.progress)
+        self.board.slow = self._follower.stragglers
+        self.read_new()
+
+    def read_new(self) -> None:
+        self._follower.read_new()

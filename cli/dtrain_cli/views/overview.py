@@ -1,0 +1,56 @@
+"""Draws several runs as lines for a screen. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from dtrain.framing import clean
+from dtrain_cli.views import names
+from dtrain_cli.views.board import Board, state, summary
+from dtrain_cli.views.dashboard import totals
+from dtrain_cli.views.troubles import summaries
+
+
+def draw(boards: Sequence[Board], columns: int, rows: int, now: float) -> list[Text]:
+    """Exactly ``rows`` lines: for each run its state, progress, load and worst trouble."""
+    count = names.count(len(boards), "run")
+    lines = [Text(f" {count} · `dtrain top RUN` shows one", "bold")]
+    left = rows - 1
+    for number, board in enumerate(boards):
+        entry = _entry(board, now)
+        if len(entry) > left - (number + 1 < len(boards)):
+            lines.append(Text(f" … {names.count(len(boards) - number, 'more run')}"))
+            break
+        lines += entry
+        left -= len(entry)
+    lines = lines[:rows]
+    lines += [Text() for _ in range(rows - len(lines))]
+    for line in lines:
+        line.truncate(columns, overflow="ellipsis")
+    return lines
+
+
+def _entry(board: Board, now: float) -> list[Text]:
+    states = {name: host.state for name, host in board.hosts.items()}
+    title = Text(f" {clean(board.run)}", "bold")
+    word = state(states.values())
+    parts = [] if len(set(states.values())) == 1 else [word]
+    parts += [names.duration(now - board.began), summary(states, board.workers)]
+    if board.attempt > 1:
+        parts.append(f"attempt {board.attempt}")
+    title.append(f"  {' · '.join(parts)}", "")
+    lines = [Text(), title]
+    if text := board.progress.text:
+        lines.append(Text(f"   {clean(text)}"))
+    if parts := totals(board):
+        lines.append(Text(f"   {' · '.join(parts[:2])}"))
+    troubles = summaries(board.troubles())
+    if troubles:
+        text, worst = troubles[0]
+        line = Text("   ").append(clean(text), worst.style)
+        if len(troubles) > 1:
+            line.append(f" and {len(troubles) - 1} more")
+        lines.append(line)
+    return lines

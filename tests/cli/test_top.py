@@ -1,0 +1,119 @@
+"""`dtrain top`, on runs that another process is in charge of."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtrain.messages.telemetry import Sample
+from dtrain.runs import journal
+from dtrain.runs.journal import Journal
+from dtrain.runs.log_store import RunFolder
+from dtrain.runs.progress import Progress
+from dtrain.runs.record import Record, Request
+from dtrain.runs.telemetry import TelemetryWriter
+from support.limits import HANG
+
+FILE = """
+cluster: {hosts: "n[1-2]", gpus: 1, transport: local}
+job: {framework: torch, script: train.py}
+"""
+
+
+def dtrain(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dtrain_cli", *argv],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
+
+
+def sample(slowed: int) -> Sample:
+    gpu = [0, 97, 70_000, 81_559, 610, 700, 88, 1200, 1980, slowed, 0, 0]
+    body = {"time": 1.0, "cpus": 4, "cpu": 2.0, "memory": [1, 4], "gpus": [gpu], "ranks": []}
+    return Sample.read(body | dict.fromkeys(("disk", "network", "infiniband")))
+
+
+def running(name: str) -> RunFolder:
+    """A run of two hosts, the second of which has a GPU that is too hot."""
+    folder = RunFolder.create(name)
+    record = Record(name, Request("cluster.yaml", "/", FILE), 29500, "python3", 1e9)
+    record.save(folder.path)
+    written = Journal(folder.journal)
+    for host, slowed in (("n1", 4), ("n2", 0x40)):
+        written.write(1e9, journal.HostState(host, "running", ""))
+        TelemetryWriter(folder.path, host).show(sample(slowed))
+    written.write(1e9, journal.Progressed(Progress("rank-0", 3.0, 10, 100, 0.25, None, {})))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+
+
+def test_in_a_pipe_it_prints_the_present_state_of_each_run() -> None:
+    assert dtrain("top").stdout == "no active runs; `dtrain ps --all` lists all runs\n"
+    claims = [running(name).claim() for name in ("one-1", "two-1")]
+    done = dtrain("top")
+    assert done.returncode == 0, done.stderr
+    for text in (" one-1  ", " two-1  ", "2 hosts running", " step 10 of 100 · loss 0.25"):
+        assert text in done.stdout
+    assert done.stdout.count(" n2 GPU 0: clock throttled by heat (88 °C, 1,200 of 1,980 MHz)") == 2
+    assert "\x1b" not in done.stdout
+    assert "two-1" not in dtrain("top", "one").stdout
+    for claim in claims:
+        assert claim is not None
+        claim.release()
+
+
+def test_a_run_without_a_launcher_is_not_taken_over() -> None:
+    running("one-1")
+    read, terminal = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dtrain_cli", "top", "one-1"],
+        env={**os.environ, "TERM": "xterm", "LANG": "C.UTF-8"},
+        stdout=terminal,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(terminal)
+    _, message = process.communicate(timeout=HANG)
+    os.close(read)
+    assert process.returncode == 2
+    assert message == (
+        "error: run one-1 has no launcher\n"
+        "hint: `dtrain attach one-1` takes charge of it and shows it\n"
+    )
+
+
+SUSPENDED = """
+import contextlib, signal
+from dtrain_cli.commands.watch import suspendable
+@contextlib.contextmanager
+def away():
+    print("left", flush=True)
+    yield
+    print("back", flush=True)
+with suspendable(away):
+    signal.raise_signal(signal.SIGTSTP)
+print("over", flush=True)
+"""
+
+
+def test_ctrl_z_leaves_the_screen_first() -> None:
+    process = subprocess.Popen([sys.executable, "-c", SUSPENDED], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    assert process.stdout.readline() == "left\n"
+    process.send_signal(signal.SIGCONT)
+    assert process.communicate(timeout=HANG)[0] == "back\nover\n"
+    assert process.returncode == 0
