@@ -176,7 +176,8 @@ class Duration(Type[float]):
     @property
     def expects(self) -> str:
         least = f" of at least {self.minimum:g} seconds" if self.minimum else ""
-        return f"a duration{least}, such as 30s, 5m or 1h30m"
+        examples = "30s, 5m or 1h30m" if self.minimum < 60 else "30m, 12h or 2d"
+        return f"a duration{least}, such as {examples}"
 
     def read(self, node: Node, problems: Problems, name: str) -> float | None:
         if not isinstance(node, Scalar):

@@ -70,8 +70,14 @@ def _examine(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
     place = partial(position, request.text.encode(errors="surrogateescape"), request.file)
     tested = shell.run(["sbatch", "--test-only"], render(plan).encode())
     judge = RequestJudge(request.spec(), shell.host, place)
-    partitions = shell.partitions() if tested.status != 127 else ()
-    found = judge.judge(partitions, tested) if partitions else [judge.refusal(tested)]
+    try:
+        partitions = shell.partitions()
+        found = judge.judge(partitions, tested)
+    except PrepareError:
+        # It does not answer sbatch either, unless it has just stopped.
+        if tested.status == 0:
+            raise
+        partitions, found = (), [judge.refusal(tested)]
     if any(each.severity is Severity.ERROR for each in found):
         return Evidence(replace(plan, hosts=()), (), request=tuple(found))
     if judge.free(partitions):
@@ -227,7 +233,9 @@ def _decoded(text: str, plan: LaunchPlan) -> Mapping[str, Any]:
 def _with_gpus(part: HostPlan, facts: Mapping[str, Any]) -> HostPlan:
     """The part with the GPUs that Slurm gives it on this machine: not always the first ones."""
     devices = facts.get("granted", {}).get("devices", ())
-    if len(devices) == len(part.host.gpus) and all(each.isdecimal() for each in devices):
+    if len(devices) == len(part.host.gpus) and all(
+        re.fullmatch(r"[0-9]{1,4}", each) for each in devices
+    ):
         return replace(part, host=replace(part.host, gpus=tuple(map(int, devices))))
     return part
 

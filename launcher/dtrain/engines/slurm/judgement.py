@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dtrain.checks.finding import Finding, Severity, error, warning
-from dtrain.engines.slurm.login_shell import NOT_FOUND, CommandAnswer
+from dtrain.engines.slurm.login_shell import CommandAnswer
 from dtrain.engines.slurm.partitions import Machine, Partition, chosen
-from dtrain.engines.slurm.submission import hint_for
+from dtrain.engines.slurm.submission import hint_for, is_absent
 from dtrain.spec.model import ClusterFile, Slurm
 from dtrain.spec.problems import either, nearest
 
@@ -124,7 +124,7 @@ class RequestJudge:
                 "slurm.account",
                 f"partition {name} does not accept jobs of account {account}",
                 f"one of {', '.join(allowed)}" if allowed else "an account that is not denied",
-                hint_for("account"),
+                hint_for("account", self.login),
             )
         nodes = len(self.spec.cluster.hosts)
         if partition.max_nodes is not None and nodes > partition.max_nodes:
@@ -220,17 +220,18 @@ class RequestJudge:
     def refusal(self, tested: CommandAnswer) -> Finding:
         """What sbatch says, at the key that it is about."""
         said = tested.words
+        unasked = tested.status is None or is_absent(said)
         key = "slurm"
-        if tested.status not in (NOT_FOUND, None):
+        if not unasked:
             key = next((key for word, key in _REFUSED.items() if word in said.lower()), "slurm")
             if key == "slurm" and self._slurm.options:
                 key = "slurm.options"  # the other keys are judged above
-        words = "; ".join(dict.fromkeys(line.strip() for line in said.splitlines() if line.strip()))
         return self._error(
             key,
-            words if tested.status is None else f"sbatch refuses the job: {words}",
+            said if unasked else f"sbatch refuses the job: {said}",
             "Slurm accepts the job",
-            hint_for(said) or "`dtrain launch FILE --dry-run > job.sbatch` shows what dtrain asks",
+            hint_for(said, self.login)
+            or "`dtrain launch FILE --dry-run > job.sbatch` shows what dtrain asks for",
         )
 
 

@@ -34,10 +34,11 @@ class CommandAnswer:
     def words(self) -> str:
         """What it says about its failure."""
         if self.status is None:
-            return f"{self.name} gives no answer"
-        said = (self.err.strip() or self.out.strip())[-2000:]
+            return f"{self.name}: no answer within the time limit"
         if self.status == NOT_FOUND:
             return f"{self.name}: not found"
+        lines = (self.err.strip() or self.out.strip())[-2000:].splitlines()
+        said = "; ".join(dict.fromkeys(line.strip() for line in lines if line.strip()))
         return said or f"{self.name} ended with status {self.status}"
 
 
@@ -88,7 +89,7 @@ class LoginShell:
                     self.host,
                     "asking Slurm for its partitions",
                     answer.words,
-                    hint=hint_for(answer.words),
+                    hint=hint_for(answer.words, self.host),
                 )
             answers.append(answer.out)
         return read(*answers)

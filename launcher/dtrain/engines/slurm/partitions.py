@@ -12,7 +12,7 @@ MACHINES = ("sinfo", "--noheader", "--Node", "--format=%R|%N|%T|%c|%m|%f|%G")
 
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 _GPUS = re.compile(r"gpu:(?:([^:,()]+):)?(\d{1,6})")
-_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_TIME = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
 _UNUSABLE = ("down", "drain", "fail", "maint", "power", "reboot", "unk", "no_resp", "inval")
 MAX_MACHINES = 200_000
 

@@ -29,20 +29,34 @@ _HINTS = {
     "unrecognized option": "`sbatch --help` lists the options; correct cluster.slurm.options",
     "unable to contact": "the controller is down or cannot be reached; `scontrol ping` shows it",
     "no answer within": "the controller is slow; `squeue --user=$USER` shows if the job exists",
-    "not found": "Slurm's commands are not on the PATH of a command over SSH there; name another"
-    " cluster.slurm.login, or extend the PATH in ~/.bashrc",
 }
+_NO_SLURM = ("not found", "configuration source")
+"""In what a command says on a machine without Slurm's commands, or without its configuration."""
+HERE = "this machine"
 
 
 def login_host(slurm: Slurm) -> Host:
     """Where Slurm's commands run."""
     if slurm.login is None:
-        return Host("this machine", "127.0.0.1", transport="local")
+        return Host(HERE, "127.0.0.1", transport="local")
     return Host(slurm.login, slurm.login)
 
 
-def hint_for(said: str) -> str:
-    """The remedy for what a command of Slurm says about a failure; empty if it is unknown."""
+def is_absent(said: str) -> bool:
+    """Whether a command says that the machine has no Slurm, or does not know its cluster."""
+    return any(words in said.lower() for words in _NO_SLURM)
+
+
+def hint_for(said: str, host: str) -> str:
+    """The remedy for what a command of Slurm says about a failure on a login host; empty if it is
+    unknown."""
+    if is_absent(said):
+        if host == HERE:
+            return "run dtrain on a login node, or name one: cluster.slurm.login"
+        return (
+            f"check that `ssh {host} sinfo` works: name another cluster.slurm.login, or extend the"
+            " PATH in ~/.bashrc there"
+        )
     said = said.lower()
     return next((hint for word, hint in _HINTS.items() if word in said), "")
 
@@ -51,7 +65,10 @@ def refusal(host: str, said: messages.SubmitRefused) -> SubmitError:
     """The error for a submission that Slurm refused, with its own words."""
     where = "Slurm's answer" if said.status != 127 else "the command"
     reason = f"{said.command} ended with status {said.status}\n{where}: {said.text}"
-    return SubmitError(host, "submitting the job", reason, hint=hint_for(said.text))
+    hint = hint_for(said.text, host)
+    if not is_absent(said.text):
+        hint = f"{hint}\n`dtrain check FILE` compares the file with the partition".lstrip()
+    return SubmitError(host, "submitting the job", reason, hint=hint)
 
 
 def submit_order(
