@@ -1,4 +1,4 @@
-"""`dtrain.runtime` reaches the workers of a launch on Slurm."""
+"""`dtrain.runtime` in the workers of a launch on Slurm."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ from support.slurm import Slurm
 pytestmark = [pytest.mark.slurm, pytest.mark.netns]
 
 
-def test_workers_import_the_launchers_runtime(slurm: Slurm, launcher: Launcher) -> None:
+def test_workers_report_their_progress_with_the_launchers_runtime(
+    slurm: Slurm, launcher: Launcher
+) -> None:
     program = launcher.folder / "program.py"
-    program.write_text("import dtrain.runtime.job as job\nprint(job.__file__)\n")
+    program.write_text(
+        "import time, dtrain.runtime.job as job\n"
+        "from dtrain.runtime import progress\n"
+        "print(job.__file__)\n"
+        "for step in range(1, 9):\n"
+        "    progress(step, total=8, loss=8 / step)\n"
+        "    time.sleep(0.3)\n"
+    )
     file = launcher.folder / "cluster.yaml"
     file.write_text(
         f"cluster: {{slurm: {{}}, nodes: 2, gpus: 2, python: {sys.executable}}}\n"
@@ -23,3 +32,7 @@ def test_workers_import_the_launchers_runtime(slurm: Slurm, launcher: Launcher) 
     done = launcher.run(file, env=slurm.environment)
     assert done.code == 0, str(done)
     assert done.stdout.count("/runtime.zip/dtrain/runtime/job.py") == 4, str(done)
+    assert "step 8 of 8" in done.stderr
+    (run,) = (launcher.home / "runs").iterdir()
+    shown = launcher.command("ps", run.name).wait().stdout
+    assert "step 8 of 8" in shown

@@ -51,6 +51,14 @@ class JobStreamFound:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerReport:
+    host: Name
+    name: Annotated[str, re.compile(r"[^/\0]{1,1000}\.progress")]
+    said: Any
+    """The value that the worker wrote, of any type."""
+
+
+@dataclass(frozen=True, slots=True)
 class ScriptOutput:
     text: Text
 
@@ -67,6 +75,7 @@ Message = (
     | Trouble
     | Cancelling
     | JobStreamFound
+    | WorkerReport
     | ScriptOutput
     | ProgramAlive
     | Bye
@@ -79,6 +88,7 @@ _MESSAGES: dict[str, type[Message]] = {
     "trouble": Trouble,
     "cancelling": Cancelling,
     "stream": JobStreamFound,
+    "progress": WorkerReport,
     "script": ScriptOutput,
     "alive": ProgramAlive,
     "bye": Bye,

@@ -146,7 +146,8 @@ class Ending:
         if self.context.attempt > 1 and inspection is not None:
             # The check rejected this spare; another spare may pass.
             faulty |= inspection.failing_newcomers
-        steps = [link.reports.step for link in self.links.values() if link.reports.step is not None]
+        reported = [link.reports.progress.step for link in self.links.values()]
+        steps = [step for step in reported if step is not None]
         return restart.AttemptResult(
             ran=state.started,
             final=self._is_final,

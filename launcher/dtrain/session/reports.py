@@ -7,15 +7,38 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from dtrain.launchplan.plan import HostPlan
+from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.runs import journal
+from dtrain.runs.journal import Journal
 from dtrain.runs.progress import Progress, StepReport, speaker
 from dtrain.session.context import AttemptContext
 from dtrain.session.forward import Forward
+from dtrain.session.observer import Observer
 from dtrain.transport.contract import Connection
 
 JOURNAL_SECONDS = 10.0
 """Seconds between two progress reports in the journal."""
+
+
+class ProgressReports:
+    """Shows the progress of workers, and journals that of the whole job."""
+
+    def __init__(self, plan: LaunchPlan, observer: Observer, events: Journal) -> None:
+        self.step: int | None = None
+        """The last step that a worker has reported."""
+        self._speaker = speaker(plan)
+        self._observer = observer
+        self._journal = events
+        self._journal_at = 0.0
+
+    def add(self, host: str, report: Progress) -> None:
+        self.step = report.step
+        self._observer.progress(host, report)
+        now = time.monotonic()
+        due = now >= self._journal_at or report.step == report.total
+        if due and report.process == self._speaker:
+            self._journal_at = now + JOURNAL_SECONDS
+            self._journal.write(time.time(), journal.Progressed(report))
 
 
 class WorkerReports:
@@ -23,13 +46,10 @@ class WorkerReports:
         self, context: AttemptContext, part: HostPlan, connection: Callable[[], Connection | None]
     ) -> None:
         """``connection`` returns the host's current connection, for TensorBoard."""
-        self.step: int | None = None
-        """The last step that a worker of this host reported."""
+        self.progress = ProgressReports(context.plan, context.observer, context.journal)
         self._context = context
         self._host = part.host
-        self._speaker = speaker(context.plan)
         self._connection = connection
-        self._journal_at = 0.0
         self._tensorboard: Forward | None = None
 
     def close(self) -> None:
@@ -42,23 +62,15 @@ class WorkerReports:
         with suppress(KeyError, TypeError, ValueError, OverflowError, AttributeError):
             match fields.get("event"):
                 case "progress":
-                    self._add_progress(Progress.read(process, fields))
+                    progress = Progress.read(process, fields)
+                    self.progress.add(self._host.name, progress)
+                    if progress.step == progress.total:
+                        self._context.steps.end(process)
                 case "steps":
                     report = StepReport.read(process, fields)
                     self._context.steps.add(self._host.name, report, time.monotonic())
                 case "tensorboard" if self._context.tensorboard and self._tensorboard is None:
                     self._show_tensorboard(int(fields["port"]))
-
-    def _add_progress(self, report: Progress) -> None:
-        self.step = report.step
-        self._context.observer.progress(self._host.name, report)
-        if report.step == report.total:
-            self._context.steps.end(report.process)
-        now = time.monotonic()
-        due = now >= self._journal_at or report.step == report.total
-        if due and report.process == self._speaker:
-            self._journal_at = now + JOURNAL_SECONDS
-            self._context.journal.write(time.time(), journal.Progressed(report))
 
     def _show_tensorboard(self, port: int) -> None:
         if not 1024 <= port <= 65535:

@@ -38,9 +38,9 @@ FEATURES = (
     Feature("restarts", ("job.restart.max",)),
     Feature("containers of apptainer and enroot", ("job.container",)),
     Feature("network interface", ("cluster.network.interface",)),
+    Feature("training progress of `dtrain.runtime`"),
     Feature("number of machines, from a queue", ("cluster.nodes", "cluster.slurm"), ssh=False),
     Feature("`dtrain check`, `dtrain init`, GPU types for `dtrain plan`"),
-    Feature("training progress of `dtrain.runtime`", slurm=False),
     Feature(
         "hosts by name",
         ("cluster.hosts",),
@@ -102,6 +102,7 @@ FEATURES = (
     ),
     Feature("checks before a launch", slurm=False),
     Feature("telemetry", slurm=False),
+    Feature("slow ranks, TensorBoard of `dtrain.runtime`", slurm=False),
     Feature(
         "hang diagnosis",
         ("job.watchdog",),

@@ -34,6 +34,7 @@ from dtrain.node import protocol
 from dtrain.runs import journal
 from dtrain.runs.journal import Journal
 from dtrain.runs.log_store import RunFolder, StorageError, tail
+from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record
 from dtrain.runs.restart import AttemptResult
 from dtrain.session.beginning import save
@@ -43,6 +44,7 @@ from dtrain.session.liveness import PingLimit
 from dtrain.session.notifications import Notifications
 from dtrain.session.observer import Observer
 from dtrain.session.relay import CommandWriter
+from dtrain.session.reports import ProgressReports
 from dtrain.spec.model import NotifyEvent
 
 FIRST_DELAY, LAST_DELAY = 1.0, 30.0
@@ -81,6 +83,7 @@ class JobFollower:
         )
         self._plan = record.plan()
         self._output = JobOutput(folder, self._plan)
+        self._progress = ProgressReports(self._plan, observer, self._journal)
         self._writer = CommandWriter(lambda: PingLimit.NORMAL)
         self._asked = 0
         self._ordered = False
@@ -215,6 +218,12 @@ class JobFollower:
                 self._show_once(f"{verb} job {self._record.job_id} ({self._control.why})")
             case messages.JobStreamFound():
                 self._output.add(message)
+            case messages.WorkerReport(host, name, said):
+                # A worker's mistake is not one of the login node.
+                with contextlib.suppress(KeyError, TypeError, ValueError):
+                    if said["event"] == "progress":
+                        report = Progress.read(name.removesuffix(".progress"), said)
+                        self._progress.add(host, report)
             case messages.ScriptOutput(text):
                 self._script = text
                 if self._state is not None and lost_hosts(text):
@@ -304,7 +313,7 @@ class JobFollower:
         job, number = str(self._record.job_id), self._record.attempt
         report = self._complete(self._ending(job).before_restart())
         culprit = report.failures[0].host if report.failures else None
-        result = AttemptResult(ran=True, step=None, culprit=culprit)
+        result = AttemptResult(ran=True, step=self._progress.step, culprit=culprit)
         self._journal.write(time.time(), journal.AttemptFailed(number, result, report))
         self._notifications.send("restarted", number, report)
         again = "starts again" if self._record.request.allocation else "is queued again"
@@ -313,6 +322,7 @@ class JobFollower:
         self._folder = replace(self._folder, attempt=number + 1)
         self._plan = save(self._record, self._folder)
         self._output = JobOutput(self._folder, self._plan)
+        self._progress = ProgressReports(self._plan, self._observer, self._journal)
         hosts = tuple(part.host.name for part in self._plan.hosts)
         self._journal.write(time.time(), journal.NextAttempt(number + 1, hosts, ()))
         self._observer.next_attempt(number + 1, self._plan)

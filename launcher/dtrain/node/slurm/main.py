@@ -29,6 +29,7 @@ It writes messages, by ``type``:
     trouble     command, text: a command of Slurm failed. It will be repeated
     cancelling  the answer to ``cancel``
     stream      id, host, name: the next output file. Its DATA follows
+    progress    host, name, said: a report of a worker, as an agent sends it
     script      text: the last output of the job's script, in answer to ``finish``
     alive, bye
 
@@ -55,6 +56,7 @@ from dtrain.node.agent.wire import CHUNK, PREAMBLE, raw, shown
 from dtrain.node.agent.worker_files import open_regular, read_regular
 from dtrain.node.slurm.allocated import Step
 from dtrain.node.slurm.commands import OUTPUT, BatchJob, CommandResult
+from dtrain.node.slurm.reports import WorkerReports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -256,11 +258,12 @@ class JobRelay:
         place = os.path.join(nodes, raw(order["outputs"]))
         offsets, roles = order.get("offsets", {}), order["roles"]
         outputs = Outputs(place, offsets, roles, order["torchruns"], self._channel)
-        self._follow(job, outputs)
+        reports = WorkerReports(place, order["op"] == "follow", self._channel)
+        self._follow(job, outputs, reports)
         script = read_regular(job.path(OUTPUT), RESERVED, -RESERVED)
         self._channel.report("script", text=(script or b"").decode("utf-8", "replace"))
 
-    def _follow(self, job: BatchJob, outputs: Outputs) -> None:
+    def _follow(self, job: BatchJob, outputs: Outputs, reports: WorkerReports) -> None:
         """Report the job until the launcher says that it is over."""
         watch = StateWatch(job)
         watch.start()
@@ -290,6 +293,7 @@ class JobRelay:
                     watch.hurry()
             else:
                 busy = outputs.send(last=finish_at > 0)
+                reports.send(last=finish_at > 0)
             if busy and finish_at:
                 finish_at = time.monotonic() + QUIET
             if not busy and select.select([self._wake], [], [], POLL)[0]:

@@ -1,0 +1,45 @@
+"""Sends what the workers of a job report through `dtrain.runtime`.
+
+Shipped to login nodes: Python 3.8, standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from dtrain.node.agent.folder import listed
+from dtrain.node.agent.progress import ProgressFiles
+from dtrain.node.agent.wire import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dtrain.node.agent.launcher_channel import LauncherChannel
+
+SECONDS = 1.0
+"""Between two reads: the files are in a folder that all machines share."""
+
+
+class WorkerReports:
+    def __init__(self, folder: bytes, attached: bool, channel: LauncherChannel) -> None:
+        """``folder`` is that of the attempt. ``attached``: begin with the last report of each
+        process."""
+        self._folder = folder
+        self._attached = attached
+        self._channel = channel
+        self._hosts: dict[bytes, ProgressFiles] = {}
+        self._due = 0.0
+
+    def send(self, *, last: bool) -> None:
+        """Send new reports. ``last``: at once."""
+        if time.monotonic() < self._due and not last:
+            return
+        self._due = time.monotonic() + SECONDS
+        for host in listed(self._folder):
+            place = os.path.join(self._folder, host)
+            if host not in self._hosts:
+                if not os.path.isdir(place):
+                    continue
+                self._hosts[host] = ProgressFiles(place, {}, self._attached)
+            for name, _, report in self._hosts[host].read(last):
+                self._channel.report("progress", host=shown(host), name=name, said=report)
