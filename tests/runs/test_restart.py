@@ -55,6 +55,8 @@ def test_the_number_of_restarts_and_their_growing_delays() -> None:
 
 
 def test_a_lost_host_is_replaced_at_once() -> None:
+    by_any = restart.decide(Restart(3), [failed(5, None, "b")], ["s1"], hosts=2)
+    assert by_any == Retry(1.0, {"b": "s1"})
     decision = decide(Restart(3), [failed(5, None, "b")], ["s1", "s2"])
     assert decision == Retry(1.0, {"b": "s1"})
     decision = decide(Restart(3), [failed(5, "a", "b", "c")], ["s1", "s2"])
@@ -77,6 +79,11 @@ def test_a_host_that_fails_first_twice_running_is_replaced() -> None:
     assert decide(policy, [failed(1, "b"), failed(2, "b")], ["s"]) == Retry(2.0, {"b": "s"})
     assert decide(policy, [failed(1, "a"), failed(2, "b")], ["s"]) == Retry(2.0, {})
     assert decide(policy, [failed(1, None), failed(2, None)], ["s"]) == Retry(2.0, {})
+    # Only the last two attempts count.
+    last_two = [failed(1, "a"), failed(2, "b"), failed(3, "b")]
+    assert decide(policy, last_two, ["s"]) == Retry(4.0, {"b": "s"})
+    apart = [failed(1, "b"), failed(2, "a"), failed(3, "b")]
+    assert decide(policy, apart, ["s"]) == Retry(4.0, {})
     # It is replaced once, not twice, when it is lost as well.
     assert decide(policy, [failed(1, "b"), failed(2, "b", "b")], ["s", "t"]) == Retry(
         2.0, {"b": "s"}
@@ -94,13 +101,16 @@ def test_three_failures_at_one_step_are_no_accident() -> None:
     decision = decide(policy, same, [])
     assert decision == GiveUp("the last 3 attempts all failed at step 40")
     assert isinstance(decide(policy, [*same[:2], failed(41, "c")], []), Retry)
+    assert isinstance(decide(policy, [failed(7, "a"), *same], []), GiveUp)
     never = [failed(None, "a"), failed(None, "b"), failed(None, "c")]
     assert decide(policy, never, []) == GiveUp(
         "the last 3 attempts all failed before the first step"
     )
     # A job without step reports may have run for days each time.
-    days = [replace(attempt, seconds=1e6) for attempt in never]
-    assert isinstance(decide(policy, days, []), Retry)
+    long = [replace(attempt, seconds=restart.SOON) for attempt in never]
+    assert isinstance(decide(policy, long, []), Retry)
+    short = [replace(attempt, seconds=restart.SOON - 1.0) for attempt in never]
+    assert isinstance(decide(policy, short, []), GiveUp)
     # Losing hosts is no fault of the job's.
     lost = [failed(40, None, "b")] * 3
     assert isinstance(decide(policy, lost, ["s"]), Retry)
@@ -143,6 +153,7 @@ def test_an_elastic_job_drops_a_host_that_fails_first_twice_running_if_it_can() 
     twice = [failed(1, "b"), failed(2, "b")]
     assert decide(Restart(5), twice[:1], min_hosts=3) == Retry(1.0)
     assert decide(Restart(5), twice, min_hosts=3) == Retry(2.0, {}, ("b",))
+    assert decide(Restart(5), twice, min_hosts=2) == Retry(2.0, {}, ("b",))
     assert decide(Restart(5), twice, min_hosts=4) == Retry(2.0)
     # The lost one goes first.
     both = [failed(1, "b"), failed(2, "b", "c")]
