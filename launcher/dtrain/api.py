@@ -475,6 +475,7 @@ def _examine_request(
     request: Request, *, rendezvous: bool, ask: Ask | None, on_notice: Callable[[str], None] | None
 ) -> Evidence:
     """The facts about a job whose hosts an engine chooses."""
+    from dtrain.engines.slurm import allocation
     from dtrain.engines.slurm.inspection import examine
     from dtrain.transport.select import Transports
 
@@ -485,7 +486,8 @@ def _examine_request(
         )
     transport = Transports(request.base, ask, notice=on_notice or (lambda text: None))
     try:
-        return examine(request, transport)
+        inside = allocation.current(request.spec(), os.environ)
+        return examine(replace(request, allocation=inside), transport)
     finally:
         transport.close()
 

@@ -120,6 +120,24 @@ def test_busy_machines_are_a_warning(slurm: Slurm, check: Check) -> None:
     assert "not checked" in finding["seen"]
 
 
+def test_inside_an_allocation(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> None:
+    """The allocation has all GPUs, and no other machine is free."""
+    options = ("--nodes=2", f"--gpus-per-node={GPUS}", "--exclusive")
+    job = slurm.submit("#!/bin/sh\nsleep 500\n", *options)
+    rest = slurm.submit("#!/bin/sh\nsleep 500\n", "--nodes=2", "--exclusive")
+    slurm.wait(job, "RUNNING")
+    slurm.wait(rest, "RUNNING")
+    path = write_job("")
+    env = {**slurm.environment, "SLURM_JOB_ID": job}
+    done = launcher.command("check", str(path), env=env).wait()
+    assert done.code == 0, str(done)
+    assert "2 hosts checked" in done.stdout
+    path.write_text(path.read_text().replace("nodes: 2", "nodes: 3"))
+    done = launcher.command("check", str(path), env=env).wait()
+    assert done.code == 3, str(done)
+    assert "it has 2 machines, and the job needs 3" in done.stdout
+
+
 def test_no_slurm_here(launcher: Launcher, write_job: WriteJob) -> None:
     env = {"PATH": "/no/such/folder"}
     done = launcher.command("check", str(write_job("")), env=env).wait()

@@ -1,7 +1,8 @@
 """`dtrain check` on Slurm: asks Slurm about the request, and looks at the machines in a short step.
 
 The step asks for the same machines, GPUs and CPUs as the job. It runs only where machines are free
-at once, so a check never waits in the queue.
+at once, so a check never waits in the queue. Inside an allocation that the user has, the step runs
+on its machines, and there is no request to judge.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from typing import Any
 from dtrain.checks import Evidence, Finding, HostFacts, Severity
 from dtrain.checks.finding import error, warning
 from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareError
+from dtrain.engines.slurm import allocation
 from dtrain.engines.slurm.judgement import RequestJudge
 from dtrain.engines.slurm.login_shell import LIMIT, CommandAnswer, LoginShell, opened
 from dtrain.engines.slurm.script import render, requested
-from dtrain.engines.slurm.submission import login_host
+from dtrain.engines.slurm.state import parse
+from dtrain.engines.slurm.submission import SubmitError, login_host
 from dtrain.environ.template import Template
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, build
 from dtrain.messages.decode import ProtocolError, parse_object
@@ -53,12 +56,16 @@ def examine(request: Request, transport: Transport) -> Evidence:
     """The evidence of a file with `cluster.slurm`. Problems become findings or failures."""
     spec = request.spec()
     slurm = spec.cluster.slurm or Slurm()
+    if request.allocation:
+        slurm = replace(slurm, login=None)
     plan = build(spec)
     nobody = replace(plan, hosts=())
     host = login_host(slurm)
 
     def look(part: HostPlan) -> Evidence:
         with opened(transport, slurm) as shell:
+            if request.allocation:
+                return _inside(request, plan, shell)
             return _examine(request, plan, shell)
 
     limit = 4 * LIMIT + PATIENCE + 60 * (STEP_MINUTES + 1)
@@ -66,8 +73,32 @@ def examine(request: Request, transport: Transport) -> Evidence:
     return Evidence(nobody, (), (found,)) if isinstance(found, NodeError) else found
 
 
+def _place(request: Request) -> Callable[[str], str]:
+    return partial(position, request.text.encode(errors="surrogateescape"), request.file)
+
+
+def _inside(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
+    number, place = request.allocation or "", _place(request)
+    said = shell.run(["scontrol", "show", "job", "--oneliner", number])
+    try:
+        allocation.check(number, parse(said.out) if said.status == 0 else None, len(plan.hosts))
+    except (SubmitError, ProtocolError) as failure:
+        reason = failure.reason if isinstance(failure, NodeError) else str(failure)
+        hint = failure.hint if isinstance(failure, NodeError) else ""
+        problem = error(
+            "cluster.nodes",
+            [shell.host],
+            f"the allocation of job {number} does not fit: {reason}",
+            f"an allocation with {len(plan.hosts)} machines",
+            hint,
+            place("cluster.nodes"),
+        )
+        return Evidence(replace(plan, hosts=()), (), request=(problem,))
+    return _in_step(plan, shell, place, number)
+
+
 def _examine(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
-    place = partial(position, request.text.encode(errors="surrogateescape"), request.file)
+    place = _place(request)
     tested = shell.run(["sbatch", "--test-only"], render(plan).encode())
     judge = RequestJudge(request.spec(), shell.host, place)
     try:
@@ -86,8 +117,11 @@ def _examine(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
     return Evidence(replace(plan, hosts=()), (), request=(*found, _busy(plan, shell.host)))
 
 
-def _in_step(plan: LaunchPlan, shell: LoginShell, place: Callable[[str], str]) -> Evidence:
-    """What each machine of a step reports."""
+def _in_step(
+    plan: LaunchPlan, shell: LoginShell, place: Callable[[str], str], inside: str | None = None
+) -> Evidence:
+    """What each machine of a step reports. ``inside``: the number of the job whose allocation the
+    step uses."""
     token = secrets.token_hex(8)
     shared = f"{plan.run_dir}/check-{token}"
     order = _order(plan, token, shared)
@@ -107,7 +141,7 @@ def _in_step(plan: LaunchPlan, shell: LoginShell, place: Callable[[str], str]) -
         return Evidence(nobody, (), request=(problem,))
     try:
         stdin = framed(program("step")) + json.dumps(order).encode() + b"\n"
-        done = shell.run(words(_srun(plan)), stdin, PATIENCE + 60.0 * STEP_MINUTES)
+        done = shell.run(words(_srun(plan, inside)), stdin, PATIENCE + 60.0 * STEP_MINUTES)
     finally:
         shell.run(sh("rm -f -- ", path(shared)))
     if not _STARTED.search(done.out):
@@ -141,7 +175,7 @@ def _known(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not isinstance(value, Template)}
 
 
-def _srun(plan: LaunchPlan) -> list[str]:
+def _srun(plan: LaunchPlan, inside: str | None) -> list[str]:
     part = plan.hosts[0]
     cpus = (plan.slurm or Slurm()).cpus or 1
     processes = max(1, sum(process.ranks for process in part.processes))
@@ -154,17 +188,19 @@ def _srun(plan: LaunchPlan) -> list[str]:
         f'exec "$python" {ISOLATED} -c {word(boot_text())} dtrain-check; '
         'done; echo "no Python 3.8 or newer" >&2; exit 127'
     )
+    if inside is not None:  # beside the step of the user's shell
+        machines = [f"--jobid={inside}", "--overlap", "--overcommit"]
+    else:
+        machines = [f"--immediate={PATIENCE}", f"--cpus-per-task={cpus * processes}"]
+        machines += requested(plan)
     return [
-        # Inside an allocation, srun would start a step of it.
-        *("env", "-u", "SLURM_JOB_ID", "-u", "SLURM_JOBID", "srun"),
+        "srun",
         f"--job-name={plan.name}-check",
         f"--time={STEP_MINUTES}",
-        f"--immediate={PATIENCE}",
         f"--nodes={len(plan.hosts)}",
         f"--ntasks={len(plan.hosts)}",
         "--ntasks-per-node=1",
-        f"--cpus-per-task={cpus * processes}",
-        *requested(plan),
+        *machines,
         *("--input=all", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--cpu-bind=none"),
         *("--chdir=/", "sh", "-c", start),
     ]
