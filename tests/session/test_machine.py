@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 
 from dtrain.session.machine import (
+    CLEANING,
     FAILURE_GRACE,
     TABLE,
     AbortHost,
@@ -193,6 +194,12 @@ def test_services_stop_when_the_workers_are_done() -> None:
     assert StopHost("b", FAILURE_GRACE) in actions
 
 
+def test_a_service_may_finish_before_the_workers() -> None:
+    done = [WorkerExited(worker, False) for worker in [SERVICE, *WORKERS]]
+    state, actions = run(running(service=True), *done)
+    assert (state.outcome, actions) == (Outcome.DONE, [SetAlarm(CLEANING)])
+
+
 def test_a_service_that_dies_early_fails_the_run() -> None:
     state, _ = run(running(service=True), WorkerExited(SERVICE, True))
     assert state.outcome is Outcome.WORKER_FAILED
@@ -222,13 +229,18 @@ def test_a_host_that_is_ready_too_late_is_aborted() -> None:
 
 def test_a_person_gets_grace_then_force_then_an_end() -> None:
     state, actions = run(running(), Interrupted())
-    assert actions[:2] == [StopHost("a", 10.0), StopHost("b", 10.0)]
+    assert actions == [StopHost("a", 10.0), StopHost("b", 10.0), SetAlarm(10.0 + CLEANING)]
     state, actions = run(state, HostEnded("a"), Interrupted())
     assert actions[:1] == [KillHost("b")]
     state, _ = run(state, Interrupted())
     assert state.phase is AttemptPhase.ENDED
     assert state.hosts == {"a": HostCondition.CLEAN, "b": HostCondition.LOST}
     assert state.outcome is Outcome.INTERRUPTED
+
+
+def test_a_host_whose_workers_are_done_may_end_first() -> None:
+    state, actions = run(running(), WorkerExited(WORKERS[1], False), HostEnded("b"))
+    assert (state.phase, actions) == (AttemptPhase.RUNNING, [])
 
 
 def test_a_host_that_ends_owing_a_worker_fails_the_run() -> None:
