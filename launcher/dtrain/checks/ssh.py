@@ -12,9 +12,11 @@ SLOW = 1.0
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
+    # Slurm starts dtrain's program on its machines; SSH leads to the login node alone.
+    chosen = {part.host.name for part in evidence.plan.hosts if evidence.plan.slurm}
     for failure in evidence.failures:
         yield error(
-            "ssh",
+            "machines" if failure.host in chosen else "ssh",
             [failure.host],
             f"{failure.attempted}: {failure.reason}",
             "dtrain can run Python on every host",

@@ -232,18 +232,17 @@ def _busy(plan: LaunchPlan, login: str) -> Finding:
 
 def _evidence(plan: LaunchPlan, done: CommandAnswer) -> Evidence:
     names = {int(number): name for number, name in _STARTED.findall(done.out)}
-    names = {number: name for number, name in names.items() if number < len(plan.hosts)}
     parts: dict[int, list[str]] = {}
     complete = set()
-    for number, text in _PART.findall(done.out):
-        if text == ".":
-            complete.add(int(number))
+    for text, chunk in _PART.findall(done.out):
+        if chunk == ".":
+            complete.add(int(text))
         else:
-            parts.setdefault(int(number), []).append(text)
+            parts.setdefault(int(text), []).append(chunk)
     hosts, failures, every = [], [], []
-    for number, name in sorted(names.items()):
-        part = plan.hosts[number]
-        part = replace(part, host=replace(part.host, name=name), node_rank=number)
+    for number, part in enumerate(plan.hosts):
+        name = names.get(number, f"machine {number}")
+        part = replace(part, host=replace(part.host, name=name))
         every.append(part)
         try:
             if number not in complete:
@@ -280,9 +279,10 @@ def _no_answer(name: str, done: CommandAnswer) -> NodeError:
     """The machine's own words, if srun or the program printed some."""
     if done.status is None:
         return ConnectError(name, ATTEMPTED, f"no answer within {STEP_MINUTES} minutes")
-    own = [line for line in done.err.splitlines() if f" {name}:" in line]
-    lines = [line for line in done.err.splitlines() if line and not line.startswith("srun: ")]
-    said = (lines or own or ["it ended without an answer"])[-1]
+    lines = [line for line in done.err.splitlines() if line.strip()]
+    own = [line for line in lines if f" {name}:" in line]
+    printed = [line for line in lines if not line.startswith("srun: ")]
+    said = (printed or own or lines or ["it ended without an answer"])[-1]
     return PrepareError(
         name, ATTEMPTED, said, hint="set cluster.python to a Python 3.8 or newer of that machine"
     )

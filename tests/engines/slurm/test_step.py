@@ -1,0 +1,67 @@
+"""What the machines of a check's step answer, and what they fail to answer."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+
+import pytest
+
+from dtrain.checks import judge
+from dtrain.engines.slurm.inspection import _evidence
+from dtrain.engines.slurm.login_shell import CommandAnswer
+from dtrain.launchplan.plan import build
+from dtrain.messages.facts import MAX_ANSWER
+from dtrain.spec.load import parse
+
+PLAN = build(
+    parse(
+        "cluster: {slurm: {}, nodes: 2, gpus: 2}\njob: {framework: none, script: t.py}\n",
+        "job.yaml",
+    )
+)
+GRANTED = {"granted": {"count": 2, "devices": ["6", "7"]}}
+
+
+def answer(number: int, facts: object) -> str:
+    text = json.dumps({"facts": facts, "listening": {"port": 1}})
+    data = base64.b64encode(zlib.compress(text.encode())).decode()
+    lines = [data[at : at + 60] for at in range(0, len(data), 60)]
+    return "".join(f"{number} {line}\n" for line in (*lines, "."))
+
+
+def test_answers_are_put_together() -> None:
+    """The lines of several machines are mixed."""
+    first, second = answer(0, GRANTED).splitlines(), answer(1, GRANTED).splitlines()
+    mixed = "\n".join(line for pair in zip(first, second, strict=True) for line in pair)
+    out = f"a login script\n1 @ gpu07\n0 @ gpu03\n{mixed}\n"
+    found = _evidence(PLAN, CommandAnswer("srun", 0, out, ""))
+    assert [host.name for host in found.hosts] == ["gpu03", "gpu07"]
+    assert [host.host.gpus for host in found.hosts] == [(6, 7), (6, 7)]
+    assert found.failures == ()
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "seen"),
+    [
+        ("1 @ gpu07\n", "no Python 3.8 or newer\nsrun: error: x\n", "no Python 3.8 or newer"),
+        ("1 @ gpu07\n", "srun: error: gpu07: task 1: Killed\n", "gpu07: task 1: Killed"),
+        ("1 @ gpu07\n1 !\n", "", "it ended without an answer"),
+        ("1 @ gpu07\n1 AAAA\n1 .\n", "", "the host sent a malformed answer"),
+        (
+            f"1 @ gpu07\n{answer(1, {'machine': ' ' * MAX_ANSWER})}",
+            "",
+            f"more than {MAX_ANSWER} bytes",
+        ),
+        (f"1 @ gpu07\n{answer(1, {'granted': 3})}", "", "the host sent a malformed answer"),
+        ("", "", "it ended without an answer"),
+    ],
+    ids=["python", "killed", "noise", "no-zlib", "huge", "wrong", "absent"],
+)
+def test_a_machine_without_an_answer_is_an_error(out: str, err: str, seen: str) -> None:
+    text = f"0 @ gpu03\n{answer(0, GRANTED)}{out}"
+    (finding,) = judge(_evidence(PLAN, CommandAnswer("srun", 1, text, err)))
+    assert finding.subject == "machines"
+    assert finding.hosts == (("gpu07",) if out else ("machine 1",))
+    assert seen in finding.seen
