@@ -27,6 +27,22 @@ VERBS = {
 """Each verb is the function of that name in `dtrain_cli.commands.<verb>`. A test checks that each
 summary equals the first line of the function's docstring."""
 
+ELSEWHERE = {
+    "run": "launch",
+    "start": "launch",
+    "submit": "launch",
+    "ls": "ps",
+    "list": "ps",
+    "status": "ps",
+    "kill": "stop",
+    "cancel": "stop",
+    "down": "stop",
+    "tail": "logs",
+    "validate": "check",
+    "ssh": "exec",
+}
+"""What other tools call our verbs."""
+
 PLAIN: dict[str, Any] = {
     "pretty_exceptions_enable": False,
     # No rich help: rich doubles the time of `--help`.
@@ -52,6 +68,20 @@ class Verbs(TyperGroup):
         verb = typer.Typer(add_completion=False, **PLAIN)
         verb.command(cmd_name)(getattr(import_module(f"dtrain_cli.commands.{cmd_name}"), cmd_name))
         return typer.main.get_command(verb)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Raises UsageError for an unknown verb."""
+        if args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            from dtrain.diagnostics import UsageError
+            from dtrain.messages.decode import excerpt
+            from dtrain.spec.problems import nearest
+
+            close = ELSEWHERE.get(args[0]) or nearest(args[0], VERBS)
+            raise UsageError(
+                f"there is no command {excerpt(args[0])!r}",
+                hint=(f"did you mean {close!r}? " if close else "") + "`dtrain --help` lists all",
+            )
+        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         """Offer the verbs without importing their modules."""
@@ -116,7 +146,7 @@ def run() -> int:
     if "_DTRAIN_COMPLETE" in os.environ:
         return _complete()
     try:
-        app()
+        code = app(standalone_mode=False)
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(bool(exit_.code))
     except SpecError as error:
@@ -129,16 +159,31 @@ def run() -> int:
         for line in error.hint.splitlines():
             _say(f"hint: {line}")
         return error.exit_code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader of our output is gone, so there is nowhere to report to.
         sys.stdout = None
         return ExitCode.INTERRUPTED
-    except Exception:  # noqa: BLE001  the last boundary: users never see a traceback
+    except Exception as error:  # noqa: BLE001  the last boundary: users never see a traceback
+        # Newer versions of Typer have a copy of click, with exceptions of their own.
+        if hasattr(error, "format_message"):
+            return _wrong_usage(error)
         _say(f"error: a bug in dtrain; please report the file {_crash_report()}")
         return ExitCode.INTERNAL
-    return ExitCode.OK
+    return code if isinstance(code, int) else ExitCode.OK
+
+
+def _wrong_usage(error: Any) -> int:
+    from dtrain.diagnostics import ExitCode
+
+    text, ctx = error.format_message().replace("Value error, ", ""), getattr(error, "ctx", None)
+    _say(f"error: {text[:1].lower()}{text[1:].rstrip('.')}")
+    passes_on = ctx is not None and any(param.nargs == -1 for param in ctx.command.params)
+    if passes_on and "option" in text and "Possible" not in text:
+        _say("hint: options for your own program go after --")
+    _say(f"hint: `{ctx.command_path if ctx else 'dtrain'} --help` shows the usage")
+    return ExitCode.INVALID
 
 
 def _complete() -> int:

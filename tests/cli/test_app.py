@@ -69,7 +69,11 @@ def test_version() -> None:
         (["launch"], "FILE"),
         (["launch", "nowhere.yaml"], "nowhere.yaml"),
         (["launch", "/"], "folder"),
-        (["fly"], "fly"),
+        (["fly"], "there is no command 'fly'"),
+        (["lanch"], "did you mean 'launch'?"),
+        (["status"], "did you mean 'ps'?"),
+        (["launch", "{cluster}x"], "did you mean"),
+        (["launch", "{cluster}", "--lr", "1"], "your own program go after --"),
         (["launch", "{cluster}", "--fly"], "--fly"),
         (["launch", "{cluster}", "--output", "x"], "--dry-run"),
         (["launch", "{cluster}", "--rank", "0,x"], "--rank"),
@@ -83,6 +87,7 @@ def test_usage_errors(cluster: Path, argv: list[str], message: str) -> None:
     assert done.returncode == 2, done
     assert done.stdout == ""
     assert message in done.stderr
+    assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr
 
 
@@ -135,7 +140,7 @@ def test_a_reader_that_closes_the_pipe_early(cluster: Path, argv: list[str]) -> 
 def test_an_internal_error_is_written_to_a_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise ZeroDivisionError("a fault for this test")
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -51,7 +51,9 @@ def exec(
     fold: Annotated[
         bool,
         typer.Option(
-            "--fold/--no-fold", help="Show a line that several hosts write only once; default: on."
+            "--fold/--no-fold",
+            help="Show a line that several hosts write only once; default: on.",
+            show_default=False,
         ),
     ] = True,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,

@@ -25,7 +25,7 @@ def help(
         str | None,
         typer.Argument(
             help="A topic, or a key of the cluster file: ssh, job.restart.",
-            metavar="[TOPIC]",
+            metavar="TOPIC",
             autocompletion=topic_values,
         ),
     ] = None,

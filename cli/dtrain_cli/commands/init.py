@@ -29,7 +29,7 @@ from dtrain_cli.views import names
 
 
 def init(
-    file: Annotated[Path, typer.Argument(help="The file to write.", metavar="[FILE]")] = Path(
+    file: Annotated[Path, typer.Argument(help="The file to write.", metavar="FILE")] = Path(
         "cluster.yaml"
     ),
     hosts: Annotated[

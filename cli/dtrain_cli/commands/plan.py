@@ -22,7 +22,7 @@ def plan(
         Path | None,
         typer.Argument(
             help="A cluster file: its hosts, GPUs and network.",
-            metavar="[FILE]",
+            metavar="FILE",
             autocompletion=completion.cluster_files,
         ),
     ] = None,

@@ -19,7 +19,7 @@ def ps(
     run: Annotated[
         str | None,
         typer.Argument(
-            help="One run, with its hosts.", metavar="[RUN]", autocompletion=completion.runs
+            help="One run, with its hosts.", metavar="RUN", autocompletion=completion.runs
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,

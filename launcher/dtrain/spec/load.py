@@ -33,6 +33,7 @@ from dtrain.spec.model import (
 from dtrain.spec.notify_keys import read_notify
 from dtrain.spec.placeholders import advise_on_placeholders
 from dtrain.spec.ports import check_ports
+from dtrain.spec.problems import nearest
 from dtrain.spec.resolve import Resolved, resolve
 from dtrain.spec.schema import Section
 from dtrain.spec.source import MAX_SIZE, compose
@@ -70,6 +71,17 @@ def position(source: str | bytes, file: str, key: str) -> str:
     return str(Position(file, place.line, place.column))
 
 
+def _instead_of(path: Path) -> str:
+    """The remedy for a file that does not exist."""
+    try:
+        close = nearest(path.name, (one.name for one in path.parent.glob("*.y*ml")))
+    except (OSError, ValueError):
+        close = None
+    if close:
+        return f"did you mean {str(path.with_name(close))!r}?"
+    return "`dtrain init` writes a first one; dtrain's configs/ folder has examples"
+
+
 def contents(path: Path) -> bytes:
     """The bytes of a cluster file, up to one more than the size limit.
 
@@ -79,9 +91,7 @@ def contents(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(MAX_SIZE + 1)
     except FileNotFoundError:
-        raise UsageError(
-            f"there is no file {str(path)!r}", hint="copy an example from dtrain's configs/ folder"
-        ) from None
+        raise UsageError(f"there is no file {str(path)!r}", hint=_instead_of(path)) from None
     except IsADirectoryError:
         raise UsageError(f"{str(path)!r} is a folder", hint="name the cluster file in it") from None
     except PermissionError:
