@@ -146,7 +146,7 @@ def run() -> int:
     if "_DTRAIN_COMPLETE" in os.environ:
         return _complete()
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="dtrain", standalone_mode=False)
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(bool(exit_.code))
     except SpecError as error:
@@ -180,7 +180,7 @@ def _wrong_usage(error: Any) -> int:
     text, ctx = error.format_message().replace("Value error, ", ""), getattr(error, "ctx", None)
     _say(f"error: {text[:1].lower()}{text[1:].rstrip('.')}")
     passes_on = ctx is not None and any(param.nargs == -1 for param in ctx.command.params)
-    if passes_on and "option" in text and "Possible" not in text:
+    if passes_on and "option" in text:
         _say("hint: options for your own program go after --")
     _say(f"hint: `{ctx.command_path if ctx else 'dtrain'} --help` shows the usage")
     return ExitCode.INVALID
