@@ -174,6 +174,7 @@ def test_two_alarms_or_two_interrupts_end_any_stop() -> None:
 def test_a_run_that_goes_well() -> None:
     state, actions = run(start(), HostReady("b"), HostReady("a"))
     assert actions == [StartHost("a"), StartHost("b")]
+    assert state.started
     state, _ = run(
         state, WorkerExited(WORKERS[0], False), HostEnded("a"), WorkerExited(WORKERS[1], False)
     )
@@ -220,6 +221,12 @@ def test_a_refusal_never_starts_anything(last: Event) -> None:
     state, actions = run(start(), HostRefused("a"), last)
     assert state.outcome is Outcome.HOST_FAILED
     assert not any(isinstance(action, StartHost) for action in actions)
+
+
+def test_a_second_refusal_does_not_delay_the_end() -> None:
+    three = begin([*HOSTS, "c"], WORKERS, [], grace=10.0)
+    state, actions = run(three, HostRefused("a"), HostRefused("b"))
+    assert (state.phase, actions) == (AttemptPhase.GIVING_UP, [])
 
 
 def test_a_host_that_is_ready_too_late_is_aborted() -> None:
