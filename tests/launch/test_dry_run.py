@@ -47,9 +47,15 @@ def test_a_process_has_the_environment_of_its_script(scene: Scene, kind: str) ->
         slots=1,
         python=sys.executable,
         args=[whose],
-        setup="export FROM_SETUP='a b'",
+        # A script's own variables have other names.
+        setup="export FROM_SETUP='a b' here=/x route=/x; name=/x workdir=/x",
         secrets=["TOKEN"],
-        env={"PYTHONPATH": "/a b:/c", "QUOTED": "it's ${HOME}", "PYTHONUNBUFFERED": ""},
+        env={
+            "PYTHONPATH": "/a b:/c",
+            "QUOTED": "it's ${HOME}",
+            "PYTHONUNBUFFERED": "",
+            "workdir": "/x",
+        },
         **job,
     )
     # Python sets LC_CTYPE for its children where the locale is C.

@@ -28,7 +28,7 @@ from dtrain.environ.template import NodeSlot, Template
 from dtrain.spec.model import Container, EngineName, Mount
 from dtrain.spec.program import CLIENTS_OWN
 
-WORKDIR = Template(NodeSlot("$workdir", "$workdir", "workdir"))
+WORKDIR = Template(NodeSlot("$dtrain_workdir", "$dtrain_workdir", "workdir"))
 RUN_DIR = Template(NodeSlot("$DTRAIN_RUN_DIR", "$DTRAIN_RUN_DIR", "run_dir"))
 _HOME = Template(NodeSlot("$HOME", "$HOME", "home"))
 _USER = NodeSlot("$(id -u):$(id -g)", "$(id -u):$(id -g)", "user")

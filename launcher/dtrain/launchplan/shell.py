@@ -56,10 +56,10 @@ def completed(name: str, variable: NodeVariable) -> str:
     if variable.kind == "interface":
         return f"the interface that leads to {variable.value}, unless set"
     if name == "DTRAIN_RUN_DIR":
-        return "${DTRAIN_RUN_DIR:-${here:-$PWD}}"
+        return "${DTRAIN_RUN_DIR:-${dtrain_here:-$PWD}}"
     value = path(variable.value)
     if variable.kind == "folder" and not variable.value.startswith(("/", "~")):
-        value = sh("${workdir:-$PWD}/", word(variable.value))
+        value = sh("${dtrain_workdir:-$PWD}/", word(variable.value))
     if variable.kind in ("file", "pipe"):
         value = sh("$DTRAIN_RUN_DIR/", argument(variable.value))
     if variable.place == "front":
@@ -79,14 +79,14 @@ def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
         f"#   bash {name}.sh",
         "# Written by `dtrain launch --dry-run --output`.",
         "",
-        'here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit',
+        'dtrain_here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit',
     ]
     lines += [f': "${{{secret}:?is a secret: export it first}}"' for secret in plan.job.secrets]
-    lines += [str(sh("cd -- ", path(part.workdir), " || exit")), "workdir=$PWD"]
+    lines += [str(sh("cd -- ", path(part.workdir), " || exit")), "dtrain_workdir=$PWD"]
     lines += [str(sh("eval ", word(line), " || exit")) for line in plan.job.setup]
     lines += [
         "set -o allexport",
-        str(sh('. "$here"/', word(f"{name}.env"), " || exit")),
+        str(sh('. "$dtrain_here"/', word(f"{name}.env"), " || exit")),
         "set +o allexport",
     ]
     lines += [f"export {secret}" for secret in plan.job.secrets]
@@ -95,7 +95,7 @@ def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
             lines += find_interface(variable, value)
     lines += given_to_client(plan, part, process)
     lines += [
-        'cd -- "$workdir" || exit',
+        'cd -- "$dtrain_workdir" || exit',
         f"exec {command(process)}",
     ]
     return "\n".join(lines) + "\n"
@@ -130,9 +130,9 @@ def find_interface(name: str, variable: NodeVariable) -> list[str]:
         return [f'[ -z "${{{other}+set}}" ] || export {name}=${{{name}-${other}}}']
     address = sh("$(getent ahosts ", argument(variable.value), " | awk 'NR == 1 {print $1}')")
     return [
-        f'if [ -z "${{{name}+set}}" ] && route=$(ip -o route get "{address}"); then',
-        "  route=${route#* dev }",
-        f"  export {name}=${{route%% *}}",
+        f'if [ -z "${{{name}+set}}" ] && dtrain_route=$(ip -o route get "{address}"); then',
+        "  dtrain_route=${dtrain_route#* dev }",
+        f"  export {name}=${{dtrain_route%% *}}",
         "fi",
     ]
 
@@ -143,8 +143,12 @@ def given_to_client(plan: LaunchPlan, part: HostPlan, process: Process) -> list[
         return []
     own = {**part.environment, **process.environment}
     names = " ".join([*own, *part.node_variables, *process.node_variables, *plan.job.secrets])
-    given = f'export "{part.enclosure.prefix}$name=${{!name}}"'
-    return [f"for name in {names}; do", f'  [ -z "${{!name+set}}" ] || {given}', "done"]
+    given = f'export "{part.enclosure.prefix}$dtrain_name=${{!dtrain_name}}"'
+    return [
+        f"for dtrain_name in {names}; do",
+        f'  [ -z "${{!dtrain_name+set}}" ] || {given}',
+        "done",
+    ]
 
 
 def comment(text: str) -> str:

@@ -267,7 +267,7 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[s
         yield f'  ln -s {archive} "$DTRAIN_RUN_DIR" 2>/dev/null'
     yield "  export DTRAIN_RUN_DIR"
     yield f"  cd -- {path(part.workdir)} || exit"
-    yield "  workdir=$PWD"
+    yield "  dtrain_workdir=$PWD"
     if plan.job.setup and "PATH" in part.node_variables:
         # Setup lines find the programs beside cluster.python.
         yield f"  export PATH={completed('PATH', part.node_variables['PATH'])}"
@@ -279,7 +279,7 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[s
             yield from (f"  {line}" for line in find_interface(variable, value))
     given = given_to_client(plan, part, tasks[0].process)
     yield from (f"  {line}" for line in given)
-    yield '  cd -- "$workdir" || exit'
+    yield '  cd -- "$dtrain_workdir" || exit'
     output = '"$DTRAIN_RUN_DIR/$dtrain_role-$dtrain_index"'
     program = command(tasks[0].process)
     yield f"  exec {program} >>{output}.out 2>>{output}.err"

@@ -3,18 +3,18 @@
 #   bash worker-0.sh
 # Written by `dtrain launch --dry-run --output`.
 
-here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
+dtrain_here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
 : "${TOKEN:?is a secret: export it first}"
 cd -- ~/'my runs/$HOME' || exit
-workdir=$PWD
+dtrain_workdir=$PWD
 eval 'export A='"'"'b c'"'"'' || exit
 eval 'if true; then
   B=1
 fi  # a comment' || exit
 set -o allexport
-. "$here"/worker-0.env || exit
+. "$dtrain_here"/worker-0.env || exit
 set +o allexport
 export TOKEN
-cd -- "$workdir" || exit
+cd -- "$dtrain_workdir" || exit
 exec python3 'my train.py; echo $(id)' 'it'"'"'s' 'a "b"' '$(touch /tmp/x)' 'line
 break' '' -n '~' 'back'\\'slash' 'ü'

@@ -3,16 +3,16 @@
 #   bash worker-0.sh
 # Written by `dtrain launch --dry-run --output`.
 
-here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
+dtrain_here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
 cd -- .. || exit
-workdir=$PWD
+dtrain_workdir=$PWD
 set -o allexport
-. "$here"/worker-0.env || exit
+. "$dtrain_here"/worker-0.env || exit
 set +o allexport
-if [ -z "${GLOO_SOCKET_IFNAME+set}" ] && route=$(ip -o route get "$(getent ahosts 127.0.0.1 | awk 'NR == 1 {print $1}')"); then
-  route=${route#* dev }
-  export GLOO_SOCKET_IFNAME=${route%% *}
+if [ -z "${GLOO_SOCKET_IFNAME+set}" ] && dtrain_route=$(ip -o route get "$(getent ahosts 127.0.0.1 | awk 'NR == 1 {print $1}')"); then
+  dtrain_route=${dtrain_route#* dev }
+  export GLOO_SOCKET_IFNAME=${dtrain_route%% *}
 fi
 [ -z "${GLOO_SOCKET_IFNAME+set}" ] || export TP_SOCKET_IFNAME=${TP_SOCKET_IFNAME-$GLOO_SOCKET_IFNAME}
-cd -- "$workdir" || exit
+cd -- "$dtrain_workdir" || exit
 exec python3 scripts/train.py

@@ -3,11 +3,11 @@
 #   bash worker-2.sh
 # Written by `dtrain launch --dry-run --output`.
 
-here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
+dtrain_here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
 cd -- ~ || exit
-workdir=$PWD
+dtrain_workdir=$PWD
 set -o allexport
-. "$here"/worker-2.env || exit
+. "$dtrain_here"/worker-2.env || exit
 set +o allexport
-cd -- "$workdir" || exit
+cd -- "$dtrain_workdir" || exit
 exec python3 train.py

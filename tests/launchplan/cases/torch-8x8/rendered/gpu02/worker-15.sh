@@ -3,14 +3,14 @@
 #   bash worker-15.sh
 # Written by `dtrain launch --dry-run --output`.
 
-here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
+dtrain_here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
 : "${WANDB_API_KEY:?is a secret: export it first}"
 cd -- ~/runs/gpt || exit
-workdir=$PWD
+dtrain_workdir=$PWD
 eval 'source ~/env.sh' || exit
 set -o allexport
-. "$here"/worker-15.env || exit
+. "$dtrain_here"/worker-15.env || exit
 set +o allexport
 export WANDB_API_KEY
-cd -- "$workdir" || exit
+cd -- "$dtrain_workdir" || exit
 exec /opt/venv/bin/python train.py --config gpt.yaml

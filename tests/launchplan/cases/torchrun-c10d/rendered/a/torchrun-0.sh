@@ -3,16 +3,16 @@
 #   bash torchrun-0.sh
 # Written by `dtrain launch --dry-run --output`.
 
-here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
+dtrain_here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit
 cd -- ~ || exit
-workdir=$PWD
+dtrain_workdir=$PWD
 set -o allexport
-. "$here"/torchrun-0.env || exit
+. "$dtrain_here"/torchrun-0.env || exit
 set +o allexport
-if [ -z "${GLOO_SOCKET_IFNAME+set}" ] && route=$(ip -o route get "$(getent ahosts 2001:db8::2 | awk 'NR == 1 {print $1}')"); then
-  route=${route#* dev }
-  export GLOO_SOCKET_IFNAME=${route%% *}
+if [ -z "${GLOO_SOCKET_IFNAME+set}" ] && dtrain_route=$(ip -o route get "$(getent ahosts 2001:db8::2 | awk 'NR == 1 {print $1}')"); then
+  dtrain_route=${dtrain_route#* dev }
+  export GLOO_SOCKET_IFNAME=${dtrain_route%% *}
 fi
 [ -z "${GLOO_SOCKET_IFNAME+set}" ] || export TP_SOCKET_IFNAME=${TP_SOCKET_IFNAME-$GLOO_SOCKET_IFNAME}
-cd -- "$workdir" || exit
+cd -- "$dtrain_workdir" || exit
 exec python3 -m torch.distributed.run --nnodes=2 --nproc-per-node=3 --max-restarts=0 --rdzv-id="${DTRAIN_RUN_ID:-c10d}" --rdzv-backend=c10d --local-addr=2001:db8::1 '--rdzv-endpoint=[2001:db8::1]:'"${MASTER_PORT:-29500}" --rdzv-conf=is_host=true -m my.train --lr 1e-5
