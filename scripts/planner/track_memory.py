@@ -58,7 +58,7 @@ sys.path.insert(0, str(ROOT / "scripts" / "recipes"))
 from train_gpt import GPT, Config, cross_entropy
 
 from dtrain.runtime import torch as parallel
-from dtrain.runtime.torch import context, parallelize, tensor
+from dtrain.runtime.torch import context, experts, parallelize, tensor
 from dtrain.runtime.torch import run as runs
 
 RECORD = ROOT / "tests" / "parallelism" / "memory_cases.json"
@@ -202,7 +202,11 @@ def _track(
         kv_heads=model.get("kv_heads", model["heads"]),
         mlp_width=model["ffn_hidden"],
         vocabulary=model["vocab"],
+        experts=model.get("experts", 0),
+        active=model.get("experts_per_token", 2),
     )
+    # Each expert gets the same number of tokens.
+    routed = layout.micro_batch * length // layout.context * config.active
     tracker = Tracker()
     resize = torch.UntypedStorage.resize_
 
@@ -257,6 +261,7 @@ def _track(
         # Fake tensors have no values to give or to compare.
         (parallelize.Materializer, "__call__", lambda *_: None),
         (parallelize.Materializer, "holders", lambda *_: None),
+        (experts, "sizes", lambda counts: [routed // len(counts)] * len(counts)),
         (tensor.TensorSplit, "refuse", lambda *_: None),
         (context.SequenceShare, "refuse", lambda *_: None),
         (context, "causal_lower_right", _Mask),

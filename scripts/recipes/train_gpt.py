@@ -47,6 +47,10 @@ class Config:
     kv_heads: int
     mlp_width: int
     vocabulary: int
+    experts: int = 0
+    """In each layer, instead of one MLP; 0 for none."""
+    active: int = 2
+    """Experts for each token."""
 
 
 class Attention(nn.Module):
@@ -102,14 +106,20 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then an MLP, each with a residual connection."""
+    """Attention, then an MLP or a mixture of experts, each with a residual connection."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.width)
         self.attention = Attention(config)
         self.mlp_norm = nn.RMSNorm(config.width)
-        self.mlp = MLP(config)
+        self.mlp = (
+            parallel.MixtureOfExperts(
+                config.width, [MLP(config) for _ in range(config.experts)], config.active
+            )
+            if config.experts
+            else MLP(config)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
@@ -219,6 +229,8 @@ def train(run: parallel.ParallelRun, arguments: argparse.Namespace) -> None:
         # A gated MLP has three matrices instead of two, so 2/3 of the usual 4 times the width.
         arguments.mlp_width or 32 * math.ceil(8 * arguments.width / 3 / 32),
         arguments.vocabulary,
+        arguments.experts,
+        arguments.active,
     )
     text, unseen = read(arguments.data, context)
 
@@ -294,6 +306,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--kv-heads", type=int, default=4)
     parser.add_argument("--mlp-width", type=int, help="8/3 of --width if absent")
+    parser.add_argument("--experts", type=int, default=0, help="in each layer; 0: one MLP")
+    parser.add_argument("--active", type=int, default=2, help="experts for each token")
     parser.add_argument("--vocabulary", type=int, default=256, help="at least the 256 bytes")
     parser.add_argument("--lr", type=float, default=3e-3, help=f"for {BASE_BATCH} sequences a step")
     parser.add_argument("--warmup", type=int, default=10, help="steps")

@@ -31,6 +31,8 @@ class Backend:
     context_across_hosts: bool = True
     """Whether plans put the context ranks of one sequence on several hosts."""
     expert: bool = True
+    recomputes_experts: bool = True
+    """Whether layers whose experts are on several ranks can be recomputed selectively."""
     fp8: bool = True
     copies_keys: bool = True
     """Whether key heads are copied if there are fewer than tensor ranks."""
@@ -55,7 +57,7 @@ BACKENDS: dict[BackendName, Backend] = {
             exposed_tensor=1.0,
             sends_shares=False,
             context_across_hosts=False,
-            expert=False,
+            recomputes_experts=False,
             fp8=False,
             copies_keys=False,
             pads_vocabulary=False,
@@ -80,6 +82,8 @@ def refusals(shape: Shape, layout: Layout, precision: Precision) -> Iterator[str
     for key in layout.split_by(("context", "expert")):
         if not getattr(backend, key):
             yield f"{key} parallelism"
+    if layout.expert > 1 and layout.recompute == "selective" and not backend.recomputes_experts:
+        yield "selective recompute of layers with experts on several ranks"
     if precision == "fp8" and not backend.fp8:
         yield "fp8, which needs Transformer Engine or torchao"
     if t > 1 and shape.kv_heads % t and not shape.kv_rank and not backend.copies_keys:

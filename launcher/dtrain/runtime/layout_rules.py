@@ -58,6 +58,13 @@ def contradictions(layout: Layout, name: Callable[[str], str] = str) -> Iterator
             f"{name('expert')} is {layout.expert}, which does not divide the {ranks}",
             f"use a divisor of {copies}",
         )
+    elif layout.shards % layout.expert and layout.expert % layout.shards:
+        yield MisfitError(
+            "expert",
+            f"{name('expert')} is {layout.expert}, but {layout.shards} ranks share one copy of the "
+            "states; one must divide the other",
+            "change shard or expert",
+        )
     for key, used, size, effect in (
         (
             "sequence_parallel",
@@ -101,14 +108,20 @@ def uneven_rounds(layout: Layout) -> Iterator[MisfitError]:
 def torch_limits(layout: Layout) -> Iterator[MisfitError]:
     """Limits of PyTorch's schedules. Other frameworks may not have them."""
     schedule = layout.schedule
+    if layout.expert > 1 and layout.recompute == "selective":
+        yield MisfitError(
+            "recompute",
+            "PyTorch cannot recompute a layer selectively if FSDP gathers its experts apart",
+            "use 'recompute: full' or none, or expert 1",
+        )
     if layout.pipeline == 1 or not schedule.startswith("zb-"):
         return
-    if layout.data > 1:
+    if layout.copies > 1:
         # The weights' part of their backward pass bypasses autograd's hooks.
         yield MisfitError(
             "schedule",
-            f"the schedule {schedule} trains wrongly with {layout.data} data ranks: it splits the "
-            "backward pass, and FSDP and DDP then average incomplete gradients",
+            f"the schedule {schedule} trains wrongly with {layout.copies} data ranks: it splits "
+            "the backward pass, and FSDP and DDP then average incomplete gradients",
             "use 'schedule: 1f1b', or only pipeline parallelism (pytorch/pytorch#144530)",
         )
     if schedule == "zb-v" and layout.virtual_pipeline != 2:

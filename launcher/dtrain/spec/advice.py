@@ -27,8 +27,6 @@ def advise(
     _advise_on_spares(cluster, values, warnings)
     if layout.pipeline > 1:
         _advise_on_pipeline(layout, job, warnings)
-    if resolved.strategy == "3d":
-        _advise_on_script(layout, job, warnings)
 
 
 def _advise_on_groups(
@@ -113,15 +111,6 @@ def _bubble(layout: Layout) -> float:
     """Share of a step that a stage is idle (Narayanan et al., arXiv 2104.04473, section 2.2)."""
     idle = (layout.pipeline - 1) / layout.virtual_pipeline
     return idle / (layout.grad_accumulation + idle)
-
-
-def _advise_on_script(layout: Layout, job: Section, warnings: Problems) -> None:
-    for key in layout.split_by(("expert",)):
-        warnings.add(
-            f"dtrain.runtime does not split a model by {key}; the script must do it",
-            _place(key, job),
-            f"use 'strategy: none' with a script that does, or remove {key}",
-        )
 
 
 def _place(key: str, job: Section) -> TextSpan:

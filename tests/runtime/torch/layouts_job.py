@@ -108,7 +108,7 @@ def main() -> None:
     wanted = {kind: expected(kind) for kind in {c.get("kind", "plain") for c in cases.values()}}
     report = {}
     for name, case in cases.items():
-        found = train(case, Path(sys.argv[3]))
+        found = train(case, Path(sys.argv[3], case.get("kind", "plain")))
         report[name] = compare(found, wanted[case.get("kind", "plain")])
         first.print(name, report[name])
     if first.is_first:

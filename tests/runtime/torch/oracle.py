@@ -5,6 +5,8 @@ Tests compare the runtime's results under every layout with this loop.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -74,12 +76,12 @@ class Positioned(GPT):
 
 
 def meta_model(kind: str = "plain") -> nn.Module:
-    """``plain``, ``tied`` (embedding and output layer), ``normed`` (see NormedAttention) or
-    ``positioned``."""
+    """``plain``, ``tied`` (embedding and output layer), ``normed`` (see NormedAttention),
+    ``mixture`` (of four experts) or ``positioned``."""
     with torch.device("meta"):
         if kind == "positioned":
             return Positioned(CONFIG)
-        model = GPT(CONFIG)
+        model = GPT(replace(CONFIG, experts=4) if kind == "mixture" else CONFIG)
         if kind == "tied":
             model.head.weight = model.embedding.weight
         if kind == "normed":

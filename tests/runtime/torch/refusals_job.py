@@ -153,6 +153,8 @@ CASES: dict[str, tuple[Layout, Callable[[parallel.ParallelRun], nn.Module], int]
     "by hand": (TENSOR, lambda _: model(attention(lambda: ByHand((4, -1)))), 16),
     "more than the stream": (TENSOR, lambda _: model(attention(lambda: Masked((-1, 8)))), 16),
     "experts": (TENSOR, lambda _: model(lambda gpt: setattr(gpt.blocks[0], "mlp", Experts())), 16),
+    "no experts": (Layout(data=2, expert=2), lambda _: meta_model(), 16),
+    "experts and tensor": (TENSOR, lambda _: meta_model("mixture"), 16),
     "sequence": (TENSOR, lambda _: meta_model(), 15),
     "batch": (Layout(data=2, micro_batch=2), lambda _: meta_model(), 16),
     "context, sequence": (CONTEXT, lambda _: meta_model(), 18),

@@ -19,6 +19,7 @@ ONE = {
     "data_parallel": {"strategy": "data_parallel"},
     "offload": {"layout": {"offload": True, "micro_batch": 8}},
     "resumed from four ranks": {"resume": True},
+    "resumed from experts": {"kind": "mixture", "resume": True},
 }
 TWO = {
     "ddp, at once": {"layout": {"data": 2, "micro_batch": 4}},
@@ -52,6 +53,11 @@ TWO = {
     "bf16, fsdp": {"strategy": "fsdp", "precision": "bf16"},
     "fp16, ddp": {"strategy": "ddp", "precision": "fp16"},
     "fp16, fsdp": {"strategy": "fsdp", "precision": "fp16"},
+    "experts, resumed in context": {
+        "layout": {"context": 2, "expert": 2, "sharding": "optimizer"},
+        "kind": "mixture",
+        "resume": True,
+    },
     "resumed in context": {"layout": {"context": 2, "sharding": "full"}, "resume": True},
     "resumed in tensor": {"strategy": "tensor", "resume": True},
     "resumed in zb-v": {"layout": {"pipeline": 2, "schedule": "zb-v"}, "resume": True},
@@ -62,7 +68,15 @@ FOUR = {
     "tensor, zero-1": {"layout": {"tensor": 2, "data": 2, "sharding": "optimizer"}},
     "tensor x pipeline": {"layout": {**SPLIT, "sequence_parallel": True}, "logits": 32},
     "tensor x zb-1p": {"layout": {**SPLIT, "schedule": "zb-1p", "sequence_parallel": True}},
-    "pipeline, copied": {"layout": {"pipeline": 2, "data": 2, "schedule": "gpipe"}},
+    "experts in a pipeline": {
+        "layout": {"pipeline": 2, "data": 2, "expert": 2, "schedule": "gpipe"},
+        "kind": "mixture",
+    },
+    "experts, sharded": {
+        "layout": {"data": 4, "expert": 2, "sharding": "full", "recompute": "full"},
+        "kind": "mixture",
+        "stop": 1,
+    },
     "pipeline, sharded": {"layout": {"pipeline": 2, "data": 2, "sharding": "full"}},
     "interleaved, zero-1": {
         "layout": {"pipeline": 2, "virtual_pipeline": 2, "data": 2, "sharding": "optimizer"}

@@ -22,6 +22,8 @@ REASONS = {
     "by hand": "the ranks' inputs to attention.o_proj do not add up to the input",
     "more than the stream": "residual stream as its only input (AssertionError: no mask)",
     "experts": "cannot tell how blocks.0 uses its list 'mlp.experts'",
+    "no experts": "GPT has no experts for expert 2: build them with",
+    "experts and tensor": "tensor parallelism does not split the experts of blocks.0",
     "sequence": "sequence_parallel cannot split sequences of 15 over tensor 2",
     "batch": "part of a global batch of 8 is 4 samples, not 3",
     "context, sequence": "context 2 cannot split sequences of 18 into two chunks for each rank",

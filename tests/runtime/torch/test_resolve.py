@@ -59,7 +59,18 @@ def test_the_cluster_file_overrides_the_script() -> None:
             Training(),
             "is for 2 ranks (tensor 1 x pipeline 1 x data 2), but 4",
         ),
-        ("3d", Layout(data=4, expert=2), Training(), "does not split by expert"),
+        (
+            "3d",
+            Layout(data=4, expert=2, recompute="selective"),
+            Training(),
+            "cannot recompute a layer selectively",
+        ),
+        (
+            "3d",
+            Layout(data=4, sharding="hybrid", shard=2, expert=0),
+            Training(),
+            "expert 0 is not a valid size",
+        ),
         ("data_parallel", None, Training(), "with 4 processes, or a split model, use ddp"),
         ("3d", Layout(data=4), Training(global_batch=6), "use a multiple of 4"),
         (

@@ -49,8 +49,8 @@ class Stage:
     def autocast(self) -> bool:
         """Whether autocast, not FSDP, casts: true if nothing is sharded or split."""
         layout = self.layout
-        whole = layout.tensor == layout.pipeline == 1 and layout.sharding == "none"
-        return whole and not layout.offload and self.compute == 2
+        whole = layout.tensor == layout.pipeline == layout.expert == 1
+        return whole and layout.sharding == "none" and not layout.offload and self.compute == 2
 
     @property
     def tokens(self) -> float:
@@ -66,10 +66,17 @@ class Stage:
         """On this rank before they are sharded."""
         return sum(parameters_of_stage(self.shape, self.layout, self.layers, self.stage))
 
+    @cached_property
+    def parameter_shard(self) -> float:
+        """Parameters on this rank. Ranks with the same experts share the states of these only."""
+        dense, experts = parameters_of_stage(self.shape, self.layout, self.layers, self.stage)
+        shards = self.layout.shards
+        return dense / shards + experts / max(1, shards // self.layout.expert)
+
     @property
     def weights(self) -> float:
         """Bytes of the 32-bit parameters; offloaded ones are in the host's memory."""
-        return 0.0 if self.layout.offload else 4 * self.parameters / self.layout.shards
+        return 0.0 if self.layout.offload else 4 * self.parameter_shard
 
     @property
     def moments(self) -> float:
@@ -78,8 +85,10 @@ class Stage:
 
     @property
     def layer(self) -> float:
-        """Parameters of one layer; of a mixture, a layer with experts."""
-        return self.shape.layer_parameters() / self.layout.tensor
+        """Parameters of one layer; of a mixture, a layer with this rank's experts."""
+        shape, layout = self.shape, self.layout
+        elsewhere = shape.experts * shape.expert_parameters * (1 - 1 / layout.expert)
+        return (shape.layer_parameters() - elsewhere) / layout.tensor
 
     @property
     def head(self) -> float:
@@ -164,7 +173,9 @@ def highest_phase(stage: Stage) -> Phase:
 
 def _phases(s: Stage) -> Iterator[Phase]:
     layout, c = s.layout, s.compute
-    shards, several = layout.shards, layout.grad_accumulation > 1 or layout.pipeline > 1
+    several = layout.grad_accumulation > 1 or layout.pipeline > 1
+    # Ranks that share one parameter's states; fewer share those of experts.
+    shards = s.parameters / s.parameter_shard
     scattered = s.weights
     # Gradients that are reduced once per step are kept whole, in 32 bits; others as shards.
     whole = several and (layout.sharding in ("none", "optimizer") or layout.pipeline > 1)

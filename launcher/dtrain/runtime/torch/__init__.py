@@ -21,6 +21,7 @@ from dtrain.runtime.layout import Layout, Training
 from dtrain.runtime.torch import checkpoint
 from dtrain.runtime.torch.batches import Batches
 from dtrain.runtime.torch.context import positions
+from dtrain.runtime.torch.experts import MixtureOfExperts
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.run import ParallelRun, init
 from dtrain.runtime.torch.timing import StepTimer
@@ -28,6 +29,7 @@ from dtrain.runtime.torch.timing import StepTimer
 __all__ = [
     "Batches",
     "Layout",
+    "MixtureOfExperts",
     "ParallelModel",
     "ParallelRun",
     "StepTimer",

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from dtrain.runtime.layout import Layout
 from dtrain.runtime.progress import steps
+from dtrain.runtime.torch.experts import banks
 from dtrain.runtime.torch.passes import Passes
 from dtrain.runtime.torch.precision import LossScale
 from dtrain.runtime.torch.sharding import gather_no_more
@@ -39,6 +40,10 @@ class ParallelModel:
         self._layout = layout
         self._mesh = mesh
         self._timer = timer
+        self._expert_names = tuple(
+            f"{name}." for part in parts for name in banks(part) if layout.expert > 1
+        )
+        """Prefixes of the names of parameters that not all data ranks hold."""
         self._clipped: Tensor | None = None
         """The gradient norm that `clip_gradients` computed in this step."""
 
@@ -81,14 +86,18 @@ class ParallelModel:
     def gradient_norm(self) -> Tensor:
         """The Euclidean norm of all gradients of the model, over all ranks. Not finite if any
         gradient is not finite."""
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        here = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+        here = self._gradients_here()
         # The list is empty on a rank whose parameters are all frozen, but the other ranks wait.
         device = "cpu" if self._layout.offload else self._mesh.device_type
         norms = torch.stack(torch._foreach_norm(here)) if here else torch.zeros(0, device=device)
         # Several ranks hold each stage. A piece that more than one rank holds must count once.
         holders = dist.get_world_size() // self._layout.pipeline
-        copies = torch.tensor([holders / _pieces(g) for g in gradients], device=norms.device)
+        pieces = [
+            _pieces(p.grad) * (self._layout.expert if self._of_expert(name) else 1)
+            for name, p in self.named_parameters()
+            if p.grad is not None
+        ]
+        copies = torch.tensor([holders / count for count in pieces], device=norms.device)
         square = (norms.square() / copies).sum()
         with steps.waiting():
             dist.all_reduce(square)
@@ -97,7 +106,9 @@ class ParallelModel:
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Scale the gradients to a norm of at most ``max_norm``. Returns the norm before that."""
         norm = self._clipped = self.gradient_norm()
-        nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
+        # On this rank's shards: one call takes no DTensors of several meshes, as experts have.
+        if here := self._gradients_here():
+            torch._foreach_mul_(here, (max_norm / (norm + 1e-6)).clamp(max=1.0).to(here[0].device))
         return norm
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -135,13 +146,24 @@ class ParallelModel:
 
     def _settle_gradients(self) -> None:
         """Sum gradients that tensor ranks hold in parts, and remove the loss scale."""
-        for parameter in self.parameters():
+        for name, parameter in self.named_parameters():
             gradient = parameter.grad
             if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
                 # Without FSDP, the gradient of a norm must still be summed over the tensor ranks.
                 parameter.grad = gradient.redistribute(placements=parameter.placements)
+            if self._of_expert(name) and parameter.grad is not None:
+                # It sums over the tokens of all expert ranks, but FSDP has averaged only over the
+                # ranks that hold this expert.
+                parameter.grad.div_(self._layout.expert)
             if self.loss_scale.enabled and parameter.grad is not None:
                 parameter.grad.div_(self.loss_scale.scale)
+
+    def _gradients_here(self) -> list[Tensor]:
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        return [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+
+    def _of_expert(self, name: str) -> bool:
+        return bool(self._expert_names) and name.startswith(self._expert_names)
 
     def _mean_over_ranks(self, loss: Tensor | None) -> Tensor:
         device = torch.device(self._mesh.device_type)

@@ -15,6 +15,7 @@ from dtrain.runtime.torch import pipeline
 from dtrain.runtime.torch.agreement import agreed
 from dtrain.runtime.torch.anatomy import Anatomy, dissect
 from dtrain.runtime.torch.context import SequencePasses, SequenceShare
+from dtrain.runtime.torch.experts import ExpertSplit, banks
 from dtrain.runtime.torch.logits import SplitLogits, of_split_logits, output_layer, same_when_split
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.passes import Loss, MicroBatches, Passes, Pipelined, in_float32
@@ -43,6 +44,7 @@ class Place:
     device: torch.device
     share: SequenceShare | None
     """This rank's share of each sequence, under context parallelism."""
+    experts: ExpertSplit | None
 
     @property
     def by_fsdp(self) -> bool:
@@ -134,6 +136,8 @@ def _placed(
         # Test all blocks on every rank. The test copies share no tensor with the model.
         whole = {name: model.get_submodule(name) for name in anatomy.blocks}
         split.refuse(whole, Materializer(place.device, seed, init))
+    if place.experts is not None:
+        place.experts.refuse(model)
     if place.share is not None:
         place.share.refuse(model, anatomy, Materializer(place.device, seed, init))
     placer = _Placer(anatomy, tied(model), place, Materializer(place.device, seed, init), split)
@@ -175,6 +179,8 @@ class _Placer:
             Sharder(layout, self.place.mesh, self.place.precision) if self.place.by_fsdp else None
         )
         for name, block in self._present(part, self.anatomy.blocks).items():
+            if self.place.experts is not None:
+                self.place.experts(block)
             self.materialize(name, block)
             if layout.tensor > 1:
                 self.split.block(block)
@@ -182,6 +188,9 @@ class _Placer:
                 self.place.share.block(block)
             recompute(block, layout.recompute)
             if sharder is not None:
+                if self.place.experts is not None:
+                    for bank in banks(block).values():
+                        sharder(bank, self.place.experts.mesh)
                 sharder(block)
         around = self._present(part, self.anatomy.around)
         for name, module in around.items():

@@ -138,12 +138,7 @@ def _check_names(layout: Layout) -> None:
 
 
 def _check_sizes(strategy: str, layout: Layout, world: StartedRanks) -> None:
-    for name in layout.split_by(("expert",)):
-        raise ValueError(
-            f"this runtime does not split by {name}; use strategy none and split it in the"
-            f" script, or a layout with {name} 1"
-        )
-    for name in (*SIZES, "virtual_pipeline", "shard", "micro_batch", "grad_accumulation"):
+    for name in (*SIZES, "expert", "virtual_pipeline", "shard", "micro_batch", "grad_accumulation"):
         size = getattr(layout, name)
         if size is not None and size < 1:
             raise ValueError(f"{name} {size} is not a valid size; it must be at least 1")

@@ -26,6 +26,7 @@ from dtrain.runtime.progress import steps
 from dtrain.runtime.stopping import catch_sigterm, stop_requested
 from dtrain.runtime.torch.batches import Batches, Dataset
 from dtrain.runtime.torch.context import SequenceShare
+from dtrain.runtime.torch.experts import ExpertSplit, mesh_sizes_of_experts
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.parallelize import Place, parallelize
 from dtrain.runtime.torch.passes import Loss
@@ -59,6 +60,7 @@ class ParallelRun:
         """Number of ranks that see different samples."""
         self.data_rank = self._copy // layout.context
         self._share = SequenceShare(_context_mesh(layout, device)) if layout.context > 1 else None
+        self._experts = ExpertSplit(_expert_mesh(layout, device)) if layout.expert > 1 else None
         self._owns = owns
         self._catches = False
 
@@ -109,10 +111,18 @@ class ParallelRun:
         mean over tokens. Blocks must take positions from `positions` and attention from
         `F.scaled_dot_product_attention`; each kind of block is tested.
 
+        Expert parallelism spreads the experts of every `MixtureOfExperts`.
+
         Raises ValueError, on every rank, for a model that the layout cannot split.
         """
         place = Place(
-            self.strategy, self.layout, self.precision, self.mesh, self.device, self._share
+            self.strategy,
+            self.layout,
+            self.precision,
+            self.mesh,
+            self.device,
+            self._share,
+            self._experts,
         )
         parallelized = parallelize(
             model, place, loss=loss, init=init, seed=seed, blocks=blocks, column=column, row=row
@@ -276,3 +286,12 @@ def _context_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
         mesh_dim_names=("pipeline", "data", "context", "tensor"),
     )
     return mesh["context"]
+
+
+def _expert_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
+    """The ranks that hold the experts of one stage. Those with different experts are neighbors."""
+    return init_device_mesh(
+        device.type,
+        (layout.pipeline, *mesh_sizes_of_experts(layout), layout.expert, layout.tensor),
+        mesh_dim_names=("pipeline", "replicate", "shard", "expert", "tensor"),
+    )

@@ -27,13 +27,15 @@ def by_fsdp(layout: Layout, precision: str) -> bool:
     """Whether FSDP2 manages the parameters.
 
     It also manages plain copies (over a mesh with shards of size 1) where DDP cannot: DDP's reducer
-    supports neither split tensors nor a pipeline's order of backward passes. And it casts split
+    supports neither split tensors, a pipeline's order of backward passes, nor ranks with different
+    experts. And it casts split
     models to 16 bits, even on one data rank: under autocast the residual stream stays in 32 bits.
     Zero-bubble schedules need autocast, because they split the backward pass that FSDP hooks into.
     """
     split = layout.tensor > 1 or layout.pipeline > 1
     casts = precision != "fp32" and not layout.schedule.startswith("zb-")
-    return layout.offload or layout.sharding != "none" or (split and (layout.copies > 1 or casts))
+    differ = layout.expert > 1 or (split and (layout.copies > 1 or casts))
+    return layout.offload or layout.sharding != "none" or differ
 
 
 def mesh_sizes(layout: Layout) -> tuple[int, int]:
@@ -48,8 +50,9 @@ class Sharder:
         if layout.tensor > 1:
             # Outputs of split layers are views; `TensorSplit` copies the one where that matters.
             warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+        self._mesh = mesh
         copied = layout.sharding in ("none", "hybrid")
-        self._mesh = mesh["replicate", "shard"] if copied else mesh["shard"]
+        self._dimensions = ("replicate", "shard") if copied else ("shard",)
         self._reshard = layout.shards_parameters
         self._precision = (
             MixedPrecisionPolicy()
@@ -62,12 +65,12 @@ class Sharder:
             else OffloadPolicy()
         )
 
-    def __call__(self, module: nn.Module) -> None:
+    def __call__(self, module: nn.Module, mesh: DeviceMesh | None = None) -> None:
         """Shard the parameters of ``module`` that are not sharded yet. They are gathered
-        together."""
+        together. ``mesh``: if not all data ranks hold them."""
         fully_shard(
             module,
-            mesh=self._mesh,
+            mesh=(mesh or self._mesh)[self._dimensions],
             reshard_after_forward=self._reshard,
             mp_policy=self._precision,
             offload_policy=self._offload,

@@ -28,6 +28,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from dtrain.runtime.torch.experts import banks
 from dtrain.runtime.torch.heads import refuse_what_shares_change
 from dtrain.runtime.torch.weights import Materializer
 
@@ -126,6 +127,11 @@ class TensorSplit:
                 raise ValueError(_no_place(full, inner, module))
 
     def _check_block(self, name: str, block: nn.Module) -> None:
+        if banks(block):
+            raise ValueError(
+                f"tensor parallelism does not split the experts of {name}; use a layout with tensor"
+                " 1, and expert to spread them"
+            )
         for inner, module in block.named_modules():
             if inner and isinstance(module, nn.ModuleList):
                 raise ValueError(
