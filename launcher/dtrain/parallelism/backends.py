@@ -27,10 +27,8 @@ class Backend:
     sends_shares: bool = True
     """Whether each tensor rank sends its share of an activation to the next stage even without
     sequence parallelism (scatter-gather, SC21 section 4.1)."""
-    context: bool = True
     context_across_hosts: bool = True
     """Whether plans put the context ranks of one sequence on several hosts."""
-    expert: bool = True
     recomputes_experts: bool = True
     """Whether layers whose experts are on several ranks can be recomputed selectively."""
     fp8: bool = True
@@ -79,9 +77,6 @@ def backend_of(layout: Layout) -> Backend:
 def refusals(shape: Shape, layout: Layout, precision: Precision) -> Iterator[str]:
     """Yield the reasons why the layout's backend cannot train ``shape`` this way, if any."""
     backend, t = backend_of(layout), layout.tensor
-    for key in layout.split_by(("context", "expert")):
-        if not getattr(backend, key):
-            yield f"{key} parallelism"
     if layout.expert > 1 and layout.recompute == "selective" and not backend.recomputes_experts:
         yield "selective recompute of layers with experts on several ranks"
     if precision == "fp8" and not backend.fp8:

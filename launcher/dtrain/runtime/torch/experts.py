@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -44,8 +44,8 @@ class MixtureOfExperts(nn.Module):
         outputs = self._computed(tokens[order // self.active], counts)
         # (tokens, active, width). A product with the probabilities saves one tensor of this size;
         # index_add would save two.
-        restored = outputs[order.argsort()].unflatten(0, chosen.shape)
-        mixed = weights.to(restored.dtype).unsqueeze(1) @ restored
+        restored = outputs[order.argsort()].view(*chosen.shape, -1)
+        mixed: Tensor = weights.to(restored.dtype).unsqueeze(1) @ restored
         return mixed.to(tokens.dtype).view(x.shape)
 
     def keep_share(self, mesh: DeviceMesh) -> None:
@@ -147,13 +147,33 @@ def _groups(numbers: Sequence[int], size: int) -> list[Sequence[int]]:
     return [numbers[start : start + size] for start in range(0, len(numbers), size)]
 
 
+class _Exchange(torch.autograd.Function):
+    """Sends tokens to the ranks of a group, and their gradients back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tokens: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.back = received, sent, group
+        return _exchange(tokens, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _exchange(gradient, *ctx.back), None, None, None
+
+
+def _exchange(
+    tokens: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
+) -> Tensor:
+    output = tokens.new_empty(sum(received), tokens.shape[-1])
+    dist.all_to_all_single(output, tokens.contiguous(), received, sent, group)
+    return output
+
+
 def _exchanged(
     tokens: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
 ) -> Tensor:
     """The tokens that the ranks send here, ordered by rank. ``sent`` and ``received`` are the
     numbers of tokens for and from each rank."""
-    output = tokens.new_empty(sum(received), tokens.shape[-1])
-    found: Tensor = torch.distributed.nn.functional.all_to_all_single(  # type: ignore[no-untyped-call]
-        output, tokens.contiguous(), received, sent, group
-    )
+    found: Tensor = _Exchange.apply(tokens, sent, received, group)  # type: ignore[no-untyped-call]
     return found
