@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dtrain.engines.slurm.judgement import duration
-from dtrain.engines.slurm.partitions import Machine, Partition
+from dtrain.engines.slurm.partitions import Partition, SlurmMachine
 from dtrain_cli.first_file import in_table, scalar
 
 DAY = 86400.0
@@ -63,10 +63,10 @@ def text(answers: SlurmAnswers, partitions: Sequence[Partition]) -> str:
     )
 
 
-def machines_alike(partition: Partition) -> tuple[Machine, ...]:
+def machines_alike(partition: Partition) -> tuple[SlurmMachine, ...]:
     """The machines of the most common kind: the same GPUs and CPUs."""
 
-    def kind(machine: Machine) -> tuple[object, ...]:
+    def kind(machine: SlurmMachine) -> tuple[object, ...]:
         return (*sorted(machine.gpus.items()), machine.cpus)
 
     with_gpus = [machine for machine in partition.machines if machine.gpus]
@@ -91,7 +91,7 @@ def summaries(partitions: Sequence[Partition]) -> Iterator[str]:
         )
 
 
-def _request(answers: SlurmAnswers, alike: Sequence[Machine]) -> Iterator[str]:
+def _request(answers: SlurmAnswers, alike: Sequence[SlurmMachine]) -> Iterator[str]:
     partition, first = answers.partition, alike[0]
     yield f"partition: {scalar(partition.name)}"
     if partition.allowed_accounts:
@@ -106,7 +106,7 @@ def _request(answers: SlurmAnswers, alike: Sequence[Machine]) -> Iterator[str]:
         yield f"login: {scalar(answers.login)}"
 
 
-def _devices(alike: Sequence[Machine]) -> Iterator[str]:
+def _devices(alike: Sequence[SlurmMachine]) -> Iterator[str]:
     gpus = alike[0].gpus
     if not alike[0].count():
         yield "  gpus: 0"

@@ -16,6 +16,7 @@ from dtrain.session.machine import (
     AbortHost,
     Action,
     Alarm,
+    AttemptOutcome,
     AttemptPhase,
     AttemptState,
     Detached,
@@ -29,7 +30,6 @@ from dtrain.session.machine import (
     Interrupted,
     KillHost,
     LauncherFailed,
-    Outcome,
     SetAlarm,
     StartHost,
     StopHost,
@@ -96,7 +96,7 @@ def test_the_walk_fires_every_event() -> None:
 
 def test_a_hung_job_is_killed_at_once() -> None:
     state, actions = run(running(), Hung())
-    assert (state.phase, state.outcome) == (AttemptPhase.STOPPING, Outcome.WORKER_FAILED)
+    assert (state.phase, state.outcome) == (AttemptPhase.STOPPING, AttemptOutcome.WORKER_FAILED)
     assert [StopHost("a", 0.0), StopHost("b", 0.0)] == [
         one for one in actions if isinstance(one, StopHost)
     ]
@@ -178,32 +178,32 @@ def test_a_run_that_goes_well() -> None:
     state, _ = run(
         state, WorkerExited(WORKERS[0], False), HostEnded("a"), WorkerExited(WORKERS[1], False)
     )
-    assert (state.phase, state.outcome) == (AttemptPhase.STOPPING, Outcome.DONE)
+    assert (state.phase, state.outcome) == (AttemptPhase.STOPPING, AttemptOutcome.DONE)
     assert run(state, HostEnded("b"))[0].phase is AttemptPhase.ENDED
 
 
 def test_a_failed_worker_stops_every_host_soon() -> None:
     state, actions = run(running(), WorkerExited(WORKERS[1], True))
-    assert state.outcome is Outcome.WORKER_FAILED
+    assert state.outcome is AttemptOutcome.WORKER_FAILED
     assert actions[:2] == [StopHost("a", FAILURE_GRACE), StopHost("b", FAILURE_GRACE)]
 
 
 def test_services_stop_when_the_workers_are_done() -> None:
     done = [WorkerExited(worker, False) for worker in WORKERS]
     state, actions = run(running(service=True), *done)
-    assert state.outcome is Outcome.DONE
+    assert state.outcome is AttemptOutcome.DONE
     assert StopHost("b", FAILURE_GRACE) in actions
 
 
 def test_a_service_may_finish_before_the_workers() -> None:
     done = [WorkerExited(worker, False) for worker in [SERVICE, *WORKERS]]
     state, actions = run(running(service=True), *done)
-    assert (state.outcome, actions) == (Outcome.DONE, [SetAlarm(CLEANING)])
+    assert (state.outcome, actions) == (AttemptOutcome.DONE, [SetAlarm(CLEANING)])
 
 
 def test_a_service_that_dies_early_fails_the_run() -> None:
     state, _ = run(running(service=True), WorkerExited(SERVICE, True))
-    assert state.outcome is Outcome.WORKER_FAILED
+    assert state.outcome is AttemptOutcome.WORKER_FAILED
 
 
 def test_a_refusal_waits_for_the_other_hosts() -> None:
@@ -219,7 +219,7 @@ def test_a_refusal_waits_for_the_other_hosts() -> None:
 )
 def test_a_refusal_never_starts_anything(last: Event) -> None:
     state, actions = run(start(), HostRefused("a"), last)
-    assert state.outcome is Outcome.HOST_FAILED
+    assert state.outcome is AttemptOutcome.HOST_FAILED
     assert not any(isinstance(action, StartHost) for action in actions)
 
 
@@ -242,7 +242,7 @@ def test_a_person_gets_grace_then_force_then_an_end() -> None:
     state, _ = run(state, Interrupted())
     assert state.phase is AttemptPhase.ENDED
     assert state.hosts == {"a": HostCondition.CLEAN, "b": HostCondition.LOST}
-    assert state.outcome is Outcome.INTERRUPTED
+    assert state.outcome is AttemptOutcome.INTERRUPTED
 
 
 def test_a_host_whose_workers_are_done_may_end_first() -> None:
@@ -252,5 +252,5 @@ def test_a_host_whose_workers_are_done_may_end_first() -> None:
 
 def test_a_host_that_ends_owing_a_worker_fails_the_run() -> None:
     state, actions = run(running(), HostEnded("a"))
-    assert state.outcome is Outcome.HOST_FAILED
+    assert state.outcome is AttemptOutcome.HOST_FAILED
     assert actions[:1] == [StopHost("b", FAILURE_GRACE)]

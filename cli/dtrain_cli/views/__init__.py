@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TextIO
 
-from dtrain.session.feed import Receiver
+from dtrain.session.feed import RunReceiver
 from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.view import Filters, View
 
@@ -43,7 +43,7 @@ def make_view(
     when the reader of stdout or stderr is gone.
     """
 
-    def receiver(broken: Callable[[OSError], None]) -> Receiver:
+    def receiver(broken: Callable[[OSError], None]) -> RunReceiver:
         out, err = Outlet(stdout, broken), Outlet(stderr, broken)
         if json:
             from dtrain_cli.views.json_lines import JsonLines

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.messages.telemetry import Gpu, Sample
+from dtrain.messages.telemetry import GpuSample, Sample
 from dtrain.runs.progress import Progress
 from dtrain_cli.views import names
 from dtrain_cli.views.progress import ProgressLine
-from dtrain_cli.views.troubles import Trouble, are_busy, trouble
+from dtrain_cli.views.troubles import GpuTrouble, are_busy, trouble
 
 BAD = ("unreachable", "lost", "failed")
 _CONNECTED = ("syncing", "preparing", "ready", "running", "stopping", "ended")
@@ -34,7 +34,7 @@ class HostRow:
     """When the sample arrived."""
 
     @property
-    def gpus(self) -> list[Gpu]:
+    def gpus(self) -> list[GpuSample]:
         found = self.sample.gpus if self.sample is not None else ()
         return [gpu for gpu in found if not self.job_gpus or gpu.index in self.job_gpus]
 
@@ -83,10 +83,10 @@ class Board:
         states = {host.state for host in self.hosts.values()}
         return bool(states) and states <= {*_CONNECTED, *BAD}
 
-    def gpus(self) -> list[Gpu]:
+    def gpus(self) -> list[GpuSample]:
         return [gpu for host in self.hosts.values() for gpu in host.gpus]
 
-    def troubles(self) -> dict[str, dict[int, Trouble]]:
+    def troubles(self) -> dict[str, dict[int, GpuTrouble]]:
         """What is odd, by host and GPU. Only while all hosts run: a start or a stop is no
         trouble."""
         busy = are_busy(self.gpus()) and {host.state for host in self.hosts.values()} == {"running"}

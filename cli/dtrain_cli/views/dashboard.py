@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from dtrain.framing import clean
-from dtrain.messages.telemetry import Gpu
+from dtrain.messages.telemetry import GpuSample
 from dtrain_cli.views import names
 from dtrain_cli.views.board import BAD, STALE, Board, HostRow, state, summary
-from dtrain_cli.views.troubles import Trouble, summaries
+from dtrain_cli.views.troubles import GpuTrouble, summaries
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _MAX_NAME = 24
@@ -54,7 +54,7 @@ def snapshot(board: Board, now: float, columns: int = 120) -> str:
     return "".join(f"{line.plain.rstrip()}\n" for line in lines)
 
 
-def _words(board: Board, troubles: Mapping[str, Mapping[int, Trouble]]) -> list[Text]:
+def _words(board: Board, troubles: Mapping[str, Mapping[int, GpuTrouble]]) -> list[Text]:
     """What is odd, in words."""
     words = [Text(f" {clean(text)}", one.style) for text, one in summaries(troubles)]
     if board.slow is not None:
@@ -135,7 +135,7 @@ class _Table:
     def __init__(
         self,
         board: Board,
-        troubles: Mapping[str, Mapping[int, Trouble]],
+        troubles: Mapping[str, Mapping[int, GpuTrouble]],
         columns: int,
         now: float,
     ) -> None:
@@ -245,17 +245,17 @@ class _Cell:
 
     width: int
     title: str
-    draw: Callable[[Gpu, str], str]
+    draw: Callable[[GpuSample, str], str]
 
 
-def _append(line: Text, cell: _Cell, gpu: Gpu, trouble: Trouble | None) -> None:
+def _append(line: Text, cell: _Cell, gpu: GpuSample, trouble: GpuTrouble | None) -> None:
     mark = trouble.mark if trouble is not None else " "
     style = trouble.style if trouble is not None else _shade(gpu.use)
     line.append(cell.draw(gpu, mark).rjust(cell.width), style)
     line.append(" ")
 
 
-def _use(gpu: Gpu) -> str:
+def _use(gpu: GpuSample) -> str:
     return "  –" if gpu.use is None else f"{gpu.use:3.0f}"
 
 
@@ -263,13 +263,13 @@ def _bar(part: float | None) -> str:
     return "?" if part is None else _BARS[min(8, max(0, round(part * 8)))]
 
 
-def _gigabytes(gpu: Gpu) -> str:
+def _gigabytes(gpu: GpuSample) -> str:
     if gpu.memory_used is None or gpu.memory_total is None:
         return "–"
     return f"{gpu.memory_used / 1024:.0f}/{gpu.memory_total / 1024:.0f}G"
 
 
-def _whole(gpu: Gpu, mark: str) -> str:
+def _whole(gpu: GpuSample, mark: str) -> str:
     heat = "" if gpu.temperature is None else f"{gpu.temperature:.0f}°"
     power = "" if gpu.power is None else f"{gpu.power:.0f}W"
     return f"{_use(gpu)}% {_gigabytes(gpu):>8} {heat:>4} {power:>5} {mark}"
@@ -336,12 +336,12 @@ def _mean_cell(cells: Sequence[str]) -> str:
     return f"{_mean(parts):.0f}%" if parts else ""
 
 
-def _mean_gpu(gpus: Sequence[Gpu]) -> Gpu:
+def _mean_gpu(gpus: Sequence[GpuSample]) -> GpuSample:
     def mean(key: str) -> float | None:
         values = [value for gpu in gpus if (value := getattr(gpu, key)) is not None]
         return _mean(values) if values else None
 
-    return Gpu(
+    return GpuSample(
         gpus[0].index,
         mean("use"),
         mean("memory_used"),

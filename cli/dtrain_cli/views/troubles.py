@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from dtrain.messages.telemetry import HARDWARE, HEAT, Gpu
+from dtrain.messages.telemetry import HARDWARE, HEAT, GpuSample
 from dtrain_cli.views import names
 
 FULL = 0.95
@@ -16,7 +16,7 @@ IDLE, BUSY = 10, 50
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class GpuTrouble:
     mark: str
     """One letter, which a GPU's cell shows."""
     style: str
@@ -25,34 +25,34 @@ class Trouble:
     """About this GPU."""
 
 
-def trouble(gpu: Gpu, *, busy: bool) -> Trouble | None:
+def trouble(gpu: GpuSample, *, busy: bool) -> GpuTrouble | None:
     """The worst that is odd about a GPU. ``busy``: whether most GPUs of the job work."""
     if gpu.xids:
         errors = names.count(gpu.xids, "Xid error")
-        return Trouble("X", "white on red", "GPU errors", f"{errors} since the start")
+        return GpuTrouble("X", "white on red", "GPU errors", f"{errors} since the start")
     slowed = gpu.slowed or 0
     if slowed & (HEAT | HARDWARE):
         why = "heat" if slowed & HEAT else "power or hardware"
         parts = [] if gpu.temperature is None else [f"{gpu.temperature:.0f} °C"]
         if gpu.clock is not None and gpu.clock_max:
             parts.append(f"{gpu.clock:,.0f} of {gpu.clock_max:,.0f} MHz")
-        return Trouble("T", "black on yellow", f"clock throttled by {why}", ", ".join(parts))
+        return GpuTrouble("T", "black on yellow", f"clock throttled by {why}", ", ".join(parts))
     if gpu.memory is not None and gpu.memory >= FULL:
         used, total = (gpu.memory_used or 0) / 1024, (gpu.memory_total or 0) / 1024
-        return Trouble("M", "black on magenta", "memory full", f"{used:.1f} of {total:.1f} GiB")
+        return GpuTrouble("M", "black on magenta", "memory full", f"{used:.1f} of {total:.1f} GiB")
     if busy and gpu.use is not None and gpu.use < IDLE:
-        return Trouble("I", "black on cyan", "idle")
+        return GpuTrouble("I", "black on cyan", "idle")
     return None
 
 
-def are_busy(gpus: Sequence[Gpu]) -> bool:
+def are_busy(gpus: Sequence[GpuSample]) -> bool:
     used = [gpu.use for gpu in gpus if gpu.use is not None]
     return bool(used) and median(used) >= BUSY
 
 
-def summaries(found: Mapping[str, Mapping[int, Trouble]]) -> list[tuple[str, Trouble]]:
+def summaries(found: Mapping[str, Mapping[int, GpuTrouble]]) -> list[tuple[str, GpuTrouble]]:
     """One line for each kind of trouble, the worst first. ``found`` is by host and GPU."""
-    kinds: dict[tuple[str, str], list[tuple[str, int, Trouble]]] = {}
+    kinds: dict[tuple[str, str], list[tuple[str, int, GpuTrouble]]] = {}
     for host, gpus in found.items():
         for index, one in gpus.items():
             kinds.setdefault((one.mark, one.what), []).append((host, index, one))
@@ -68,5 +68,5 @@ def summaries(found: Mapping[str, Mapping[int, Trouble]]) -> list[tuple[str, Tro
             text = f"{host} GPUs {which}: {what}"
         else:
             text = f"{len(cases)} GPUs on {names.hosts(hosts)}: {what}"
-        lines.append((text, Trouble(mark, first.style, what)))
+        lines.append((text, GpuTrouble(mark, first.style, what)))
     return lines

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dtrain.session.feed import Feed, Receiver
+from dtrain.session.feed import Feed, RunReceiver
 from dtrain_cli.views.outlet import reader_gone
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class View(Feed):
 
     def __init__(
         self,
-        display: Callable[[Callable[[OSError], None]], Receiver],
+        display: Callable[[Callable[[OSError], None]], RunReceiver],
         filters: Filters,
         on_broken_pipe: Callable[[], None],
     ) -> None:

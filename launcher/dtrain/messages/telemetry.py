@@ -25,7 +25,7 @@ power limit in software, are normal under load."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuSample:
     index: Annotated[int, Range(0, 4096)]
     use: _Amount | None
     """Percent."""
@@ -117,7 +117,7 @@ class Sample:
     disk: Pair | None
     network: Pair | None
     infiniband: Pair | None
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuSample, ...]
     ranks: tuple[RankUse, ...]
 
     @classmethod
@@ -132,7 +132,7 @@ class Sample:
             sent.disk,
             sent.network,
             sent.infiniband,
-            tuple(Gpu(*row) for row in sent.gpus),
+            tuple(GpuSample(*row) for row in sent.gpus),
             tuple(RankUse(*row) for row in sent.ranks),
         )
 

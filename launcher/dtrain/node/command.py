@@ -63,7 +63,7 @@ class Untagged(Tag):
         return None
 
 
-class Command:
+class NodeCommand:
     def __init__(
         self,
         number: int,
@@ -138,7 +138,7 @@ class CommandRelay:
         hidden = {raw(name) for name in request["hidden"]}
         environment = {k: v for k, v in os.environb.items() if k not in hidden}
         self._commands = [
-            Command(number, list(map(raw, argv)), environment, prctl)
+            NodeCommand(number, list(map(raw, argv)), environment, prctl)
             for number, argv in enumerate(request["commands"])
         ]
         limit = request["limit"]
@@ -209,7 +209,7 @@ class CommandRelay:
             for fd in [fd for fd in command.outputs if fd in ready]:
                 self._read(command, fd)
 
-    def _read(self, command: Command, fd: int) -> None:
+    def _read(self, command: NodeCommand, fd: int) -> None:
         try:
             data = os.read(fd, PIECE)
         except BlockingIOError:

@@ -24,7 +24,7 @@ from dtrain.session.ending import Ending
 from dtrain.session.hang_watch import HangWatch
 from dtrain.session.host_state import Leftovers, Post
 from dtrain.session.link import Link
-from dtrain.session.machine import AttemptPhase, HostCondition, Outcome
+from dtrain.session.machine import AttemptOutcome, AttemptPhase, HostCondition
 from dtrain.session.relay import close_all
 
 SIGNAL_POLL = 0.2
@@ -198,9 +198,9 @@ class Attempt:
         if isinstance(post.event, machine.Interrupted):
             self._show_interrupt()
         self._state, actions = machine.step(self._state, post.event)
-        if before.outcome is None and self._state.outcome is Outcome.HOST_FAILED:
+        if before.outcome is None and self._state.outcome is AttemptOutcome.HOST_FAILED:
             self._explain(post)
-        failed = before.outcome is None and self._state.outcome is Outcome.WORKER_FAILED
+        failed = before.outcome is None and self._state.outcome is AttemptOutcome.WORKER_FAILED
         if failed and not self._hang.why:
             self._failed_since = time.monotonic()
         started = self._state.started and not before.started
@@ -306,7 +306,7 @@ class Attempt:
     @property
     def has_failed(self) -> bool:
         """Whether it failed in a way that another attempt could fix."""
-        failed = self._state.outcome in (Outcome.WORKER_FAILED, Outcome.HOST_FAILED)
+        failed = self._state.outcome in (AttemptOutcome.WORKER_FAILED, AttemptOutcome.HOST_FAILED)
         return failed and not self._ending.storage_failed
 
     @property

@@ -18,13 +18,13 @@ from dtrain.runs.log_store import StorageError, changed_since, tail
 from dtrain.session.context import AttemptContext
 from dtrain.session.hang_watch import HangWatch
 from dtrain.session.link import Link
-from dtrain.session.machine import AttemptState, HostCondition, Outcome
+from dtrain.session.machine import AttemptOutcome, AttemptState, HostCondition
 
 _EXIT_CODES = {
-    Outcome.DONE: ExitCode.OK,
-    Outcome.WORKER_FAILED: ExitCode.JOB_FAILED,
-    Outcome.HOST_FAILED: ExitCode.NODE_FAILED,
-    Outcome.INTERRUPTED: ExitCode.INTERRUPTED,
+    AttemptOutcome.DONE: ExitCode.OK,
+    AttemptOutcome.WORKER_FAILED: ExitCode.JOB_FAILED,
+    AttemptOutcome.HOST_FAILED: ExitCode.NODE_FAILED,
+    AttemptOutcome.INTERRUPTED: ExitCode.INTERRUPTED,
 }
 
 _STDERR_TAIL = 1 << 20
@@ -48,9 +48,9 @@ class Ending:
     """Source of the stop request, such as ``Ctrl-C``."""
 
     def report(self, state: AttemptState) -> Report:
-        outcome = state.outcome or Outcome.DONE
+        outcome = state.outcome or AttemptOutcome.DONE
         failures = self.causes()
-        if outcome is Outcome.DONE:
+        if outcome is AttemptOutcome.DONE:
             # Services that were stopped at the end did not fail.
             failures = ()
         grouped_problems = grouped(self.problems, [part.host for part in self.context.plan.hosts])
@@ -63,19 +63,19 @@ class Ending:
             )
         hints = [hint for _, hint in grouped_problems if hint]
         hints += [failure.hint for failure in failures[:1] if failure.hint]
-        if outcome in (Outcome.WORKER_FAILED, Outcome.HOST_FAILED):
+        if outcome in (AttemptOutcome.WORKER_FAILED, AttemptOutcome.HOST_FAILED):
             for host, message in self._broken_hosts():
                 if not failures or failures[0].kernel != message:
                     problems.append(f"{host}: {message.what}")
                     hints.append(message.remedy)
         if self._findings:
             hints.append("fix these findings; `dtrain launch --no-check` skips the check")
-        if self.hang.why and outcome is Outcome.WORKER_FAILED:
+        if self.hang.why and outcome is AttemptOutcome.WORKER_FAILED:
             problems += [*self.hang.standing, *self.hang.stuck_workers()]
         elif failures and failures[0].is_echo:
             problems += self.hang.collective_mismatches()
         exit_code = _EXIT_CODES[outcome]
-        if outcome is Outcome.DONE and problems:
+        if outcome is AttemptOutcome.DONE and problems:
             exit_code = ExitCode.NODE_FAILED
         if any(isinstance(problem, InternalError) for problem in self.problems):
             exit_code = ExitCode.INTERNAL
@@ -93,7 +93,7 @@ class Ending:
         trained by itself. Empty where that is not known for sure, or may be meant."""
         job, processes = self.context.plan.job, self.context.plan.hosts
         workers = [one for part in processes for one in part.processes if one.role != "evaluator"]
-        if state.outcome is not Outcome.DONE or job.framework == "none" or len(workers) < 2:
+        if state.outcome is not AttemptOutcome.DONE or job.framework == "none" or len(workers) < 2:
             return ""
         if any(link.evidence.connected is not False for link in self.links.values()):
             return ""
@@ -111,16 +111,16 @@ class Ending:
     def reason(self, state: AttemptState, failures: tuple[Failure, ...]) -> str:
         """One line. ``failures`` starts with the first cause."""
         match state.outcome:
-            case Outcome.DONE | None:
+            case AttemptOutcome.DONE | None:
                 count = self.context.plan.world_size
                 return "the worker finished" if count == 1 else f"all {count} workers finished"
-            case Outcome.INTERRUPTED:
+            case AttemptOutcome.INTERRUPTED:
                 return self.interrupted_by
-            case Outcome.WORKER_FAILED if self.hang.why:
+            case AttemptOutcome.WORKER_FAILED if self.hang.why:
                 return self.hang.why
-            case Outcome.WORKER_FAILED if failures:
+            case AttemptOutcome.WORKER_FAILED if failures:
                 return f"{failures[0].who} {failures[0].how}"
-            case Outcome.WORKER_FAILED:
+            case AttemptOutcome.WORKER_FAILED:
                 return "something outside dtrain stopped a worker"
             case _ if self._findings:
                 errors = len(self._findings)

@@ -1,7 +1,7 @@
 """Passes the events of a run to one receiver in a separate thread, so that the run never waits.
 
     session threads ── started, host_state, notice, output, progress, finished ──> Feed
-    Feed's thread   ── reads new data from the stream files ──────────────────> Receiver
+    Feed's thread   ── reads new data from the stream files ──────────────────> RunReceiver
 
 Workers' output is never queued in memory. A call only gives the size of a file. When the receiver
 is ready, the thread reads the file in pieces, one stream after the other.
@@ -36,7 +36,7 @@ _PIECE = 128 << 10
 """Bytes read from one stream before the next stream gets its turn."""
 
 
-class Receiver(Protocol):
+class RunReceiver(Protocol):
     """Receives all events of a feed. All calls come from one thread and may block."""
 
     limit: int
@@ -90,10 +90,10 @@ class _Followed:
 
 
 class Feed:
-    """An `Observer` that passes a run on to a `Receiver`. Calls return at once."""
+    """An `Observer` that passes a run on to a `RunReceiver`. Calls return at once."""
 
     def __init__(
-        self, receiver: Receiver, wanted: Callable[[Stream], bool] = lambda stream: True
+        self, receiver: RunReceiver, wanted: Callable[[Stream], bool] = lambda stream: True
     ) -> None:
         """``wanted``: whether to pass on a stream's output."""
         self._receiver = receiver

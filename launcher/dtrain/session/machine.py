@@ -6,8 +6,8 @@ All hosts are prepared before any host starts (``PREPARING``). Once the last hos
 start together (``RUNNING``). If one cannot start, the other hosts get a few seconds to report
 their own problems (``GIVING_UP``). Then all hosts undo their preparation.
 
-An attempt ends with one ``Outcome``, and the first one stays: every worker finished, a worker
-failed, a host failed, or the user stopped it. From then on the goal is that nothing is left running
+The first ``AttemptOutcome`` stays: every worker finished, a worker failed, a host failed, or the
+user stopped it. From then on the goal is that nothing is left running
 (``STOPPING``): each host gets a stop command, and reports when it is clean. A second stop request,
 or a host that takes too long, turns the request into a kill (``KILLING``). Hosts that still do not
 answer are given up, and the report names them. When every host is clean or given up, the attempt
@@ -42,7 +42,7 @@ class AttemptPhase(Enum):
     DETACHED = auto()
 
 
-class Outcome(Enum):
+class AttemptOutcome(Enum):
     """Why an attempt ended."""
 
     DONE = auto()
@@ -79,7 +79,7 @@ class AttemptState:
     services: frozenset[WorkerId]
     grace: float
     """Seconds between TERM and KILL when the user stops the job."""
-    outcome: Outcome | None = None
+    outcome: AttemptOutcome | None = None
     started: bool = False
     """Whether the workers have started."""
 
@@ -260,7 +260,7 @@ def _cannot_start(state: AttemptState, event: Event) -> Step:
     assert isinstance(event, HostRefused | HostEnded | HostLost)
     first = state.phase is AttemptPhase.PREPARING
     state = replace(
-        _mark_over(state, event), phase=AttemptPhase.GIVING_UP, outcome=Outcome.HOST_FAILED
+        _mark_over(state, event), phase=AttemptPhase.GIVING_UP, outcome=AttemptOutcome.HOST_FAILED
     )
     state, actions = _abort_if_all_answered(state)
     if first and state.phase is AttemptPhase.GIVING_UP:
@@ -289,20 +289,20 @@ def _give_up(state: AttemptState, event: Event) -> Step:
 
 
 def _interrupted_early(state: AttemptState, event: Event) -> Step:
-    return _abort(replace(state, outcome=state.outcome or Outcome.INTERRUPTED))
+    return _abort(replace(state, outcome=state.outcome or AttemptOutcome.INTERRUPTED))
 
 
 def _worker_exited(state: AttemptState, event: Event) -> Step:
     assert isinstance(event, WorkerExited)
     if event.failed:
         grace = min(state.grace, FAILURE_GRACE)
-        return _stop(replace(state, outcome=Outcome.WORKER_FAILED), grace)
+        return _stop(replace(state, outcome=AttemptOutcome.WORKER_FAILED), grace)
     awaited = state.awaited - {event.worker}
     services = state.services - {event.worker}
     state = replace(state, awaited=awaited, services=services)
     if awaited:
         return state, []
-    state = replace(state, outcome=Outcome.DONE)
+    state = replace(state, outcome=AttemptOutcome.DONE)
     if services:
         return _stop(state, min(state.grace, FAILURE_GRACE))
     # Each host ends by itself once its processes have; the alarm catches a host that does not.
@@ -314,32 +314,36 @@ def _host_ended(state: AttemptState, event: Event) -> Step:
     # A host may finish while others still run. But if one of its workers has not ended, something
     # outside this launcher stopped the job there.
     if any(worker.host == event.host for worker in state.awaited):
-        state = replace(state, outcome=Outcome.HOST_FAILED)
+        state = replace(state, outcome=AttemptOutcome.HOST_FAILED)
         return _stop(_mark_over(state, event), min(state.grace, FAILURE_GRACE))
     return _mark_over(state, event), []
 
 
 def _host_lost(state: AttemptState, event: Event) -> Step:
     assert isinstance(event, HostLost | HostRefused)
-    state = replace(_mark(state, event.host, HostCondition.LOST), outcome=Outcome.HOST_FAILED)
+    state = replace(
+        _mark(state, event.host, HostCondition.LOST), outcome=AttemptOutcome.HOST_FAILED
+    )
     return _stop(state, min(state.grace, FAILURE_GRACE))
 
 
 def _broken_early(state: AttemptState, event: Event) -> Step:
-    return _abort(replace(state, outcome=Outcome.HOST_FAILED))
+    return _abort(replace(state, outcome=AttemptOutcome.HOST_FAILED))
 
 
 def _broken(state: AttemptState, event: Event) -> Step:
-    return _stop(replace(state, outcome=Outcome.HOST_FAILED), min(state.grace, FAILURE_GRACE))
+    return _stop(
+        replace(state, outcome=AttemptOutcome.HOST_FAILED), min(state.grace, FAILURE_GRACE)
+    )
 
 
 def _hung(state: AttemptState, event: Event) -> Step:
     # Hung processes ignore TERM, and their stacks are already collected.
-    return _stop(replace(state, outcome=Outcome.WORKER_FAILED), 0.0)
+    return _stop(replace(state, outcome=AttemptOutcome.WORKER_FAILED), 0.0)
 
 
 def _interrupted(state: AttemptState, event: Event) -> Step:
-    return _stop(replace(state, outcome=Outcome.INTERRUPTED), state.grace)
+    return _stop(replace(state, outcome=AttemptOutcome.INTERRUPTED), state.grace)
 
 
 def _stop(state: AttemptState, grace: float) -> Step:

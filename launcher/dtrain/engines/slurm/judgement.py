@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dtrain.checks.finding import Finding, Severity, error, warning
 from dtrain.engines.slurm.login_shell import CommandAnswer
-from dtrain.engines.slurm.partitions import Machine, Partition, chosen
+from dtrain.engines.slurm.partitions import Partition, SlurmMachine, chosen
 from dtrain.engines.slurm.submission import hint_for, is_absent
 from dtrain.spec.model import ClusterFile, Slurm
 from dtrain.spec.problems import either, nearest
@@ -173,7 +173,7 @@ class RequestJudge:
 
     def _needs(
         self, partition: Partition
-    ) -> Iterator[tuple[str, Callable[[Machine], bool], str, str]]:
+    ) -> Iterator[tuple[str, Callable[[SlurmMachine], bool], str, str]]:
         """For each key that asks something of a machine: whether a machine has it, in words too,
         and the remedy."""
         slurm, first = self._slurm, self.spec.cluster.hosts[0]

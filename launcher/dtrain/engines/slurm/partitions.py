@@ -18,7 +18,7 @@ MAX_MACHINES = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class SlurmMachine:
     name: str
     state: str
     """Slurm's word, such as ``idle`` or ``draining*``."""
@@ -57,7 +57,7 @@ class Partition:
     allowed_accounts: tuple[str, ...] = ()
     """Empty: all."""
     denied_accounts: tuple[str, ...] = ()
-    machines: tuple[Machine, ...] = ()
+    machines: tuple[SlurmMachine, ...] = ()
 
     @property
     def gpu_types(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ def chosen(partitions: Iterable[Partition], names: str | None) -> tuple[Partitio
 def read(partitions: str, machines: str) -> tuple[Partition, ...]:
     """The partitions in the controller's order. Ignores lines that the commands do not print, such
     as the messages of a site."""
-    members: dict[str, list[Machine]] = {}
+    members: dict[str, list[SlurmMachine]] = {}
     for line in machines.splitlines()[:MAX_MACHINES]:
         name, *fields = line.strip().split("|")
         if len(fields) == 6 and (machine := _machine(*fields)):
@@ -93,7 +93,7 @@ def read(partitions: str, machines: str) -> tuple[Partition, ...]:
     return tuple(found)
 
 
-def _partition(name: str, values: Mapping[str, str], machines: Iterable[Machine]) -> Partition:
+def _partition(name: str, values: Mapping[str, str], machines: Iterable[SlurmMachine]) -> Partition:
     most = values.get("MaxNodes", "")
     return Partition(
         name,
@@ -113,14 +113,14 @@ def _accounts(text: str) -> tuple[str, ...]:
 
 def _machine(
     name: str, state: str, cpus: str, memory: str, features: str, gres: str
-) -> Machine | None:
+) -> SlurmMachine | None:
     if not (name and cpus.isdecimal() and memory.isdecimal()):
         return None
     gpus: dict[str, int] = {}
     for kind, count in _GPUS.findall(gres):
         gpus[kind] = gpus.get(kind, 0) + int(count)
     known = () if features == "(null)" else tuple(features.split(","))
-    return Machine(name, state, int(cpus[:9]), int(memory[:12]), known, gpus)
+    return SlurmMachine(name, state, int(cpus[:9]), int(memory[:12]), known, gpus)
 
 
 def seconds(text: str) -> float | None:

@@ -51,7 +51,7 @@ _ENDED = re.compile(r"\bJobState=(?:CANCELLED|TIMEOUT|DEADLINE|NODE_FAIL|PREEMPT
 _RESTART = re.compile(rb"^dtrain: attempt \d+ ended; the job starts again$", re.MULTILINE)
 
 
-class Step(BatchJob):
+class AllocationScript(BatchJob):
     """Its script runs on this machine, and its sruns are steps of the allocation.
 
     The script runs in a session of its own. The file ``process`` identifies the session, and

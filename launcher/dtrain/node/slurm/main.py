@@ -54,9 +54,9 @@ from dtrain.node.agent.folder import RESERVED, expand, listed
 from dtrain.node.agent.launcher_channel import LauncherChannel
 from dtrain.node.agent.wire import CHUNK, PREAMBLE, raw, shown
 from dtrain.node.agent.worker_files import open_regular, read_regular
-from dtrain.node.slurm.allocated import Step
+from dtrain.node.slurm.allocated import AllocationScript
 from dtrain.node.slurm.commands import OUTPUT, BatchJob, CommandResult
-from dtrain.node.slurm.reports import WorkerReports
+from dtrain.node.slurm.reports import SlurmWorkerReports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ class JobRelay:
         run, allocation = order["run"], order["allocation"]
         nodes = os.path.join(expand(order["run_dir"]), b"nodes")
         folder = os.path.join(nodes, raw(run))
-        job = Step(run, folder, allocation) if allocation else BatchJob(run, folder)
+        job = AllocationScript(run, folder, allocation) if allocation else BatchJob(run, folder)
         job.number = order.get("job") or ""
         only_look = order["op"] == "look"
         while not job.number:
@@ -258,12 +258,12 @@ class JobRelay:
         place = os.path.join(nodes, raw(order["outputs"]))
         offsets, roles = order.get("offsets", {}), order["roles"]
         outputs = Outputs(place, offsets, roles, order["torchruns"], self._channel)
-        reports = WorkerReports(place, order["op"] == "follow", self._channel)
+        reports = SlurmWorkerReports(place, order["op"] == "follow", self._channel)
         self._follow(job, outputs, reports)
         script = read_regular(job.path(OUTPUT), RESERVED, -RESERVED)
         self._channel.report("script", text=(script or b"").decode("utf-8", "replace"))
 
-    def _follow(self, job: BatchJob, outputs: Outputs, reports: WorkerReports) -> None:
+    def _follow(self, job: BatchJob, outputs: Outputs, reports: SlurmWorkerReports) -> None:
         """Report the job until the launcher says that it is over."""
         watch = StateWatch(job)
         watch.start()

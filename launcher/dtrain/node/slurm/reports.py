@@ -20,7 +20,7 @@ SECONDS = 1.0
 """Between two reads: the files are in a folder that all machines share."""
 
 
-class WorkerReports:
+class SlurmWorkerReports:
     def __init__(self, folder: bytes, attached: bool, channel: LauncherChannel) -> None:
         """``folder`` is that of the attempt. ``attached``: begin with the last report of each
         process."""
