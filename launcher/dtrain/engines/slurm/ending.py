@@ -109,7 +109,12 @@ class JobEnding:
         else:
             reason = f"the job's script exited with status {state.status}"
         if state.state == "OUT_OF_MEMORY" or any(one.out_of_memory for one in self.failures):
-            hints.append("ask Slurm for more memory: cluster.slurm.options: ['--mem=0']")
+            # Slurm enforces the job's own limit; what the kernel says comes after that.
+            hints.insert(
+                0,
+                "the job may use only the memory that it asks Slurm for; cluster.slurm.options:"
+                " ['--mem=0'] asks for all memory of each machine",
+            )
         said = self.failures and self.failures[0].words
         words = "" if said else self._script_words()
         return Report(
@@ -134,11 +139,13 @@ class JobEnding:
                 code = ExitCode.NODE_FAILED
                 lost = lost_hosts(self.script)
                 reason = f"{', '.join(lost) or 'a machine of the job'} failed"
-                hint = "job.restart.max: 1 queues the job again after such a failure"
+                hint = (
+                    "with job.restart.max: 3, the job goes back to the queue after such a failure"
+                )
             case "PREEMPTED":
                 code = ExitCode.NODE_FAILED
                 reason = f"job {self.job} was preempted by another job"
-                hint = "job.restart.max: 1 queues the job again after such an end"
+                hint = "with job.restart.max: 3, the job goes back to the queue after a preemption"
             case other:
                 code = ExitCode.NODE_FAILED
                 reason = f"job {self.job} ended in the state {other}"
