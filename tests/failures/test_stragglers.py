@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dtrain.failures.stragglers import Block, Straggler, StragglerDetector
+from dtrain.failures.stragglers import Block, Straggler, StragglerDetector, causes_seen
+from dtrain.messages.telemetry import HEAT, Gpu, RankUse, Sample
 from dtrain.runtime.steps import STEPS
 
 RANKS_PER_HOST = 8
@@ -107,6 +108,20 @@ def test_the_likely_cause() -> None:
     assert throttled is not None
     assert throttled.cause == "clock"
     assert str(throttled).endswith("the GPU's clock is throttled")
+
+
+def sample(slowed: int, cpu: float) -> Sample:
+    gpus = tuple(Gpu(i, 99.0, *[None] * 7, slowed * (i == 1), None, None) for i in range(2))
+    ranks = tuple(RankUse(f"rank-{rank}", 1.0, 0, 9) for rank in (9, 10))
+    return Sample(1.0, 8, cpu, None, None, None, None, gpus, ranks)
+
+
+def test_causes_in_the_telemetry() -> None:
+    assert causes_seen(sample(0, 2.0), ()) == {"rank-9": set(), "rank-10": set()}
+    assert causes_seen(sample(HEAT, 2.0), ()) == {"rank-9": set(), "rank-10": {"clock"}}
+    assert causes_seen(sample(0, 7.9), ()) == {"rank-9": {"cpu"}, "rank-10": {"cpu"}}
+    # Of two ranks on one GPU, nobody knows which one has it.
+    assert causes_seen(sample(HEAT, 2.0), [1]) == {"rank-9": set(), "rank-10": set()}
 
 
 def test_late_data_is_seen_even_if_the_computation_is_unknown() -> None:

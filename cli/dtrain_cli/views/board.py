@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.telemetry import GpuSample, Sample
@@ -50,11 +51,14 @@ class Board:
     last: Progress | None = None
     slow: Straggler | None = None
     """The ranks that are slow now."""
+    stall: Stall | None = None
+    """What stands still now."""
 
     def expect(self, plan: LaunchPlan) -> None:
         """The hosts and workers of a new attempt."""
         self.workers = plan.world_size
-        self.progress, self.last, self.slow = ProgressLine(), None, None
+        self.progress, self.last = ProgressLine(), None
+        self.slow = self.stall = None
         number = plan.hosts[0].environment.get("DTRAIN_ATTEMPT", "") if plan.hosts else ""
         if number.isdecimal():  # a batch script may know it only when it runs
             self.attempt = int(number)

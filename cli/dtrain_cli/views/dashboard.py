@@ -57,9 +57,8 @@ def snapshot(board: Board, now: float, columns: int = 120) -> str:
 def _words(board: Board, troubles: Mapping[str, Mapping[int, GpuTrouble]]) -> list[Text]:
     """What is odd, in words."""
     words = [Text(f" {clean(text)}", one.style) for text, one in summaries(troubles)]
-    if board.slow is not None:
-        words.insert(0, Text(f" {clean(str(board.slow))}", "black on yellow"))
-    return words
+    slow = [one for one in (board.stall, board.slow) if one is not None]
+    return [*(Text(f" {clean(str(one))}", "black on yellow") for one in slow), *words]
 
 
 def _head(board: Board, columns: int, now: float) -> list[Text]:

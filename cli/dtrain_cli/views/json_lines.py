@@ -1,9 +1,8 @@
 """A run as JSON Lines on stdout, for programs.
 
 Every object has ``"schema": 1`` and an ``event``: ``started`` (or ``attached``), ``host``,
-``finding``, ``notice``, ``line``, ``progress``, ``stragglers``, ``attempt`` and, last,
-``finished``. If an engine
-chooses the hosts, their names are null until ``allocated``.
+``finding``, ``notice``, ``line``, ``progress``, ``stragglers``, ``stall``, ``attempt`` and, last,
+``finished``. If an engine chooses the hosts, their names are null until ``allocated``.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from dtrain_cli.views.outlet import Outlet
 if TYPE_CHECKING:
     from dtrain.checks import Finding
     from dtrain.failures.cause import Report
+    from dtrain.failures.stalls import Stall
     from dtrain.failures.stragglers import Straggler
     from dtrain.launchplan.plan import LaunchPlan
     from dtrain.messages.telemetry import Sample
@@ -94,6 +94,9 @@ class JsonLines:
 
     def stragglers(self, found: Straggler | None) -> None:
         self._put("stragglers", found=None if found is None else asdict(found))
+
+    def stall(self, found: Stall | None) -> None:
+        self._put("stall", found=None if found is None else asdict(found))
 
     def flush(self, now: float) -> None:
         if self._buffer:

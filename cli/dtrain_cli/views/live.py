@@ -27,6 +27,7 @@ from dtrain_cli.views.plain import Plain
 
 if TYPE_CHECKING:
     from dtrain.failures.cause import Report
+    from dtrain.failures.stalls import Stall
     from dtrain.failures.stragglers import Straggler
     from dtrain.launchplan.plan import LaunchPlan
     from dtrain.messages.telemetry import Sample
@@ -97,6 +98,10 @@ class Live(Plain):
     def stragglers(self, found: Straggler | None) -> None:
         super().stragglers(found)
         self._board.slow = found
+
+    def stall(self, found: Stall | None) -> None:
+        super().stall(found)
+        self._board.stall = found
 
     def telemetry(self, host: str, sample: Sample) -> None:
         self._board.telemetry(host, sample, time.monotonic())

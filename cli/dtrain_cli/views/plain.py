@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from dtrain.failures.stalls import GOES_ON
 from dtrain.failures.stragglers import RECOVERED
 from dtrain.framing import LIMIT, clean, clean_all
 from dtrain.session.feed import StreamKey
@@ -19,6 +20,7 @@ from dtrain_cli.views.report import render
 if TYPE_CHECKING:
     from dtrain.checks import Finding
     from dtrain.failures.cause import Report
+    from dtrain.failures.stalls import Stall
     from dtrain.failures.stragglers import Straggler
     from dtrain.launchplan.plan import LaunchPlan
     from dtrain.messages.telemetry import Sample
@@ -155,6 +157,9 @@ class Plain:
 
     def stragglers(self, found: Straggler | None) -> None:
         self.notice(str(found or RECOVERED))
+
+    def stall(self, found: Stall | None) -> None:
+        self.notice(f"{found}; collecting stacks" if found else GOES_ON)
 
     def flush(self, now: float) -> None:
         for stream, text in self._bars.take(now):

@@ -22,6 +22,7 @@ AGAIN = 1.5
 """How much longer than the longest earlier pause a pause may be."""
 INTERVALS = 32
 """Times between two steps of which the usual one is the median."""
+GOES_ON = "the job goes on"
 
 
 @dataclass(frozen=True, slots=True)

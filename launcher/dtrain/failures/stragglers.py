@@ -23,6 +23,7 @@ from statistics import median
 from typing import Literal
 
 from dtrain.hostlist import fold
+from dtrain.messages.telemetry import HARDWARE, HEAT, Sample
 from dtrain.runtime.steps import STEPS
 
 SLOWER = 0.06
@@ -34,12 +35,14 @@ stragglers."""
 MAX_WAITING = 64
 """Blocks that wait for ranks that have not sent them. The oldest is then judged without them."""
 
-Cause = Literal["data", "cpu", "clock", "gpu", "unknown"]
+BUSY_CPUS, FOREIGN_CPUS = 0.9, 0.1
+"""A host's CPUs are short if so many of them are busy, and so many with processes of others."""
+
+Cause = Literal["data", "cpu", "clock", "unknown"]
 CAUSES: Mapping[Cause, str] = {
     "data": "waits for data",
     "cpu": "other processes use the CPU",
     "clock": "the GPU's clock is throttled",
-    "gpu": "other processes use the GPU",
     "unknown": "cause unknown",
 }
 
@@ -83,10 +86,15 @@ class Straggler:
     step: int
     """The last step that was judged."""
 
+    def is_news_after(self, shown: Straggler | None) -> bool:
+        """Whether the user should hear of it, who has seen ``shown``."""
+        if shown is None or self._who != shown._who:
+            return True
+        return shown.cause == "unknown" and self.cause != "unknown"
+
     @property
-    def essence(self) -> tuple[object, ...]:
-        """Changes when the user should hear of it again."""
-        return frozenset(self.hosts if self.whole_host else self.processes), self.cause
+    def _who(self) -> frozenset[str]:
+        return frozenset(self.hosts if self.whole_host else self.processes)
 
     def __str__(self) -> str:
         shown = [_label(name) for name in self.processes[:4]]
@@ -142,6 +150,25 @@ class _Rank:
         if sum(excess.queued for excess in self.history) > extra / 2:
             return "cpu"
         return next((cause for cause in CAUSES if cause in seen), "unknown")
+
+
+def causes_seen(sample: Sample, job_gpus: Collection[int]) -> dict[str, set[Cause]]:
+    """The causes that a host's telemetry shows, for each process. ``job_gpus``: indices of the GPUs
+    that the job uses; empty means all."""
+    own = sum(rank.cpu or 0.0 for rank in sample.ranks)
+    cpus = sample.cpus or 0
+    full = (sample.cpu or 0.0) > BUSY_CPUS * cpus > 0
+    foreign = full and (sample.cpu or 0.0) - own > FOREIGN_CPUS * cpus
+    seen: dict[str, set[Cause]] = {
+        rank.process: {"cpu"} if foreign else set() for rank in sample.ranks
+    }
+    gpus = [gpu for gpu in sample.gpus if not job_gpus or gpu.index in job_gpus]
+    if len(gpus) == len(sample.ranks):  # otherwise it is unknown which rank has which GPU
+        ranks = sorted(sample.ranks, key=lambda rank: (len(rank.process), rank.process))
+        for rank, gpu in zip(ranks, gpus, strict=True):
+            if (gpu.slowed or 0) & (HEAT | HARDWARE):
+                seen[rank.process].add("clock")
+    return seen
 
 
 class StragglerDetector:

@@ -180,8 +180,9 @@ class Attempt:
 
     def _show_stragglers(self) -> None:
         """Show which ranks are slow when that changes."""
-        found = self._context.steps.stragglers()
-        if (found and found.essence) != (self._stragglers and self._stragglers.essence):
+        found = self._context.steps.stragglers(time.monotonic())
+        shown = self._stragglers
+        if found.is_news_after(shown) if found is not None else shown is not None:
             self._stragglers = found
             self._context.observer.stragglers(found)
             self._context.journal.write(time.time(), journal.StragglersChanged(found))

@@ -8,6 +8,7 @@ from typing import Literal, ParamSpec, TypeAlias
 
 from dtrain.checks import Finding
 from dtrain.failures.cause import Report
+from dtrain.failures.stalls import GOES_ON, Stall
 from dtrain.failures.stragglers import RECOVERED, Straggler
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.telemetry import Sample
@@ -111,6 +112,9 @@ class Callbacks:
 
     def stragglers(self, found: Straggler | None) -> None:
         self._call(self._on_notice, str(found or RECOVERED))
+
+    def stall(self, found: Stall | None) -> None:
+        self._call(self._on_notice, str(found or GOES_ON))
 
     def flush(self, now: float) -> None:
         """Nothing is buffered."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -85,7 +86,7 @@ class Ending:
             failures=failures,
             problems=tuple(problems),
             hint="\n".join(dict.fromkeys(hints)),
-            stragglers=self.context.steps.stragglers(),
+            stragglers=self.context.steps.stragglers(time.monotonic()),
         )
 
     def apart(self, state: AttemptState) -> str:

@@ -23,6 +23,7 @@ from dtrain.screen import ScreenFramer
 if TYPE_CHECKING:
     from dtrain.checks import Finding
     from dtrain.failures.cause import Report
+    from dtrain.failures.stalls import Stall
     from dtrain.failures.stragglers import Straggler
     from dtrain.launchplan.plan import LaunchPlan
     from dtrain.messages.telemetry import Sample
@@ -67,6 +68,8 @@ class RunReceiver(Protocol):
     def telemetry(self, host: str, sample: Sample) -> None: ...
 
     def stragglers(self, found: Straggler | None) -> None: ...
+
+    def stall(self, found: Stall | None) -> None: ...
 
     def flush(self, now: float) -> None:
         """Write buffered output, unless it is better to wait for more."""
@@ -155,6 +158,9 @@ class Feed:
 
     def stragglers(self, found: Straggler | None) -> None:
         self._call(lambda: self._receiver.stragglers(found))
+
+    def stall(self, found: Stall | None) -> None:
+        self._call(lambda: self._receiver.stall(found))
 
     def output(self, stream: Stream, size: int) -> None:
         if self._hurry or not self._wanted(stream):

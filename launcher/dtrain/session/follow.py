@@ -120,6 +120,8 @@ class RunFollower:
                 self._observer.progress("", report)
             case journal.StragglersChanged(found):
                 self._observer.stragglers(found)
+            case journal.StallChanged(standing):
+                self._observer.stall(standing)
             case journal.NextAttempt(attempt):
                 # The record may already describe a later attempt.
                 self._record = replace(Record.load(self._folder.path), attempt=attempt)

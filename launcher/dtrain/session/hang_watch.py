@@ -89,10 +89,9 @@ class HangWatch:
     def _change_stall(self, found: Stall | None, now: float) -> None:
         self._stall = found
         self._context.journal.write(time.time(), journal.StallChanged(found))
+        self._context.observer.stall(found)
         if found is None:
-            self._context.notice("the job goes on")
             return
-        self._context.notice(f"{found}; collecting stacks")
         self._locating, self._requested_at = True, now
         self._request(abort=False)
 

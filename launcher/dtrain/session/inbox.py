@@ -47,6 +47,7 @@ class Inbox:
             context.folder,
             context.observer,
             lambda until: self.output.note("telemetry", until),
+            lambda sample: context.steps.sample(sample, part.host.gpus, time.monotonic()),
         )
         self._context = context
         self._host = part.host.name

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from dtrain.checks import Finding
 from dtrain.failures.cause import Report
+from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.telemetry import Sample
@@ -58,6 +59,9 @@ class Observer(Protocol):
 
     def stragglers(self, found: Straggler | None) -> None:
         """Other ranks are slow than before; None: no rank is slow any more."""
+
+    def stall(self, found: Stall | None) -> None:
+        """The job or other ranks stand still; None: the job goes on."""
 
     def finished(self, report: Report) -> None:
         """The run is over. No more calls follow."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 
 from dtrain.failures.stalls import Stall, StallDetector
-from dtrain.failures.stragglers import Straggler, StragglerDetector
+from dtrain.failures.stragglers import Cause, Straggler, StragglerDetector, causes_seen
+from dtrain.messages.telemetry import Sample
 from dtrain.runs.progress import StepReport
+
+REMEMBERED = 30.0
+"""Seconds for which a cause in the telemetry counts: a GPU is throttled on and off."""
 
 
 class StepWatch:
@@ -14,8 +19,11 @@ class StepWatch:
 
     def __init__(self, world_size: int) -> None:
         self._lock = threading.Lock()
+        self._world_size = world_size
         self._stragglers = StragglerDetector(world_size)
         self._stalls = StallDetector(world_size)
+        self._seen: dict[str, dict[Cause, float]] = {}
+        """When the telemetry has last shown a cause, for each process."""
 
     def add(self, host: str, report: StepReport, now: float) -> None:
         """Add a report that arrived from ``host`` at ``now`` (`time.monotonic`)."""
@@ -39,7 +47,18 @@ class StepWatch:
         with self._lock:
             return self._stalls.find(now)
 
-    def stragglers(self) -> Straggler | None:
-        """The ranks that are slow now."""
+    def sample(self, sample: Sample, job_gpus: Collection[int], now: float) -> None:
+        """Add the telemetry of a host, whose job uses the GPUs ``job_gpus``; empty means all."""
         with self._lock:
-            return self._stragglers.find()
+            for process, causes in causes_seen(sample, job_gpus).items():
+                if causes and (process in self._seen or len(self._seen) < self._world_size):
+                    self._seen.setdefault(process, {}).update(dict.fromkeys(causes, now))
+
+    def stragglers(self, now: float) -> Straggler | None:
+        """The ranks that are slow at ``now``."""
+        with self._lock:
+            seen = {
+                process: {cause for cause, then in causes.items() if now - then < REMEMBERED}
+                for process, causes in self._seen.items()
+            }
+            return self._stragglers.find(seen)

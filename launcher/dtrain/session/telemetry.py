@@ -18,19 +18,25 @@ class HostTelemetry:
     from. Such samples are ignored."""
 
     def __init__(
-        self, host: str, folder: RunFolder, observer: Observer, stored: Callable[[int], None]
+        self,
+        host: str,
+        folder: RunFolder,
+        observer: Observer,
+        stored: Callable[[int], None],
+        seen: Callable[[Sample], None],
     ) -> None:
-        """``stored`` gets the time up to which averages are stored."""
+        """``stored`` gets the time up to which averages are stored, ``seen`` each sample."""
         self._host = host
         self._writer = TelemetryWriter(folder.path, host)
         self._observer = observer
-        self._stored = stored
+        self._stored, self._seen = stored, seen
 
     def show(self, said: Any) -> None:
         """A sample of the last second."""
         with suppress(ProtocolError):
             sample = Sample.read(said)
             self._writer.show(sample)
+            self._seen(sample)
             self._observer.telemetry(self._host, sample)
 
     def keep(self, said: Any) -> None:
