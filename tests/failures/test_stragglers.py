@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from dtrain.failures.stragglers import Block, Straggler, StragglerDetector, causes_seen
-from dtrain.messages.telemetry import HEAT, Gpu, RankUse, Sample
+from dtrain.messages.telemetry import HEAT, GpuSample, RankUse, Sample
 from dtrain.runtime.steps import STEPS
 
 RANKS_PER_HOST = 8
@@ -111,7 +111,7 @@ def test_the_likely_cause() -> None:
 
 
 def sample(slowed: int, cpu: float) -> Sample:
-    gpus = tuple(Gpu(i, 99.0, *[None] * 7, slowed * (i == 1), None, None) for i in range(2))
+    gpus = tuple(GpuSample(i, 99.0, *[None] * 7, slowed * (i == 1), None, None) for i in range(2))
     ranks = tuple(RankUse(f"rank-{rank}", 1.0, 0, 9) for rank in (9, 10))
     return Sample(1.0, 8, cpu, None, None, None, None, gpus, ranks)
 
