@@ -39,7 +39,7 @@ def top(
         str | None,
         typer.Argument(
             help="A run's name, or its first characters; default: all active runs.",
-            metavar="[RUN]",
+            metavar="RUN",
             autocompletion=completion.open_runs,
         ),
     ] = None,

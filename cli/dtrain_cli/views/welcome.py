@@ -46,6 +46,7 @@ def _alive(runs: Sequence[RunStatus]) -> str:
         [
             *lines,
             "",
+            "  dtrain top" + " " * (len(latest) + 7) + "what their hosts and GPUs do",
             f"  dtrain attach {latest}   watch it; Ctrl-C leaves it running",
             f"  dtrain logs {latest}     show its output",
             f"  dtrain stop {latest}     end it on every host",

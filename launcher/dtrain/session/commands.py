@@ -104,7 +104,7 @@ class _Group:
         return len(self.ended) == len(self.places)
 
 
-_Event: TypeAlias = tuple[_Group, int, tuple[str, bytes] | Outcome]
+_Event: TypeAlias = tuple[_Group, int, tuple[str, bytes] | Outcome | Exception]
 
 
 class Commands:
@@ -160,6 +160,8 @@ class Commands:
                     group.ended.add(number)
                     outcomes[place.host] = what
                     receiver.ended(what)
+                elif isinstance(what, Exception):
+                    raise what  # a fault in a reading thread
                 else:
                     receiver.output(place.host, *what)
         finally:
@@ -234,6 +236,9 @@ class Commands:
             failure = AnswerError(via.name, ATTEMPTED, error)
         except NodeError as error:
             failure = error
+        except Exception as fault:  # noqa: BLE001  the caller's thread raises it
+            self._put((group, 0, fault))
+            return
         finally:
             if group.connection is not None:
                 group.connection.close()
