@@ -27,10 +27,10 @@ class Shown:
         self.now += seconds
         self.view.idle()
 
-    def finish(self, *outcomes: Outcome) -> tuple[str, str]:
+    def finish(self, *outcomes: Outcome, code: int = 0) -> tuple[str, str]:
         for outcome in outcomes:
             self.view.ended(outcome)
-        self.view.finished(outcomes, 0)
+        self.view.finished(outcomes, code)
         return self.out.text(), self.err.text()
 
 
@@ -82,4 +82,14 @@ def test_failures_are_one_line_for_each_reason() -> None:
         "error: a4: connecting to a4: timed out\n"
         "hint: is it on?\n"
         "dtrain: 3 of 4 hosts failed\n"
+    )
+
+
+def test_after_an_interrupt_only_hosts_without_an_answer_are_errors() -> None:
+    shown = Shown("a1", "a2")
+    lost = ConnectError("a2", "running a command", "interrupted before it answered")
+    _, err = shown.finish(Outcome("a1", signal="SIGTERM"), Outcome("a2", error=lost), code=130)
+    assert err == (
+        "error: a2: running a command: interrupted before it answered\n"
+        "dtrain: interrupted; the command has ended on 1 host\n"
     )

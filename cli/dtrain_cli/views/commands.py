@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dtrain.diagnostics import ExitCode
 from dtrain.framing import LIMIT, LineFramer, clean, clean_all
 from dtrain.session.commands import Outcome
 from dtrain_cli.views import names
@@ -86,15 +87,20 @@ class CommandLines:
     def finished(self, outcomes: Sequence[Outcome], code: int) -> None:
         self._flush()
         groups: dict[tuple[str, str], list[str]] = {}
+        interrupted = code == ExitCode.INTERRUPTED
         for outcome in outcomes:
-            if said := _failure(outcome):
+            # After Ctrl-C, only hosts that did not confirm the end are news.
+            if (said := _failure(outcome)) and not (interrupted and outcome.error is None):
                 groups.setdefault(said, []).append(outcome.host)
         for (failure, hint), hosts in groups.items():
             text = f"error: {names.hosts(hosts)}: {clean(failure)}\n"
             if hint:
                 text += f"hint: {clean(hint)}\n"
             self._outlets["stderr"].write(text)
-        if groups and len(outcomes) > 1:
+        if interrupted:
+            stopped = sum(outcome.error is None for outcome in outcomes)
+            self.notice(f"interrupted; the command has ended on {names.count(stopped, 'host')}")
+        elif groups and len(outcomes) > 1:
             failed = sum(map(len, groups.values()))
             total = names.count(len(outcomes), "host")
             self.notice(f"{failed} of {total} failed")
