@@ -9,10 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dtrain.api import LaunchedRun, attach, check, launch, load, plan, stop
+    from dtrain.api import LaunchedRun, attach, check, launch, plan, stop
     from dtrain.checks import Finding, Severity
     from dtrain.diagnostics import DtrainError, ExitCode, SpecError, UsageError
     from dtrain.failures.cause import Failure, Report
+    from dtrain.loading import load
     from dtrain.parallelism.question import Answer
     from dtrain.planning import PlanRequest
     from dtrain.runs.record import Request
@@ -46,10 +47,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "dtrain.api": ("LaunchedRun", "attach", "check", "launch", "load", "plan", "stop"),
+    "dtrain.api": ("LaunchedRun", "attach", "check", "launch", "plan", "stop"),
     "dtrain.checks": ("Finding", "Severity"),
     "dtrain.diagnostics": ("DtrainError", "ExitCode", "SpecError", "UsageError"),
     "dtrain.failures.cause": ("Failure", "Report"),
+    "dtrain.loading": ("load",),
     "dtrain.parallelism.question": ("Answer",),
     "dtrain.planning": ("PlanRequest",),
     "dtrain.runs.record": ("Request",),

@@ -15,7 +15,7 @@ import dtrain
 from dtrain.diagnostics import DtrainError
 from dtrain.launchplan.plan import build
 from dtrain.parallelism.answer.explain import brief
-from dtrain.planning import written
+from dtrain.plan_file import written
 from dtrain.spec.load import parse
 
 MODELS = (

@@ -16,7 +16,7 @@ from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import GpuCluster, hardware
 from dtrain.parallelism.model.models import model, models
 from dtrain.parallelism.question import Question, usual_batch
-from dtrain.planning import written
+from dtrain.plan_file import written
 from dtrain.runtime.layout import BackendName
 from dtrain.spec.load import parse
 

@@ -17,6 +17,7 @@ from dtrain.checks import Evidence, Severity, judge
 from dtrain.checks import bandwidth as fabric
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.framing import clean
+from dtrain.loading import load
 from dtrain_cli import completion, prompt
 from dtrain_cli.files import write_text
 from dtrain_cli.output import write
@@ -54,7 +55,7 @@ def check(
     as a launch does. Exit code 3 means that a launch would fail; 0 means that nothing is worse than
     a warning.
     """
-    request = api.load(file)
+    request = load(file)
     if output is not None and not bandwidth:
         raise UsageError("--output requires --bandwidth", hint="add --bandwidth")
     begun = time.monotonic()

@@ -16,6 +16,7 @@ from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines.detachment import Detachment
 from dtrain.engines.render import batch_script
 from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.loading import load
 from dtrain.session.secrets import secret_values
 from dtrain.spec.report import render_warnings
 from dtrain_cli import completion
@@ -92,7 +93,7 @@ def launch(
         raise UsageError("--rank, --host and --fold have no effect with --dry-run")
     # `dtrain.runtime` starts the TensorBoard that a script asks for only with this option.
     env = {"DTRAIN_TENSORBOARD": "1"} if tensorboard else {}
-    request = api.load(file, args=args or (), env=env)
+    request = load(file, args=args or (), env=env)
     spec = request.spec()
     if spec.warnings and sys.stderr is not None:
         sys.stderr.write(render_warnings(spec.warnings))

@@ -12,7 +12,8 @@ from dtrain import api
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.answer.backends import gain
 from dtrain.parallelism.constraints import option
-from dtrain.planning import PlanRequest, Posed, written
+from dtrain.plan_file import written
+from dtrain.planning import PlanRequest, Posed
 from dtrain_cli import completion, prompt
 from dtrain_cli.output import write
 

@@ -1,0 +1,68 @@
+"""Makes the request for a job: from a cluster file, or from a mapping with the same keys."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from dtrain.diagnostics import UsageError
+
+if TYPE_CHECKING:
+    from dtrain.runs.record import Request
+
+SPEC_NAME = "spec.json"
+"""The name in messages of a spec that was built in Python."""
+
+
+Spec: TypeAlias = "Request | str | os.PathLike[str] | Mapping[str, Any]"
+"""The job: the path of a cluster file, its content as dicts and lists, or the result of `load`."""
+
+
+def load(
+    spec: Spec,
+    *,
+    folder: str | os.PathLike[str] = ".",
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> Request:
+    """Read and validate a cluster file, or a mapping with the same keys.
+
+    ``folder`` is the base of relative paths in a mapping. ``args`` are appended to ``job.args``,
+    and ``env`` overrides ``job.env``. Raises SpecError with all problems if the content is
+    invalid, and UsageError if it cannot be read.
+    """
+    from dtrain.runs.record import Request
+
+    if isinstance(spec, Request):
+        request = spec
+    elif isinstance(spec, Mapping):
+        request = Request(SPEC_NAME, str(Path(folder).absolute()), _text(spec))
+    else:
+        request = Request.of(Path(spec))
+    args = (*request.args, *args)
+    request = replace(request, args=args, env={**(request.env or {}), **(env or {})})
+    request.spec()
+    return request
+
+
+def _text(spec: Mapping[str, Any]) -> str:
+    """The spec as JSON: YAML in which all strings are quoted, so "on" and "1e3" stay strings."""
+    try:
+        return json.dumps(spec, indent=2, ensure_ascii=False, allow_nan=False, default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"the spec has a value that a cluster file cannot have: {error}",
+            hint="use dicts, lists, strings, numbers, booleans and None",
+        ) from None
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"it has a value of type {type(value).__name__}")

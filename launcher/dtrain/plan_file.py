@@ -1,0 +1,81 @@
+"""Writes the best layout of a plan to a cluster file."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.question import Answer
+from dtrain.runtime.layout import Layout
+
+if TYPE_CHECKING:
+    from dtrain.spec.model import ClusterFile
+
+
+def written(answer: Answer, text: str | None, spec: ClusterFile | None, *, file: str) -> str:
+    """Return the cluster file ``text`` with the best layout, or a new file if ``text`` is None.
+
+    ``file`` is the name for messages. Raises UsageError if no layout fits, and SpecError if
+    ``text`` is not a cluster file.
+    """
+    from dtrain.spec.edit import new_file, write_layout
+
+    if not answer.fits:
+        raise UsageError(
+            f"no layout fits, so nothing is written to {file!r}",
+            hint="run without --output to see what would fit",
+        )
+    layout, training, strategy = _keys(answer, spec)
+    if text is not None:
+        return write_layout(text, layout, training, strategy=strategy, file=file)
+    cluster = answer.question.cluster
+    width = max(2, len(str(cluster.hosts)))
+    return new_file(
+        [f"gpu{number:0{width}}" for number in range(1, cluster.hosts + 1)],
+        cluster.gpus_per_host,
+        layout,
+        training,
+        gpu=cluster.gpu.name,
+        gbps=cluster.network * 8,
+        strategy=strategy,
+        file=file,
+    )
+
+
+def _keys(
+    answer: Answer, spec: ClusterFile | None
+) -> tuple[dict[str, object], dict[str, object], str]:
+    """Return the layout and training keys for a cluster file, and the strategy."""
+    # Import here: only written plans need it.
+    from dtrain.spec.layouts import strategy_of
+
+    layout, plain = answer.best.layout, asdict(Layout())
+    always: tuple[str, ...] = (
+        "tensor",
+        "pipeline",
+        "data",
+        "sharding",
+        "micro_batch",
+        "grad_accumulation",
+    )
+    if layout.tensor > 1:
+        # Write it even if off, because a strategy may turn it on.
+        always += ("sequence_parallel",)
+    values = {
+        name: value
+        for name, value in asdict(layout).items()
+        if name in always or value != plain[name]
+    }
+    training: dict[str, object] = {
+        "global_batch": layout.global_batch,
+        "precision": _kept(answer.question.precision, spec),
+        "seq_len": answer.question.shape.seq_len,
+    }
+    return values, training, strategy_of(layout) if layout.backend == "runtime" else "none"
+
+
+def _kept(precision: str, spec: ClusterFile | None) -> str:
+    """Keep ``tf32`` if the file has it; the planner treats it as fp32."""
+    now = spec.job.training.precision if spec and spec.job.training else None
+    return "tf32" if now == "tf32" and precision == "fp32" else precision
