@@ -114,6 +114,8 @@ def test_every_key_is_read() -> None:
         micro_batch=4,
         grad_accumulation=32,
         recompute="selective",
+        reduce="bf16",
+        compile=True,
         sequence_parallel=True,
         offload=True,
     )

@@ -14,6 +14,7 @@ from typing import Literal
 Sharding = Literal["none", "optimizer", "gradients", "full", "hybrid"]
 Schedule = Literal["gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v"]
 Recompute = Literal["none", "selective", "full"]
+Reduce = Literal["fp32", "bf16"]
 BackendName = Literal["runtime", "megatron", "torchtitan"]
 
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "zb-1p", "zb-v")
@@ -50,6 +51,12 @@ class Layout:
     sequence_parallel: bool = False
     offload: bool = False
     """Whether optimizer states live in host memory."""
+    offload_activations: bool = False
+    """Whether what blocks save for the backward pass waits in host memory."""
+    reduce: Reduce = "fp32"
+    """Number format in which ranks add up gradients."""
+    compile: bool = False
+    """Whether ``torch.compile`` compiles each block."""
     backend: BackendName = "runtime"
     """Software that trains the layout. `dtrain.runtime` refuses a layout for other software."""
 

@@ -108,6 +108,13 @@ def uneven_rounds(layout: Layout) -> Iterator[MisfitError]:
 def torch_limits(layout: Layout) -> Iterator[MisfitError]:
     """Limits of PyTorch's schedules. Other frameworks may not have them."""
     schedule = layout.schedule
+    if layout.offload_activations and layout.recompute != "none":
+        yield MisfitError(
+            "offload_activations",
+            f"offload_activations does not move what 'recompute: {layout.recompute}' keeps",
+            "remove one of the two",
+            unused=True,
+        )
     if layout.expert > 1 and layout.recompute == "selective":
         yield MisfitError(
             "recompute",

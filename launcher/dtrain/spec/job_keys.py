@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from dtrain.hostlist import MAX_HOSTS
-from dtrain.runtime.layout import SCHEDULES, BackendName, Recompute, Sharding
+from dtrain.runtime.layout import SCHEDULES, BackendName, Recompute, Reduce, Sharding
 from dtrain.spec import value_rules as rules
 from dtrain.spec.model import LAUNCH_ROLES, EngineName
 from dtrain.spec.placeholders import NAMES
@@ -114,6 +114,25 @@ LAYOUT = SectionType(
         "offload": Field(
             Flag(),
             "Keep the optimizer states in host memory.",
+            default=False,
+            example="true",
+        ),
+        "offload_activations": Field(
+            Flag(),
+            "Let dtrain.runtime keep what layers save for their backward pass in host memory.",
+            default=False,
+            example="true",
+        ),
+        "reduce": Field(
+            Choice(get_args(Reduce)),
+            "Number format in which dtrain.runtime adds up gradients over ranks.",
+            default="fp32",
+            example="bf16",
+        ),
+        "compile": Field(
+            Flag(),
+            "Let dtrain.runtime compile each layer with torch.compile. On CPUs this needs a C++ "
+            "compiler on the hosts.",
             default=False,
             example="true",
         ),

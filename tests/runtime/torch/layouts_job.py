@@ -9,6 +9,7 @@ a step to save a checkpoint after, or ``resume``, to start from that checkpoint.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -103,6 +104,8 @@ def distance(found: list[float], wanted: list[float]) -> float:
 
 
 def main() -> None:
+    # Without a C++ compiler, and faster.
+    torch.compile = functools.partial(torch.compile, backend="aot_eager")  # type: ignore[assignment]
     cases = json.loads(Path(sys.argv[1]).read_text())
     first = parallel.init(training=parallel.Training(global_batch=BATCH))
     wanted = {kind: expected(kind) for kind in {c.get("kind", "plain") for c in cases.values()}}

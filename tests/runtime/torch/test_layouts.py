@@ -26,7 +26,13 @@ TWO = {
     "fsdp": {"strategy": "fsdp"},
     "optimizer": {"layout": {"data": 2, "sharding": "optimizer"}},
     "gradients": {"layout": {"data": 2, "sharding": "gradients"}},
-    "offload": {"layout": {"data": 2, "sharding": "full", "offload": True}},
+    "offload": {
+        "layout": {"data": 2, "sharding": "full", "offload": True, "offload_activations": True}
+    },
+    "compiled, reduced in bf16": {
+        "layout": {"data": 2, "reduce": "bf16", "compile": True},
+        "precision": "fp32",
+    },
     "full recompute": {"layout": {"data": 2, "sharding": "full", "recompute": "full"}},
     "selective recompute": {"layout": {"data": 2, "recompute": "selective"}},
     "tensor": {"strategy": "tensor", "logits": 32},

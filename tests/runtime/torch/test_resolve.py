@@ -67,6 +67,12 @@ def test_the_cluster_file_overrides_the_script() -> None:
         ),
         (
             "3d",
+            Layout(data=4, offload_activations=True, recompute="full"),
+            Training(),
+            "offload_activations does not move",
+        ),
+        (
+            "3d",
             Layout(data=4, sharding="hybrid", shard=2, expert=0),
             Training(),
             "expert 0 is not a valid size",

@@ -20,7 +20,7 @@ from dtrain.runtime.torch.logits import SplitLogits, of_split_logits, output_lay
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.passes import Loss, MicroBatches, Passes, Pipelined, in_float32
 from dtrain.runtime.torch.precision import LossScale, autocast
-from dtrain.runtime.torch.recompute import recompute
+from dtrain.runtime.torch.recompute import compiled, offload_activations, recompute
 from dtrain.runtime.torch.sharding import Sharder, by_fsdp, copies, shard_parts
 from dtrain.runtime.torch.tensor import COLUMN, ROW, TensorSplit
 from dtrain.runtime.torch.timing import StepTimer
@@ -127,7 +127,8 @@ def _placed(
     """The stages on this rank, by number. Without a pipeline, the whole model."""
     layout = place.layout
     cuts = layout.pipeline > 1 or layout.tensor > 1 or layout.context > 1
-    if cuts or layout.recompute != "none" or place.by_fsdp:
+    changes = layout.recompute != "none" or layout.compile or layout.offload_activations
+    if cuts or changes or place.by_fsdp:
         anatomy = dissect(model, blocks)
     else:
         # Copied whole, so that any model works.
@@ -187,6 +188,10 @@ class _Placer:
             if self.place.share is not None:
                 self.place.share.block(block)
             recompute(block, layout.recompute)
+            if layout.compile:
+                compiled(block)
+            if layout.offload_activations:
+                offload_activations(block, self.place.device)
             if sharder is not None:
                 if self.place.experts is not None:
                     for bank in banks(block).values():

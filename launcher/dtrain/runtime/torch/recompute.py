@@ -1,4 +1,4 @@
-"""Activation recomputation, block by block."""
+"""Less memory or time for each block: recomputed or offloaded activations, and compilation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -37,6 +38,40 @@ def recompute(block: nn.Module, how: str) -> None:
     # Replace the method instead of wrapping the module, so that parameters keep their names.
     forward: Callable[..., Any] = block.forward
     block.forward = functools.partial(checkpoint, forward, **options)
+
+
+def offload_activations(block: nn.Module, device: torch.device) -> None:
+    """Make ``block`` keep its activations in host memory until its backward pass.
+
+    Parameters stay, and so do split tensors (DTensor).
+    """
+    forward: Callable[..., Any] = block.forward
+
+    def offloaded(*args: Any, **kwargs: Any) -> Any:
+        # FSDP gathers parameters into new storages for each pass.
+        parameters = {
+            p.untyped_storage().data_ptr() for p in block.parameters() if not isinstance(p, DTensor)
+        }
+
+        def pack(tensor: Tensor) -> Tensor:
+            stays = isinstance(tensor, DTensor | nn.Parameter)
+            if stays or tensor.untyped_storage().data_ptr() in parameters:
+                return tensor
+            host = torch.empty_like(tensor, device="cpu", pin_memory=device.type == "cuda")
+            return host.copy_(tensor)
+
+        def unpack(kept: Tensor) -> Tensor:
+            return kept if kept.device == device else kept.to(device, non_blocking=True)
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return forward(*args, **kwargs)
+
+    block.forward = offloaded
+
+
+def compiled(block: nn.Module) -> None:
+    """Compile the computation of ``block``. FSDP's hooks stay outside."""
+    block.forward = torch.compile(block.forward)
 
 
 def _selective_contexts() -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import get_args
 
-from dtrain.runtime.layout import SCHEDULES, SIZES, Layout, Recompute, Sharding, Training
+from dtrain.runtime.layout import SCHEDULES, SIZES, Layout, Recompute, Reduce, Sharding, Training
 from dtrain.runtime.layout_rules import contradictions, torch_limits, uneven_rounds
 
 STRATEGIES = ("none", "data_parallel", "ddp", "fsdp", "hsdp", "tensor", "pipeline", "3d")
@@ -130,6 +130,7 @@ def _check_names(layout: Layout) -> None:
     _one_of("sharding", layout.sharding, get_args(Sharding))
     _one_of("schedule", layout.schedule, SCHEDULES)
     _one_of("recompute", layout.recompute, get_args(Recompute))
+    _one_of("reduce", layout.reduce, get_args(Reduce))
     if layout.backend != "runtime":
         raise ValueError(
             f"the layout is for the backend {layout.backend}; plan one for this runtime with"

@@ -27,14 +27,16 @@ def by_fsdp(layout: Layout, precision: str) -> bool:
     """Whether FSDP2 manages the parameters.
 
     It also manages plain copies (over a mesh with shards of size 1) where DDP cannot: DDP's reducer
-    supports neither split tensors, a pipeline's order of backward passes, nor ranks with different
-    experts. And it casts split
+    supports neither split tensors, a pipeline's order of backward passes, ranks with different
+    experts, nor sums in 16 bits on every device. And it casts split
     models to 16 bits, even on one data rank: under autocast the residual stream stays in 32 bits.
     Zero-bubble schedules need autocast, because they split the backward pass that FSDP hooks into.
     """
     split = layout.tensor > 1 or layout.pipeline > 1
     casts = precision != "fp32" and not layout.schedule.startswith("zb-")
-    differ = layout.expert > 1 or (split and (layout.copies > 1 or casts))
+    differ = (
+        layout.expert > 1 or layout.reduce != "fp32" or (split and (layout.copies > 1 or casts))
+    )
     return layout.offload or layout.sharding != "none" or differ
 
 
@@ -54,10 +56,9 @@ class Sharder:
         copied = layout.sharding in ("none", "hybrid")
         self._dimensions = ("replicate", "shard") if copied else ("shard",)
         self._reshard = layout.shards_parameters
-        self._precision = (
-            MixedPrecisionPolicy()
-            if precision == "fp32"
-            else MixedPrecisionPolicy(param_dtype=COMPUTE[precision], reduce_dtype=torch.float32)
+        self._precision = MixedPrecisionPolicy(
+            param_dtype=None if precision == "fp32" else COMPUTE[precision],
+            reduce_dtype=COMPUTE[layout.reduce],
         )
         self._offload: OffloadPolicy = (
             CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
