@@ -39,6 +39,19 @@ PROGRAMS = {
 }
 
 
+PRINT = """\
+#!/bin/sh
+printf '%s\\n' "$@"; printf '\\0\\n'; env -0
+served=${DTRAIN_RUN_DIR%/*}/served
+case $TF_CONFIG in
+*'"type": "ps"'*) : >"$served" ;;
+*'"ps":'*) until [ -e "$served" ]; do sleep 0.1; done ;;
+esac
+"""
+"""Prints its arguments and variables. A parameter server ends when the others do: they wait for
+it."""
+
+
 def plan(slurm: Slurm, job: str, nodes: int = 2, gpus: int = 2) -> LaunchPlan:
     cluster = f"slurm: {{}}, nodes: {nodes}, gpus: {gpus}, run_dir: {slurm.shared}/runs"
     text = f"name: job\ncluster: {{{cluster}, python: {sys.executable}}}\njob: {job}\n"
@@ -53,7 +66,7 @@ def environment(output: bytes) -> dict[str, str]:
 
 def test_environment_is_that_of_an_ssh_launch(slurm: Slurm, tmp_path: Path) -> None:
     python = slurm.shared / "python"
-    python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"; printf '\\0\\n'; env -0\n")
+    python.write_text(PRINT)
     python.chmod(0o755)
     hosts = slurm.nodes[:2]
     addresses = ", ".join(f"{host.name}: {{address: {host.address}}}" for host in hosts)
