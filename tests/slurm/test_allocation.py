@@ -57,8 +57,13 @@ if os.environ["DTRAIN_ATTEMPT"] == "1":
     assert slurm.run("squeue", "--noheader", "--format=%i") == job
 
 
-def test_ctrl_c_ends_the_step_alone(
-    slurm: Slurm, launcher: Launcher, write_job: WriteJob, allocation: Mapping[str, str]
+@pytest.mark.parametrize("command", ["launch", "stop"])
+def test_a_stop_ends_the_step_alone(
+    slurm: Slurm,
+    launcher: Launcher,
+    write_job: WriteJob,
+    allocation: Mapping[str, str],
+    command: str,
 ) -> None:
     program = """\
 import signal, sys
@@ -68,10 +73,19 @@ signal.pause()
 """
     launch = launcher.start(write_job(program), env=allocation)
     launch.until("] up", count=4)
-    launch.process.send_signal(signal.SIGINT)
+    (run,) = (launcher.home / "runs").iterdir()
+    if command == "launch":
+        launch.process.send_signal(signal.SIGINT)
+    else:
+        launch.kill()
+        attached = launcher.command("attach", run.name, env=slurm.environment)
+        attached.until("4 workers on 2 hosts")
+        attached.process.send_signal(signal.SIGINT)
+        assert attached.wait().code == 130
+        launch = launcher.command("stop", run.name, env=slurm.environment)
     done = launch.wait()
-    assert done.code == 130, str(done)
-    assert done.stderr.count("saved") == 4
+    assert done.code == (130 if command == "launch" else 0), str(done)
+    assert [path.read_text() for path in run.rglob("*.err")] == ["saved\n"] * 4
     job = allocation["SLURM_JOB_ID"]
     assert f"the step in job {job} is stopped; nothing of it runs" in done.stderr
     assert slurm.state(job) == "RUNNING"

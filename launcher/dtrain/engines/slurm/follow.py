@@ -177,6 +177,9 @@ class JobFollower:
         self._output.begin_connection()
         with self._login.opened(order) as channel, self._writing_to(channel):
             self._ordered = True
+            # Requests that came before the writer had this connection are lost.
+            if self._control.left or self._asked >= GIVE_UP:
+                return False
             if self._asked:
                 self._writer.send({"op": "cancel", "kill": self._asked > 1})
             try:
