@@ -88,7 +88,12 @@ def _session() -> list[Any]:
         sent.append({"type": "stream", "id": number, "name": name, "fd": "stdout"} | _worker(index))
     progress = {"event": "progress", "time": 1.7e9, "step": 3, "total": 9, "loss": 0.5}
     progress |= {"tokens": 12, "metrics": {"lr": 0.1}}
+    sample = {"time": 1.7e9, "cpus": 8, "cpu": 2.5, "memory": [10, 100], "disk": None}
+    sample |= {"network": [1000.0, 2.0], "infiniband": None, "ranks": [["rank-0", 1.5, 4096, 12]]}
+    sample |= {"gpus": [[0, 97, 70144, 81559, 612.5, 700, 64, 1980, 1980, 4, 0, 0]]}
     sent += [
+        {"type": "sample", "said": sample},
+        {"type": "average", "said": sample},
         (1, b"hello\n"),
         {"type": "progress", "name": "rank-0.progress", "offset": 90, "said": progress},
         *(
@@ -195,7 +200,8 @@ def attempt(data: bytes) -> Report:
     frames = [protocol.HEADER.pack(protocol.MESSAGE, 0, 0, len(one)) + one for one in payloads]
     good = PREAMBLE + b"".join(frames)
     alone = replace(plan, hosts=plan.hosts[:1]) if len(data) % 2 else plan
-    with tempfile.TemporaryDirectory() as folder:
+    # A link that nobody waits for may still write while the folder is removed.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
         place = RunFolder(Path(folder))
         context = AttemptContext(

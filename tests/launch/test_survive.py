@@ -55,7 +55,7 @@ class Runs:
         return done.stdout.strip()
 
     def kill_launcher(self, run: str) -> None:
-        pid = int((self.scene.home / "runs" / run / "launcher").read_text())
+        pid = int((self.scene.home / "runs" / run / "launcher").read_text().split()[0])
         os.kill(pid, signal.SIGKILL)
         until(lambda: not Path(f"/proc/{pid}").exists(), "the launcher's end")
 
@@ -103,7 +103,7 @@ def test_a_detached_run_is_listed_shown_and_stopped(runs: Runs) -> None:
 def test_a_closed_terminal_does_not_end_a_detached_run(runs: Runs) -> None:
     run = runs.detach()
     # It has its own process group and session, so the terminal's signals do not reach it.
-    pid = int((runs.scene.home / "runs" / run / "launcher").read_text())
+    pid = int((runs.scene.home / "runs" / run / "launcher").read_text().split()[0])
     assert os.getsid(pid) == pid
     runs.stop_file.touch()
     until(lambda: "done" in runs.dtrain("ps", run).wait().stdout, "the end of the job")
@@ -281,7 +281,7 @@ def test_a_new_launcher_knows_of_later_attempts(scene: Scene) -> None:
     folder = scene.home / "runs" / run
     until(lambda: [*folder.glob("logs-2/*/*.out")], "the second attempt")
     watcher.until(f"run {run}: 4 workers")
-    os.kill(int((scene.home / "runs" / run / "launcher").read_text()), signal.SIGKILL)
+    os.kill(int((scene.home / "runs" / run / "launcher").read_text().split()[0]), signal.SIGKILL)
     watcher.until(f"run {run}: 4 workers", count=2)  # it is in charge now
     stopped = scene.command("stop", run).wait()
     assert stopped.code == 0, str(stopped)
@@ -356,7 +356,7 @@ def test_a_stopped_job_does_not_continue_under_a_new_launcher(scene: Scene) -> N
     stubborn = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
     file = scene.cluster_file(scene.script(stubborn), restart={"max": 3}, grace="20s")
     run = scene.command("launch", str(file), "--detach").wait().stdout.strip()
-    pid = int((scene.home / "runs" / run / "launcher").read_text())
+    pid = int((scene.home / "runs" / run / "launcher").read_text().split()[0])
     os.kill(pid, signal.SIGTERM)
     until(lambda: "stopping" in (scene.home / "runs" / run / "journal.jsonl").read_text(), "it")
     os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,66 @@
+"""What hosts measure reaches the run's folder, also while no launcher is connected."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster
+from dtrain.runs import telemetry
+from support.cluster import Launcher
+from support.launching import until
+
+pytestmark = pytest.mark.netns
+Hosts = Callable[..., Cluster]
+
+RECORDING = "0, 00000000:17:00.0, %d, 70144, 81559, 612, 700, 64, 1980, 1980, 0x04, 0"
+WAIT = "import os, time\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.05)\n"
+
+
+def test_attach_gets_what_was_measured_without_a_launcher(
+    hosts: Hosts, launcher: Launcher, tmp_path: Path
+) -> None:
+    for number, use in enumerate((97, 31), 1):
+        tool = tmp_path / f"node{number}" / "nvidia-smi"
+        tool.parent.mkdir()
+        tool.write_text(f"#!/bin/sh\nwhile echo '{RECORDING % use}'; do sleep 0.5; done\n")
+        tool.chmod(0o755)
+    script = tmp_path / "wait.py"
+    script.write_text(WAIT)
+    job = {
+        "framework": "none",
+        "script": str(script),
+        "setup": [f'export PATH="{tmp_path}/$DTRAIN_HOST:$PATH"'],
+        "env": {"GO": str(tmp_path / "go")},
+        "on_disconnect": "keep",
+    }
+    cluster = hosts(2)
+    launch = launcher.start(launcher.file(cluster, job))
+    launch.until("2 workers started")
+    (folder,) = (launcher.home / "runs").iterdir()
+    names = [host.name for host in cluster.hosts]
+
+    def measured(name: str) -> bool:
+        sample = telemetry.latest(folder, name)
+        return sample is not None and bool(sample.gpus)
+
+    until(lambda: all(map(measured, names)), "a sample of each host")
+    launch.send(signal.SIGKILL)
+    launch.wait()
+    kept = {name: len(list(telemetry.averages(folder, name))) for name in names}
+    attached = launcher.command("attach", folder.name)
+    attached.until("2 workers on 2 hosts")
+    (tmp_path / "go").touch()
+    done = attached.wait()
+    assert done.code == 0, str(done)
+    for name, use in zip(names, (97, 31), strict=True):
+        found = list(telemetry.averages(folder, name))
+        assert len(found) > kept[name]
+        assert found[-1].gpus[0].use == use
+        assert {rank.process for rank in found[-1].ranks} <= {f"rank-{names.index(name)}"}
+        windows = [one.time // 10 for one in found]
+        assert windows == sorted(set(windows))  # each once
+    assert launcher.left(cluster) == {}
