@@ -8,7 +8,6 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal, restart
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import RunFolder
-from dtrain.runs.telemetry import last_time
 
 
 def past_attempts(folder: RunFolder, attempt: int) -> list[restart.AttemptResult]:
@@ -50,16 +49,11 @@ def stop_reason(folder: RunFolder) -> str:
 
 
 def received(folder: RunFolder, plan: LaunchPlan) -> dict[str, dict[str, int]]:
-    """Offsets of every host's streams and events up to which data has arrived, and the time of its
-    last average of ``telemetry``."""
+    """Offsets of every host's streams and events up to which data has arrived."""
     offsets: dict[str, dict[str, int]] = {part.host.name: {} for part in plan.hosts}
     for stream, size in folder.sizes(plan).items():
         if stream.host in offsets:
             offsets[stream.host][stream.path.name] = size
-    for host, of_host in offsets.items():
-        # Without any data, nothing is received: the host may never have started the run.
-        if then := last_time(folder.path, host):
-            of_host["telemetry"] = then
     for _, event in JournalReader(folder.journal).read():
         match event:
             case journal.NextAttempt():

@@ -13,6 +13,7 @@ from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
 from dtrain.runs import journal
 from dtrain.runs.log_store import StorageError
+from dtrain.runs.telemetry import last_time
 from dtrain.session import host_state, machine
 from dtrain.session.context import AttemptContext
 from dtrain.session.evidence import HostEvidence
@@ -65,6 +66,8 @@ class Inbox:
     def resume(self, offsets: Mapping[str, int]) -> None:
         """Continue a run from the given offsets."""
         self.output.offsets.update(offsets)
+        # Not part of what an attempt has received: it may be from an earlier attempt.
+        self.output.note("telemetry", last_time(self._context.folder.path, self._host))
         # The host sends all events again to rebuild the state. They are journaled only once.
         self._journaled = self.output.offsets.pop("events", 0)
 
