@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from dtrain.runtime.progress import steps
 from dtrain.runtime.steps import Step
 
-FIRST = 8
+FIRST = 2
 """Parameters whose gradients are watched."""
 PENDING = 64
 """Steps whose events are kept. A GPU is never that far behind."""
