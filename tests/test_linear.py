@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.text import Text
 
 from dtrain.diagnostics import ExitCode, NodeError
 from dtrain.failures.catalogue import End, explain, signatures
@@ -35,8 +36,9 @@ from dtrain.screen import ScreenFramer
 from dtrain.spec.load import parse
 from dtrain.spec.report import SpecError
 from dtrain_cli.views import names
+from dtrain_cli.views.board import Board
+from dtrain_cli.views.dashboard import draw
 from dtrain_cli.views.folding import LineFolder
-from dtrain_cli.views.header import Header
 from dtrain_cli.views.report import render
 
 pytestmark = pytest.mark.slow
@@ -236,7 +238,7 @@ PATHS: dict[str, Callable[[str], object]] = {
     "host names": lambda text: fold(text.split()),
     "cluster file": loaded,
     "folded lines": folded,
-    "header": lambda text: Header("run", 1, {"a": ""}, ("", text)).lines(80, 24, 0.0),
+    "dashboard": lambda text: draw(Board("run", 0.0, 1, 1), [Text(clean(text))], 80, 24, 0.0),
     "problems": problems,
     "report": reported,
 }
