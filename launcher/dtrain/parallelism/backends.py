@@ -27,8 +27,9 @@ class Backend:
     sends_shares: bool = True
     """Whether each tensor rank sends its share of an activation to the next stage even without
     sequence parallelism (scatter-gather, SC21 section 4.1)."""
-    context_across_hosts: bool = True
-    """Whether plans put the context ranks of one sequence on several hosts."""
+    groups_across_hosts: bool = True
+    """Whether plans put the context ranks of a sequence, or the ranks that share experts, on
+    several hosts."""
     recomputes_experts: bool = True
     """Whether layers whose experts are on several ranks can be recomputed selectively."""
     fp8: bool = True
@@ -54,7 +55,7 @@ BACKENDS: dict[BackendName, Backend] = {
             torch_kernels=True,
             exposed_tensor=1.0,
             sends_shares=False,
-            context_across_hosts=False,
+            groups_across_hosts=False,
             recomputes_experts=False,
             fp8=False,
             copies_keys=False,

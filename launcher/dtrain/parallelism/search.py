@@ -100,7 +100,11 @@ class _Choices:
         """Yield every layout that divides evenly."""
         for sizes in self._sizes(start):
             share = self.global_batch // sizes.data
-            experts = [size for size in _divisors(self.shape.experts) if sizes.copies % size == 0]
+            experts = [
+                size
+                for size in _divisors(self.shape.experts)
+                if sizes.copies % size == 0 and self._in_place(start, sizes.tensor, size)
+            ]
             for expert in self.of("expert", experts or (1,)):
                 for sharding in self.of("sharding", self._shardings(sizes)):
                     shard = self._shard(sizes) if sharding == "hybrid" else None
@@ -116,7 +120,6 @@ class _Choices:
         """Yield tensor, pipeline, context and data sizes whose product is the number of GPUs."""
         shape, gpus = self.shape, self.cluster.gpus
         within_host = min(self.cluster.gpus_per_host, gpus)
-        across_hosts = backend_of(start).context_across_hosts
         for tensor in self.of("tensor", _divisors(within_host)):
             if gpus % tensor or shape.heads % tensor or shape.ffn_hidden % tensor:
                 continue
@@ -127,8 +130,7 @@ class _Choices:
                 for context in self.of("context", _divisors(ranks, LARGEST_CONTEXT)):
                     if ranks % context or not self._splits_sequence(context):
                         continue
-                    crosses = tensor * context > within_host and context > 1
-                    if crosses and "context" not in self.fixed and not across_hosts:
+                    if "context" not in self.fixed and not self._in_place(start, tensor, context):
                         continue
                     if any(refusals(shape, replace(start, tensor=tensor, context=context), "bf16")):
                         continue
@@ -138,6 +140,11 @@ class _Choices:
                     yield replace(
                         start, tensor=tensor, pipeline=pipeline, context=context, data=data
                     )
+
+    def _in_place(self, start: Layout, tensor: int, size: int) -> bool:
+        """Whether the backend of ``start`` lets ``size`` ranks wait for each other in a layer."""
+        within_host = tensor * size <= self.cluster.gpus_per_host
+        return size == 1 or within_host or backend_of(start).groups_across_hosts
 
     def _splits_sequence(self, context: int) -> bool:
         """Causal context parallelism gives each rank two chunks of the sequence."""
