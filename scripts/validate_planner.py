@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the planner's estimates with published training runs.
 
-    scripts/validate_planner.py [--runs FILE [--runs FILE ...]] [--json] [--worst N]
+    scripts/validate_planner.py [--runs FILE [--runs FILE ...]] [--json] [--worst N] [--rows OUT]
 
 Estimates every run of the files like ``dtrain plan``, without any calibration. Prints for each
 source and for all sources: rows, mean absolute and signed error of the step time and of the peak
@@ -15,6 +15,7 @@ A run's error is estimate / measured − 1: above 0, the planner's estimate is s
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import sys
@@ -26,7 +27,7 @@ from typing import Any
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cluster.efficiency import of_family
-from planner.published.runs import PublishedRun, read
+from planner.published.runs import PublishedRun, Skipped, read
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "parallelism" / "data"
 RUNS = (DATA / "published_runs.csv", DATA / "published_runs_single_node.csv")
@@ -37,9 +38,19 @@ class Outcome:
     """A run, and the planner's errors on it, relative to the measured values."""
 
     run: PublishedRun
-    time: float | None
-    memory: float | None
+    seconds: float
+    """Estimated seconds of a step."""
+    gib: float
+    """Estimated peak memory, of the kind that the run reports."""
     fits: bool
+
+    @property
+    def time(self) -> float | None:
+        return None if self.run.seconds is None else self.seconds / self.run.seconds - 1
+
+    @property
+    def memory(self) -> float | None:
+        return None if self.run.memory is None else self.gib / self.run.memory - 1
 
 
 @dataclass(slots=True)
@@ -82,26 +93,21 @@ def _errors(errors: Sequence[float]) -> dict[str, float | int | None]:
     }
 
 
-def outcome_of(run: PublishedRun) -> Outcome | str:
-    """The planner's errors on a run, or why it has no estimate."""
+def outcome_of(run: PublishedRun) -> Outcome | Skipped:
+    """The planner's estimate of a run, or why it has none."""
     candidate = run.candidate(of_family(run.cluster.gpu.family))
     try:
         seconds, memory, fits = candidate.time.total, candidate.memory, candidate.fits
     except (ArithmeticError, LookupError, TypeError, ValueError, UsageError) as error:
-        return f"the planner has no estimate: {type(error).__name__}"
+        return Skipped(run.name, f"the planner has no estimate: {type(error).__name__}")
     peak = {
         "allocated": memory.allocated,
         "reserved": memory.allocated + memory.fragmentation,
         "total": memory.total,
     }[run.counter]
     if not (math.isfinite(seconds) and math.isfinite(peak)):
-        return "the planner has no estimate: not finite"
-    return Outcome(
-        run,
-        None if run.seconds is None else seconds / run.seconds - 1,
-        None if run.memory is None else peak / run.memory - 1,
-        fits,
-    )
+        return Skipped(run.name, "the planner has no estimate: not finite")
+    return Outcome(run, seconds, peak, fits)
 
 
 @dataclass(slots=True)
@@ -109,7 +115,7 @@ class Report:
     overall: Score = field(default_factory=Score)
     sources: dict[str, Score] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[Outcome | Skipped] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -120,15 +126,15 @@ class Report:
         }
 
 
-def validate(runs: Iterable[PublishedRun | str]) -> Report:
-    """The planner's errors on runs. Strings in ``runs`` are reasons of skipped rows."""
+def validate(runs: Iterable[PublishedRun | Skipped]) -> Report:
+    """The planner's errors on runs."""
     report = Report()
     for run in runs:
-        outcome = run if isinstance(run, str) else outcome_of(run)
-        if isinstance(outcome, str):
-            report.skipped[outcome] += 1
-            continue
+        outcome = run if isinstance(run, Skipped) else outcome_of(run)
         report.outcomes.append(outcome)
+        if isinstance(outcome, Skipped):
+            report.skipped[outcome.reason] += 1
+            continue
         report.overall.add(outcome)
         report.sources.setdefault(outcome.run.table, Score()).add(outcome)
     return report
@@ -174,16 +180,43 @@ def _cells(score: Score) -> tuple[str, ...]:
 
 def worst(report: Report, number: int) -> str:
     """The runs with the largest errors of either kind, one per line."""
+    outcomes = [outcome for outcome in report.outcomes if isinstance(outcome, Outcome)]
     found = [
         (error, what, outcome.run)
-        for outcome in report.outcomes
+        for outcome in outcomes
         for what, error in (("time", outcome.time), ("memory", outcome.memory))
         if error is not None
     ]
     found.sort(key=lambda one: -abs(one[0]))
     lines = [f"{100 * error:+7.1f} %  {what:6}  {run.name}" for error, what, run in found[:number]]
-    wrong = [o.run.name for o in report.outcomes if o.run.fitted is False and o.fits]
+    wrong = [o.run.name for o in outcomes if o.run.fitted is False and o.fits]
     return "\n".join([*lines, *(f" ran out of memory, called a fit: {name}" for name in wrong)])
+
+
+def write_rows(report: Report, path: Path) -> None:
+    """Write a CSV file with a line for each row: estimated and measured figures.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    names = ("id", "seconds", "measured_seconds", "gib", "measured_gib", "fits", "ran", "skipped")
+    try:
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(names)
+            for outcome in report.outcomes:
+                if isinstance(outcome, Skipped):
+                    writer.writerow([outcome.name, *[""] * 6, outcome.reason])
+                    continue
+                run = outcome.run
+                writer.writerow([
+                    run.name, f"{outcome.seconds:.6g}", run.seconds, f"{outcome.gib:.6g}",
+                    run.memory, outcome.fits, run.fitted, "",
+                ])  # fmt: skip
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}", hint="choose another file for --rows"
+        ) from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -193,9 +226,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", action="append", type=Path, metavar="FILE")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="list the N worst runs")
+    parser.add_argument(
+        "--rows", type=Path, metavar="OUT", help="write a line for each row, as CSV"
+    )
     options = parser.parse_args(arguments)
     try:
         report = validate(run for path in options.runs or RUNS for run in read(path))
+        if options.rows:
+            write_rows(report, options.rows)
     except UsageError as error:
         print(f"error: {error.message}\n  hint: {error.hint}", file=sys.stderr)
         return 2

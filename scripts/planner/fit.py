@@ -9,12 +9,13 @@ each architecture, to the step times of the runs on its GPUs. The other constant
 ``gemm_half``, ``exposed_tensor`` ...) keep the values in that module: some are measurements, others
 were chosen by hand with all of these runs in view.
 
-The fit minimizes the mean over tables of each table's mean absolute error plus 0.3 of its bias,
-both of ln(estimate / measured). A table of 700 rows counts as much as one of 7, because the bias of
-a source is larger than the scatter inside it. The search changes one constant at a time, in steps
-that grow if they help and shrink if they do not. It starts from the defaults with each of
-``LAUNCHES``: the host's time matters only if it is longer than the GPU's, so a search with a short
-start value never finds a long one. It draws no random numbers, so the results are reproducible.
+The fit minimizes the mean over publishers of the mean over their tables of each table's mean
+absolute error plus 0.3 of its bias, both of ln(estimate / measured). A table of 700 rows counts as
+much as one of 7, because the bias of a source is larger than the scatter inside it. The search
+changes one constant at a time, in steps that grow if they help and shrink if they do not. It starts
+from the defaults with each of ``LAUNCHES``: the host's time matters only if it is longer than the
+GPU's, so a search with a short start value never finds a long one. It draws no random numbers, so
+the results are reproducible.
 
 With --held-out, each publisher's runs are estimated with constants fitted to all other publishers.
 All tables of one publisher are left out together, because they share its clusters and software.
@@ -32,6 +33,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -43,36 +45,41 @@ from validate_planner import RUNS
 FREE: Mapping[str, tuple[str, ...]] = {
     "ampere": ("gemm", "attention", "passes", "launch", "exposed_data", "stream"),
     "hopper": ("gemm", "attention", "passes", "exposed_data", "fp8"),
-    "blackwell": ("gemm", "attention", "passes", "exposed_data"),
+    "blackwell": ("gemm", "attention", "exposed_data", "exposed_expert", "fp8"),
 }
 """The constants that are fitted, by architecture."""
-SHARES = {"gemm", "attention", "stream", "fp8", "exposed_data", "exposed_tensor", "network"}
+SHARES = {"gemm", "attention", "stream", "fp8", "exposed_data", "exposed_expert"}
 """Constants that are shares, and so at most 1."""
 LAUNCHES = (6e-6, 2e-5, 4e-5)
 """Seconds to start one kernel: the start values of the search."""
 BIAS = 0.3
 """Weight of a table's bias beside its mean absolute error."""
-ROWS = 60
+ROWS = 20
 """Runs of one table that the fit uses, evenly spread. Errors are reported on all."""
 ENOUGH = 0.003
 """Relative step below which the search ends."""
 
 
-def errors(runs: Iterable[PublishedRun], efficiency: Efficiency) -> dict[str, list[float]]:
-    """ln(estimate / measured) of step times, by table."""
-    found: dict[str, list[float]] = {}
+Errors = Mapping[tuple[str, str], Sequence[float]]
+"""ln(estimate / measured) of step times, by publisher and table."""
+
+
+def errors(runs: Iterable[PublishedRun], efficiency: Efficiency) -> Errors:
+    found: dict[tuple[str, str], list[float]] = {}
     for run in runs:
         if run.seconds is not None:
-            estimate = run.candidate(efficiency).time.total
-            found.setdefault(run.table, []).append(math.log(estimate / run.seconds))
+            error = math.log(run.candidate(efficiency).time.total / run.seconds)
+            found.setdefault((run.publisher, run.table), []).append(error)
     return found
 
 
-def loss(found: Mapping[str, Sequence[float]]) -> float:
+def loss(found: Errors) -> float:
     """The quantity that the fit minimizes; see above."""
-    return sum(
-        (sum(map(abs, table)) + BIAS * abs(sum(table))) / len(table) for table in found.values()
-    ) / len(found)
+    publishers: dict[str, list[float]] = {}
+    for (publisher, _), table in found.items():
+        each = (sum(map(abs, table)) + BIAS * abs(sum(table))) / len(table)
+        publishers.setdefault(publisher, []).append(each)
+    return fmean(fmean(tables) for tables in publishers.values())
 
 
 def fit(runs: Sequence[PublishedRun], start: Efficiency, free: Sequence[str]) -> Efficiency:
@@ -161,7 +168,7 @@ def _print_fit(architecture: str, runs: Sequence[PublishedRun]) -> None:
 
 def _print_held_out(architecture: str, runs: Sequence[PublishedRun]) -> None:
     print(f"{architecture}: every publisher with constants fitted to the other publishers")
-    found: dict[str, list[float]] = {}
+    found: dict[tuple[str, str], Sequence[float]] = {}
     for publisher in sorted({run.publisher for run in runs}):
         others = [run for run in runs if run.publisher != publisher]
         if others:
@@ -173,9 +180,9 @@ def _print_held_out(architecture: str, runs: Sequence[PublishedRun]) -> None:
     _print_errors(found)
 
 
-def _print_errors(found: Mapping[str, Sequence[float]]) -> None:
+def _print_errors(found: Errors) -> None:
     """A table of the errors in percent, as ``validate_planner`` prints them."""
-    shares = {table: [math.expm1(error) for error in found[table]] for table in sorted(found)}
+    shares = {key[1]: [math.expm1(error) for error in found[key]] for key in sorted(found)}
     width = max(map(len, shares))
     print(f"  {'':{width}}  rows  error   bias")
     for table, each in shares.items():

@@ -13,11 +13,12 @@ from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision, gpu
 from dtrain.parallelism.cost.activations import layer_activations
 from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.memory import memory
 from dtrain.parallelism.cost.stages import parameters_of_stage, stage_layers
 from dtrain.parallelism.model.models import model
 from dtrain.parallelism.model.shape import Shape
-from dtrain.runtime.layout import Layout, Sharding
+from dtrain.runtime.layout import BackendName, Layout, Sharding
 
 MODELS = ("gpt-3-175b", "llama-3-70b", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "gpt2")
 ASSUMED = Assumptions()
@@ -96,7 +97,9 @@ def test_more_work_takes_longer_and_more_saved_needs_more(
     nothing = candidate(shape, replace(layout, recompute="none"), assumed)
     everything = candidate(shape, replace(layout, recompute="full"), assumed)
     assert everything.time.total > nothing.time.total
-    assert everything.memory.total <= nothing.memory.total + 1e-9
+    # A stage of one or two layers holds a whole layer's activations while it recomputes.
+    if shape.layers > 2 * layout.pipeline:
+        assert everything.memory.total <= nothing.memory.total + 1e-9
 
 
 @given(splits())
@@ -189,6 +192,59 @@ def test_states_of_the_papers() -> None:
     assert states("none", "fp16", False) == pytest.approx(20, rel=1e-4)
     assert states("optimizer", "fp16", False) == pytest.approx(4 + 16 / 64, rel=1e-4)
     assert states("none", "fp32") == pytest.approx(16, rel=1e-4)
+
+
+@pytest.mark.parametrize(("gpus", "joined"), [(64, 64), (72, 72), (256, 64), (288, 72), (6, 4)])
+def test_a_job_uses_equal_parts_of_racks(gpus: int, joined: int) -> None:
+    assert GpuCluster(gpu("gb200"), gpus, 4, 200.0).joined == joined
+
+
+def test_a_host_receives_a_token_once() -> None:
+    """With 8 copies, 8 hosts of 8: 7 · (1 - (7/8)⁸) hosts, where 7 hosts would be all copies."""
+    chosen = gpu("h100-80gb")
+    group = Group(GpuCluster(chosen, 64, 8, 400.0), of_family(chosen.family), 64, 1)
+    one, eight = group.exchange(1e9, 1), group.exchange(1e9, 8)
+    assert eight / one == pytest.approx(8 * (1 - (7 / 8) ** 8), rel=1e-3)
+
+
+def test_a_pipeline_with_zero_2_reduces_once_a_step() -> None:
+    shape = model("llama-3-70b")
+    layout = Layout(backend="megatron", tensor=8, data=8, sharding="gradients")
+    steps = [replace(layout, pipeline=p, grad_accumulation=a) for p in (1, 4) for a in (8, 64)]
+    traffic = [candidate(shape, step).time.data for step in steps]
+    assert traffic[1] > 6 * traffic[0]
+    assert traffic[3] <= traffic[2]
+    whole = replace(steps[2], sharding="optimizer")
+    assert candidate(shape, steps[2]).memory.gradients == candidate(shape, whole).memory.gradients
+
+
+@pytest.mark.parametrize(("name", "slower"), [("a100-80gb", False), ("h100-80gb", True)])
+def test_attention_of_pytorch_is_slower_on_newer_gpus(name: str, slower: bool) -> None:
+    shape, chosen = model("llama-3-8b"), gpu(name)
+    cluster = GpuCluster(chosen, 8, 8, 400.0)
+
+    def compute(backend: BackendName) -> float:
+        layout = Layout(backend=backend, data=8)
+        return Candidate(shape, layout, cluster, of_family(chosen.family), ASSUMED).time.compute
+
+    assert (compute("torchtitan") > 1.05 * compute("megatron")) is slower
+
+
+def test_heads_of_odd_sizes_are_slow_without_flash_attention() -> None:
+    """As in BLOOM's search: 128 heads of 13,824 took 1.4 times as long as 96 heads."""
+    shape = replace(model("gpt-3-175b"), hidden=13824, heads=96, kv_heads=96, head_size=144)
+    odd = replace(shape, heads=128, kv_heads=128, head_size=108)
+    layout = Layout(backend="megatron", tensor=4, pipeline=12, data=8, recompute="full")
+    plain, flash = Assumptions(flash_attention=False), Assumptions()
+
+    def ratio(assumed: Assumptions) -> float:
+        return (
+            candidate(odd, layout, assumed).time.total
+            / candidate(shape, layout, assumed).time.total
+        )
+
+    assert ratio(flash) < 1.05
+    assert 1.2 < ratio(plain) < 1.6
 
 
 def test_the_bubble_of_the_paper() -> None:

@@ -22,6 +22,8 @@ class Backend:
     torch_kernels: bool = False
     """PyTorch's own kernels in every layout: SwiGLU keeps its parts, and selective recompute is
     torchtitan's. If False, only with sharded parameters."""
+    flash2: bool = False
+    """Whether attention is PyTorch's own FlashAttention-2."""
     exposed_tensor: float | None = None
     """Share of tensor-parallel traffic that computation does not hide; None: the fitted share."""
     sends_shares: bool = True
@@ -53,6 +55,7 @@ BACKENDS: dict[BackendName, Backend] = {
             "dtrain.runtime, which `dtrain launch` runs",
             runtime_memory=True,
             torch_kernels=True,
+            flash2=True,
             exposed_tensor=1.0,
             sends_shares=False,
             groups_across_hosts=False,
@@ -65,7 +68,14 @@ BACKENDS: dict[BackendName, Backend] = {
             shards_stages=False,
         ),
         Backend("megatron", "Megatron-LM or NeMo"),
-        Backend("torchtitan", "torchtitan", torch_kernels=True, copies_keys=False),
+        Backend(
+            "torchtitan",
+            "torchtitan",
+            torch_kernels=True,
+            flash2=True,
+            exposed_tensor=1.0,
+            copies_keys=False,
+        ),
     )
 }
 
@@ -73,6 +83,17 @@ BACKENDS: dict[BackendName, Backend] = {
 def backend_of(layout: Layout) -> Backend:
     """Return the table's row for ``layout``."""
     return BACKENDS[layout.backend]
+
+
+def reduces_each_micro_batch(layout: Layout) -> bool:
+    """Return whether sharded gradients are reduced after every micro-batch.
+
+    They can only accumulate on their own rank. With ZeRO-2, Megatron-LM's pipelines keep whole
+    gradients instead until the end of a step.
+    """
+    if layout.sharding == "gradients":
+        return layout.pipeline == 1 or backend_of(layout).runtime_memory
+    return layout.shards_parameters
 
 
 def refusals(shape: Shape, layout: Layout, precision: Precision) -> Iterator[str]:

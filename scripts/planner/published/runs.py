@@ -73,8 +73,16 @@ class PublishedRun:
         return Candidate(self.shape, self.layout, self.cluster, efficiency, self.assumed)
 
 
-def read(path: Path) -> Iterator[PublishedRun | str]:
-    """The runs of a file; for each unusable row, the reason.
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A row that cannot be compared with an estimate."""
+
+    name: str
+    reason: str
+
+
+def read(path: Path) -> Iterator[PublishedRun | Skipped]:
+    """The runs of a file, in order.
 
     Raises:
         UsageError: as ``rows`` does.
@@ -83,7 +91,7 @@ def read(path: Path) -> Iterator[PublishedRun | str]:
         try:
             yield run_of(row)
         except UnusableError as error:
-            yield str(error)
+            yield Skipped(row.get("id", ""), str(error))
 
 
 def run_of(row: Row) -> PublishedRun:
@@ -94,6 +102,8 @@ def run_of(row: Row) -> PublishedRun:
     """
     notes, source = row.get("notes", ""), row.get("source", "")
     practice = practice_of(source)
+    if re.search(r"\blora\b", f"{source} {row.get('id', '')}", re.IGNORECASE):
+        raise UnusableError("the planner does not model LoRA")
     gpu = gpu_of(row.get("gpu_type", ""), row.get("interconnect", ""))
     layout, known_batch = layout_of(row, practice)
     assumed = assumptions_of(row, practice, gpu)
@@ -113,7 +123,9 @@ def run_of(row: Row) -> PublishedRun:
         raise UnusableError(
             "the global batch of a step time is not given" if no_batch else "nothing is reported"
         )
-    unsaid = re.search(r"memory size[^;.]*not stated", notes, re.IGNORECASE) or re.fullmatch(
+    unsaid = re.search(
+        r"(memory size|recompute)[^;.]*not (stated|printed)", notes, re.IGNORECASE
+    ) or re.fullmatch(
         # These were sold with 40 or 80, and with 16 or 32 GB.
         r"(nvidia\W*)?(a100|v100)\W*(sxm\d?|pcie)?",
         row.get("gpu_type", ""),

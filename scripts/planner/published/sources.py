@@ -60,7 +60,9 @@ _RECENT = Practice()
 
 def practice_of(source: str) -> Practice:
     """The defaults of the software that a ``source`` cell names."""
-    return next((how for pattern, how in PRACTICES if re.search(pattern, source)), _RECENT)
+    return next(
+        (how for pattern, how in PRACTICES if re.search(pattern, source, re.IGNORECASE)), _RECENT
+    )
 
 
 @cache

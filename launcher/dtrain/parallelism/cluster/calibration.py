@@ -111,9 +111,8 @@ def _wire(
 
 
 def _start(row: dict[str, Any], base: Efficiency) -> float:
-    if row["kind"] == "all_reduce":
-        return 2 * (base.latency + base.hop * math.log2(float(row["hosts"])))
-    return base.latency + base.hop * (float(row["hosts"]) - 1)
+    once = base.latency + base.hop * math.log2(float(row["hosts"]))
+    return 2 * once if row["kind"] == "all_reduce" else once
 
 
 def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float | None]:

@@ -22,6 +22,9 @@ class Efficiency:
     """FLOP at which a matrix product reaches half of that."""
     attention: float = 0.55
     """Share of the peak in the forward pass of flash attention; the backward's is 0.8 of it."""
+    flash2: float = 1.0
+    """Fraction of that share with FlashAttention-2, PyTorch's own. Newer GPUs need a newer version:
+    on H100s it reaches half of FlashAttention-3's speed (arXiv 2407.08608)."""
     scores: float = 6.0
     """Times that the score matrix passes through memory in attention that keeps it."""
     stream: float = 0.75
@@ -38,7 +41,7 @@ class Efficiency:
     latency: float = 12e-6
     """Time of one collective before the first byte."""
     hop: float = 5e-6
-    """Time for each additional host in a ring."""
+    """Time for each doubling of the hosts."""
     bucket: float = 160e6
     """Bytes of gradients in one reduction."""
     fixed: float = 0.01
@@ -48,25 +51,28 @@ class Efficiency:
     overlap: float = 0.7
     """Share of the computation that data-parallel traffic can hide behind."""
     exposed_tensor: float = 1.0
+    exposed_expert: float = 1.0
+    """Exposed share of the exchange of tokens between experts."""
 
 
 AMPERE = Efficiency(
-    gemm=0.714, gemm_half=6e9, attention=0.377, scores=5.1, passes=0.67, stream=0.718,
-    launch=29e-6, hop=2e-5, exposed_tensor=0.7, exposed_data=0.374,
+    gemm=0.71, gemm_half=6e9, attention=0.37, scores=5.1, passes=0.75, stream=0.77,
+    launch=29e-6, hop=2e-5, exposed_tensor=1.0, exposed_data=0.37,
 )  # fmt: skip
-"""Fitted to public runs on A100s (Megatron-LM, MosaicML, InternEvo, torchtitan, vTrain)."""
+"""Fitted to public runs on A100s (Megatron-LM, MegaScale, BLOOM, MosaicML, InternEvo, torchtitan,
+vTrain)."""
 HOPPER = Efficiency(
-    gemm=0.64, gemm_half=2e9, attention=0.48, passes=1.1, stream=0.75, launch=10e-6,
-    hop=1e-5, exposed_tensor=0.3, exposed_data=0.1, fp8=0.84, fixed=0.02,
+    gemm=0.66, gemm_half=2e9, attention=0.47, flash2=0.56, passes=1.25, stream=0.75, launch=10e-6,
+    hop=1e-5, exposed_tensor=0.3, exposed_data=0.2, fp8=0.85, fixed=0.02,
 )  # fmt: skip
-"""Fitted to public runs on H100s (Megatron-LM, NeMo, torchtitan), which overlap most of tensor
-parallelism's traffic."""
+"""Fitted to public runs on H100s (Megatron-LM, NeMo, Megatron-Bridge, torchtitan). Megatron-LM
+overlaps most of tensor parallelism's traffic there."""
 BLACKWELL = Efficiency(
-    gemm=0.45, gemm_half=5e9, attention=0.46, passes=2.0, stream=0.75, launch=8e-6,
-    hop=1e-5, link=0.67, exposed_data=0.42, fixed=0.02,
+    gemm=0.50, gemm_half=5e9, attention=0.46, flash2=0.56, passes=1.0, stream=0.75, launch=8e-6,
+    hop=1e-5, link=0.67, exposed_data=0.6, exposed_expert=0.5, fp8=1.0, fixed=0.02,
 )  # fmt: skip
-"""Fitted to one source, Megatron-LM on 8 B200s (SimuMax), whose GPUs sustained 48 % of their
-peak in plain matrix products."""
+"""Fitted to Megatron-Bridge on B200s and GB200s, and to Megatron-LM on 8 B200s (SimuMax), whose
+GPUs were slower: they sustained 48 % of their peak in plain matrix products."""
 FAMILIES = {"ampere": AMPERE, "hopper": HOPPER, "blackwell": BLACKWELL}
 
 

@@ -98,6 +98,17 @@ class GpuCluster:
     def hosts(self) -> int:
         return -(-self.gpus // self.gpus_per_host)
 
+    @property
+    def joined(self) -> int:
+        """Number of GPUs that the link joins: those of a host, or what a job uses of a rack.
+
+        Schedulers give a job equal parts of racks: 256 GPUs use 64 of the 72 in each NVL72.
+        """
+        whole = range(self.gpu.domain, self.gpus_per_host, -self.gpus_per_host)
+        return next(
+            (part for part in whole if self.gpus % part == 0), min(self.gpus_per_host, self.gpus)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:

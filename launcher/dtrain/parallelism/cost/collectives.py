@@ -23,8 +23,7 @@ class Group:
     def local(self) -> int:
         """Number of members that the link joins: in one host, or in one rack (NVL72)."""
         # If hosts do not hold whole groups, the most divided group is the slowest.
-        near = min(max(self.cluster.gpus_per_host, self.cluster.gpu.domain), self.cluster.gpus)
-        return math.gcd(self.size, max(1, near // self.stride))
+        return math.gcd(self.size, max(1, self.cluster.joined // self.stride))
 
     @property
     def within_host(self) -> bool:
@@ -56,36 +55,34 @@ class Group:
 
     @property
     def start(self) -> float:
-        """Seconds until the last member receives its first byte."""
-        return self.efficiency.latency + self.efficiency.hop * (self.size / self.local - 1)
+        """Seconds until the last member receives its first byte. Across hosts, NCCL uses trees."""
+        return self.efficiency.latency + self.efficiency.hop * math.log2(self.size / self.local)
 
     def all_reduce(self, size: float) -> float:
-        """Return the seconds of an all-reduce of ``size`` bytes.
-
-        It moves as many bytes as both halves of a ring. Across many hosts NCCL uses a tree, which
-        starts after log₂ n hops instead of n.
-        """
-        if self.size == 1 or not size:
-            return 0.0
-        efficiency = self.efficiency
-        start = efficiency.latency + efficiency.hop * math.log2(max(1.0, self.size / self.local))
-        return 2 * (self.all_gather(size) - self.start + start)
+        """Return the seconds of an all-reduce of ``size`` bytes: both halves of a ring."""
+        return 2 * self.all_gather(size)
 
     def in_buckets(self, collective: Callable[[float], float], size: float) -> float:
         """Return the seconds of a collective in buckets, as for gradients."""
         buckets = max(1.0, size / self.efficiency.bucket)
         return buckets * collective(size / buckets)
 
-    def all_to_all(self, size: float) -> float:
-        """Return the seconds in which every member sends its ``size`` bytes in equal parts to all
-        members."""
+    def exchange(self, size: float, copies: int) -> float:
+        """Return the seconds in which every member sends ``copies`` of its ``size`` bytes to
+        members at random, as tokens go to experts.
+
+        A host receives one copy, which its members share over the link (DeepSeek-V3, arXiv
+        2412.19437, section 3.2.2).
+        """
         if self.size == 1 or not size:
             return 0.0
-        away = (self.size - self.local) / self.size
+        parts = self.size / self.local
+        # Of ``copies`` random hosts, the expected number that differ, without the sender's own.
+        others = (parts - 1) * (1 - (1 - 1 / parts) ** copies)
         link = self.cluster.gpu.link * 1e9 * self.efficiency.link
         wire = self.cluster.network * 1e9 * self.efficiency.network / self.cluster.gpus_per_host
-        near = size * (self.local - 1) / self.size / link
-        return self.efficiency.latency + max(near, size * away / wire)
+        near = size * copies * (self.local - 1) / self.local / link
+        return self.efficiency.latency + max(near, size * others / wire)
 
     def send(self, size: float) -> float:
         """Return the seconds in which one member sends ``size`` bytes to the next."""

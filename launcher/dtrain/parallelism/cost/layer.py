@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.model.shape import Shape
@@ -13,6 +14,10 @@ from dtrain.runtime.layout import Layout
 
 BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4}
 """Bytes of one activation. With fp8, only copies of the inputs of matrix products are smaller."""
+
+
+UNALIGNED = 1 / 16
+"""Speed of 16-bit products without Tensor Cores, as a share: an A100's 19.5 of 312 TFLOP/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +128,13 @@ class Kernels:
         peak = self._peak(self._wide)
         flop = self.attention_flop()
         if self.assumed.flash_attention:
-            return flop / 2 / (peak * efficiency.attention)
+            own = efficiency.flash2 if backend_of(layout).flash2 else 1.0
+            return flop / 2 / (peak * efficiency.attention * own)
         scores = 2.0 * self.tokens * self.shape.seq_len * self.shape.heads / layout.tensor
         square = efficiency.scores * scores / (gpu.bandwidth * 1e9 * efficiency.stream)
-        return flop / (peak * efficiency.gemm) + square
+        # Without flash attention's padding, Tensor Cores skip such products.
+        aligned = 1.0 if self.shape.head_size % 8 == 0 else UNALIGNED
+        return flop / (peak * efficiency.gemm * aligned) + square
 
     def stream_forward(self) -> float:
         """Seconds of norms, residuals, activations and rotations, bound by memory bandwidth.

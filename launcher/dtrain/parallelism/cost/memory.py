@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.backends import backend_of
+from dtrain.parallelism.backends import backend_of, reduces_each_micro_batch
 from dtrain.parallelism.cost.activations import layer_activations
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.runtime_memory import Stage, highest_phase
@@ -163,19 +163,19 @@ class _States:
             return _States(layout, 2, 2, 16)
         return _States(layout, 2, 4 if assumed.fp32_gradients else 2, 12)
 
-    def _spread(self, ranks: int, least: tuple[str, ...]) -> int:
-        return min(self.layout.shards, ranks) if self.layout.sharding in least else 1
+    def _spread(self, ranks: int, sharded: bool) -> int:
+        return min(self.layout.shards, ranks) if sharded else 1
 
     def parameters(self, count: float, ranks: int) -> float:
-        return self.parameter * count / self._spread(ranks, ("full", "hybrid"))
+        return self.parameter * count / self._spread(ranks, self.layout.shards_parameters)
 
     def gradients(self, count: float, ranks: int) -> float:
-        return self.gradient * count / self._spread(ranks, ("gradients", "full", "hybrid"))
+        return self.gradient * count / self._spread(ranks, reduces_each_micro_batch(self.layout))
 
     def optimizer(self, count: float, ranks: int) -> float:
         if self.layout.offload:
             return 0.0
-        spread = self._spread(ranks, ("optimizer", "gradients", "full", "hybrid"))
+        spread = self._spread(ranks, self.layout.sharding != "none")
         return self.moments * count / spread
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.backends import backend_of
+from dtrain.parallelism.backends import backend_of, reduces_each_micro_batch
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cost.collectives import Group
@@ -163,10 +163,12 @@ def _expert(kernels: Kernels) -> float:
     """Tokens go to their experts and back, forward and backward: four exchanges."""
     shape, layout = kernels.shape, kernels.layout
     group = Group(kernels.cluster, kernels.efficiency, layout.expert, layout.tensor)
-    size = _activation(kernels) * shape.experts_per_token
+    size = _activation(kernels)
     if layout.sequence_parallel:
         size /= layout.tensor
-    return (6 if layout.recompute == "full" else 4) * group.all_to_all(size)
+    passes = 6 if layout.recompute == "full" else 4
+    once = group.exchange(size, shape.experts_per_token)
+    return kernels.efficiency.exposed_expert * passes * once
 
 
 def _sends(kernels: Kernels) -> float:
@@ -245,8 +247,7 @@ def _traffic(
         return group.in_buckets(group.all_reduce, gradient * count) + near.in_buckets(
             near.all_gather, parameter * count
         )
-    # Sharded gradients can only accumulate on their own rank.
-    scatters = layout.grad_accumulation if layout.sharding == "gradients" else 1
+    scatters = layout.grad_accumulation if reduces_each_micro_batch(layout) else 1
     return scatters * group.in_buckets(group.all_gather, gradient * count) + group.in_buckets(
         group.all_gather, parameter * count
     )
