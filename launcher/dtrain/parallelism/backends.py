@@ -29,6 +29,8 @@ class Backend:
     sends_shares: bool = True
     """Whether each tensor rank sends its share of an activation to the next stage even without
     sequence parallelism (scatter-gather, SC21 section 4.1)."""
+    sends_tokens_once: bool = True
+    """Whether a host with several of a token's experts receives the token once."""
     groups_across_hosts: bool = True
     """Whether plans put the context ranks of a sequence, or the ranks that share experts, on
     several hosts."""
@@ -58,6 +60,7 @@ BACKENDS: dict[BackendName, Backend] = {
             flash2=True,
             exposed_tensor=1.0,
             sends_shares=False,
+            sends_tokens_once=False,
             groups_across_hosts=False,
             recomputes_experts=False,
             fp8=False,
@@ -74,6 +77,7 @@ BACKENDS: dict[BackendName, Backend] = {
             torch_kernels=True,
             flash2=True,
             exposed_tensor=1.0,
+            sends_tokens_once=False,
             copies_keys=False,
         ),
     )

@@ -163,11 +163,13 @@ def _expert(kernels: Kernels) -> float:
     """Tokens go to their experts and back, forward and backward: four exchanges."""
     shape, layout = kernels.shape, kernels.layout
     group = Group(kernels.cluster, kernels.efficiency, layout.expert, layout.tensor)
-    size = _activation(kernels)
+    size, copies = _activation(kernels), shape.experts_per_token
     if layout.sequence_parallel:
         size /= layout.tensor
+    if not backend_of(layout).sends_tokens_once:
+        size, copies = size * copies, 1
     passes = 6 if layout.recompute == "full" else 4
-    once = group.exchange(size, shape.experts_per_token)
+    once = group.exchange(size, copies)
     return kernels.efficiency.exposed_expert * passes * once
 
 
