@@ -35,7 +35,7 @@ _WAITS = {"/torch/distributed/": "ranks", "/torch/utils/data/": "data"}
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Step:
     """One step of this process; times in seconds."""
 
