@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from dtrain.diagnostics import ExitCode
-from dtrain.session.commands import Commands, Outcome, Place
+from dtrain.session.commands import Commands, Outcome, Target
 from dtrain.session.control import Control
 from dtrain.spec.model import Host
 from dtrain.transport.local import LocalConnection, LocalTransport
@@ -25,8 +25,8 @@ class Silent:
 
 
 def commands(transport: LocalTransport, *hosts: str) -> Commands:
-    places = [Place(name, Host(name, name, transport="local"), sys.executable) for name in hosts]
-    return Commands(places, ["true"], transport)
+    targets = [Target(name, Host(name, name, transport="local"), sys.executable) for name in hosts]
+    return Commands(targets, ["true"], transport)
 
 
 def test_a_stop_does_not_wait_for_a_host_that_is_still_connecting() -> None:

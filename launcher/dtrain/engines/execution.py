@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from dtrain import hostlist
 from dtrain.diagnostics import ExitCode, UsageError
-from dtrain.engines.select import places
+from dtrain.engines.select import targets
 from dtrain.runs.record import Record, Request
-from dtrain.session.commands import Commands, Outcome, Place, Receiver
+from dtrain.session.commands import Commands, Outcome, Receiver, Target
 from dtrain.session.control import Control
 from dtrain.spec.model import ClusterFile
 from dtrain.transport.questions import Ask
@@ -36,7 +36,7 @@ def execute(
     """
     if len(argv) == 1:
         argv = ("/bin/sh", "-c", argv[0])
-    chosen = _chosen(places(request, record), hosts)
+    chosen = _chosen(targets(request, record), hosts)
     transport = Transports(request.base, ask, notice)
     hidden = (*IDENTITY, *_secret_names(request.spec()))
     try:
@@ -52,16 +52,16 @@ def exit_code(outcomes: Iterable[Outcome], *, interrupted: bool) -> ExitCode:
     return max((one.exit_code for one in outcomes), default=ExitCode.OK)
 
 
-def _chosen(known: Sequence[Place], hosts: Collection[str] | None) -> list[Place]:
+def _chosen(known: Sequence[Target], hosts: Collection[str] | None) -> list[Target]:
     if hosts is None:
-        return [place for place in known if not place.spare]
-    names = [place.host for place in known]
+        return [target for target in known if not target.spare]
+    names = [target.host for target in known]
     if unknown := [host for host in hosts if host not in names]:
         raise UsageError(
             f"--host: no host {hostlist.fold(unknown)} in this cluster",
             hint=f"its hosts are {hostlist.fold(names)}",
         )
-    return [place for place in known if place.host in hosts]
+    return [target for target in known if target.host in hosts]
 
 
 def _secret_names(spec: ClusterFile) -> list[str]:

@@ -11,7 +11,7 @@ from dtrain.engines.slurm import step
 from dtrain.engines.slurm.session import SlurmEngine
 from dtrain.engines.ssh import SshEngine
 from dtrain.runs.record import Record, Request
-from dtrain.session.commands import Place
+from dtrain.session.commands import Target
 from dtrain.session.control import Control
 from dtrain.session.observer import Observer
 from dtrain.transport.questions import Ask
@@ -45,11 +45,11 @@ def engine(
         transport.close()
 
 
-def places(request: Request, record: Record | None) -> list[Place]:
+def targets(request: Request, record: Record | None) -> list[Target]:
     """Where commands run on the hosts of a run, or of a cluster file.
 
     Raises UsageError if the hosts are not known.
     """
     if request.spec().cluster.slurm is not None:
-        return step.places(request, record)
-    return ssh.places(request, record)
+        return step.targets(request, record)
+    return ssh.targets(request, record)

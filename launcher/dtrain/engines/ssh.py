@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from dtrain.launchplan.plan import build
 from dtrain.runs.record import Record, Request
-from dtrain.session.commands import Place
+from dtrain.session.commands import Target
 from dtrain.session.controller import Session
 from dtrain.session.inquiry import ask
 from dtrain.session.status import HostStatus
@@ -19,12 +19,12 @@ class SshEngine(Session):
         return ask(record, known, self._transport)
 
 
-def places(request: Request, record: Record | None) -> list[Place]:
+def targets(request: Request, record: Record | None) -> list[Target]:
     """The hosts of a run, or of a cluster file, each with its own connection."""
     spec = request.spec() if record is None else record.spec()
     plan = build(spec, local_python=sys.executable) if record is None else record.plan()
-    found = [Place(part.host.name, part.host, plan.agent_python(part)) for part in plan.hosts]
+    found = [Target(part.host.name, part.host, plan.agent_python(part)) for part in plan.hosts]
     for host in spec.cluster.spares:
         part = replace(plan.hosts[0], host=host, python=host.python)
-        found.append(Place(host.name, host, plan.agent_python(part), spare=True))
+        found.append(Target(host.name, host, plan.agent_python(part), spare=True))
     return found

@@ -36,7 +36,7 @@ ATTEMPTED = "running a command"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Target:
     """Where a command runs: on ``host``, by a program on ``via``, which may be the same."""
 
     host: str
@@ -89,7 +89,7 @@ class Receiver(Protocol):
 class _Group:
     """The commands that run over one connection."""
 
-    places: list[Place]
+    targets: list[Target]
     connection: Connection | None = None
     process: RemoteProcess | None = None
     """Set once the commands are requested."""
@@ -101,7 +101,7 @@ class _Group:
 
     @property
     def over(self) -> bool:
-        return len(self.ended) == len(self.places)
+        return len(self.ended) == len(self.targets)
 
 
 _Event: TypeAlias = tuple[_Group, int, tuple[str, bytes] | Outcome | Exception]
@@ -113,7 +113,7 @@ class Commands:
 
     def __init__(
         self,
-        places: Sequence[Place],
+        targets: Sequence[Target],
         argv: Sequence[str],
         transport: Transport,
         *,
@@ -127,21 +127,21 @@ class Commands:
         self._limit = limit
         self._transport = transport
         self._groups: list[_Group] = []
-        for place in places:
-            group = next((one for one in self._groups if one.places[0].via is place.via), None)
+        for target in targets:
+            group = next((one for one in self._groups if one.targets[0].via is target.via), None)
             if group is None:
-                self._groups.append(_Group([place]))
+                self._groups.append(_Group([target]))
             else:
-                group.places.append(place)
+                group.targets.append(target)
         self._events: queue.Queue[_Event] = queue.Queue(QUEUED)
         self._requests = 0
         self._over = threading.Event()
 
     def run(self, receiver: Receiver, control: Control) -> list[Outcome]:
         """Run the command and wait until it has ended everywhere. The order of the outcomes is
-        that of the places."""
+        that of the targets."""
         outcomes: dict[str, Outcome] = {}
-        receiver.started([place.host for group in self._groups for place in group.places])
+        receiver.started([target.host for group in self._groups for target in group.targets])
         for group in self._groups:
             threading.Thread(target=self._follow, args=(group,), daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -155,18 +155,18 @@ class Commands:
                     continue
                 if number in group.ended:
                     continue  # given up
-                place = group.places[number]
+                target = group.targets[number]
                 if isinstance(what, Outcome):
                     group.ended.add(number)
-                    outcomes[place.host] = what
+                    outcomes[target.host] = what
                     receiver.ended(what)
                 elif isinstance(what, Exception):
                     raise what  # a fault in a reading thread
                 else:
-                    receiver.output(place.host, *what)
+                    receiver.output(target.host, *what)
         finally:
             self._over.set()
-        return [outcomes[place.host] for group in self._groups for place in group.places]
+        return [outcomes[target.host] for group in self._groups for target in group.targets]
 
     def interrupt(self, why: str) -> None:
         # May be a signal handler, so it takes no lock.
@@ -204,9 +204,9 @@ class Commands:
 
     def _end(self, group: _Group, error: Callable[[str], NodeError]) -> None:
         """End all commands of a group that have not ended."""
-        for number, place in enumerate(group.places):
+        for number, target in enumerate(group.targets):
             if number not in group.reported:
-                self._put((group, number, Outcome(place.host, error=error(place.host))))
+                self._put((group, number, Outcome(target.host, error=error(target.host))))
 
     def _put(self, event: _Event) -> None:
         while not self._over.is_set():
@@ -215,7 +215,7 @@ class Commands:
                 return
 
     def _follow(self, group: _Group) -> None:
-        via, python = group.places[0].via, group.places[0].python
+        via, python = group.targets[0].via, group.targets[0].python
         failure: NodeError
         decoder = protocol.FrameDecoder()
         try:
@@ -229,7 +229,7 @@ class Commands:
             while data := process.read():
                 for frame in decoder.feed(data):
                     self._take(group, frame)
-            if len(group.reported) == len(group.places):
+            if len(group.reported) == len(group.targets):
                 return
             failure = node_program.failure(via.name, ATTEMPTED, python, process, decoder.noise)
         except ProtocolError as error:
@@ -245,26 +245,26 @@ class Commands:
         self._end(group, lambda host: failure)
 
     def _request(self, group: _Group) -> dict[str, object]:
-        commands = [[*place.prefix, *self._argv] for place in group.places]
+        commands = [[*target.prefix, *self._argv] for target in group.targets]
         return {"commands": commands, "hidden": self._hidden, "limit": self._limit}
 
     def _take(self, group: _Group, frame: protocol.Message | protocol.Data) -> None:
         """Raises ProtocolError for what the program never sends."""
         if isinstance(frame, protocol.Data):
             number, fd = divmod(frame.stream - 1, 2)
-            if not 0 <= number < len(group.places):
+            if not 0 <= number < len(group.targets):
                 raise ProtocolError(f"data of an unknown stream ({frame.stream})")
             self._put((group, number, (("stdout", "stderr")[fd], frame.payload)))
             return
         message = messages.read_message(frame.body)
         if isinstance(message, Bye):
             return
-        if message.command >= len(group.places):
+        if message.command >= len(group.targets):
             raise ProtocolError(f"the end of an unknown command ({message.command})")
-        place = group.places[message.command]
+        target = group.targets[message.command]
         code = message.code
         if code is None and message.signal is None:
             raise ProtocolError("a command ended without a status")
-        outcome = Outcome(place.host, code, message.signal, message.late, message.reason)
+        outcome = Outcome(target.host, code, message.signal, message.late, message.reason)
         group.reported.add(message.command)
         self._put((group, message.command, outcome))

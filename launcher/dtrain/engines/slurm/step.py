@@ -5,11 +5,11 @@ from __future__ import annotations
 from dtrain.diagnostics import UsageError
 from dtrain.engines.slurm.submission import login_host
 from dtrain.runs.record import Record, Request
-from dtrain.session.commands import Place
+from dtrain.session.commands import Target
 from dtrain.spec.model import Slurm
 
 
-def places(request: Request, record: Record | None) -> list[Place]:
+def targets(request: Request, record: Record | None) -> list[Target]:
     """The hosts of a job. All steps start from the login node, or from this machine.
 
     Raises UsageError if Slurm has not chosen the hosts yet.
@@ -26,7 +26,7 @@ def places(request: Request, record: Record | None) -> list[Place]:
     login = login_host(request.spec().cluster.slurm or Slurm())
     plan = record.plan()
     python = "python3" if login.transport == "local" else plan.agent_python(plan.hosts[0])
-    return [Place(host, login, python, _srun(record.job_id, host)) for host in record.allocated]
+    return [Target(host, login, python, _srun(record.job_id, host)) for host in record.allocated]
 
 
 def _srun(job: str, host: str) -> tuple[str, ...]:
