@@ -113,12 +113,12 @@ def launch(
       the job is stopped, and `launch` raises that exception.
     - ``on_running`` gets the run's name once all workers have started, or a queue has the job.
     - ``control``: its ``stop()``, called in another thread or in a callback, ends the job.
-    - ``signals``: Ctrl-C, SIGTERM and a closed terminal stop the job in good order. Only in the
-      main thread. Without it `launch` leaves all signal handlers alone.
+    - ``signals``: Ctrl-C, SIGTERM and a closed terminal stop the job cleanly. Only in the main
+      thread. Without it, `launch` installs no signal handlers.
     - ``observer`` gets everything that happens, instead of the callbacks.
     - ``ask`` asks a person for passphrases; without it no question is asked.
     - ``detach``: return once all workers have started or a queue has the job, or once that has
-      failed. A process in the background is then in charge of the run; the handle leads to it.
+      failed. A background process then controls the run; the handle refers to it.
 
     Returns the report, also if the job failed. Raises UsageError and SpecError for invalid input,
     before anything starts.

@@ -109,7 +109,7 @@ def _show_all(out: Outlet) -> None:
 
 
 class _Watcher(NullObserver):
-    """Notes what a board shows."""
+    """Passes the events of a run to its board."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -137,7 +137,7 @@ class _Watcher(NullObserver):
 
 
 class _Followed:
-    """A run, followed in its folder."""
+    """The board of a run, updated from the run's folder."""
 
     def __init__(self, name: str) -> None:
         from dtrain_cli.views.board import Board

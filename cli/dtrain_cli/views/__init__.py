@@ -34,13 +34,13 @@ def make_view(
     """Start and return the view that fits the output streams.
 
     - ``json``: JSON Lines on stdout, nothing on stderr.
-    - ``display``, if given. Where there is no terminal for a dashboard, ``LIVE`` is ``PLAIN``.
+    - ``display``, if given. Without a terminal for a dashboard, ``LIVE`` is the same as ``PLAIN``.
     - stderr is a terminal that can move its cursor, and stdout is not a pipe: a dashboard. (A
       pipe's reader, such as ``tee``, often writes to the same terminal.)
     - otherwise: plain lines.
 
-    ``on_broken_pipe`` is called once, from another thread,
-    when the reader of stdout or stderr is gone.
+    ``on_broken_pipe`` is called once, from another thread, when the reader of stdout or stderr is
+    gone.
     """
 
     def receiver(broken: Callable[[OSError], None]) -> RunReceiver:

@@ -83,7 +83,7 @@ class Board:
 
     @property
     def connected(self) -> bool:
-        """Whether no host is being connected to for the first time."""
+        """Whether no host still waits for its first connection."""
         states = {host.state for host in self.hosts.values()}
         return bool(states) and states <= {*_CONNECTED, *BAD}
 
@@ -91,8 +91,8 @@ class Board:
         return [gpu for host in self.hosts.values() for gpu in host.gpus]
 
     def troubles(self) -> dict[str, dict[int, GpuTrouble]]:
-        """What is odd, by host and GPU. Only while all hosts run: a start or a stop is no
-        trouble."""
+        """Problems by host and GPU. An idle GPU is a problem only while all hosts run: in a start
+        or a stop, every GPU is idle."""
         busy = are_busy(self.gpus()) and {host.state for host in self.hosts.values()} == {"running"}
         found = {
             name: {

@@ -89,7 +89,7 @@ class CommandLines:
         groups: dict[tuple[str, str], list[str]] = {}
         interrupted = code == ExitCode.INTERRUPTED
         for outcome in outcomes:
-            # After Ctrl-C, only hosts that did not confirm the end are news.
+            # After Ctrl-C, name only the hosts that did not confirm the end.
             if (said := _failure(outcome)) and not (interrupted and outcome.error is None):
                 groups.setdefault(said, []).append(outcome.host)
         for (failure, hint), hosts in groups.items():

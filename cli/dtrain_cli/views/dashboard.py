@@ -16,15 +16,15 @@ from dtrain_cli.views.troubles import GpuTrouble, summaries
 _BARS = " ▁▂▃▄▅▆▇█"
 _MAX_NAME = 24
 _PAIR = 13
-"""Columns of two rates."""
+"""Width of a cell with two rates."""
 _SEPARATOR = "─"
 _LEAST_OUTPUT = 3
-"""Lines."""
+"""Minimum lines of output below the table."""
 
 
 def draw(board: Board, output: Sequence[Text], columns: int, rows: int, now: float) -> list[Text]:
-    """Exactly ``rows`` lines, none wider than ``columns``. ``output`` has the last lines of the
-    workers, of which the end is shown."""
+    """Exactly ``rows`` lines, none wider than ``columns``. ``output``: the workers' last lines. If
+    not all fit, the first ones are left out."""
     troubles = board.troubles()
     head = _head(board, columns, now)[: max(1, rows - _LEAST_OUTPUT)]
     words = _words(board, troubles)
@@ -36,7 +36,7 @@ def draw(board: Board, output: Sequence[Text], columns: int, rows: int, now: flo
     if len(lines) < rows:
         lines.append(Text(f"{_SEPARATOR * 2} output ".ljust(columns, _SEPARATOR), "dim"))
     left = max(0, rows - len(lines))
-    # All of it, but only the end of what does not fit.
+    # Not ``output[-left:]``: for 0 rows, that would be all lines.
     lines += output[len(output) - min(left, len(output)) :]
     lines = lines[:rows]
     lines += [Text() for _ in range(rows - len(lines))]
@@ -55,7 +55,7 @@ def snapshot(board: Board, now: float, columns: int = 120) -> str:
 
 
 def _words(board: Board, troubles: Mapping[str, Mapping[int, GpuTrouble]]) -> list[Text]:
-    """What is odd, in words."""
+    """One line for each kind of problem: slow ranks, a stall, GPU troubles."""
     words = [Text(f" {clean(text)}", one.style) for text, one in summaries(troubles)]
     slow = [one for one in (board.stall, board.slow) if one is not None]
     return [*(Text(f" {clean(str(one))}", "black on yellow") for one in slow), *words]
@@ -129,7 +129,7 @@ class _Column:
 
 
 class _Table:
-    """A line for each host. Hosts that are alike fold into one line if not all fit."""
+    """A line for each host. If not all fit, hosts that are alike share one line."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class _Table:
         for host in hosts:
             kinds.setdefault((host.state, len(host.gpus)), []).append(host)
         usual = max(kinds.values(), key=len)
-        # What most hosts have is not odd.
+        # A trouble that most hosts have does not set a host apart.
         common = sum(host.name in self._troubles for host in usual) > len(usual) / 2
         alike = [
             host

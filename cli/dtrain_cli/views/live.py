@@ -123,7 +123,7 @@ class Live(Plain):
     def next_flush(self, now: float) -> float | None:
         pauses = [super().next_flush(now)]
         if self._entered:
-            # Also a new size of the terminal is noticed then.
+            # A draw also notices a new size of the terminal.
             pauses.append(max(0.0, self._drawn + _BETWEEN_DRAWS - now))
         elif self._connected is not None:
             pauses.append(max(0.0, self._connected + ENTER_AFTER - now))

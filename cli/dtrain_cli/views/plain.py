@@ -153,7 +153,7 @@ class Plain:
             self.notice(self._progress_line.text)
 
     def telemetry(self, host: str, sample: Sample) -> None:
-        """Lines have no place for it."""
+        """Not shown: only a dashboard has a place for it."""
 
     def stragglers(self, found: Straggler | None) -> None:
         self.notice(str(found or RECOVERED))

@@ -1,4 +1,4 @@
-"""What is odd about a host's GPUs, in words and as one letter. Pure."""
+"""Problems of a host's GPUs, in words and as one letter. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dtrain.messages.telemetry import HARDWARE, HEAT, GpuSample
 from dtrain_cli.views import names
 
 FULL = 0.95
-"""The used part of a GPU's memory from which it counts as full."""
+"""A GPU's memory counts as full from this used fraction on."""
 IDLE, BUSY = 10, 50
 """Percent: a GPU below the first is idle if half of the job's GPUs are above the second."""
 
@@ -26,7 +26,8 @@ class GpuTrouble:
 
 
 def trouble(gpu: GpuSample, *, busy: bool) -> GpuTrouble | None:
-    """The worst that is odd about a GPU. ``busy``: whether most GPUs of the job work."""
+    """The worst problem of a GPU; None if it has none. ``busy``: whether most GPUs of the job
+    work."""
     if gpu.xids:
         errors = names.count(gpu.xids, "Xid error")
         return GpuTrouble("X", "white on red", "GPU errors", f"{errors} since the start")

@@ -15,7 +15,7 @@ from dtrain.transport.questions import Ask
 from dtrain.transport.select import Transports
 
 IDENTITY = ("DTRAIN_RUN_ID", "DTRAIN_RUN_DIR", "DTRAIN_HOST")
-"""Variables by which a host finds the processes of a run, to end them with it."""
+"""Variables that mark the processes of a run. A command with them would end with the run."""
 
 
 def execute(

@@ -1,11 +1,12 @@
-"""Find the ranks for which a job waits, by their counts of steps. Pure: times are arguments.
+"""Find the ranks that a job waits for, by their counts of steps. Pure: times are arguments.
 
-A job can stand still while its ranks write output. Then the counts show who stands: a rank that is
-behind the others, or one that computes while the others wait in a collective. A process says for
-what it waits after 5 s without a step, see `dtrain.runtime.steps`.
+A job can stand still while its ranks write output. Then the counts show which rank holds it up: one
+that is behind the others, or one that computes while the others wait in a collective. After 5 s
+without a step, a process reports what it waits for, see `dtrain.runtime.steps`.
 
-A rank stands once it has had no step for `LEAST` seconds and for `USUAL` times its usual time
-between two steps. A pause that the job has survived, such as an evaluation, may take as long again.
+A rank stands still once it has had no step for `LEAST` seconds and for `USUAL` times its usual time
+between two steps. After a long pause that ended, such as an evaluation, later pauses may be `AGAIN`
+times as long.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from dtrain.hostlist import fold
 LEAST = 15.0
 USUAL = 3.0
 AGAIN = 1.5
-"""How much longer than the longest earlier pause a pause may be."""
+"""A pause may be this many times as long as the longest earlier one."""
 INTERVALS = 32
-"""Times between two steps of which the usual one is the median."""
+"""The usual time between two steps is the median of this many."""
 GOES_ON = "the job goes on"
 
 
@@ -30,7 +31,7 @@ class Stall:
     """A job, or a rank of it, that stands still."""
 
     processes: tuple[str, ...]
-    """For which the others wait, such as ``rank-3``; empty if the counts do not show it."""
+    """Those that the others wait for, such as ``rank-3``; empty if the counts do not show it."""
     hosts: tuple[str, ...]
     seconds: float
     """Since the last step: of the processes, or of the job if there are none."""
@@ -41,7 +42,7 @@ class Stall:
 
     @property
     def essence(self) -> tuple[object, ...]:
-        """Changes when the user should hear of it again."""
+        """A stall is shown again when this changes."""
         return self.processes, self.step
 
     def __str__(self) -> str:
@@ -123,7 +124,7 @@ class StallDetector:
             return None
         computing = [name for name in behind or standing if known[name].waits != "ranks"]
         found = computing if 0 < len(computing) < len(known) else behind
-        # Without a wait that somebody has reported, nobody is known to wait for the others.
+        # If no process has reported a wait, it is unknown which ones hold up the others.
         waiting = sum(one.waits == "ranks" for one in known.values())
         if not behind and not waiting:
             found = []

@@ -10,8 +10,8 @@ normal when half of the ranks are slow, as with one bad host of two. A rank is s
 exceeds the normal one by `SLOWER` in `SLOW_BLOCKS` of the last `BLOCKS` blocks. It recovers once at
 most `RECOVERED_BLOCKS` do.
 
-The numbers name a rank that is 10 % slower within 100 steps, and no rank of 1,024 in 10,000 steps
-that differ by 5 % (standard deviation).
+With these limits, a rank that is 10 % slower is found within 100 steps. In 10,000 steps of 1,024
+equal ranks whose times vary by 5 % (standard deviation), no rank is found.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ LEAST_SHARE = 0.02
 """Part of a step that a slow rank must cost: a step that only waits for the network has no
 stragglers."""
 MAX_WAITING = 64
-"""Blocks that wait for ranks that have not sent them. The oldest is then judged without them."""
+"""Maximum of incomplete blocks. Beyond it, the oldest is judged without the missing ranks."""
 
 BUSY_CPUS, FOREIGN_CPUS = 0.9, 0.1
-"""A host's CPUs are short if so many of them are busy, and so many with processes of others."""
+"""Fractions of a host's CPUs. The job lacks CPU time if more than the first are busy, and more than
+the second with processes outside the job."""
 
 Cause = Literal["data", "cpu", "clock", "unknown"]
 CAUSES: Mapping[Cause, str] = {
@@ -87,7 +88,7 @@ class Straggler:
     """The last step that was judged."""
 
     def is_news_after(self, shown: Straggler | None) -> bool:
-        """Whether the user should hear of it, who has seen ``shown``."""
+        """Whether it tells a user who has seen ``shown`` something new."""
         if shown is None or self._who != shown._who:
             return True
         return shown.cause == "unknown" and self.cause != "unknown"
@@ -213,7 +214,7 @@ class StragglerDetector:
         for group in {rank.group for rank in self._ranks.values() if rank.slow}:
             members = {name: one for name, one in self._ranks.items() if one.group == group}
             found = [name for name, rank in members.items() if rank.slow]
-            # If most ranks are slow, the others are fast: nobody is a straggler.
+            # If most ranks of a group are slow, they are its normal ranks, not stragglers.
             slow += found if len(found) * 2 <= len(members) else []
         if not slow:
             return None

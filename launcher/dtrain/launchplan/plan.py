@@ -146,7 +146,7 @@ def build(
     launched = Launched.of(spec, run, port, attempt)
     if spec.cluster.allocated:
         spec = _to_allocate(spec)
-    if spec.job.container is not None:  # which has an interpreter of its own
+    if spec.job.container is not None:  # the image has its own interpreter
         local_python = ""
     if spec.job.framework == "tensorflow":
         hosts = _tensorflow(spec, launched, local_python)
@@ -337,7 +337,8 @@ def _tensorflow(spec: ClusterFile, launched: Launched, local_python: str) -> Ite
 def _tensorflow_identity(
     spec: ClusterFile, tasks: list[tf_config.Task]
 ) -> tuple[dict[str, str], Callable[[tf_config.Task], dict[str, str]]]:
-    """The variables with which tasks find each other: of the host, and of each task."""
+    """The variables by which tasks find each other: those that all tasks share, and a function that
+    returns those of one task."""
     if spec.job.strategy == "tpu":
         addresses = [host.address for host in spec.cluster.hosts]
         if len(addresses) == 1:
@@ -396,14 +397,14 @@ def _unless(chosen: Collection[str], environment: Mapping[str, str]) -> dict[str
 
 
 def _bound(spec: ClusterFile, process: Process, environment: Mapping[str, str]) -> Process:
-    """The process with the GPUs to whose NUMA node it is bound. ``environment``: the host's."""
+    """The process, with the GPUs whose NUMA node it is bound to. ``environment`` is the host's."""
     job = spec.job
     # Slurm and docker's daemon start the processes themselves.
     by_daemon = job.container is not None and job.container.engine == "docker"
     if job.binding == "none" or spec.cluster.allocated or by_daemon:
         return process
     own = {**environment, **process.environment}
-    # A rank of its own has one GPU. torchrun and a task of TensorFlow have all that they see.
+    # A process that is one rank uses one GPU. torchrun and a TensorFlow task use all they see.
     one_gpu = process.rank is not None and job.per == "gpu"
     local_rank = int(own["LOCAL_RANK"]) if one_gpu else None
     return replace(process, bound_to_gpus=devices.chosen_gpus(own, local_rank))

@@ -11,8 +11,8 @@ The launcher writes lines of JSON:
 The frames of `dtrain.node.agent.wire` answer. DATA of stream 2n+1 is the stdout of command n, and
 of stream 2n+2 its stderr. Messages, by ``type``:
 
-    exited   command, code, signal (one of both is null), late (whether the limit ended it), reason
-             (why it could not be executed, or empty)
+    exited   command, code, signal (one of the two is null), late (whether the limit ended it),
+             reason (why it could not be executed, or empty)
     bye      everything has been sent
 
 A process that a command leaves in the background goes on, as after `ssh`, unless it was stopped.
@@ -54,7 +54,7 @@ FAILED = 127
 
 
 class Untagged(Tag):
-    """Only descendants are our processes: commands get no variable of ours."""
+    """Finds processes only as descendants: a command gets no variable that marks it as ours."""
 
     def __init__(self) -> None:
         super().__init__("", "", b"")
@@ -122,8 +122,9 @@ class NodeCommand:
 
 
 class CommandRelay:
-    """One thread polls all pipes; it reads output only when all earlier output is written, so a
-    slow launcher slows the commands and fills no memory. A second thread reads orders."""
+    """One thread polls all pipes. It reads output only when all earlier output is written, so a
+    slow launcher slows the commands down instead of filling the memory. A second thread reads
+    orders."""
 
     def __init__(self, request: Json) -> None:
         prctl = load_prctl()
@@ -190,7 +191,7 @@ class CommandRelay:
         return pause
 
     def _poll(self, seconds: float) -> None:
-        """Wait up to ``seconds`` for output, for room to write, for orders and for ends."""
+        """Wait up to ``seconds`` for output, room to write, an order, or the end of a command."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         if self._outbox:

@@ -99,8 +99,8 @@ class StepReport:
     done: int
     """Steps."""
     waits: str | None
-    """A process without a step for some seconds says whether it waits for the other ``ranks`` or
-    for its ``data``; empty: for nothing."""
+    """None while the process makes steps. After some seconds without one: what it waits for, the
+    other ``ranks`` or its ``data``; empty if neither is known."""
     group: int
     blocks: tuple[Block, ...]
 

@@ -41,7 +41,7 @@ class Step:
 
     number: int
     whole: float | None
-    """None for the first step: nobody knows when it began."""
+    """None for the first step, because its start is unknown."""
     data: float
     """Wait for data."""
     waited: float
@@ -172,7 +172,7 @@ class StepRecorder:
 
 
 def main_thread_waits() -> str:
-    """For what the main thread waits, by its stack: ``ranks``, ``data`` or nothing known."""
+    """What the main thread waits for, by its stack: ``ranks``, ``data``, or empty if unknown."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     for _ in range(MAX_FRAMES):
         if frame is None:

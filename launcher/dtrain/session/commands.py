@@ -1,8 +1,8 @@
-"""Runs a command on many hosts at once, for `dtrain exec`. Knows nothing of runs.
+"""Runs a command on many hosts at once, for `dtrain exec`. Independent of runs.
 
-Each host's connection has a thread that reads. What arrives goes through one short queue to the
-caller's thread, so a slow terminal slows the commands and fills no memory. Another thread sends
-stop requests, also while the caller's thread is stuck in a write.
+One thread for each connection reads. All output goes through one short queue to the caller's
+thread, so a slow terminal slows the commands down instead of filling the memory. Another thread
+sends stop requests, even while the caller's thread is blocked in a write.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class _Group:
     process: RemoteProcess | None = None
     """Set once the commands are requested."""
     reported: set[int] = field(default_factory=set)
-    """Commands of which the reader has seen the end."""
+    """Commands whose end the reader has seen."""
     ended: set[int] = field(default_factory=set)
-    """Commands of which the caller has the outcome."""
+    """Commands whose outcome the caller has."""
     given_up: bool = False
 
     @property
@@ -169,7 +169,7 @@ class Commands:
         return [outcomes[target.host] for group in self._groups for target in group.targets]
 
     def interrupt(self, why: str) -> None:
-        # May be a signal handler, so it takes no lock.
+        # A signal handler may call this, so it takes no lock.
         self._requests += 1
 
     def detach(self) -> None:

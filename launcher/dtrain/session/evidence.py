@@ -35,7 +35,7 @@ class HostEvidence:
         self.connected: bool | None = None
         """Whether a worker was ever connected to another worker; None if that is not known."""
         self.killed: list[Failure] = []
-        """Workers that the stop after another worker's failure ended by a signal."""
+        """Workers that a signal ended while the job was being stopped."""
         self._host = host
         self._gpus = gpus
         self._clock_offset = math.inf

@@ -1,4 +1,4 @@
-"""Show a run that another process controls, or that has ended, only from its folder."""
+"""Show a run from its folder alone: another process controls it, or it has ended."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class RunFollower:
         self._sampled: dict[str, float] = {}
         self._sample_at = 0.0
         self.progress: Progress | None = None
-        """The last progress that `skip` has left out."""
+        """The last progress before `skip`, which does not show it."""
         self.stragglers: Straggler | None = None
-        """The slow ranks that `skip` has left out."""
+        """The slow ranks at the time of `skip`, which does not show them."""
         self.report: Report | None = None
         """How the run ended; None until it has."""
         observer.attached(record.run, self._plan, str(folder.path))

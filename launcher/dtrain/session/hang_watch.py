@@ -68,12 +68,12 @@ class HangWatch:
 
     @property
     def standing(self) -> list[str]:
-        """The ranks that stand still, in a sentence; empty if none is known."""
+        """A sentence about the ranks that stand still; empty if none is known."""
         return [str(self._stall)] if self._stall and self._stall.processes else []
 
     def show_stall(self) -> None:
-        """Show which ranks stand still, and where, when that changes. Workers may still write
-        output, so a stall ends nothing."""
+        """Show which ranks stand still, and where, when that changes. A stall does not end the job:
+        its workers may still write output."""
         now = time.monotonic()
         if not all(link.reachable for link in self._links.values()):
             self._context.steps.disconnected(now)

@@ -11,7 +11,7 @@ from dtrain.messages.telemetry import Sample
 from dtrain.runs.progress import StepReport
 
 REMEMBERED = 30.0
-"""Seconds for which a cause in the telemetry counts: a GPU is throttled on and off."""
+"""Seconds for which a cause in the telemetry counts: a GPU may be throttled only now and then."""
 
 
 class StepWatch:

@@ -14,8 +14,7 @@ from dtrain.session.observer import Observer
 
 
 class HostTelemetry:
-    """What a host sends may have any shape, because workers can write the files that it comes
-    from. Such samples are ignored."""
+    """Ignores malformed samples: they come from files that workers can write."""
 
     def __init__(
         self,
@@ -32,7 +31,7 @@ class HostTelemetry:
         self._stored, self._seen = stored, seen
 
     def show(self, said: Any) -> None:
-        """A sample of the last second."""
+        """Show a sample of the last second, and store it for `dtrain top`."""
         with suppress(ProtocolError):
             sample = Sample.read(said)
             self._writer.show(sample)
@@ -40,7 +39,7 @@ class HostTelemetry:
             self._observer.telemetry(self._host, sample)
 
     def keep(self, said: Any) -> None:
-        """Averages of 10 s."""
+        """Store averages of 10 s."""
         with suppress(ProtocolError):
             average = Sample.read(said)
             if self._writer.append(average):

@@ -87,7 +87,8 @@ class JobFollower:
         self._writer = CommandWriter(lambda: PingLimit.NORMAL)
         self._asked = 0
         self._ordered = False
-        """Whether a program has had the order to submit: the job may exist, without a number."""
+        """Whether the order to submit was sent: the job may exist although its number is
+        unknown."""
         self._state: JobState | None = None
         self._script = ""
         self._shown: set[str] = set()

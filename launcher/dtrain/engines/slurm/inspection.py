@@ -1,7 +1,7 @@
 """`dtrain check` on Slurm: asks Slurm about the request, and looks at the machines in a short step.
 
 The step asks for the same machines, GPUs and CPUs as the job. It runs only where machines are free
-at once, so a check never waits in the queue. Inside an allocation that the user has, the step runs
+at once, so a check never waits in the queue. If the user already has an allocation, the step runs
 on its machines, and there is no request to judge.
 """
 
@@ -105,7 +105,8 @@ def _examine(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
         partitions = shell.partitions()
         found = judge.judge(partitions, tested)
     except PrepareError:
-        # It does not answer sbatch either, unless it has just stopped.
+        # Slurm does not answer. sbatch has failed too, and its error is the better one, unless
+        # Slurm stopped just now.
         if tested.status == 0:
             raise
         partitions, found = (), [judge.refusal(tested)]
@@ -151,7 +152,7 @@ def _in_step(
 
 def _order(plan: LaunchPlan, token: str, shared: str) -> dict[str, Any]:
     part = plan.hosts[0]
-    # What only the allocation decides is no part of the check.
+    # The check leaves out the variables that only the allocation decides.
     part = replace(
         part,
         environment=_known(part.environment),
@@ -180,7 +181,7 @@ def _srun(plan: LaunchPlan, inside: str | None) -> list[str]:
     cpus = (plan.slurm or Slurm()).cpus or 1
     processes = max(1, sum(process.ranks for process in part.processes))
     pythons = " ".join(str(path(each)) for each in dict.fromkeys([part.python, "python3"]))
-    # Each machine names itself first, so that one without a Python has a name, too.
+    # Each machine prints its name first: an error about a machine without Python needs it, too.
     start = (
         'echo "$SLURM_NODEID @ ${SLURMD_NODENAME:-$(hostname)}"; '
         f"for python in {pythons}; do "
@@ -276,7 +277,7 @@ def _with_gpus(part: HostPlan, facts: Mapping[str, Any]) -> HostPlan:
 
 
 def _no_answer(name: str, done: CommandAnswer) -> NodeError:
-    """The machine's own words, if srun or the program printed some."""
+    """The error for a machine without an answer. The reason is what srun or the program printed."""
     if done.status is None:
         return ConnectError(name, ATTEMPTED, f"no answer within {STEP_MINUTES} minutes")
     lines = [line for line in done.err.splitlines() if line.strip()]

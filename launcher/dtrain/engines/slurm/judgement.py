@@ -31,7 +31,7 @@ _REFUSED = {
     "node count": "nodes",
     "node configuration": "slurm",
 }
-"""The key below `cluster` that a message of sbatch is about, by a word of the message."""
+"""For a word in an error of sbatch: the key below `cluster` that the error is about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +174,8 @@ class RequestJudge:
     def _needs(
         self, partition: Partition
     ) -> Iterator[tuple[str, Callable[[SlurmMachine], bool], str, str]]:
-        """For each key that asks something of a machine: whether a machine has it, in words too,
-        and the remedy."""
+        """Yield the requirements of the file on a machine: the key, a test of one machine, the
+        requirement in words, and the remedy."""
         slurm, first = self._slurm, self.spec.cluster.hosts[0]
         gpus, kind = len(first.gpus), slurm.gpu_type
         if gpus and kind:
@@ -225,7 +225,7 @@ class RequestJudge:
         if not unasked:
             key = next((key for word, key in _REFUSED.items() if word in said.lower()), "slurm")
             if key == "slurm" and self._slurm.options:
-                key = "slurm.options"  # the other keys are judged above
+                key = "slurm.options"  # `judge` checks the other keys
         return self._error(
             key,
             said if unasked else f"sbatch refuses the job: {said}",
@@ -236,7 +236,7 @@ class RequestJudge:
 
 
 def duration(seconds: float) -> str:
-    """``1d12h``, as the cluster file has it."""
+    """``1d12h``, as in a cluster file."""
     minutes = int(seconds) // 60
     parts = ((minutes // 1440, "d"), (minutes % 1440 // 60, "h"), (minutes % 60, "m"))
     return "".join(f"{count}{unit}" for count, unit in parts if count) or f"{int(seconds)}s"

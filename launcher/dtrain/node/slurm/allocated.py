@@ -1,4 +1,4 @@
-"""A job inside an allocation that the user has.
+"""A job inside an existing allocation of the user.
 
 Shipped to the machines of Slurm: Python 3.8, standard library only.
 """
@@ -45,7 +45,7 @@ done
 echo $status >"$3.new"
 mv "$3.new" "$3"
 """
-"""Runs a script, and writes its exit status. A TERM is for the script alone."""
+"""Runs a script, and writes its exit status. Passes TERM on to the script alone."""
 
 _ENDED = re.compile(r"\bJobState=(?:CANCELLED|TIMEOUT|DEADLINE|NODE_FAIL|PREEMPTED|OUT_OF_MEMORY)")
 _RESTART = re.compile(rb"^dtrain: attempt \d+ ended; the job starts again$", re.MULTILINE)

@@ -44,7 +44,7 @@ MAX_LINE = 4096
 STALE = 10.0
 """Seconds after which a value of a tool that hangs is no longer shown."""
 BETWEEN_STARTS = 60.0
-"""Seconds between two starts of a tool that ends."""
+"""Minimum seconds between two starts of a tool that exits."""
 ROCM = ["--showuse", "--showmeminfo", "vram", "--showpower", "--showmaxpower", "--showtemp"]
 ROCM += ["--showclocks", "--json"]
 ROCM_PAUSE = 20.0
@@ -58,7 +58,7 @@ class Tool:
         """Raises OSError."""
         import subprocess
 
-        # Without the tag of the run, so that no sweep takes it for one of its processes.
+        # Without the run's tag, because a sweep ends all tagged processes.
         environment = {**os.environb, **NO_RUN.environment, b"LC_ALL": b"C"}
         self._process: subprocess.Popen[bytes] = subprocess.Popen(
             argv,
@@ -132,7 +132,7 @@ class Nvidia:
 
     def _start(self, now: float) -> None:
         if self._tool is not None and not self._heard and self._fields == NVIDIA:
-            self._fields, self._next_start = OLD_NVIDIA, 0.0  # it knows fewer fields
+            self._fields, self._next_start = OLD_NVIDIA, 0.0  # it may know fewer fields
         if now < self._next_start:
             return
         self._next_start = now + BETWEEN_STARTS

@@ -34,7 +34,7 @@ XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]{1,20})\)")
 
 
 class Sampler:
-    """Writes the samples of one run. No failure of it reaches the run."""
+    """Writes the samples of one run. Its failures do not affect the run."""
 
     def __init__(self, folder: int, running: Callable[[], list[tuple[Json, Proc]]]) -> None:
         """``folder`` is the open folder of the run. ``running`` returns the identity and process of
@@ -57,7 +57,7 @@ class Sampler:
     def _run(self) -> None:
         gpus = gpu_tool()
         try:
-            with contextlib.suppress(Exception):  # such as a full disk: the run goes on without
+            with contextlib.suppress(Exception):  # such as a full disk: the run continues
                 self._sample(gpus)
         finally:
             if gpus is not None:
@@ -72,7 +72,7 @@ class Sampler:
         due = time.monotonic()
         stopping = False
         while not stopping:
-            # Without catching up after the host was suspended.
+            # After the host was suspended, take no samples for the missed time.
             due = max(due + PERIOD, time.monotonic())
             stopping = self._stopping.wait(due - time.monotonic())
             sample = {

@@ -1,12 +1,12 @@
 """Measures how long this rank computes in a step before it waits for the others.
 
 DistributedDataParallel reduces gradients during the backward pass, and waits for the other ranks
-only at its end. So a rank has finished its own computation when its last gradient is there, which
-is that of one of the first parameters. On a GPU, CUDA events mark the start of the forward pass and
-that moment in the compute stream. They are read once the GPU has passed them, so no step waits.
+only at its end. So a rank has finished its own computation once it has its last gradient, which is
+that of one of the first parameters. On a GPU, CUDA events mark the start of the forward pass and
+this moment in the compute stream. They are read once the GPU has passed them, so no step waits.
 
-Under FSDP, tensor and pipeline parallelism, ranks also wait within the passes. Their computation
-cannot be told from these waits, and only the wait for data is measured.
+Under FSDP, tensor and pipeline parallelism, ranks also wait within the passes. There, computation
+cannot be separated from the waits, so only the wait for data is measured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dtrain.runtime.progress import steps
 from dtrain.runtime.steps import Step
 
 FIRST = 2
-"""Parameters whose gradients are watched."""
+"""Number of parameters, the first ones, whose gradients are watched."""
 PENDING = 64
 """Steps whose events are kept. A GPU is never that far behind."""
 
