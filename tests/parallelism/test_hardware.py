@@ -110,7 +110,7 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
     assert "a100-80gb" in caught.value.hint and "--hardware" in caught.value.hint
     with pytest.raises(UsageError) as caught:
         gpu("rtx")
-    assert "rtx-4090" in caught.value.hint
+    assert "rtx-" in caught.value.hint
     with pytest.raises(UsageError):
         gpu("")
 
