@@ -28,7 +28,8 @@ def test_workers_import_the_shipped_runtime(host: Node) -> None:
         "/my/own",
     ]
     assert archive.stat().st_mode & 0o777 == 0o600
-    (report,) = [body for body in agent.messages if body["type"] == "progress"]
+    said = [body for body in agent.messages if body["type"] == "progress"]
+    (report,) = [body for body in said if body["said"]["event"] == "progress"]
     assert (report["name"], report["said"]["step"]) == ("worker-0.progress", 7)
 
 

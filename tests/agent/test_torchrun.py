@@ -70,6 +70,7 @@ def test_the_failing_rank_is_named(host: Node) -> None:
     assert (by_rank[1]["exitcode"], by_rank[1]["local_rank"]) == (1, 1)
     assert by_rank[1]["time"] <= exited["time"]
     assert (by_rank[0]["exitcode"], by_rank[0]["signal"]) == (None, "SIGTERM")
+    assert by_rank[0]["pid"] and by_rank[1]["pid"]
     assert host.processes() == {}
 
 

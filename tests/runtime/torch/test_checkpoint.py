@@ -26,7 +26,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_kill_in_the_middle_of_a_save_keeps_the_one_before(tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
+    saved = tmp_path / "plain"
     ranks = start(2, HERE / "killed_save_job.py", saved)
     finish(ranks)
     assert ranks[1].returncode == -signal.SIGKILL
@@ -37,7 +37,7 @@ def test_a_kill_in_the_middle_of_a_save_keeps_the_one_before(tmp_path: Path) -> 
     # Alone and in another layout, a run finds step 1, and its save of step 2 replaces the remains.
     cases, report = tmp_path / "cases.json", tmp_path / "report.json"
     cases.write_text(json.dumps({"alone": {"resume": True, "stop": 2}}))
-    run(1, HERE / "layouts_job.py", cases, report, saved)
+    run(1, HERE / "layouts_job.py", cases, report, saved.parent)
     found = json.loads(report.read_text())["alone"]
     assert found["start"] == 1
     assert found["weights"] < 1e-4

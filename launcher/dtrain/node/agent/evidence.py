@@ -64,7 +64,7 @@ def tail_of(path: bytes, lines: int) -> str:
 
 
 FAILURE = re.compile(
-    rb"rank\s*: (\d{1,6}) \(local_rank: (\d{1,6})\)\s+exitcode\s*: (-?\d{1,9}) \(pid: \d+\)"
+    rb"rank\s*: (\d{1,6}) \(local_rank: (\d{1,6})\)\s+exitcode\s*: (-?\d{1,9}) \(pid: (\d{1,9})\)"
 )
 """One entry of the summary that torchrun writes to stderr."""
 SHORT_TRACEBACK = 4 << 10

@@ -10,7 +10,7 @@ import signal
 import time
 
 from dtrain.node.agent.processes import look, send
-from dtrain.node.agent.sweep import HELPERS
+from dtrain.node.agent.sweep import HELPERS, STARTING
 from dtrain.node.agent.wire import encode, write_all
 from dtrain.node.agent.worker_files import decode
 
@@ -25,7 +25,10 @@ def in_child(work: Callable[[], Json], seconds: float, memory: int, answer: int)
     """The result of ``work``. None if it fails, takes longer than ``seconds``, needs more than
     ``memory`` bytes, or if its result takes more than ``answer`` bytes as JSON."""
     reading, writing = os.pipe()
-    pid = os.fork()
+    with STARTING:
+        pid = os.fork()
+        if pid:
+            HELPERS.add(pid)
     if pid == 0:
         try:
             os.close(reading)
@@ -36,7 +39,6 @@ def in_child(work: Callable[[], Json], seconds: float, memory: int, answer: int)
             pass
         finally:
             os._exit(0)
-    HELPERS.add(pid)
     child = look(pid)
     os.close(writing)
     data = b""

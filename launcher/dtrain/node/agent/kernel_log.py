@@ -7,7 +7,7 @@ import re
 import time
 
 from dtrain.node.agent.processes import read_file
-from dtrain.node.agent.sweep import Tag
+from dtrain.node.agent.sweep import HELPERS, Tag, start_helper
 from dtrain.node.agent.wire import shown
 
 TROUBLE = re.compile(
@@ -104,13 +104,18 @@ class KernelLog:
         command += ["@%d" % self._since, "-r", "-n", str(JOURNAL_LINES)]
         environment = {**os.environb, **NO_RUN.environment}
         try:
-            done = subprocess.run(
-                command, env=environment, capture_output=True, timeout=JOURNAL_LIMIT
+            process = start_helper(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
         except OSError:  # not installed
             self._journal = False
             return []
+        try:
+            output = process.communicate(timeout=JOURNAL_LIMIT)[0]
         except subprocess.SubprocessError:
+            process.kill()
             return []
-        entries = filter(None, map(ENTRY.match, reversed(done.stdout.splitlines())))
+        finally:
+            HELPERS.discard(process.pid)
+        entries = filter(None, map(ENTRY.match, reversed(output.splitlines())))
         return [(float(entry[1]), entry[2]) for entry in entries]

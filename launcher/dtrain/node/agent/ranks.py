@@ -106,23 +106,25 @@ class Ranks:
         a known rank, from torchrun's summary, or from the node rank."""
         for other, rank in self._known.items():
             return rank - int(os.path.basename(other)) + local
-        for rank_text, other_local, _ in self._summary():
+        for rank_text, other_local, *_ in self._summary():
             return int(rank_text) - int(other_local) + local
         return (int(self._node_rank[1]) * self._count if self._node_rank else 0) + local
 
-    def _summary(self) -> list[tuple[bytes, bytes, bytes]]:
+    def _summary(self) -> list[tuple[bytes, bytes, bytes, bytes]]:
+        """Rank, local rank, exit code and process id of each rank in torchrun's summary."""
         return FAILURE.findall(read_regular(self._stderr, MAX_SUMMARY, -MAX_SUMMARY) or b"")
 
     def failures(self) -> list[Json]:
         """The failed ranks, from their error files and torchrun's summary."""
-        codes = {int(rank): int(code) for rank, _, code in self._summary()}
+        codes = {int(rank): (int(code), int(pid)) for rank, _, code, pid in self._summary()}
         found = []
         for place, rank in sorted(self._known.items(), key=lambda item: item[1]):
             report = error_report(os.path.join(place, b"error.json"), SHORT_TRACEBACK)
             if report or rank in codes:
                 body: Json = {"rank": rank, "local_rank": int(os.path.basename(place))}
-                body["pid"] = self._pids[rank]
-                code = codes.get(rank)
+                code, pid = codes.get(rank, (None, None))
+                # A rank that ended at once was never seen.
+                body["pid"] = self._pids[rank] or pid
                 body["exitcode"], body["signal"] = code, None
                 if code is not None and code < 0:
                     body["exitcode"], body["signal"] = None, signal_name(-code)

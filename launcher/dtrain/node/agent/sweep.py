@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 
 from dtrain.node.agent.control import MAX_RECORD
@@ -36,7 +37,8 @@ from dtrain.node.agent.worker_files import decode, read_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
+    import subprocess
+    from typing import Any, Callable
 
 PATIENCE = 10.0
 """Seconds of KILL before a remaining process counts as a survivor."""
@@ -45,6 +47,18 @@ ABORT_LIMIT = 5.0
 
 HELPERS: set[int] = set()
 """Our children that no sweep ends, because they end by themselves."""
+STARTING = threading.Lock()
+"""Held while a helper starts, so that no sweep sees a child that is not in `HELPERS` yet."""
+
+
+def start_helper(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a child that no sweep ends. Its caller takes it out of `HELPERS`."""
+    import subprocess
+
+    with STARTING:
+        process = subprocess.Popen(argv, start_new_session=True, **options)
+        HELPERS.add(process.pid)
+    return process
 
 
 class Tag:
@@ -84,7 +98,8 @@ def members(tag: Tag, root: int) -> list[Proc]:
     """The living processes of a run: descendants of ``root`` if it is not 0, tagged processes, and
     their descendants. Without supervisors of other runs and their descendants.
     """
-    table = processes()
+    with STARTING:
+        table = processes()
     children: dict[int, list[Proc]] = {}
     for proc in table.values():
         children.setdefault(proc.ppid, []).append(proc)
@@ -197,7 +212,8 @@ class Sweep:
 
     def _children(self) -> list[int] | None:
         """Our children that belong to the run, or None if the kernel does not list them."""
-        found = own_children() if self._proof else None
+        with STARTING:
+            found = own_children() if self._proof else None
         return found and [
             pid for pid in found if pid not in HELPERS and self._tag.of(pid) is not False
         ]

@@ -11,11 +11,10 @@ import time
 
 from dtrain.node.agent.kernel_log import NO_RUN
 from dtrain.node.agent.processes import look, send
-from dtrain.node.agent.sweep import HELPERS
+from dtrain.node.agent.sweep import HELPERS, start_helper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import subprocess
     from typing import Any
 
 FIELDS = (
@@ -60,15 +59,13 @@ class Tool:
 
         # Without the run's tag, because a sweep ends all tagged processes.
         environment = {**os.environb, **NO_RUN.environment, b"LC_ALL": b"C"}
-        self._process: subprocess.Popen[bytes] = subprocess.Popen(
+        self._process = start_helper(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,
         )
-        HELPERS.add(self._process.pid)
         self._proc = look(self._process.pid)
         assert self._process.stdout is not None
         self._fd = self._process.stdout.fileno()

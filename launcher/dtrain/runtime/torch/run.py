@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
@@ -34,6 +35,10 @@ from dtrain.runtime.torch.resolve import StartedRanks, over, resolve
 from dtrain.runtime.torch.same_data import refuse_different_data
 from dtrain.runtime.torch.sharding import mesh_sizes
 from dtrain.runtime.torch.weights import Initializer
+
+SETTLE = 0.1
+"""Seconds for gloo's threads to free the tensors of the last collective. Groups of sharded models
+outlive destroy_process_group (torch 2.13), so their threads could do it while Python exits."""
 
 
 class ParallelRun:
@@ -174,6 +179,8 @@ class ParallelRun:
     def close(self) -> None:
         """Leave the process group, if `init` created it."""
         if self._owns and dist.is_initialized():
+            if self.device.type == "cpu":
+                time.sleep(SETTLE)
             dist.destroy_process_group()
         self._owns = False
 
