@@ -297,6 +297,9 @@ class JobFollower:
 
     def _ending(self, job: str) -> JobEnding:
         """How the current attempt ended."""
+        # A job may end before Slurm is asked for its hosts.
+        if not self._record.allocated and (hosts := self._output.hosts()):
+            self._allocate(hosts)
         script = of_attempt(self._script, self._record.attempt)
         failed = failed_tasks(script, self._plan, time.time())
         return JobEnding(

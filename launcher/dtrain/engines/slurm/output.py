@@ -25,6 +25,10 @@ class JobOutput:
         }
         for first, count in torchruns(plan).values():
             self._ranks |= {f"rank-{rank}": rank for rank in range(first, first + count)}
+        self._processes = [
+            [f"{process.role}-{process.index}" for process in part.processes] for part in plan.hosts
+        ]
+        self._hosts: dict[str, str] = {}
         self._streams: dict[int, tuple[LogWriter, Stream]] = {}
         self._changed: dict[Path, int] = {}
 
@@ -49,6 +53,7 @@ class JobOutput:
         except ValueError as error:
             raise ProtocolError(f"stream: {error}") from None
         self._streams[found.id] = LogWriter(stream), stream
+        self._hosts[process] = found.host
 
     def keep(self, frame: protocol.Data) -> tuple[Stream, int]:
         """Store a piece of output. Returns its stream and the stream's size. Raises ProtocolError
@@ -59,6 +64,14 @@ class JobOutput:
         size = writer.append(frame.offset, frame.payload)
         self._changed[stream.path] = size
         return stream, size
+
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of the job in the plan's order, or nothing while one has no output file."""
+        found = [
+            next((self._hosts[name] for name in names if name in self._hosts), "")
+            for names in self._processes
+        ]
+        return tuple(found) if all(found) else ()
 
     def changed_sizes(self) -> Mapping[str, int]:
         """The streams that have grown since the last call, by their path in the run's folder."""

@@ -1,0 +1,21 @@
+"""The output of a job's processes, as it arrives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dtrain.engines.slurm.output import JobOutput
+from dtrain.launchplan.plan import build
+from dtrain.messages.slurm import JobStreamFound
+from dtrain.runs.log_store import RunFolder
+from dtrain.spec.load import parse
+
+FILE = "name: t\ncluster: {slurm: {}, nodes: 2, gpus: 2}\njob: {framework: torch, script: t.py}\n"
+
+
+def test_output_names_the_hosts_of_a_job_that_ended_at_once(tmp_path: Path) -> None:
+    output = JobOutput(RunFolder(tmp_path), build(parse(FILE, "t.yaml")))
+    output.add(JobStreamFound(1, "b", "worker-2.err"))
+    assert output.hosts() == ()
+    output.add(JobStreamFound(2, "a", "worker-1.out"))
+    assert output.hosts() == ("a", "b")
