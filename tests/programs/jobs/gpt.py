@@ -53,4 +53,5 @@ for step in range(max_steps):
         print(f"step {step}: loss {loss.item():.3f}", flush=True)
 print(f"trained {step + 1} steps on {world_size} ranks", flush=True)
 if ddp:
+    del model, optimizer  # they keep the process group
     dist.destroy_process_group()

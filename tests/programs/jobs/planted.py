@@ -1,15 +1,17 @@
 """What a test plants: the worker that `PLANTED` names meets a bad record, or all wait."""
 
+import atexit
 import json
 import os
 import time
 
 if "MASTER_ADDR" in os.environ and "JAX_COORDINATOR_ADDRESS" not in os.environ:
-    # Gloo's thread may still hold a tensor of the last collective. Freeing one that Python has
-    # seen while Python exits aborts the process. So the last collective of every job is one of
-    # C++, such as DistributedDataParallel's, and this import keeps the threads from outliving the
-    # process group; see scripts/recipes/train_lm.py.
+    # Gloo's threads may still hold tensors of the last collective. If they free one while Python
+    # exits, the process aborts. This import keeps them from outliving the process group (see
+    # scripts/recipes/train_lm.py), and the pause lets them finish where a model keeps the group.
     import torch.distributed.nn  # noqa: F401
+
+    atexit.register(time.sleep, 0.2)
 
 
 def name() -> str:
