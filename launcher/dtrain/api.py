@@ -396,7 +396,7 @@ def examine(
         )
     if bandwidth and file.job.framework != "torch":
         raise UsageError(
-            "--bandwidth uses torch.distributed, but this is a TensorFlow job",
+            f"--bandwidth uses torch.distributed, but `job.framework` is {file.job.framework}",
             hint="check a copy of the file with `framework: torch`",
         )
     if rendezvous or bandwidth:

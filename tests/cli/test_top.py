@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.failures.stalls import Stall
 from dtrain.messages.telemetry import Sample
 from dtrain.runs import journal
 from dtrain.runs.journal import Journal
@@ -51,6 +52,7 @@ def running(name: str) -> RunFolder:
         written.write(1e9, journal.HostState(host, "running", ""))
         TelemetryWriter(folder.path, host).show(sample(slowed))
     written.write(1e9, journal.Progressed(Progress("rank-0", 3.0, 10, 100, 0.25, None, {})))
+    written.write(1e9, journal.StallChanged(Stall(("rank-1",), ("n2",), 20.0, 10, 1)))
     return folder
 
 
@@ -67,6 +69,7 @@ def test_in_a_pipe_it_prints_the_present_state_of_each_run() -> None:
     for text in (" one-1  ", " two-1  ", "2 hosts running", " step 10 of 100 · loss 0.25"):
         assert text in done.stdout
     assert done.stdout.count(" n2 GPU 0: clock throttled by heat (88 °C, 1,200 of 1,980 MHz)") == 2
+    assert "rank 1 on n2 stands still after step 10, for 20 s; 1 waits for it" in done.stdout
     assert "\x1b" not in done.stdout
     assert "two-1" not in dtrain("top", "one").stdout
     for claim in claims:

@@ -24,6 +24,7 @@ from dtrain_cli.views import Display, can_redraw, color
 from dtrain_cli.views.outlet import Outlet
 
 if TYPE_CHECKING:
+    from dtrain.failures.stalls import Stall
     from dtrain.failures.stragglers import Straggler
     from dtrain.launchplan.plan import LaunchPlan
     from dtrain.messages.telemetry import Sample
@@ -131,6 +132,9 @@ class _Watcher(NullObserver):
 
     def stragglers(self, found: Straggler | None) -> None:
         self._board.slow = found
+
+    def stall(self, found: Stall | None) -> None:
+        self._board.stall = found
 
     def telemetry(self, host: str, sample: Sample) -> None:
         self._board.telemetry(host, sample, time.monotonic())

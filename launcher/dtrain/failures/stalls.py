@@ -52,7 +52,9 @@ class Stall:
         more = len(self.processes) - len(shown)
         who = ", ".join(shown) + (f" and {more} more" if more else "")
         verb = "stands" if len(self.processes) == 1 else "stand"
-        others = f"; {self.waiting} wait for it" if self.waiting else ""
+        them = "it" if len(self.processes) == 1 else "them"
+        waiting = "1 waits" if self.waiting == 1 else f"{self.waiting} wait"
+        others = f"; {waiting} for {them}" if self.waiting else ""
         return (
             f"{who} on {fold(list(self.hosts))} {verb} still after step {self.step}, for"
             f" {self.seconds:.0f} s{others}"

@@ -56,6 +56,7 @@ class RunFollower:
         states: dict[str, journal.JournalEvent] = {}
         pages: dict[str, journal.JournalEvent] = {}
         findings: list[journal.JournalEvent] = []
+        stall: list[journal.JournalEvent] = []
         for _, event in self._journal.read():
             match event:
                 case journal.HostState(host):
@@ -64,6 +65,7 @@ class RunFollower:
                     pages[host] = event
                 case journal.LauncherAttached():
                     self.stragglers = None
+                    stall = []
                     pages.clear()
                 case journal.Findings():
                     findings = [event]
@@ -71,18 +73,20 @@ class RunFollower:
                     self.progress = event.report
                 case journal.StragglersChanged(found):
                     self.stragglers = found
+                case journal.StallChanged(standing):
+                    stall = [event] if standing is not None else []
                 case journal.NextAttempt(attempt):
                     self.progress = self.stragglers = None
                     states.clear()
                     pages.clear()
-                    findings = []
+                    findings, stall = [], []
                     if attempt > self._record.attempt:
                         self._forward(event)  # it began after the record was read
                 case journal.HostsAllocated():
                     states.clear()
                 case journal.Finished(report):
                     self.report = report
-        for event in (*findings, *states.values(), *pages.values()):
+        for event in (*findings, *states.values(), *pages.values(), *stall):
             self._forward(event)
         for stream, size in self._folder.sizes(self._plan).items():
             self._sizes[stream] = size
