@@ -81,7 +81,7 @@ def asked(desk: Path, *words: str, of: str = "bash") -> list[str]:
         (["logs", ""], ["open-2", "over-1"]),
         (["logs", "over-1", "--rank", "3"], ["3"]),
         (["stop", ""], ["open-2"]),
-        (["plan", "--gpu", "mi300"], ["mi300x"]),
+        (["plan", "--gpu", "mi300"], ["mi300a", "mi300x"]),
         (["plan", "--model", "llama-3-7"], ["llama-3-70b"]),
         (["plan", "--recompute", "s"], ["selective"]),
         (["help", "sec"], ["security"]),

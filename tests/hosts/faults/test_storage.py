@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.faults import Field
+from support.limits import HANG
 
 pytestmark = pytest.mark.netns
 Make = Callable[..., Field]
@@ -30,11 +31,15 @@ def disk(folder: Path, size: str) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+# The kernel refuses it while a file is open to be written, as each append opens one.
+REMOUNT = ("sh", "-c", 'until mount -o remount,ro,bind "$0"; do sleep 0.01; done')
+
+
 @contextmanager
 def read_only(folder: Path) -> Iterator[None]:
     mount("--bind", str(folder), str(folder))
     try:
-        mount("-o", "remount,ro,bind", str(folder))
+        subprocess.run([*REMOUNT, str(folder)], check=True, timeout=HANG)
         yield
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
@@ -107,7 +112,7 @@ def test_a_run_folder_there_that_turns_read_only(field: Make) -> None:
     node = scene.cluster["node2"]
     (folder,) = (node.home / ".dtrain" / "nodes").glob("test-*")
     node.run("mount", "--bind", str(folder), str(folder))
-    node.run("mount", "-o", "remount,ro,bind", str(folder))
+    node.run(*REMOUNT, str(folder))
     scene.advance()
     scene.stop()
     scene.over(launch, 0)
