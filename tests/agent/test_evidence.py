@@ -6,6 +6,9 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
+from dtrain.node.agent import sweep
 from dtrain.node.agent.events import EventReader, Events
 from dtrain.node.agent.evidence import error_report
 from dtrain.node.programs import program
@@ -42,6 +45,14 @@ def test_only_the_end_waits_for_evidence(host: Node, tmp_path: Path) -> None:
     assert kinds[-2:] == ["kernel", "ended"]
     ((then, line),) = agent.event("kernel")["lines"]
     assert (then, "Xid" in line) == (1700000000.5, True)
+
+
+def test_a_helper_that_hangs_in_its_start_holds_no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "START_LIMIT", 0.01)
+    with sweep.STARTING:
+        assert sweep.members(sweep.Tag("run", "host", b"/none"), os.getpid()) == []
+    assert sweep.STARTING.acquire(blocking=False)
+    sweep.STARTING.release()
 
 
 def test_an_event_that_is_too_long_loses_its_details(tmp_path: Path) -> None:

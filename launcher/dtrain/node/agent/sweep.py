@@ -38,7 +38,7 @@ from dtrain.node.agent.worker_files import decode, read_regular
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from typing import Any, Callable
+    from typing import Any, Callable, Iterator
 
 PATIENCE = 10.0
 """Seconds of KILL before a remaining process counts as a survivor."""
@@ -50,6 +50,9 @@ HELPERS: set[int] = set()
 STARTING = threading.Lock()
 """Held while a helper starts, so that no sweep sees a child that is not in `HELPERS` yet."""
 
+START_LIMIT = 1.0
+"""Seconds that a sweep waits for a helper's start."""
+
 
 def start_helper(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a child that no sweep ends. Its caller takes it out of `HELPERS`."""
@@ -59,6 +62,18 @@ def start_helper(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(argv, start_new_session=True, **options)
         HELPERS.add(process.pid)
     return process
+
+
+@contextlib.contextmanager
+def between_starts() -> Iterator[None]:
+    """No helper starts meanwhile, unless one hangs in its start, as on a file server that is
+    away."""
+    held = STARTING.acquire(timeout=START_LIMIT)
+    try:
+        yield
+    finally:
+        if held:
+            STARTING.release()
 
 
 class Tag:
@@ -98,7 +113,7 @@ def members(tag: Tag, root: int) -> list[Proc]:
     """The living processes of a run: descendants of ``root`` if it is not 0, tagged processes, and
     their descendants. Without supervisors of other runs and their descendants.
     """
-    with STARTING:
+    with between_starts():
         table = processes()
     children: dict[int, list[Proc]] = {}
     for proc in table.values():
@@ -212,7 +227,7 @@ class Sweep:
 
     def _children(self) -> list[int] | None:
         """Our children that belong to the run, or None if the kernel does not list them."""
-        with STARTING:
+        with between_starts():
             found = own_children() if self._proof else None
         return found and [
             pid for pid in found if pid not in HELPERS and self._tag.of(pid) is not False
