@@ -78,7 +78,9 @@ def test_ranks_are_ended_when_torchrun_is_killed(host: Node) -> None:
     (host.workdir / "script.py").write_text("import time; time.sleep(600)")
     argv = [*torchrun(host)["argv"][:-1], "sleep.py"]
     (host.workdir / "sleep.py").write_text("import time; print('ready'); time.sleep(600)")
-    agent = host.start(host.process(argv, role="torchrun", rank=None, ranks=2, environment=dict(LOGS)))
+    agent = host.start(
+        host.process(argv, role="torchrun", rank=None, ranks=2, environment=dict(LOGS))
+    )
     agent.until(lambda: agent.text("rank-0.out") and agent.text("rank-1.out"))
     agent.command("kill")
     agent.wait()
