@@ -19,7 +19,6 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
 from dtrain.node.agent.wire import PREAMBLE
-from dtrain.runs.journal import Journal
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record, Request
 from dtrain.session.attempt import Attempt
@@ -27,6 +26,7 @@ from dtrain.session.context import AttemptContext
 from dtrain.session.host_state import Post
 from dtrain.session.inquiry import ask
 from dtrain.session.observer import NullObserver
+from dtrain.session.recorder import Recorder
 from dtrain.session.steps import StepWatch
 from dtrain.spec.load import parse
 from fuzz.mutation import Target, damaged, mutated
@@ -214,8 +214,7 @@ def attempt(data: bytes) -> Report:
             transport=ScriptedHosts({"bad": data, "good": good}),
             tree=None,
             folder=place,
-            journal=Journal(place.journal),
-            observer=NullObserver(),  # type: ignore[arg-type]
+            recorder=Recorder(place, NullObserver()),  # type: ignore[arg-type]
             inspection=None,
             tensorboard=True,
             post=posts.put,

@@ -17,7 +17,8 @@ def test_a_failure_while_stacks_are_collected(then: str, ends: bool) -> None:
     notices: list[str] = []
     watchdog = SimpleNamespace(silence=0.0, then=then)
     plan = SimpleNamespace(job=SimpleNamespace(watchdog=watchdog))
-    context: Any = SimpleNamespace(plan=plan, notice=notices.append)
+    recorder = SimpleNamespace(notice=notices.append)
+    context: Any = SimpleNamespace(plan=plan, recorder=recorder)
     link: Any = SimpleNamespace(
         reachable=True,
         reported_end=False,

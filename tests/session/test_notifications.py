@@ -10,11 +10,12 @@ import pytest
 
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
-from dtrain.runs.journal import Journal
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Request
 from dtrain.session import notifications
 from dtrain.session.notifications import Notifications, NotifyError, post, run, url_fault
+from dtrain.session.observer import NullObserver
+from dtrain.session.recorder import Recorder
 from support.launching import until
 from support.webhook import SECRET, webhook
 
@@ -104,8 +105,9 @@ def sender(folder: RunFolder, notify: str, notices: list[str], **secrets: str) -
     job = "{framework: none, command: [x]}"
     text = f"cluster: {{hosts: [a], gpus: 1}}\njob: {job}\nnotify: {notify}"
     request = Request("job.yaml", str(folder.path), text)
-    journal = Journal(folder.journal)
-    return Notifications(request, folder, journal, secrets, notices.append)
+    observer = NullObserver()
+    observer.notice = notices.append  # type: ignore[attr-defined]
+    return Notifications(request, folder, Recorder(folder, observer), secrets)  # type: ignore[arg-type]
 
 
 def test_each_event_is_sent_once_also_by_the_next_launcher(folder: RunFolder) -> None:

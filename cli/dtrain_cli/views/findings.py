@@ -24,7 +24,7 @@ def as_text(evidence: Evidence, found: Sequence[Finding], seconds: float, paper:
     """Return all findings, worst first. Each entry has hosts and subject in its first line, then
     what was found, what was expected, and the remedy."""
     measured = bandwidth.fabric(evidence)
-    hosts = [part.host.name for part in evidence.plan.hosts]
+    hosts = evidence.plan.host_names
     lines = list(fabric.as_text(measured, hosts, paper)) if measured else []
     for finding in found:
         lines += [*entry(finding, len(hosts), paper), paper.line()]
@@ -78,7 +78,7 @@ def as_json(evidence: Evidence, found: Sequence[Finding]) -> str:
     answered = {host.name: host for host in evidence.hosts}
     hosts = [
         _host(answered[name]) if name in answered else {"host": name, "error": failures.get(name)}
-        for name in (part.host.name for part in evidence.plan.hosts)
+        for name in evidence.plan.host_names
     ]
     measured = bandwidth.fabric(evidence)
     document = {

@@ -34,7 +34,7 @@ def as_text(plan: LaunchPlan) -> str:
 
 def _summary(plan: LaunchPlan) -> Iterator[str]:
     job = plan.job
-    hosts = hostlist.fold([part.host.name for part in plan.hosts])
+    hosts = hostlist.fold(plan.host_names)
     count = len(plan.hosts)
     how = f"torch, {job.rendezvous.backend}" if job.framework == "torch" else job.framework
     strategy = f", {job.strategy}" if job.strategy else ""

@@ -54,7 +54,7 @@ _SUBJECTS = (
 def judge(evidence: Evidence) -> tuple[Finding, ...]:
     """All findings, worst first. Hosts with the same finding share it."""
     found = [finding for subject in _SUBJECTS for finding in subject.judge(evidence)]
-    return fold([*evidence.request, *found], [part.host.name for part in evidence.plan.hosts])
+    return fold([*evidence.request, *found], evidence.plan.host_names)
 
 
 def before_launch(evidence: Evidence) -> tuple[Finding, ...]:

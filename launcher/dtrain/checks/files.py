@@ -18,7 +18,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
     if evidence.script_in_source is False:
         yield error(
             "script",
-            [part.host.name for part in evidence.plan.hosts],
+            evidence.plan.host_names,
             f"job.sync.source, {job.sync.source if job.sync else '.'}, does not contain"
             f" {job.script}",
             "the folder to send contains the script",

@@ -31,7 +31,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _torch(evidence: Evidence, rehearsal: Mapping[str, tuple[Facts, ...]]) -> Iterator[Finding]:
-    names = [part.host.name for part in evidence.plan.hosts]
+    names = evidence.plan.host_names
     host_of = {report["rank"]: host for host, answers in rehearsal.items() for report in answers}
     first, port = names[0], evidence.plan.hosts[0].ports[0]
     unconnected = {
@@ -82,7 +82,7 @@ def _torch(evidence: Evidence, rehearsal: Mapping[str, tuple[Facts, ...]]) -> It
 def _tensorflow(
     evidence: Evidence, rehearsal: Mapping[str, tuple[Facts, ...]]
 ) -> Iterator[Finding]:
-    names = [part.host.name for part in evidence.plan.hosts]
+    names = evidence.plan.host_names
     host_of = {
         tuple(report["task"]): host for host, answers in rehearsal.items() for report in answers
     }

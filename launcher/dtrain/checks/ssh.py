@@ -13,7 +13,7 @@ SLOW = 1.0
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
     # Slurm starts dtrain's program on its machines; SSH leads to the login node alone.
-    chosen = {part.host.name for part in evidence.plan.hosts if evidence.plan.slurm}
+    chosen = set(evidence.plan.host_names if evidence.plan.slurm else ())
     for failure in evidence.failures:
         yield error(
             "machines" if failure.host in chosen else "ssh",

@@ -107,6 +107,10 @@ class LaunchPlan:
         return sum(process.ranks for host in self.hosts for process in host.processes)
 
     @property
+    def host_names(self) -> tuple[str, ...]:
+        return tuple(part.host.name for part in self.hosts)
+
+    @property
     def hosts_known(self) -> bool:
         """Whether the hosts have names: an engine may choose them only when the job starts."""
         return not isinstance(self.hosts[0].host.name, Template)

@@ -129,7 +129,7 @@ class Attempt:
         if self._state.phase is AttemptPhase.DETACHED:
             return Report(ExitCode.INTERRUPTED, "left")
         if apart := self._ending.apart(self._state):
-            self._context.notice(apart)
+            self._context.recorder.notice(apart)
         return self._ending.report(self._state)
 
     def _show_sync(self) -> None:
@@ -138,7 +138,7 @@ class Attempt:
         if files:
             size = f"{sent / 1e6:.1f} MB" if sent >= 1e5 else f"{sent / 1e3:.1f} kB"
             same = max(result.unchanged_files for result in results)
-            self._context.notice(
+            self._context.recorder.notice(
                 f"sent {files} files ({size}) to each host"
                 + (f"; {same} were up to date" if same else "")
             )
@@ -176,7 +176,7 @@ class Attempt:
         new = {name: size for name, size in sizes.items() if size != self._last_sizes.get(name)}
         if new:
             self._last_sizes = sizes
-            self._context.journal.write(time.time(), journal.Sizes(new))
+            self._context.recorder.record(journal.Sizes(new))
 
     def _show_stragglers(self) -> None:
         """Show which ranks are slow when that changes."""
@@ -184,8 +184,7 @@ class Attempt:
         shown = self._stragglers
         if found.is_news_after(shown) if found is not None else shown is not None:
             self._stragglers = found
-            self._context.observer.stragglers(found)
-            self._context.journal.write(time.time(), journal.StragglersChanged(found))
+            self._context.recorder.record(journal.StragglersChanged(found))
 
     def _handle(self, post: Post) -> None:
         before = self._state
@@ -237,13 +236,13 @@ class Attempt:
                 self._alarm = time.monotonic() + seconds
 
     def _show_interrupt(self) -> None:
-        notice, why = self._context.notice, self._ending.interrupted_by
+        notice, why = self._context.recorder.notice, self._ending.interrupted_by
         grace = self._state.grace
         match self._state.phase:
             case AttemptPhase.PREPARING | AttemptPhase.GIVING_UP:
                 notice(f"{why}: stopping; nothing was started")
             case AttemptPhase.RUNNING:
-                self._context.journal.write(time.time(), journal.StopRequested(why))
+                self._context.recorder.record(journal.StopRequested(why))
                 notice(
                     f"{why}: stopping; workers get TERM, and KILL after {grace:g} s"
                     " (Ctrl-C again kills them now)"
@@ -266,7 +265,7 @@ class Attempt:
         if last or time.monotonic() >= self._failed_since + patience:
             self._failed_since = None
             what = f"{causes[0].who} {causes[0].how}" if causes else "a worker was stopped"
-            self._context.notice(f"{what}; stopping the other workers")
+            self._context.recorder.notice(f"{what}; stopping the other workers")
 
     def _show_waiting(self) -> None:
         """Name the hosts that delay the launch, once."""
@@ -278,7 +277,7 @@ class Attempt:
             inspection = self._context.inspection
             if inspection is not None and inspection.late:
                 late = [host for host in late if host in inspection.late]
-            self._context.notice(f"still waiting for {hostlist.fold(late)} to be ready")
+            self._context.recorder.notice(f"still waiting for {hostlist.fold(late)} to be ready")
 
     def _drain(self) -> None:
         """Wait for output that hosts have not sent yet. A second stop request ends the wait."""
@@ -287,7 +286,7 @@ class Attempt:
                 continue
             while not link.drained(DRAIN_POLL):
                 if self._handle_late_posts():
-                    self._context.notice("the rest of the logs stays on the hosts")
+                    self._context.recorder.notice("the rest of the logs stays on the hosts")
                     return
         self._handle_late_posts()
 

@@ -38,8 +38,8 @@ def new_run(
         record = Record(name, request, port, sys.executable, begun)
         plan = save(record, folder)
         observer.started(name, plan, str(folder.path))
-        hosts = tuple(part.host.name for part in plan.hosts)
-        Journal(folder.journal).write(begun, journal.RunStarted(name, hosts))
+        started = journal.RunStarted(name, plan.host_names)
+        Journal(folder.journal).write(begun, started)
         with listening(folder, control):
             yield record, folder
     finally:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs import journal
-from dtrain.runs.journal import Journal
 from dtrain.runs.log_store import RunFolder
 from dtrain.session.host_state import Post
 from dtrain.session.inspection import Inspection
-from dtrain.session.observer import Observer
+from dtrain.session.recorder import Recorder
 from dtrain.session.steps import StepWatch
 from dtrain.sync import Tree
 from dtrain.transport.contract import Transport
@@ -36,8 +33,7 @@ class AttemptContext:
     transport: Transport
     tree: Tree | None
     folder: RunFolder
-    journal: Journal
-    observer: Observer
+    recorder: Recorder
     inspection: Inspection | None
     """The checks of all hosts before the launch; None if they are off or done."""
     tensorboard: bool
@@ -45,8 +41,3 @@ class AttemptContext:
     post: Callable[[Post], None]
     steps: StepWatch
     """What the ranks of this attempt report about their steps."""
-
-    def notice(self, text: str) -> None:
-        """Show ``text`` to the user, now or when they read the journal."""
-        self.observer.notice(text)
-        self.journal.write(time.time(), journal.NoticeShown(text))

@@ -20,7 +20,6 @@ from dtrain.diagnostics import DtrainError, ExitCode
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal, restart
-from dtrain.runs.journal import Journal
 from dtrain.runs.log_store import RunFolder, StorageError
 from dtrain.runs.record import Record, Request
 from dtrain.runtime.layout_rules import MisfitError
@@ -35,6 +34,7 @@ from dtrain.session.inspection import Inspection
 from dtrain.session.notifications import Notifications
 from dtrain.session.observer import Observer
 from dtrain.session.ports import draw_ports
+from dtrain.session.recorder import Recorder
 from dtrain.session.steps import StepWatch
 from dtrain.spec.model import ClusterFile
 from dtrain.sync import Tree, scan
@@ -49,7 +49,7 @@ class _Life:
 
     record: Record
     folder: RunFolder
-    journal: Journal
+    recorder: Recorder
     tree: Tree | None
     secrets: Mapping[str, str]
     """Those that this process knows. Without all of ``job.secrets``, the job cannot restart."""
@@ -91,10 +91,10 @@ class Session:
         """
         tree = _tree(self._request, self._spec)
         with new_run(self._request, self._observer, self._control) as (record, folder):
-            events = Journal(folder.journal)
-            life = _Life(record, folder, events, tree, secret_values, record.started)
+            recorder = Recorder(folder, self._observer)
+            life = _Life(record, folder, recorder, tree, secret_values, record.started)
             for notice in tree.notices if tree is not None else ():
-                self._notify(life, notice)
+                life.recorder.notice(notice)
             return self._run_attempts(life, lambda: self._start(life))
 
     def attach(self, record: Record, folder: RunFolder, secrets: Mapping[str, str]) -> Report:
@@ -103,9 +103,10 @@ class Session:
         ``secrets`` are needed only for restarts.
         """
         with earlier_run(record, folder, self._observer, self._control) as folder:
-            life = _Life(record, folder, Journal(folder.journal), None, secrets, record.started)
+            recorder = Recorder(folder, self._observer)
+            life = _Life(record, folder, recorder, None, secrets, record.started)
             plan = record.plan()
-            self._known = {part.host.name for part in plan.hosts}
+            self._known = set(plan.host_names)
             self._cleanups.start(life.record, life.record.leftovers)
             return self._run_attempts(life, lambda: self._reattach(life, plan))
 
@@ -116,9 +117,7 @@ class Session:
         # A previous launcher may already have journaled the end of this attempt.
         results = history.past_attempts(life.folder, life.record.attempt)
         report = Report(ExitCode.NODE_FAILED, "this machine cannot store the run's files")
-        notifications = Notifications(
-            self._request, life.folder, life.journal, life.secrets, partial(self._notify, life)
-        )
+        notifications = Notifications(self._request, life.folder, life.recorder, life.secrets)
         try:
             report, attempt = first()
             while not self._control.left:
@@ -130,17 +129,16 @@ class Session:
                 decision = self._decide(life, results)
                 if isinstance(decision, restart.GiveUp):
                     if decision.why:
-                        self._notify(life, f"not restarted: {decision.why}")
+                        life.recorder.notice(f"not restarted: {decision.why}")
                     break
                 self._cleanups.start(life.record, uncleaned)
                 failed = journal.AttemptFailed(life.record.attempt, results[-1], report)
-                life.journal.write(time.time(), failed)
+                life.recorder.record(failed)
                 notifications.send("restarted", life.record.attempt, _complete(life, report))
                 for problem in report.problems:
-                    self._notify(life, problem)
-                self._notify(
-                    life, f"{report.reason}; {_describe_next_attempt(life.record, decision)}"
-                )
+                    life.recorder.notice(problem)
+                then = _describe_next_attempt(life.record, decision)
+                life.recorder.notice(f"{report.reason}; {then}")
                 if self._control.wait(decision.delay):
                     why = self._control.why
                     report = replace(report, exit_code=ExitCode.INTERRUPTED, reason=why)
@@ -192,7 +190,8 @@ class Session:
 
         Hosts must be reachable within ``job.restart.node_timeout``. Returns whether all are clean.
         """
-        life = _Life(record, folder, Journal(folder.journal), None, {}, record.started)
+        recorder = Recorder(folder, self._observer)
+        life = _Life(record, folder, recorder, None, {}, record.started)
         self._cleanups.start(life.record, life.record.leftovers)
         until = time.monotonic() + self._spec.job.restart.node_timeout
         notified = False
@@ -202,11 +201,11 @@ class Session:
             if not notified and time.monotonic() > until - self._spec.job.restart.node_timeout + 3:
                 notified = True
                 waiting = hostlist.fold(self._cleanups.pending)
-                self._notify(life, f"{waiting} cannot be reached yet; retrying")
+                life.recorder.notice(f"{waiting} cannot be reached yet; retrying")
         self._cleanups.close()
         self._save_uncleaned(life)
         left = tuple(host for host, _ in life.record.leftovers)
-        life.journal.write(time.time(), journal.Cleaned(left))
+        life.recorder.record(journal.Cleaned(left))
         return not life.record.leftovers
 
     def _save_uncleaned(self, life: _Life) -> None:
@@ -228,10 +227,7 @@ class Session:
         life.record = life.record.after(decision)
         number = life.record.attempt
         life.folder = replace(life.folder, attempt=number)
-        plan = save(life.record, life.folder)
-        hosts = tuple(part.host.name for part in plan.hosts)
-        life.journal.write(time.time(), journal.NextAttempt(number, hosts, decision.dropped))
-        self._observer.next_attempt(number, plan)
+        life.recorder.next_attempt(number, save(life.record, life.folder), decision.dropped)
 
     def _start(self, life: _Life) -> tuple[Report, Attempt]:
         """Run one attempt. If its port is busy, try other ports."""
@@ -247,7 +243,7 @@ class Session:
             if port is None or self._control.interrupted or not attempt.only_ports_are_busy:
                 return report, attempt
             life.record = replace(life.record, port=port)
-            self._notify(life, f"{attempt.problems[0].message}; trying port {port}")
+            life.recorder.notice(f"{attempt.problems[0].message}; trying port {port}")
 
     def _reattach(self, life: _Life, plan: LaunchPlan) -> tuple[Report, Attempt]:
         """Continue the current attempt. If the previous launcher had started nothing, start it from
@@ -258,18 +254,18 @@ class Session:
         if not attempt.is_unknown or any(received.values()) or self._control.interrupted:
             return report, attempt
         if why := self._missing_for_start(life):
-            self._notify(life, f"not started: {why}")
+            life.recorder.notice(f"not started: {why}")
             return report, attempt
-        self._notify(life, "no host had started it yet; starting it now")
+        life.recorder.notice("no host had started it yet; starting it now")
         self._known = set()  # the previous launcher may not have reported its findings
         return self._start(life)
 
     def _prepare(self, life: _Life, plan: LaunchPlan, *, movable_port: bool) -> Attempt:
-        newcomers = {part.host.name for part in plan.hosts} - self._known
+        newcomers = set(plan.host_names) - self._known
         self._known |= newcomers
         inspection = None
         if self._request.check and newcomers:
-            report = partial(self._report_findings, life)
+            report = partial(_record_findings, life.recorder)
             inspection = Inspection(plan, newcomers, base=self._request.base, report=report)
         posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
         run = replace(
@@ -294,8 +290,7 @@ class Session:
             transport=self._transport,
             tree=life.tree,
             folder=life.folder,
-            journal=life.journal,
-            observer=self._observer,
+            recorder=life.recorder,
             inspection=None,
             tensorboard="DTRAIN_TENSORBOARD" in plan.job.env,
             post=lambda post: None,
@@ -314,17 +309,12 @@ class Session:
             still_running = self._attempt is not None and self._attempt.still_running
             self._observer.left(life.record.run, still_running=still_running)
         else:
-            life.journal.write(time.time(), journal.Finished(report))
-            self._observer.finished(report)
+            life.recorder.finished(report)
         return report
 
-    def _report_findings(self, life: _Life, findings: Sequence[Finding]) -> None:
-        self._observer.checked(findings)
-        life.journal.write(time.time(), journal.Findings(tuple(findings)))
 
-    def _notify(self, life: _Life, notice: str) -> None:
-        self._observer.notice(notice)
-        life.journal.write(time.time(), journal.NoticeShown(notice))
+def _record_findings(recorder: Recorder, findings: Sequence[Finding]) -> None:
+    recorder.record(journal.Findings(tuple(findings)))
 
 
 def _complete(life: _Life, report: Report) -> Report:

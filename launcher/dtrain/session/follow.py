@@ -15,6 +15,7 @@ from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record
 from dtrain.runs.telemetry import latest
 from dtrain.session.observer import Observer
+from dtrain.session.recorder import show
 
 POLL = 0.1
 """Seconds between two reads of files that may have grown."""
@@ -114,18 +115,8 @@ class RunFollower:
 
     def _forward(self, event: journal.JournalEvent) -> None:
         match event:
-            case journal.HostState(host, state, detail):
-                self._observer.host_state(host, state, detail)
-            case journal.NoticeShown(text) | journal.TensorBoardAddress(_, text):
-                self._observer.notice(text)
-            case journal.Findings(findings):
-                self._observer.checked(findings)
             case journal.Progressed(report):
                 self._observer.progress("", report)
-            case journal.StragglersChanged(found):
-                self._observer.stragglers(found)
-            case journal.StallChanged(standing):
-                self._observer.stall(standing)
             case journal.NextAttempt(attempt):
                 # The record may already describe a later attempt.
                 self._record = replace(Record.load(self._folder.path), attempt=attempt)
@@ -137,6 +128,8 @@ class RunFollower:
                 self._observer.allocated(self._plan)
             case journal.Finished(ended):
                 self.report = ended
+            case _:
+                show(event, self._observer)
 
 
 def ending(folder: RunFolder) -> Report | None:

@@ -80,7 +80,7 @@ class HangWatch:
         elif self._locating and self._answered(now):
             self._locating = False
             for line in self.stuck_workers():
-                self._context.notice(line)
+                self._context.recorder.notice(line)
         elif not self._locating and self._silence is Silence.NONE:
             found = self._context.steps.stall(now)
             if (found and found.essence) != (self._stall and self._stall.essence):
@@ -88,8 +88,7 @@ class HangWatch:
 
     def _change_stall(self, found: Stall | None, now: float) -> None:
         self._stall = found
-        self._context.journal.write(time.time(), journal.StallChanged(found))
-        self._context.observer.stall(found)
+        self._context.recorder.record(journal.StallChanged(found))
         if found is None:
             return
         self._locating, self._requested_at = True, now
@@ -113,7 +112,7 @@ class HangWatch:
         elif self._silence is Silence.COLLECTING and self._answered(now):
             if self._watchdog.then == "report":
                 for line in self.stuck_workers():
-                    self._context.notice(line)
+                    self._context.recorder.notice(line)
                 self._since, self._silence = now, Silence.NONE
             else:
                 self._silence = Silence.HUNG
@@ -122,7 +121,7 @@ class HangWatch:
     def _request_stacks(self, now: float) -> None:
         self._silence, self._requested_at = Silence.COLLECTING, now
         self._locating = False
-        self._context.notice(f"{self._detected}; collecting stacks")
+        self._context.recorder.notice(f"{self._detected}; collecting stacks")
         self._request(abort=self._watchdog.then != "report")
 
     def _request(self, *, abort: bool) -> None:

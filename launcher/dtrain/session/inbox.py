@@ -46,7 +46,7 @@ class Inbox:
         self._telemetry = HostTelemetry(
             part.host.name,
             context.folder,
-            context.observer,
+            context.recorder.observer,
             lambda until: self.output.note("telemetry", until),
             lambda sample: context.steps.sample(sample, part.host.gpus, time.monotonic()),
         )
@@ -89,7 +89,7 @@ class Inbox:
                 self._evidence.compare_clocks(message.time, time.time())
                 relay.pid = message.pid
                 hello = journal.RelayHello(self._host, dataclasses.asdict(message))
-                self._context.journal.write(time.time(), hello)
+                self._context.recorder.record(hello)
             case messages.StreamFound():
                 self._sequence.check_stream(message)
                 try:
@@ -130,7 +130,7 @@ class Inbox:
             self._outage.progressed()
             self._evidence.last_activity = time.monotonic()
             size = self.output.offsets[stream.path.name]
-            self._context.observer.output(stream, size)
+            self._context.recorder.observer.output(stream, size)
 
     def _cannot_store(self, error: StorageError) -> None:
         # The job is about to be stopped, which still needs the host's events.
@@ -144,7 +144,7 @@ class Inbox:
         self._outage.progressed()
         if offset > self._journaled:
             happened = journal.HostEvent(self._host, offset, event.as_json())
-            self._context.journal.write(time.time(), happened)
+            self._context.recorder.record(happened)
         self._evidence.compare_clocks(event.time, time.time())
         match event:
             case messages.Exited():
@@ -166,7 +166,7 @@ class Inbox:
     def _check_supervisor(self, pid: int, silent: float) -> None:
         notice, error = self._supervisor.hear(pid, silent)
         if notice:
-            self._context.notice(notice)
+            self._context.recorder.notice(notice)
         if error is not None:
             self._step(host_state.SupervisorTimedOut(error))
 
@@ -174,6 +174,6 @@ class Inbox:
         """Show a notice of the host to the user, within limits: workers can cause notices."""
         self._notices += 1
         if self._notices <= MAX_NOTICES:
-            self._context.notice(f"{self._host}: {notice[:MAX_NOTICE]}")
+            self._context.recorder.notice(f"{self._host}: {notice[:MAX_NOTICE]}")
         elif self._notices == MAX_NOTICES + 1:
-            self._context.notice(f"{self._host}: more notices from this host are hidden")
+            self._context.recorder.notice(f"{self._host}: more notices from this host are hidden")

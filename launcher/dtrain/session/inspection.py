@@ -37,7 +37,7 @@ class Inspection:
         self._base = base
         self._report = report
         self._lock = threading.Lock()
-        self._awaited = {part.host.name for part in plan.hosts}
+        self._awaited = set(plan.host_names)
         self._connections: dict[str, Connection] = {}
         self._preflight: Preflight | None = None
         self._over = threading.Event()

@@ -162,10 +162,7 @@ class Link:
         return phase
 
     def _show(self, now: host_state.Show) -> None:
-        context = self._context
-        context.observer.host_state(self.host, now.state, now.detail)
-        shown = journal.HostState(self.host, now.state, now.detail)
-        context.journal.write(time.time(), shown)
+        self._context.recorder.record(journal.HostState(self.host, now.state, now.detail))
 
     def _patience(self) -> int | None:
         """How many pings the relay may leave unanswered now; None before the start."""
@@ -250,7 +247,7 @@ class Link:
             trust_group=context.plan.trust_group,
         )
         for notice in self.synced.notices:
-            context.notice(f"{self.host}: {notice}")
+            context.recorder.notice(f"{self.host}: {notice}")
         return self.synced.tree_path
 
     def _connect(self) -> Connection | None:
@@ -326,7 +323,7 @@ class Link:
                     return
         except ConnectError as error:
             if isinstance(error, SilentRelayError) and not self._closed.is_set():
-                self._context.notice(f"{self.host}: {error.reason}; starting a new one")
+                self._context.recorder.notice(f"{self.host}: {error.reason}; starting a new one")
             self._step(host_state.Unreachable(error))
         except ProtocolError as error:
             self._step(host_state.Malformed(error))

@@ -23,10 +23,10 @@ from typing import Any
 
 from dtrain.failures.cause import Report
 from dtrain.runs import journal
-from dtrain.runs.journal import Journal
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Request
 from dtrain.session.history import notified
+from dtrain.session.recorder import Recorder
 from dtrain.spec.model import NotifyEvent
 
 LIMIT = 10.0
@@ -47,17 +47,14 @@ class Notifications:
         self,
         request: Request,
         folder: RunFolder,
-        events: Journal,
+        recorder: Recorder,
         secrets: Mapping[str, str],
-        notice: Callable[[str], None],
     ) -> None:
-        """``folder`` and ``events`` are those of the run. ``notice`` gets what goes wrong."""
         self._spec = request.spec()
         self._base = request.base
         self._sent = notified(folder)
-        self._journal = events
+        self._recorder = recorder
         self._secrets = secrets
-        self._notice = notice
         self._lock = threading.Lock()
         self._pending: dict[threading.Thread, tuple[str, float]] = {}
 
@@ -68,7 +65,7 @@ class Notifications:
         if notify is None or event not in notify.on or this in self._sent:
             return
         self._sent.add(this)
-        self._journal.write(time.time(), this)
+        self._recorder.record(this)
         body = json.dumps(document(event, self._spec.name, attempt, report)).encode()
         if notify.command:
             self._begin("notify.command", lambda: run(notify.command, self._base, body))
@@ -77,7 +74,9 @@ class Notifications:
         if url := self._secrets.get(notify.webhook):
             self._begin("notify.webhook", lambda: post(url, body))
         else:
-            self._notice(f"notify.webhook: {notify.webhook} is not set in this environment")
+            self._recorder.notice(
+                f"notify.webhook: {notify.webhook} is not set in this environment"
+            )
 
     def close(self) -> None:
         """Wait for notifications, until their limit. No notice follows."""
@@ -104,7 +103,7 @@ class Notifications:
         """Report a problem, unless the notification has ended before."""
         with self._lock:
             if self._pending.pop(thread, None) is not None and problem:
-                self._notice(problem)
+                self._recorder.notice(problem)
 
 
 def run(command: Sequence[str], folder: Path, body: bytes, limit: float = LIMIT - _MARGIN) -> None:

@@ -144,7 +144,7 @@ class Preflight:
         self._closed = False
         self.conversations: dict[str, Conversation] = {}
         """Connections to the hosts that answered, until `close`."""
-        self.unanswered = {part.host.name for part in plan.hosts}
+        self.unanswered = set(plan.host_names)
         """Hosts that have not reported their facts yet."""
 
     def look(self, depth: Depth) -> Evidence:

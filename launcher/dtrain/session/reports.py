@@ -9,11 +9,10 @@ from typing import Any
 
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.runs import journal
-from dtrain.runs.journal import Journal
 from dtrain.runs.progress import Progress, StepReport, speaker
 from dtrain.session.context import AttemptContext
 from dtrain.session.forward import Forward
-from dtrain.session.observer import Observer
+from dtrain.session.recorder import Recorder
 from dtrain.transport.contract import Connection
 
 JOURNAL_SECONDS = 10.0
@@ -23,22 +22,21 @@ JOURNAL_SECONDS = 10.0
 class ProgressReports:
     """Shows the progress of workers, and journals that of the whole job."""
 
-    def __init__(self, plan: LaunchPlan, observer: Observer, events: Journal) -> None:
+    def __init__(self, plan: LaunchPlan, recorder: Recorder) -> None:
         self.step: int | None = None
         """The last step that a worker has reported."""
         self._speaker = speaker(plan)
-        self._observer = observer
-        self._journal = events
+        self._recorder = recorder
         self._journal_at = 0.0
 
     def add(self, host: str, report: Progress) -> None:
         self.step = report.step
-        self._observer.progress(host, report)
+        self._recorder.observer.progress(host, report)
         now = time.monotonic()
         due = now >= self._journal_at or report.step == report.total
         if due and report.process == self._speaker:
             self._journal_at = now + JOURNAL_SECONDS
-            self._journal.write(time.time(), journal.Progressed(report))
+            self._recorder.record(journal.Progressed(report))
 
 
 class WorkerReports:
@@ -46,7 +44,7 @@ class WorkerReports:
         self, context: AttemptContext, part: HostPlan, connection: Callable[[], Connection | None]
     ) -> None:
         """``connection`` returns the host's current connection, for TensorBoard."""
-        self.progress = ProgressReports(context.plan, context.observer, context.journal)
+        self.progress = ProgressReports(context.plan, context.recorder)
         self._context = context
         self._host = part.host
         self._connection = connection
@@ -80,9 +78,8 @@ class WorkerReports:
             try:
                 self._tensorboard = Forward(port, self._connection)
             except OSError as error:
-                context.notice(f"cannot show {host}'s TensorBoard here: {error}")
+                context.recorder.notice(f"cannot show {host}'s TensorBoard here: {error}")
                 return
             port = self._tensorboard.port
         text = f"TensorBoard of {host}: http://127.0.0.1:{port}/"
-        context.observer.notice(text)
-        context.journal.write(time.time(), journal.TensorBoardAddress(host, text))
+        context.recorder.record(journal.TensorBoardAddress(host, text))

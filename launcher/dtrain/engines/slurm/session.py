@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from dtrain.engines.slurm import submission
 from dtrain.engines.slurm.follow import JobFollower
+from dtrain.engines.slurm.job import SlurmJob
 from dtrain.engines.slurm.login import Login
 from dtrain.engines.slurm.script import render
 from dtrain.failures.cause import Report
@@ -69,15 +70,14 @@ class SlurmEngine:
     def _follower(
         self, record: Record, folder: RunFolder, secrets: Mapping[str, str]
     ) -> JobFollower:
-        return JobFollower(
+        job = SlurmJob(
             record,
             folder,
-            login=self._login(record),
             observer=self._observer,
-            control=self._control,
             on_running=self._on_running,
             secrets=secrets,
         )
+        return JobFollower(job, self._login(record), self._control)
 
     def _login(self, record: Record) -> Login:
         return Login(self._transport, record)

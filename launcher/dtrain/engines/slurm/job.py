@@ -1,0 +1,262 @@
+"""One Slurm job: what is known of it, kept in the run's record and shown to the user."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from dtrain.diagnostics import ExitCode, NodeError
+from dtrain.engines.slurm import submission
+from dtrain.engines.slurm.ending import (
+    JobEnding,
+    failed_tasks,
+    latest_attempt,
+    lost_hosts,
+    of_attempt,
+    root_rank,
+)
+from dtrain.engines.slurm.output import JobOutput, offsets, roles, torchruns
+from dtrain.engines.slurm.state import JobState
+from dtrain.failures.cause import Failure, Report, in_order_of_blame
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.messages import slurm as messages
+from dtrain.node import protocol
+from dtrain.runs import journal
+from dtrain.runs.log_store import RunFolder, tail
+from dtrain.runs.progress import Progress
+from dtrain.runs.record import Record
+from dtrain.runs.restart import AttemptResult
+from dtrain.session.beginning import save
+from dtrain.session.ending import explained
+from dtrain.session.notifications import Notifications
+from dtrain.session.observer import Observer
+from dtrain.session.recorder import Recorder
+from dtrain.session.reports import ProgressReports
+from dtrain.spec.model import NotifyEvent
+
+SIZES_SECONDS = 10.0
+"""Seconds between two journal entries about the size of the output received so far."""
+_SUMMARY = 64 << 10
+"""Bytes at the end of a torchrun's stderr, which has its summary."""
+
+
+class SlurmJob:
+    def __init__(
+        self,
+        record: Record,
+        folder: RunFolder,
+        *,
+        observer: Observer,
+        on_running: Callable[[str], None],
+        secrets: Mapping[str, str],
+    ) -> None:
+        """``on_running`` gets the run's name once the job has a number. ``secrets`` are for
+        notifications."""
+        self.record = record
+        self._folder = folder
+        self._observer = observer
+        self._on_running = on_running
+        self._recorder = Recorder(folder, observer)
+        self._notifications = Notifications(record.request, folder, self._recorder, secrets)
+        self._begin_attempt(record.plan())
+        self._shown: set[str] = set()
+        """Problems that the user has seen."""
+        self._sizes_due = 0.0
+
+    def _begin_attempt(self, plan: LaunchPlan) -> None:
+        self.plan = plan
+        self.output = JobOutput(self._folder, plan)
+        self._progress = ProgressReports(plan, self._recorder)
+        self._state: JobState | None = None
+        self._script = ""
+
+    def follow_order(self) -> dict[str, Any]:
+        """The order to follow the job from what has arrived."""
+        known = offsets(self._folder, self.plan)
+        return submission.follow_order(self.record, self.plan.run_dir, known)
+
+    def files(self) -> dict[str, Any]:
+        """The part of each order that names the job's output files."""
+        return {
+            "outputs": self.record.on_hosts,
+            "roles": roles(self.plan),
+            "torchruns": torchruns(self.plan),
+        }
+
+    # What the login node reports -----------------------------------------------------------------
+
+    def number(self, job: str | None) -> None:
+        """The job has a number, or (None) it was never submitted."""
+        if job is not None and job != self.record.job_id:
+            self.record = replace(self.record, job_id=job)
+            save(self.record, self._folder)
+            inside = self.record.request.allocation
+            self._recorder.notice(f"starting in job {job}" if inside else f"job {job} is submitted")
+            self._on_running(self.record.run)
+
+    def keep(self, frame: protocol.Data) -> None:
+        """Store and show a piece of output. Raises ProtocolError and StorageError."""
+        self._observer.output(*self.output.keep(frame))
+        self._record_sizes()
+
+    def update(self, state: JobState | None) -> bool:
+        """Show the job's state; None if Slurm no longer knows the job. Returns whether the current
+        attempt is over."""
+        before, self._state = self._state, state
+        if state is None or state.restarts >= self.record.attempt:
+            return True
+        # The list of a job that lost a host is shorter.
+        complete = not state.queued and len(state.hosts) == len(self.plan.hosts)
+        if complete and state.hosts != self.record.allocated:
+            self._allocate(state.hosts)
+        reason = before.explanation if before is not None else ""
+        if state.queued and state.reason and state.explanation != reason:
+            start = f"; expected start {state.start}" if state.start else ""
+            self._recorder.notice(f"job {self.record.job_id} is queued: {state.explanation}{start}")
+        if before is None or (state.word, state.explanation) != (before.word, before.explanation):
+            self._show_hosts(state)
+        return state.final
+
+    def script_said(self, text: str) -> None:
+        """``text`` is the end of what the job's script has written."""
+        self._script = text
+        if self._state is not None and lost_hosts(text):
+            self._show_hosts(self._state)
+
+    def worker_said(self, report: messages.WorkerReport) -> None:
+        # A worker's mistake is not one of the login node.
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            if report.said["event"] == "progress":
+                progress = Progress.read(report.name.removesuffix(".progress"), report.said)
+                self._progress.add(report.host, progress)
+
+    def cancelling(self, why: str) -> None:
+        self._recorder.record(journal.StopRequested(why))
+        verb = "stopping the step in" if self.record.request.allocation else "cancelling"
+        self.notice_once(f"{verb} job {self.record.job_id} ({why})")
+
+    def notice_once(self, text: str) -> None:
+        if text not in self._shown:
+            self._shown.add(text)
+            self._recorder.notice(text)
+
+    def _allocate(self, hosts: tuple[str, ...]) -> None:
+        self.record = replace(self.record, allocated=hosts)
+        self.plan = save(self.record, self._folder)
+        self._recorder.allocated(self.plan)
+
+    def _show_hosts(self, state: JobState) -> None:
+        detail = state.explanation if state.queued else ""
+        lost = lost_hosts(self._script)
+        for host in self.plan.host_names:
+            word = "lost" if state.final and host in lost else state.word
+            self._recorder.record(journal.HostState(host, word, detail))
+
+    def _record_sizes(self) -> None:
+        if time.monotonic() >= self._sizes_due:
+            self._sizes_due = time.monotonic() + SIZES_SECONDS
+            if sizes := self.output.changed_sizes():
+                self._recorder.record(journal.Sizes(sizes))
+
+    # The end of an attempt -----------------------------------------------------------------------
+
+    def has_restarted(self) -> bool:
+        """Whether another attempt follows the one that has ended."""
+        known = self._state.restarts + 1 if self._state is not None else 1
+        return max(known, latest_attempt(self._script)) > self.record.attempt
+
+    def begin_next_attempt(self) -> None:
+        job, number = str(self.record.job_id), self.record.attempt
+        report = self._complete(self._ending(job).before_restart())
+        culprit = report.failures[0].host if report.failures else None
+        result = AttemptResult(ran=True, step=self._progress.step, culprit=culprit)
+        self._recorder.record(journal.AttemptFailed(number, result, report))
+        self._notifications.send("restarted", number, report)
+        again = "starts again" if self.record.request.allocation else "is queued again"
+        self._recorder.notice(f"{report.reason}; job {job} {again} (restart {number})")
+        self.record = replace(self.record, attempt=number + 1, allocated=())
+        self._folder = replace(self._folder, attempt=number + 1)
+        self._begin_attempt(save(self.record, self._folder))
+        self._recorder.next_attempt(number + 1, self.plan)
+
+    def ended(self, stopped_by: str) -> Report:
+        """How the job ended. ``stopped_by``: the source of a request to stop; empty without one."""
+        job = self.record.job_id
+        if job is None:
+            if stopped_by:
+                return Report(ExitCode.INTERRUPTED, stopped_by)
+            return Report(ExitCode.NODE_FAILED, "the job was never submitted")
+        report = self._ending(job, stopped_by).report()
+        if report.exit_code is ExitCode.INTERRUPTED and self._state is not None:
+            inside = self.record.request.allocation
+            what = f"the step in job {job} is stopped" if inside else f"job {job} is cancelled"
+            self._recorder.notice(f"{what}; nothing of it runs")
+        return report
+
+    def failed(self, error: NodeError) -> Report:
+        """The report if the job was not submitted, or cannot be followed."""
+        if self.record.job_id is None:
+            reason = f"not submitted: {error.attempted} on {error.host} failed"
+            return Report(error.exit_code, reason, problems=(error.message,), hint=error.hint)
+        problems = (error.message, self.still_there())
+        return Report(error.exit_code, "the job cannot be followed", problems=problems,
+                      hint=error.hint)  # fmt: skip
+
+    def still_there(self) -> str:
+        """How to find and end a job that is no longer followed."""
+        job = self.record.job_id
+        if job is None:
+            run = self.record.run
+            return f"the job may be submitted: `squeue --name={run}` shows it"
+        return (
+            f"job {job} may still be there: `squeue --job={job}` shows it, `scancel {job}` ends it"
+        )
+
+    def _ending(self, job: str, stopped_by: str = "") -> JobEnding:
+        """How the current attempt ended."""
+        # A job may end before Slurm is asked for its hosts.
+        if not self.record.allocated and (hosts := self.output.hosts()):
+            self._allocate(hosts)
+        script = of_attempt(self._script, self.record.attempt)
+        failed = failed_tasks(script, self.plan, time.time())
+        return JobEnding(
+            job=job,
+            state=self._state,
+            plan=self.plan,
+            script=script,
+            failures=in_order_of_blame(map(self._explained, failed)),
+            stopped_by=stopped_by,
+        )
+
+    def _explained(self, failure: Failure) -> Failure:
+        name = f"{failure.role}-{failure.index}.err"
+        logs = self._folder.logs
+        stderr = tail(logs / failure.host / name, _SUMMARY).decode(errors="replace")
+        return explained(root_rank(failure, stderr), logs)
+
+    # The end of the run --------------------------------------------------------------------------
+
+    def leave(self, report: Report) -> Report:
+        """The job goes on without this process."""
+        self._notifications.close()
+        self._observer.left(self.record.run)
+        return replace(report, logs=str(self._folder.path))
+
+    def finish(self, report: Report) -> Report:
+        self._sizes_due = 0.0
+        self._record_sizes()
+        report = self._complete(report)
+        if report.exit_code is not ExitCode.INTERRUPTED:
+            event: NotifyEvent = "done" if report.ok else "failed"
+            self._notifications.send(event, self.record.attempt, report)
+        self._notifications.close()
+        self._recorder.finished(report)
+        return report
+
+    def _complete(self, report: Report) -> Report:
+        """The report with the run's folder and duration."""
+        seconds = max(0.0, time.time() - self.record.started)
+        return replace(report, seconds=seconds, logs=str(self._folder.path))

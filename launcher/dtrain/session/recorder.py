@@ -1,0 +1,57 @@
+"""Writes the events of a run to its journal and shows them to its observer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from dtrain.failures.cause import Report
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.runs import journal
+from dtrain.runs.journal import Journal, JournalEvent
+from dtrain.runs.log_store import RunFolder
+from dtrain.session.observer import Observer
+
+
+class Recorder:
+    """What every process that is in charge of a run uses, from any thread."""
+
+    def __init__(self, folder: RunFolder, observer: Observer) -> None:
+        self.observer = observer
+        """For output and telemetry, which have files of their own."""
+        self._journal = Journal(folder.journal)
+
+    def record(self, event: JournalEvent) -> None:
+        self._journal.write(time.time(), event)
+        show(event, self.observer)
+
+    def notice(self, text: str) -> None:
+        """Show ``text`` to the user, now or when they read the journal."""
+        self.record(journal.NoticeShown(text))
+
+    def next_attempt(self, number: int, plan: LaunchPlan, dropped: Sequence[str] = ()) -> None:
+        self.record(journal.NextAttempt(number, plan.host_names, tuple(dropped)))
+        self.observer.next_attempt(number, plan)
+
+    def allocated(self, plan: LaunchPlan) -> None:
+        self.record(journal.HostsAllocated(plan.host_names))
+        self.observer.allocated(plan)
+
+    def finished(self, report: Report) -> None:
+        self.record(journal.Finished(report))
+        self.observer.finished(report)
+
+
+def show(event: JournalEvent, observer: Observer) -> None:
+    """Pass an event to the observer. Events that need more than the journal has are left out."""
+    match event:
+        case journal.HostState(host, state, detail):
+            observer.host_state(host, state, detail)
+        case journal.NoticeShown(text) | journal.TensorBoardAddress(_, text):
+            observer.notice(text)
+        case journal.Findings(findings):
+            observer.checked(findings)
+        case journal.StragglersChanged(found):
+            observer.stragglers(found)
+        case journal.StallChanged(standing):
+            observer.stall(standing)
