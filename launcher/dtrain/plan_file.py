@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism.cost.speed import flop_per_token
 from dtrain.parallelism.question import Answer
 from dtrain.runtime.layout import Layout
 
@@ -27,8 +28,9 @@ def written(answer: Answer, text: str | None, spec: ClusterFile | None, *, file:
             hint="run without --output to see what would fit",
         )
     layout, training, strategy = _keys(answer, spec)
+    expected = _expected(answer)
     if text is not None:
-        return write_layout(text, layout, training, strategy=strategy, file=file)
+        return write_layout(text, layout, training, strategy=strategy, expected=expected, file=file)
     cluster = answer.question.cluster
     width = max(2, len(str(cluster.hosts)))
     return new_file(
@@ -39,8 +41,23 @@ def written(answer: Answer, text: str | None, spec: ClusterFile | None, *, file:
         gpu=cluster.gpu.name,
         gbps=cluster.network * 8,
         strategy=strategy,
+        expected=expected,
         file=file,
     )
+
+
+def _expected(answer: Answer) -> dict[str, object]:
+    """The values of `job.expected`, each with four digits."""
+    best, question = answer.best, answer.question
+    time = best.time
+    values = {
+        "step_time": time.total,
+        "compute_time": time.compute + time.recompute + time.host,
+        "memory_gib": best.memory.total,
+        "gflop_per_token": flop_per_token(question.shape) / 1e9,
+        "peak_tflops": question.cluster.gpu.peak(question.precision),
+    }
+    return {name: float(f"{value:.4g}") for name, value in values.items()}
 
 
 def _keys(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,24 @@ def test_launch_accepts_the_file_of_a_plan(
     assert training is not None
     assert layout.tensor * layout.pipeline * layout.context * layout.data == hosts * gpus
     assert training.global_batch == (layout.data * layout.micro_batch * layout.grad_accumulation)
+
+
+@pytest.mark.parametrize("existing", [True, False])
+def test_the_file_holds_what_the_plan_expects(dtrain: Any, tmp_path: Path, existing: bool) -> None:
+    file = tmp_path / "c.yaml"
+    if existing:
+        file.write_text(FILE.format(hosts=1, gpus=8, gpu="h100"))
+    where = ["c.yaml"] if existing else ["--gpus", "8", "--gpu", "h100"]
+    done = dtrain("plan", "--model-size", "7B", *where, "--output", "c.yaml", "--json")
+    best = json.loads(done.stdout)["layouts"][0]
+    job = read(file).job
+    expected = job.expected
+    assert expected is not None and expected.step_time is not None and expected.compute_time
+    assert expected.step_time == pytest.approx(best["time_s"]["total"], rel=1e-3)
+    assert expected.compute_time <= expected.step_time
+    assert expected.memory_gib == pytest.approx(best["memory_gib"]["total"], rel=1e-3)
+    tokens = job.training.global_batch * job.training.seq_len / expected.step_time  # type: ignore
+    assert expected.mfu(tokens, gpus=8) == pytest.approx(best["mfu"], rel=2e-3)
 
 
 @pytest.mark.parametrize(

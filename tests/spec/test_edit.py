@@ -13,7 +13,7 @@ from dtrain.launchplan.plan import build
 from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.edit import new_file, write_layout
 from dtrain.spec.load import parse
-from dtrain.spec.model import ClusterFile
+from dtrain.spec.model import ClusterFile, Expected
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parents[1] / "configs"
@@ -319,6 +319,16 @@ def test_an_equal_layout_changes_nothing() -> None:
         layout = {key: getattr(spec.job.layout, key) for key in written_out["layout"]}
         training = {key: getattr(spec.job.training, key) for key in written_out["training"]}
         assert write_layout(text, layout, training, strategy=spec.job.strategy) == text
+
+
+def test_what_a_plan_expects_replaces_the_old_values() -> None:
+    before = CLUSTER + "job: {framework: torch, script: t.py}  # mine\n"
+    one = {"step_time": 1.5, "memory_gib": 60.25}
+    text = write_layout(before, LAYOUT, TRAINING, expected=one)
+    assert parse(text, "x.yaml").job.expected == Expected(step_time=1.5, memory_gib=60.25)
+    text = write_layout(text, LAYOUT, TRAINING, expected={"step_time": 2.0})
+    assert parse(text, "x.yaml").job.expected == Expected(step_time=2.0)
+    assert text.endswith(", expected: {step_time: 2.0}}  # mine\n")
 
 
 def test_equal_values_keep_their_spelling() -> None:

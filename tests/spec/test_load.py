@@ -12,6 +12,7 @@ from dtrain.spec.model import (
     ClusterFile,
     Container,
     Elastic,
+    Expected,
     Host,
     Mount,
     Rendezvous,
@@ -120,6 +121,7 @@ def test_every_key_is_read() -> None:
         offload=True,
     )
     assert work.training == Training(512, "bf16", 2048)
+    assert work.expected == Expected(7.15, 6.3, 66.4, 640.2, 312)
     assert work.restart == Restart(3, 120.0)
     assert work.elastic == Elastic(4)
     assert work.watchdog == Watchdog(600.0, "restart")

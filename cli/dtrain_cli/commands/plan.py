@@ -238,7 +238,7 @@ def _torch(
         done.append(
             f"{output}: a new cluster file; change its placeholder hosts and script"
             if base is None
-            else f"{output}: job.layout, job.training and job.strategy set"
+            else f"{output}: job.layout, job.training, job.strategy and job.expected set"
         )
     if html is not None:
         from dtrain_cli.files import write_text

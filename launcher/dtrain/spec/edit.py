@@ -20,7 +20,7 @@ from dtrain.diagnostics import InternalError, SpecError, UsageError
 from dtrain.hostlist import fold
 from dtrain.spec import source, spans
 from dtrain.spec.clusterfile import CLUSTER_FILE, HOMES
-from dtrain.spec.job_keys import JOB, LAYOUT, TRAINING
+from dtrain.spec.job_keys import EXPECTED, JOB, LAYOUT, TRAINING
 from dtrain.spec.load import parse
 from dtrain.spec.schema import Section
 from dtrain.spec.source import Node, Scalar
@@ -31,7 +31,14 @@ Values = Mapping[str, object]
 
 _WIDTH = 100
 """Longest section written on one line, in columns. A longer one gets a line for each key."""
-_ORDER = {"job": [*JOB.fields], "layout": [*LAYOUT.fields], "training": [*TRAINING.fields]}
+_ORDER = {
+    "job": [*JOB.fields],
+    "layout": [*LAYOUT.fields],
+    "training": [*TRAINING.fields],
+    "expected": [*EXPECTED.fields],
+}
+_REPLACED = ("layout", "expected")
+"""Sections that get exactly the given keys. Other keys of `job.training` stay."""
 _UNQUOTED = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _BLANK = re.compile(r"[ \t]*")
 _REST = re.compile(r"[ \t]*(#.*)?", re.DOTALL)
@@ -43,18 +50,20 @@ def write_layout(
     training: Values,
     *,
     strategy: str | None = None,
+    expected: Values | None = None,
     file: str = "the cluster file",
 ) -> str:
-    """Set ``job.layout``, ``job.training`` and, unless None, ``job.strategy`` in ``text``.
+    """Set ``job.layout``, ``job.training`` and, unless None, ``job.strategy`` and ``job.expected``
+    in ``text``.
 
-    ``job.layout`` becomes exactly ``layout``; other keys of ``job.training`` stay. The rest of
-    the text keeps its bytes: comments, order, quotes, blank lines and line endings. ``file``
-    names the text in messages.
+    ``job.layout`` and ``job.expected`` get exactly the given keys; other keys of ``job.training``
+    stay. The rest of the text keeps its bytes: comments, order, quotes, blank lines and line
+    endings. ``file`` names the text in messages.
 
     Raises SpecError if ``text`` is not a valid cluster file, and UsageError if it cannot be
     edited safely or cannot be launched with this layout.
     """
-    wanted = {"layout": _ordered("layout", layout), "training": _ordered("training", training)}
+    wanted = _sections(layout, training, expected)
     mark = "\ufeff" if text.startswith("\ufeff") else ""
     edited = _Edit(text.removeprefix(mark), wanted, strategy, file).run()
     _check_result(text, mark + edited, file)
@@ -71,6 +80,7 @@ def new_file(
     gbps: float | None = None,
     framework: str = "torch",
     strategy: str | None = None,
+    expected: Values | None = None,
     file: str = "the cluster file",
 ) -> str:
     """A cluster file that launches ``layout`` on hosts with ``gpus`` GPUs each.
@@ -80,7 +90,7 @@ def new_file(
 
     Raises UsageError if the values do not form a valid cluster file.
     """
-    wanted = {"layout": _ordered("layout", layout), "training": _ordered("training", training)}
+    wanted = _sections(layout, training, expected)
     machines = json.dumps(fold(list(hosts)), ensure_ascii=False)
     lines = [
         "# Written by `dtrain plan`. Edit the lines marked CHANGE, then run `dtrain launch` with",
@@ -98,8 +108,12 @@ def new_file(
         "  # CHANGE: your training script; it gets the layout in the environment variables",
         "  # DTRAIN_LAYOUT and DTRAIN_TRAINING",
         "  script: train.py",
-        *_block("layout", wanted["layout"], "  ", "  "),
-        *(_block("training", wanted["training"], "  ", "  ") if wanted["training"] else []),
+        *(
+            line
+            for name, values in wanted.items()
+            if values
+            for line in _block(name, values, "  ", "  ")
+        ),
     ]
     text = "\n".join([*lines, ""])
     _check_result("", text, file)
@@ -191,13 +205,13 @@ class _Edit:
 
     def _leaving(self, name: str) -> list[str]:
         """The keys to remove from a section."""
-        now = self.now["layout"] if name == "layout" else ()
-        return [key for key in now if key not in self.wanted["layout"]]
+        now = self.now[name] if name in _REPLACED else ()
+        return [key for key in now if key not in self.wanted[name]]
 
     def _changes(self, name: str, key: str) -> bool:
         """Whether an existing key of a section gets another value or is removed."""
         if key not in self.wanted[name]:
-            return name == "layout"
+            return name in _REPLACED
         return bool(self.wanted[name][key] != self.now[name][key])
 
     def _replace(self, job: NodeSpan) -> None:
@@ -449,6 +463,13 @@ def _rest(node: Node, without: set[str]) -> object:
 
     whole: Any = plain(node)
     return {**whole, "job": {k: v for k, v in whole["job"].items() if k not in without}}
+
+
+def _sections(
+    layout: Values, training: Values, expected: Values | None
+) -> dict[str, dict[str, Any]]:
+    found = {"layout": _ordered("layout", layout), "training": _ordered("training", training)}
+    return found if expected is None else {**found, "expected": _ordered("expected", expected)}
 
 
 def _ordered(section: str, values: Values) -> dict[str, Any]:

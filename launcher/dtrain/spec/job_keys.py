@@ -10,7 +10,7 @@ from dtrain.spec import value_rules as rules
 from dtrain.spec.model import LAUNCH_ROLES, EngineName
 from dtrain.spec.placeholders import NAMES
 from dtrain.spec.ports import PortRange
-from dtrain.spec.scalars import Choice, Duration, Flag, Integer, Text
+from dtrain.spec.scalars import Choice, Duration, Flag, Integer, Number, Text
 from dtrain.spec.schema import Field, ListOf, OneOf, SectionType
 from dtrain.spec.strategies import STRATEGIES
 
@@ -157,6 +157,33 @@ TRAINING = SectionType(
             example="bf16",
         ),
         "seq_len": Field(Integer(1, 10**9), "Tokens in one sequence.", example="2048"),
+    }
+)
+
+EXPECTED = SectionType(
+    {
+        "step_time": Field(Number(above=0), "Seconds of one optimizer step.", example="7.15"),
+        "compute_time": Field(
+            Number(above=0),
+            "Seconds of a step in which a rank computes. In the rest it communicates or waits.",
+            example="6.3",
+        ),
+        "memory_gib": Field(
+            Number(above=0),
+            "Peak memory of the fullest GPU in GiB, as the driver counts it.",
+            example="66.4",
+        ),
+        "gflop_per_token": Field(
+            Number(above=0),
+            "Billions of floating-point operations of the model for one token, forward and "
+            "backward, with non-causal attention and without recomputation.",
+            example="640.2",
+        ),
+        "peak_tflops": Field(
+            Number(above=0),
+            "Peak TFLOP/s of one GPU in the precision of training.",
+            example="312",
+        ),
     }
 )
 
@@ -364,6 +391,12 @@ JOB = SectionType(
             TRAINING,
             "Batch, sequence length and precision, for the planner and for the script, which gets "
             "them in DTRAIN_TRAINING.",
+        ),
+        "expected": Field(
+            EXPECTED,
+            "What `dtrain plan` expects of the layout; `dtrain plan --output FILE` writes it. The "
+            "launch compares the run with it.",
+            otherwise="no comparison",
         ),
         "restart": Field(
             SectionType(

@@ -185,6 +185,29 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
+class Expected:
+    """What the plan expects of the job. The keys are those of `job.expected`."""
+
+    step_time: float | None = None
+    """Seconds of one optimizer step."""
+    compute_time: float | None = None
+    """Seconds of a step in which a rank computes."""
+    memory_gib: float | None = None
+    """GiB of the fullest GPU at its peak, as the driver counts it."""
+    gflop_per_token: float | None = None
+    """10⁹ FLOPs of the model for one token, forward and backward."""
+    peak_tflops: float | None = None
+    """10¹² FLOP/s of one GPU."""
+
+    def mfu(self, tokens_per_second: float, gpus: int) -> float | None:
+        """Model FLOPs utilization, from 0 to 1, of ``gpus`` GPUs that together process
+        ``tokens_per_second``. None if the file does not give what it needs."""
+        if self.gflop_per_token is None or self.peak_tflops is None or gpus < 1:
+            return None
+        return tokens_per_second * self.gflop_per_token / (gpus * self.peak_tflops * 1e3)
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     framework: Framework
     strategy: str | None = None
@@ -214,6 +237,7 @@ class Job:
     layout: Layout | None = None
     """Complete: what the file leaves out is filled in from the strategy and the hosts."""
     training: Training | None = None
+    expected: Expected | None = None
     restart: Restart = Restart()
     elastic: Elastic | None = None
     watchdog: Watchdog = Watchdog()
