@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,22 @@ def test_journalctl_is_used_if_the_kernel_log_is_unreadable(
     assert log.read() == []  # too slow once; the next call may be in time
     assert log.read() == [(1700000000.000002, f"{XID} (again)"), (1700000001.5, XID)]
     assert log.read() == []
+
+
+def test_a_log_with_many_problems_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    path.touch()
+    log = KernelLog(str(path))
+    tracemalloc.start()
+    try:
+        for round_ in range(20):
+            with path.open("a") as file:
+                file.writelines(f"3,{n},{n},-;{XID} ({round_}, {n})\n" for n in range(1000))
+            log.read()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 1 << 20
 
 
 def test_no_log_gives_no_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

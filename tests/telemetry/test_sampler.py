@@ -7,9 +7,10 @@ import pytest
 
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.telemetry import Sample
-from dtrain.node.telemetry import sampler
+from dtrain.node.telemetry import host, sampler
 from dtrain.node.telemetry.follow import TelemetryFiles
 from dtrain.node.telemetry.gpus import rocm_rows
+from dtrain.node.telemetry.host import Devices
 from dtrain.node.telemetry.sampler import Files, average
 from dtrain.runs import telemetry
 from support.machines import MACHINES
@@ -63,6 +64,18 @@ def test_a_long_history_is_sent_in_pieces(tmp_path):
     relay = TelemetryFiles(os.fsencode(tmp_path), -1.0)
     assert len(list(relay.read(over=False))) == 25
     assert len(list(relay.read(over=True))) == 35
+
+
+def test_an_infiniband_port_without_counters_harms_nothing(tmp_path, monkeypatch):
+    for port, counters in (("1", ["10\n", "20\n"]), ("2", ["N/A (no PMA)\n"] * 2)):
+        (tmp_path / port).mkdir()
+        for name, text in zip(("port_rcv_data", "port_xmit_data"), counters, strict=True):
+            (tmp_path / port / name).write_text(text)
+    ports = [str(tmp_path / port) for port in "12"]
+    monkeypatch.setattr(host, "PORTS", Devices(lambda: ports))
+    assert host.infiniband_bytes() == [40, 80]
+    monkeypatch.setattr(host, "PORTS", Devices(lambda: ports[1:]))
+    assert host.infiniband_bytes() is None
 
 
 def test_the_memory_of_amd_cards():

@@ -258,7 +258,8 @@ class CommandRelay:
 
     def _take(self, pid: int, status: int) -> None:
         for command in self._commands:
-            if command.pid == pid:
+            # A process that a command has left may get the same number later.
+            if command.pid == pid and command.status is None:
                 command.end(status)
 
     def _listen(self, stream: BinaryIO) -> None:

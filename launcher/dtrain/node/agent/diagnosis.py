@@ -41,7 +41,11 @@ class Diagnosis:
         """Report the stacks of ``processes``, each with its identity, in the background. With
         ``ras``, report what NCCL knows of the whole job, too."""
         arguments = (processes, abort, ras)
-        threading.Thread(target=self._report_stacks, args=arguments, daemon=True).start()
+        thread = threading.Thread(target=self._report_stacks, args=arguments, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # too many threads
+            self._events.append("stacks_done")
 
     def want_evidence(self) -> None:
         """Have the next `poll` collect evidence: a process has failed, or the run stops."""

@@ -25,10 +25,15 @@ def in_child(work: Callable[[], Json], seconds: float, memory: int, answer: int)
     """The result of ``work``. None if it fails, takes longer than ``seconds``, needs more than
     ``memory`` bytes, or if its result takes more than ``answer`` bytes as JSON."""
     reading, writing = os.pipe()
-    with STARTING:
-        pid = os.fork()
-        if pid:
-            HELPERS.add(pid)
+    try:
+        with STARTING:
+            pid = os.fork()
+            if pid:
+                HELPERS.add(pid)
+    except OSError:  # too many processes
+        os.close(reading)
+        os.close(writing)
+        return None
     if pid == 0:
         try:
             os.close(reading)

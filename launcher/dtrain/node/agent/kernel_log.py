@@ -69,7 +69,8 @@ class KernelLog:
         lines = self._records() if self._fd >= 0 else self._entries()
         found = [(then, line) for then, line in lines if TROUBLE.search(line, 0, MAX_LINE)]
         fresh = [line for line in found if line not in self._reported]
-        self._reported.update(fresh)
+        if lines:
+            self._reported = set(found)
         return [(then, shown(line[:MAX_LINE])) for then, line in fresh[-MAX_LINES:]]
 
     def _records(self) -> list[tuple[float, bytes]]:

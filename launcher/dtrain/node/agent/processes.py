@@ -115,7 +115,8 @@ def send(proc: Proc, signum: int) -> None:
         try:
             pidfd = os.pidfd_open(proc.pid)
         except OSError as error:
-            if error.errno != errno.ENOSYS:
+            # Other errors are not about the process: older containers forbid the system call.
+            if error.errno == errno.ESRCH:
                 return
     now = look(proc.pid)
     with contextlib.suppress(OSError):  # it has ended, or we may not signal it: the next scan shows

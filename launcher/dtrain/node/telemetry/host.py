@@ -163,10 +163,12 @@ def network_bytes() -> list[int] | None:
 
 
 def infiniband_bytes() -> list[int] | None:
-    ports = PORTS.get()
-    found = [0, 0]
-    for folder in ports:
-        for at, name in enumerate(("port_rcv_data", "port_xmit_data")):
-            # The counters are in words of four bytes.
-            found[at] += 4 * int(read_file("%s/%s" % (folder, name)) or 0)
-    return found if ports else None
+    found = None
+    for folder in PORTS.get():
+        names = ("port_rcv_data", "port_xmit_data")
+        counters = [(read_file("%s/%s" % (folder, name)) or b"").strip() for name in names]
+        if all(map(bytes.isdigit, counters)):  # a port without counters has a text there
+            found = found or [0, 0]
+            for at, words in enumerate(counters):  # of four bytes
+                found[at] += 4 * int(words)
+    return found

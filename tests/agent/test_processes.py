@@ -1,0 +1,71 @@
+"""The agent signals processes, and starts helpers, where the system allows less than usual."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from dtrain.node.agent import isolation
+from dtrain.node.agent.diagnosis import Diagnosis
+from dtrain.node.agent.events import Events
+from dtrain.node.agent.flight_recorder import FlightRecorders
+from dtrain.node.agent.isolation import in_child
+from dtrain.node.agent.processes import look, send
+from support.limits import GONE
+
+
+def test_a_signal_arrives_in_a_container_that_forbids_pidfds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forbidden(_pid: int) -> NoReturn:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "pidfd_open", forbidden)
+    process = subprocess.Popen(["sleep", "600"])
+    try:
+        proc = look(process.pid)
+        assert proc is not None
+        proc.start += 1
+        send(proc, signal.SIGKILL)  # another process
+        proc.start -= 1
+        send(proc, signal.SIGTERM)
+        assert process.wait(GONE) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_host_that_starts_no_more_processes_gives_no_evidence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused() -> NoReturn:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(isolation.os, "fork", refused)
+    assert in_child(dict, 10.0, 1 << 20, 100) is None
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_request_for_stacks_is_answered_without_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_thread: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        events = Events(folder)
+        diagnosis = Diagnosis(events, FlightRecorders({}, os.fsencode(tmp_path), 1), None)
+        monkeypatch.setattr(threading.Thread, "start", refused)
+        diagnosis.collect_stacks([], abort=False, ras=False)
+    finally:
+        os.close(folder)
+    assert b'"stacks_done"' in (tmp_path / "events").read_bytes()
