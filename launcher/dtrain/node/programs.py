@@ -17,7 +17,8 @@ PROGRAMS = {
     "relay": ("dtrain.node.agent.relay",),
     "facts": ("dtrain.node.facts.main",),
     "command": ("dtrain.node.command",),
-    "slurm": ("dtrain.node.slurm.main",),
+    # It starts watchers with modules that were sent along.
+    "slurm": ("dtrain.node.slurm.main", "dtrain.node.slurm.watcher"),
     "step": ("dtrain.node.slurm.step",),
     "sync": ("dtrain.node.sync.main",),
     "interpreter": ("dtrain.node.interpreter",),

@@ -282,6 +282,9 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[s
     yield '  cd -- "$dtrain_workdir" || exit'
     output = '"$DTRAIN_RUN_DIR/$dtrain_role-$dtrain_index"'
     program = command(tasks[0].process)
+    if plan.run:
+        yield "  # For dtrain's watcher on this machine."
+        yield f"  echo $$ >{output}.pid"
     yield f"  exec {program} >>{output}.out 2>>{output}.err"
     yield "}"
 
@@ -414,6 +417,9 @@ def _end(plan: LaunchPlan, *, services: bool, in_allocation: bool) -> Iterator[s
             go = ['[ -z "${dtrain_folder-}" ] || rm -r -- "$dtrain_folder"',
                   'SLURM_RESTART_COUNT=$dtrain_attempt exec bash "$0"']  # fmt: skip
             yield '[ -z "$dtrain_stopped" ] || exit 1'
+        if plan.run:
+            last = sh(path(plan.run_dir), "/nodes/", word(plan.run), "/last-attempt")
+            yield f"[ ! -e {last} ] || exit 1  # it hung: job.watchdog"
         yield f"if ((dtrain_attempt <= {most})); then"
         yield f'  echo "dtrain: attempt $dtrain_attempt ended; the job {again}" >&2'
         yield from (f"  {line}" for line in go)

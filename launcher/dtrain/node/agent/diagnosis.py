@@ -18,8 +18,13 @@ from dtrain.node.agent.wire import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dtrain.node.agent.events import Events
+    from typing import Any, Protocol
+
     from dtrain.node.agent.wire import Json
+
+    class Events(Protocol):
+        def append(self, kind: str, **body: Any) -> None: ...
+
 
 EVIDENCE_LIMIT = 5.0
 """Seconds that the end of a run waits for evidence of its cause."""

@@ -23,7 +23,7 @@ from dtrain.node.agent.preparation import Preparation
 from dtrain.node.agent.processes import Proc, look, name_list, own_start, reap, signal_name
 from dtrain.node.agent.sweep import Sweep, Tag, adopt_orphans, load_prctl
 from dtrain.node.agent.wire import RefusedError, raw
-from dtrain.node.telemetry.sampler import Sampler
+from dtrain.node.telemetry.sampler import Files, Sampler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -137,7 +137,8 @@ class Supervisor:
             self._groups.add(worker.pid)
             node = worker.binding.node if worker.binding is not None else None
             self._events.append("started", **worker.identity(), pid=worker.pid, numa_node=node)
-        self._sampler = Sampler(prepared.folder_fd, self._sampled_processes)
+        folder = os.dup(prepared.folder_fd)
+        self._sampler = Sampler(lambda: Files(folder), self._sampled_processes)
         self._sampler.start()
 
     def _tick(self) -> float | None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 JOB_FILE = b"job-id"
 SCRIPT = b"job.sbatch"
 OUTPUT = b"job.out"
+LAST = b"last-attempt"
+"""A file whose presence keeps the script from starting the job again."""
 LIMIT = 60.0
 """Seconds for one command. A busy controller may take as long as that."""
 FAILED, NOT_FOUND, TIMED_OUT = 1, 127, 124
@@ -117,6 +119,22 @@ class BatchJob:
         if kill:
             _run(["scancel", self.number])  # it may not have started
         return _run(["scancel", *options, self.number])
+
+    def fail(self, restart: bool) -> CommandResult:
+        """Kill the processes of the job. Its script sees that they failed, and starts them again if
+        it may. ``restart``: whether it may."""
+        if not restart:
+            try:
+                self.save(LAST, b"")
+            except OSError as error:
+                return CommandResult("fail", FAILED, words(error))
+        answer = _run(
+            ["squeue", "--noheader", "--steps", "--jobs=" + self.number, "--format=%i %j"]
+        )
+        names = re.compile(r"(\S+) %s(?:\.\d+)?\.dtrain_process" % re.escape(self.run))
+        found = map(names.fullmatch, () if answer.status else answer.text.splitlines())
+        steps = [step[1] for step in found if step]
+        return _run(["scancel", "--signal=KILL", *steps]) if steps else answer
 
     def prepare(self, order: Json) -> None:
         """Write what the job needs. Raises OSError."""

@@ -13,9 +13,14 @@ JSON; the first is ``submit``, ``follow`` or ``look``:
              and the output files of its machines, each from its offset. Without ``job`` (null),
              find the job of the run. For ``submit`` too: ``outputs`` is the folder of the attempt,
              beside that of the run. ``roles`` {role: number of processes} have output files there,
-             and ``torchruns`` {name: [first rank, number of ranks]} have one for each rank
+             and ``torchruns`` {name: [first rank, number of ranks]} have one for each rank.
+             ``watch`` is for `dtrain.node.slurm.watchers`: nodes, world_size, folder, start, the
+             line for ``sh`` that starts a program
     look     run, run_dir, allocation, job: report the job once, and end
     cancel   kill: end the job; with ``kill``, with KILL at once
+    stacks   host, abort, ras: the watcher of a machine collects stacks
+    fail     restart: kill the processes of the job; without ``restart``, the job does not start
+             again
     finish   the job is over: send the rest of its output, and end
     leave    end; the job goes on
     ping     answered with ``alive``
@@ -30,6 +35,8 @@ It writes messages, by ``type``:
     cancelling  the answer to ``cancel``
     stream      id, host, name: the next output file. Its DATA follows
     progress    host, name, said: a report of a worker, as an agent sends it
+    sample, average, event   host, said or event: from the watcher of a machine
+    unwatched   text: the step of the watchers ended with an error. It will be started again
     script      text: the last output of the job's script, in answer to ``finish``
     alive, bye
 
@@ -57,6 +64,7 @@ from dtrain.node.agent.worker_files import open_regular, read_regular
 from dtrain.node.slurm.allocated import AllocationScript
 from dtrain.node.slurm.commands import OUTPUT, BatchJob, CommandResult
 from dtrain.node.slurm.reports import SlurmWorkerReports
+from dtrain.node.slurm.watchers import Watchers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -216,9 +224,10 @@ class StateWatch(threading.Thread):
 
 
 class JobRelay:
-    def __init__(self, stream: BinaryIO, channel: LauncherChannel) -> None:
+    def __init__(self, stream: BinaryIO, channel: LauncherChannel, importer: Importer) -> None:
         self._orders: queue.SimpleQueue[Json] = queue.SimpleQueue()
         self._channel = channel
+        self._importer = importer
         self._queued = True
         self._submitting = threading.Lock()
         """Held so that this program stays until it has saved the number of a job."""
@@ -259,11 +268,15 @@ class JobRelay:
         offsets, roles = order.get("offsets", {}), order["roles"]
         outputs = Outputs(place, offsets, roles, order["torchruns"], self._channel)
         reports = SlurmWorkerReports(place, order["op"] == "follow", self._channel)
-        self._follow(job, outputs, reports)
+        watchers = Watchers(order["watch"], self._importer, self._channel)
+        self._follow(job, outputs, reports, watchers)
+        watchers.close()
         script = read_regular(job.path(OUTPUT), RESERVED, -RESERVED)
         self._channel.report("script", text=(script or b"").decode("utf-8", "replace"))
 
-    def _follow(self, job: BatchJob, outputs: Outputs, reports: SlurmWorkerReports) -> None:
+    def _follow(
+        self, job: BatchJob, outputs: Outputs, reports: SlurmWorkerReports, watchers: Watchers
+    ) -> None:
         """Report the job until the launcher says that it is over."""
         watch = StateWatch(job)
         watch.start()
@@ -279,6 +292,10 @@ class JobRelay:
                     order = self._orders.get_nowait()
                     if order["op"] == "cancel":
                         kill, cancel_at = order["kill"], 0.0
+                    elif order["op"] == "stacks":
+                        watchers.send({name: order[name] for name in ("host", "abort", "ras")})
+                    elif order["op"] == "fail":
+                        self._trouble(job.fail(order["restart"]))
                     elif order["op"] == "finish":
                         finish_at = time.monotonic() + QUIET
             if kill is not None and time.monotonic() >= cancel_at:
@@ -294,6 +311,8 @@ class JobRelay:
             else:
                 busy = outputs.send(last=finish_at > 0)
                 reports.send(last=finish_at > 0)
+                if not finish_at:
+                    watchers.poll(job.number)
             if busy and finish_at:
                 finish_at = time.monotonic() + QUIET
             if not busy and select.select([self._wake], [], [], POLL)[0]:
@@ -303,14 +322,16 @@ class JobRelay:
         """Whether Slurm has accepted it. Otherwise it will be repeated."""
         answer = job.cancel(kill)
         self._channel.report("cancelling")
+        return not self._trouble(answer)
+
+    def _trouble(self, answer: CommandResult) -> bool:
+        """Whether a command failed, which is reported."""
         if answer.status:
             self._channel.report("trouble", command=answer.command, text=answer.text)
-        return not answer.status
+        return answer.status != 0
 
     def _report(self, answer: CommandResult) -> None:
-        if answer.status:
-            self._channel.report("trouble", command=answer.command, text=answer.text)
-        else:
+        if not self._trouble(answer):
             self._queued = bool(QUEUED.search(answer.text))
             self._channel.report("job", text=answer.text)
 
@@ -333,7 +354,7 @@ class JobRelay:
 def main(stream: BinaryIO, importer: Importer) -> None:
     channel = LauncherChannel()
     channel.write(PREAMBLE)
-    JobRelay(stream, channel).serve()
+    JobRelay(stream, channel, importer).serve()
     channel.report("bye")
     sys.stdout.flush()
     os._exit(0)

@@ -4,25 +4,20 @@ srun starts one on each machine and gives each the same order, a line of JSON: t
 of the facts program, with ``shared``: the path of a file on the login node, and its content. The
 answer is that of ``gather``, with two more facts.
 
-srun keeps short lines whole, and mixes the lines of all machines. So an answer is many lines:
-``<node number> <part of the base64 text>``, and ``<node number> .`` as the last.
-
 Shipped to nodes: Python 3.8, standard library only.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import sys
-import zlib
 
 from dtrain.node.facts.files import expand
 from dtrain.node.facts.gather import gather
 from dtrain.node.facts.probing import guarded
 from dtrain.node.facts.programs import leave
 from dtrain.node.facts.storage import why_not_writable
+from dtrain.node.slurm.step_output import StepOutput
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,8 +26,6 @@ if TYPE_CHECKING:
     from dtrain.node.facts.files import Json
     from dtrain.node.importer import Importer
 
-LINE = 800
-"""Characters."""
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Slurm sets one of them to the GPUs of the step."""
 
@@ -62,10 +55,5 @@ def main(stream: BinaryIO, importer: Importer) -> None:
     order = json.loads(stream.readline())
     answer = gather(order)
     answer["facts"].update(shared=guarded(shared, order), granted=guarded(granted, order))
-    text = base64.b64encode(zlib.compress(json.dumps(answer).encode())).decode()
-    number = os.environ.get("SLURM_NODEID", "0")
-    for at in range(0, len(text), LINE):
-        sys.stdout.write("%s %s\n" % (number, text[at : at + LINE]))
-    sys.stdout.write("%s .\n" % number)
-    sys.stdout.flush()
+    StepOutput().send(answer)
     leave()

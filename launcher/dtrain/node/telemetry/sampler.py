@@ -1,4 +1,4 @@
-"""Samples this host once a second, in a thread of the supervisor."""
+"""Samples this host once a second, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -16,10 +16,20 @@ from dtrain.node.telemetry.ranks import RankCounters
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from typing import Any, Callable, Protocol
 
     from dtrain.node.agent.processes import Proc
     from dtrain.node.agent.wire import Json
+
+    class Sink(Protocol):
+        """What gets the samples of a host."""
+
+        def show(self, sample: Json) -> None:
+            """The sample of this second."""
+
+        def store(self, sample: Json) -> None:
+            """An average of 10 s."""
+
 
 NOW, STORED = b"telemetry-now", b"telemetry"
 """The files in the run's folder."""
@@ -34,12 +44,14 @@ XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]{1,20})\)")
 
 
 class Sampler:
-    """Writes the samples of one run. Its failures do not affect the run."""
+    """Takes the samples of one run. Its failures do not affect the run."""
 
-    def __init__(self, folder: int, running: Callable[[], list[tuple[Json, Proc]]]) -> None:
-        """``folder`` is the open folder of the run. ``running`` returns the identity and process of
-        each rank; it is called in the sampler's thread."""
-        self._folder = os.dup(folder)
+    def __init__(
+        self, open_sink: Callable[[], Sink], running: Callable[[], list[tuple[Json, Proc]]]
+    ) -> None:
+        """``open_sink`` returns what gets the samples. ``running`` returns the identity and
+        process of each rank. Both are called in the sampler's thread."""
+        self._open_sink = open_sink
         self._running = running
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -67,7 +79,7 @@ class Sampler:
         host, ranks, xids = HostCounters(), RankCounters(self._running), Xids()
         host.read()
         ranks.read()
-        files = Files(self._folder)
+        sink = self._open_sink()
         window: list[Json] = []
         due = time.monotonic()
         stopping = False
@@ -82,11 +94,11 @@ class Sampler:
                 "ranks": ranks.read(),
             }
             if window and sample["time"] // WINDOW != window[0]["time"] // WINDOW:
-                files.store(average(window))
+                sink.store(average(window))
                 window = []
             window.append(sample)
-            files.show(sample)
-        files.store(average(window))
+            sink.show(sample)
+        sink.store(average(window))
 
 
 class Files:
