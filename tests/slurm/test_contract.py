@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from dtrain import hostlist
+from dtrain.runs.telemetry import averages
 from support.cluster import Launcher
 from support.launching import Launch
 from support.slurm import GPUS, Slurm, WriteJob
@@ -48,6 +50,19 @@ class Engine:
         """The name of the only run."""
         (run,) = (self._launcher.home / "runs").iterdir()
         return run.name
+
+    def sampled(self) -> dict[str, set[str]]:
+        """The processes of each host that its telemetry shows with some memory."""
+        folder = self._launcher.home / "runs" / self.run()
+        return {
+            host.name: {
+                use.process
+                for sample in averages(folder, host.name)
+                for use in sample.ranks
+                if use.memory > 1e6
+            }
+            for host in self._slurm.nodes[:2]
+        }
 
     def left(self) -> dict[str, dict[int, str]]:
         """Processes of jobs on the nodes."""
@@ -156,3 +171,31 @@ def test_another_process_takes_over_from_a_killed_launcher(engine: Engine) -> No
     assert done.code == 0, str(done)
     for rank in range(4):
         assert engine.log(rank) == "".join(f"{step}\n" for step in range(60)).encode()
+
+
+HANG = """\
+import os, threading, time
+
+def all_reduce():
+    threading.Event().wait()
+
+def load_batch():
+    threading.Event().wait()
+
+print("up", flush=True)
+load_batch() if os.environ["RANK"] == "2" else all_reduce()
+"""
+
+
+def test_a_hang_is_located_and_the_hosts_are_sampled(engine: Engine, slurm: Slurm) -> None:
+    watchdog = {"silence": "10s"}
+    # Without `then: restart`, the end of a hang is final.
+    done = engine.start(HANG, watchdog=watchdog, restart={"max": 3}).wait()
+    assert done.code == 1, str(done)
+    first, second = (host.name for host in slurm.nodes[:2])
+    assert "error: no output and no progress from any worker for 10 s" in done.stderr
+    waiting = "in wait, called by"
+    assert f"ranks 0, 1, 3 on {hostlist.fold([first, second])}: {waiting} all_reduce" in done.stderr
+    assert f"rank 2 on {second}: {waiting} load_batch" in done.stderr
+    assert engine.left() == {}
+    assert engine.sampled() == {first: {"rank-0", "rank-1"}, second: {"rank-2", "rank-3"}}

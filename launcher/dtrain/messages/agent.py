@@ -365,13 +365,14 @@ def read_message(body: Mapping[str, Any]) -> Message:
     kind = body.get("type")
     if kind == "event":
         offset = decode(Offset, body.get("offset"), "event.offset")
-        return Happened(offset, _read_event(body.get("event")))
+        return Happened(offset, read_event(body.get("event")))
     if not isinstance(kind, str) or kind not in _MESSAGES:
         raise ProtocolError(f"unknown message {excerpt(kind)}")
     return cast(Message, decode(_MESSAGES[kind], body, kind))
 
 
-def _read_event(body: Any) -> Event:
+def read_event(body: Any) -> Event:
+    """An event of a supervisor. Raises ProtocolError."""
     kind = body.get("event") if isinstance(body, dict) else None
     if not isinstance(kind, str) or kind not in _EVENTS:
         raise ProtocolError(f"unknown event {excerpt(kind)}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
-from dtrain.messages.agent import Bye, Name, Status
+from dtrain.messages.agent import Bye, Event, Name, Status, read_event
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
 
 JobId = Annotated[str, re.compile(r"[0-9]{1,10}")]
@@ -59,6 +59,32 @@ class WorkerReport:
 
 
 @dataclass(frozen=True, slots=True)
+class MachineSample:
+    host: Name
+    said: Any
+
+
+@dataclass(frozen=True, slots=True)
+class MachineAverage:
+    host: Name
+    said: Any
+
+
+@dataclass(frozen=True, slots=True)
+class MachineEvent:
+    """Evidence about the workers of a machine."""
+
+    host: Name
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Unwatched:
+    text: Text
+    """Why no watcher runs."""
+
+
+@dataclass(frozen=True, slots=True)
 class ScriptOutput:
     text: Text
 
@@ -76,6 +102,10 @@ Message = (
     | Cancelling
     | JobStreamFound
     | WorkerReport
+    | MachineSample
+    | MachineAverage
+    | MachineEvent
+    | Unwatched
     | ScriptOutput
     | ProgramAlive
     | Bye
@@ -89,6 +119,9 @@ _MESSAGES: dict[str, type[Message]] = {
     "cancelling": Cancelling,
     "stream": JobStreamFound,
     "progress": WorkerReport,
+    "sample": MachineSample,
+    "average": MachineAverage,
+    "unwatched": Unwatched,
     "script": ScriptOutput,
     "alive": ProgramAlive,
     "bye": Bye,
@@ -98,6 +131,9 @@ _MESSAGES: dict[str, type[Message]] = {
 def read_message(body: Mapping[str, Any]) -> Message:
     """Raises ProtocolError."""
     kind = body.get("type")
+    if kind == "event":
+        host = decode(Name, body.get("host"), "event.host")
+        return MachineEvent(host, read_event(body.get("event")))
     if not isinstance(kind, str) or kind not in _MESSAGES:
         raise ProtocolError(f"unknown message {excerpt(kind)}")
     return cast(Message, decode(_MESSAGES[kind], body, kind))

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dtrain import hostlist
 from dtrain.diagnostics import DtrainError, ExitCode, NodeError, PortBusyError, PrepareError
 from dtrain.failures.cause import Report
-from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal, restart
 from dtrain.session import machine
@@ -26,6 +25,7 @@ from dtrain.session.host_state import Leftovers, Post
 from dtrain.session.link import Link
 from dtrain.session.machine import AttemptOutcome, AttemptPhase, HostCondition
 from dtrain.session.relay import close_all
+from dtrain.session.stragglers import StragglerReports
 
 SIGNAL_POLL = 0.2
 JOURNAL_SIZES_SECONDS = 10.0
@@ -61,7 +61,7 @@ class Attempt:
         self._last_sizes: dict[str, int] = {}
         self._late_notice_at = time.monotonic() + WAITING_NOTICE_SECONDS
         self._running_from = math.inf
-        self._stragglers: Straggler | None = None
+        self._stragglers = StragglerReports(context.steps, context.recorder)
         self._failed_since: float | None = None
         """When a worker failed; None before, and again once a notice has named the first cause."""
 
@@ -156,7 +156,7 @@ class Attempt:
             self._show_waiting()
             self._show_failure()
             self._journal_sizes()
-            self._show_stragglers()
+            self._stragglers.show(time.monotonic())
             if self._state.phase is AttemptPhase.RUNNING:
                 self._hang.show_stall()
                 if self._hang.has_hung():
@@ -177,14 +177,6 @@ class Attempt:
         if new:
             self._last_sizes = sizes
             self._context.recorder.record(journal.Sizes(new))
-
-    def _show_stragglers(self) -> None:
-        """Show which ranks are slow when that changes."""
-        found = self._context.steps.stragglers(time.monotonic())
-        shown = self._stragglers
-        if found.is_news_after(shown) if found is not None else shown is not None:
-            self._stragglers = found
-            self._context.recorder.record(journal.StragglersChanged(found))
 
     def _handle(self, post: Post) -> None:
         before = self._state

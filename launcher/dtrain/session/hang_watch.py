@@ -6,15 +6,18 @@ import math
 import time
 from collections.abc import Mapping
 from enum import Enum, auto
+from typing import Protocol
 
 from dtrain import hostlist
 from dtrain.failures import collectives, nccl_ras
 from dtrain.failures.stacks import compare, place, stack
 from dtrain.failures.stalls import Stall
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal
-from dtrain.runs.log_store import tail
-from dtrain.session.context import AttemptContext
-from dtrain.session.link import Link
+from dtrain.runs.log_store import RunFolder, tail
+from dtrain.session.evidence import HostEvidence
+from dtrain.session.recorder import Recorder
+from dtrain.session.steps import StepWatch
 
 STDERR_TAIL = 1 << 16
 """Bytes at the end of a worker's stderr that are searched for its stack."""
@@ -38,13 +41,45 @@ class Silence(Enum):
     """The job must end."""
 
 
+class WatchedHost(Protocol):
+    """One host of the job."""
+
+    evidence: HostEvidence
+
+    @property
+    def reachable(self) -> bool:
+        """Whether reports of its workers arrive."""
+
+    @property
+    def reported_end(self) -> bool:
+        """Whether it will answer no more."""
+
+    def request_stacks(self, *, abort: bool, ras: bool) -> None:
+        """Have it report the stacks of its workers. ``abort``: it may kill workers for that.
+        ``ras``: query NCCL, too."""
+
+
+class WatchedJob(Protocol):
+    @property
+    def plan(self) -> LaunchPlan: ...
+
+    @property
+    def folder(self) -> RunFolder: ...
+
+    @property
+    def recorder(self) -> Recorder: ...
+
+    @property
+    def steps(self) -> StepWatch: ...
+
+
 class HangWatch:
     """Only the attempt's thread calls it."""
 
-    def __init__(self, context: AttemptContext, links: Mapping[str, Link]) -> None:
-        self._context = context
-        self._links = links
-        self._watchdog = context.plan.job.watchdog
+    def __init__(self, job: WatchedJob, hosts: Mapping[str, WatchedHost]) -> None:
+        self._job = job
+        self._hosts = hosts
+        self._watchdog = job.plan.job.watchdog
         self._silence = Silence.NONE
         self._since = math.inf
         self._requested_at = 0.0
@@ -75,20 +110,20 @@ class HangWatch:
         """Show which ranks stand still, and where, when that changes. A stall does not end the job:
         its workers may still write output."""
         now = time.monotonic()
-        if not all(link.reachable for link in self._links.values()):
-            self._context.steps.disconnected(now)
+        if not all(host.reachable for host in self._hosts.values()):
+            self._job.steps.disconnected(now)
         elif self._locating and self._answered(now):
             self._locating = False
             for line in self.stuck_workers():
-                self._context.recorder.notice(line)
+                self._job.recorder.notice(line)
         elif not self._locating and self._silence is Silence.NONE:
-            found = self._context.steps.stall(now)
+            found = self._job.steps.stall(now)
             if (found and found.essence) != (self._stall and self._stall.essence):
                 self._change_stall(found, now)
 
     def _change_stall(self, found: Stall | None, now: float) -> None:
         self._stall = found
-        self._context.recorder.record(journal.StallChanged(found))
+        self._job.recorder.record(journal.StallChanged(found))
         if found is None:
             return
         self._locating, self._requested_at = True, now
@@ -102,17 +137,17 @@ class HangWatch:
         if self._watchdog.silence is None:
             return False
         now = time.monotonic()
-        if not all(link.reachable for link in self._links.values()):
+        if not all(host.reachable for host in self._hosts.values()):
             # The connection is down, so the silence says nothing about the job.
             self._since, self._silence = now, Silence.NONE
         elif self._silence is Silence.NONE:
-            last = (link.evidence.last_activity for link in self._links.values())
+            last = (host.evidence.last_activity for host in self._hosts.values())
             if now >= max(self._since, *last) + self._watchdog.silence:
                 self._request_stacks(now)
         elif self._silence is Silence.COLLECTING and self._answered(now):
             if self._watchdog.then == "report":
                 for line in self.stuck_workers():
-                    self._context.recorder.notice(line)
+                    self._job.recorder.notice(line)
                 self._since, self._silence = now, Silence.NONE
             else:
                 self._silence = Silence.HUNG
@@ -121,26 +156,26 @@ class HangWatch:
     def _request_stacks(self, now: float) -> None:
         self._silence, self._requested_at = Silence.COLLECTING, now
         self._locating = False
-        self._context.recorder.notice(f"{self._detected}; collecting stacks")
+        self._job.recorder.notice(f"{self._detected}; collecting stacks")
         self._request(abort=self._watchdog.then != "report")
 
     def _request(self, *, abort: bool) -> None:
-        for number, link in enumerate(self._links.values()):
-            link.request_stacks(abort=abort, ras=number < RAS_HOSTS)
+        for number, host in enumerate(self._hosts.values()):
+            host.request_stacks(abort=abort, ras=number < RAS_HOSTS)
 
     def _answered(self, now: float) -> bool:
         return now >= self._requested_at + STACKS_SECONDS or all(
-            link.evidence.stacks_complete or link.reported_end for link in self._links.values()
+            host.evidence.stacks_complete or host.reported_end for host in self._hosts.values()
         )
 
     def stuck_workers(self) -> list[str]:
         """Where workers wait: one line for each place."""
-        sizes = self._context.folder.sizes(self._context.plan)
+        sizes = self._job.folder.sizes(self._job.plan)
         streams = [stream for stream in sizes if stream.fd == "stderr"]
         with_ranks = {stream.host for stream in streams if stream.rank is not None}
         places = {}
         for stream in streams:
-            reported = self._links[stream.host].evidence.stacks.get(stream.label)
+            reported = self._hosts[stream.host].evidence.stacks.get(stream.label)
             if not reported and stream.role == "torchrun" and stream.host in with_ranks:
                 continue  # torchrun only waits for its ranks.
             text = reported or tail(stream.path, STDERR_TAIL).decode(errors="replace")
@@ -153,7 +188,7 @@ class HangWatch:
         return stacks + self._differences()
 
     def _differences(self) -> list[str]:
-        reports = [link.evidence.ras for link in self._links.values()]
+        reports = [host.evidence.ras for host in self._hosts.values()]
         found = [line for text in reports for line in nccl_ras.explain(text)]
         return self.collective_mismatches() + list(dict.fromkeys(found))
 
@@ -162,8 +197,8 @@ class HangWatch:
         return collectives.compare(
             {
                 rank: groups
-                for link in self._links.values()
-                for rank, groups in link.evidence.collectives.copy().items()
+                for host in self._hosts.values()
+                for rank, groups in host.evidence.collectives.copy().items()
             }
         )
 

@@ -13,6 +13,7 @@ from dtrain.runs.progress import Progress, StepReport, speaker
 from dtrain.session.context import AttemptContext
 from dtrain.session.forward import Forward
 from dtrain.session.recorder import Recorder
+from dtrain.session.steps import StepWatch
 from dtrain.transport.contract import Connection
 
 JOURNAL_SECONDS = 10.0
@@ -20,16 +21,30 @@ JOURNAL_SECONDS = 10.0
 
 
 class ProgressReports:
-    """Shows the progress of workers, and journals that of the whole job."""
+    """Shows the progress of workers, journals that of the whole job, and watches their steps."""
 
-    def __init__(self, plan: LaunchPlan, recorder: Recorder) -> None:
+    def __init__(self, plan: LaunchPlan, recorder: Recorder, steps: StepWatch) -> None:
         self.step: int | None = None
         """The last step that a worker has reported."""
         self._speaker = speaker(plan)
         self._recorder = recorder
+        self._steps = steps
         self._journal_at = 0.0
 
-    def add(self, host: str, report: Progress) -> None:
+    def add(self, host: str, process: str, fields: Any) -> None:
+        """Add a report. ``fields`` comes from the worker and may have any shape; errors in it are
+        ignored, because what reads the worker's file did not cause them."""
+        with suppress(KeyError, TypeError, ValueError, OverflowError, AttributeError):
+            match fields.get("event"):
+                case "progress":
+                    progress = Progress.read(process, fields)
+                    self._show(host, progress)
+                    if progress.step == progress.total:
+                        self._steps.end(process)
+                case "steps":
+                    self._steps.add(host, StepReport.read(process, fields), time.monotonic())
+
+    def _show(self, host: str, report: Progress) -> None:
         self.step = report.step
         self._recorder.observer.progress(host, report)
         now = time.monotonic()
@@ -44,7 +59,7 @@ class WorkerReports:
         self, context: AttemptContext, part: HostPlan, connection: Callable[[], Connection | None]
     ) -> None:
         """``connection`` returns the host's current connection, for TensorBoard."""
-        self.progress = ProgressReports(context.plan, context.recorder)
+        self.progress = ProgressReports(context.plan, context.recorder, context.steps)
         self._context = context
         self._host = part.host
         self._connection = connection
@@ -55,20 +70,12 @@ class WorkerReports:
             self._tensorboard.close()
 
     def add(self, process: str, fields: dict[str, Any]) -> None:
-        """Add a report. ``fields`` comes from the worker and may have any shape; errors in it are
-        ignored, because the relay did not cause them."""
+        """Add a report, see `ProgressReports.add`."""
+        self.progress.add(self._host.name, process, fields)
         with suppress(KeyError, TypeError, ValueError, OverflowError, AttributeError):
-            match fields.get("event"):
-                case "progress":
-                    progress = Progress.read(process, fields)
-                    self.progress.add(self._host.name, progress)
-                    if progress.step == progress.total:
-                        self._context.steps.end(process)
-                case "steps":
-                    report = StepReport.read(process, fields)
-                    self._context.steps.add(self._host.name, report, time.monotonic())
-                case "tensorboard" if self._context.tensorboard and self._tensorboard is None:
-                    self._show_tensorboard(int(fields["port"]))
+            wanted = self._context.tensorboard and self._tensorboard is None
+            if wanted and fields.get("event") == "tensorboard":
+                self._show_tensorboard(int(fields["port"]))
 
     def _show_tensorboard(self, port: int) -> None:
         if not 1024 <= port <= 65535:

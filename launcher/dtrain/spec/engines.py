@@ -38,7 +38,10 @@ FEATURES = (
     Feature("restarts", ("job.restart.max",)),
     Feature("containers of apptainer and enroot", ("job.container",)),
     Feature("network interface", ("cluster.network.interface",)),
-    Feature("training progress of `dtrain.runtime`"),
+    Feature("training progress and slow ranks of `dtrain.runtime`"),
+    Feature("telemetry"),
+    Feature("hang diagnosis", ("job.watchdog",)),
+    Feature("`dtrain exec` on the machines of a run"),
     Feature("number of machines, from a queue", ("cluster.nodes", "cluster.slurm"), ssh=False),
     Feature("`dtrain check`, `dtrain init`, GPU types for `dtrain plan`"),
     Feature(
@@ -101,14 +104,7 @@ FEATURES = (
         instead="use 'engine: enroot' or 'engine: apptainer'",
     ),
     Feature("checks before a launch", slurm=False),
-    Feature("telemetry", slurm=False),
-    Feature("slow ranks, TensorBoard of `dtrain.runtime`", slurm=False),
-    Feature(
-        "hang diagnosis",
-        ("job.watchdog",),
-        slurm=False,
-        instead="remove it; 'slurm: {time: 2h}' limits how long the job can hang",
-    ),
+    Feature("TensorBoard of `dtrain.runtime`", slurm=False),
     Feature(
         "lease of the launcher",
         ("job.on_disconnect", "job.lease"),

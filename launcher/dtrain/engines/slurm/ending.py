@@ -59,6 +59,10 @@ class JobEnding:
     """The first cause first."""
     stopped_by: str = ""
     """Source of the request to stop, such as ``Ctrl-C``."""
+    hang: str = ""
+    """The hang for which dtrain ended the job."""
+    waits: tuple[str, ...] = ()
+    """Where the workers of that job waited."""
 
     def report(self) -> Report:
         state = self.state
@@ -68,6 +72,8 @@ class JobEnding:
             return Report(ExitCode.OK, done)
         if self.stopped_by and state is not None and state.state != "NODE_FAIL":
             return Report(ExitCode.INTERRUPTED, self.stopped_by)
+        if self.hang:
+            return self._hung()
         if state is None:
             return self._forgotten()
         if state.state == "FAILED" and (interrupted := self._interrupted()):
@@ -78,12 +84,17 @@ class JobEnding:
 
     def before_restart(self) -> Report:
         """The report of an attempt that another one follows."""
+        if self.hang:
+            return self._hung()
         state = self.state or JobState("FAILED")
         if interrupted := self._interrupted():
             return self._ended_by_slurm(replace(state, state=interrupted))
         if self.failures:
             return self._failed(replace(state, state="FAILED"))
         return Report(ExitCode.JOB_FAILED, f"job {self.job} did not finish")
+
+    def _hung(self) -> Report:
+        return Report(ExitCode.JOB_FAILED, self.hang, problems=self.waits)
 
     def _interrupted(self) -> str:
         """The state of a job that ends as this attempt did, if Slurm interrupted it."""

@@ -135,11 +135,18 @@ class JobFollower:
                         job.keep(frame)
                     elif self._handle(messages.read_message(frame.body)):
                         return True
+                    self._watch()
             except ProtocolError as error:
                 raise AnswerError(self._login.name, "following the job", error) from None
             if self._control.left or self._gave_up:
                 return False
             raise channel.failure(self._login.python)
+
+    def _watch(self) -> None:
+        watch = self._job.watch
+        watch.look()
+        while watch.orders:
+            self._writer.send(watch.orders.pop(0))
 
     @contextlib.contextmanager
     def _writing_to(self, channel: Any) -> Iterator[None]:
@@ -149,6 +156,8 @@ class JobFollower:
             yield
         finally:
             self._writer.relay = None
+            self._job.watch.update(None)
+            self._job.watch.look()
 
     def _handle(self, message: messages.Message) -> bool:
         """Whether this was the last message."""
@@ -168,7 +177,12 @@ class JobFollower:
             case messages.JobStreamFound():
                 job.output.add(message)
             case messages.WorkerReport():
-                job.worker_said(message)
+                job.watch.worker_said(message)
+            case messages.MachineSample() | messages.MachineAverage() | messages.MachineEvent():
+                job.watch.machine_said(message)
+            case messages.Unwatched(text):
+                job.watch.unwatched = True
+                job.notice_once(f"no telemetry, and no stacks of a hang: {text}")
             case messages.ScriptOutput(text):
                 job.script_said(text)
             case Bye():

@@ -25,12 +25,13 @@ from dtrain.engines.slurm.judgement import RequestJudge
 from dtrain.engines.slurm.login_shell import LIMIT, CommandAnswer, LoginShell, opened
 from dtrain.engines.slurm.script import render, requested
 from dtrain.engines.slurm.state import parse
+from dtrain.engines.slurm.step import program_start
 from dtrain.engines.slurm.submission import SubmitError, login_host
 from dtrain.environ.template import Template
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, build
 from dtrain.messages.decode import ProtocolError, parse_object
 from dtrain.messages.facts import MAX_ANSWER, read_gathered
-from dtrain.node.boot import ISOLATED, boot_text, framed
+from dtrain.node.boot import framed
 from dtrain.node.programs import program
 from dtrain.quoting import path, sh, word, words
 from dtrain.runs.record import Request
@@ -180,15 +181,9 @@ def _srun(plan: LaunchPlan, inside: str | None) -> list[str]:
     part = plan.hosts[0]
     cpus = (plan.slurm or Slurm()).cpus or 1
     processes = max(1, sum(process.ranks for process in part.processes))
-    pythons = " ".join(str(path(each)) for each in dict.fromkeys([part.python, "python3"]))
     # Each machine prints its name first: an error about a machine without Python needs it, too.
-    start = (
-        'echo "$SLURM_NODEID @ ${SLURMD_NODENAME:-$(hostname)}"; '
-        f"for python in {pythons}; do "
-        '"$python" -c "import sys; sys.exit(sys.version_info < (3, 8))" </dev/null 2>/dev/null && '
-        f'exec "$python" {ISOLATED} -c {word(boot_text())} dtrain-check; '
-        'done; echo "no Python 3.8 or newer" >&2; exit 127'
-    )
+    start = 'echo "$SLURM_NODEID @ ${SLURMD_NODENAME:-$(hostname)}"; '
+    start += program_start(plan, "dtrain-check")
     if inside is not None:  # beside the step of the user's shell
         machines = [f"--jobid={inside}", "--overlap", "--overcommit"]
     else:

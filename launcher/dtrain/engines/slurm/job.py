@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,13 +19,13 @@ from dtrain.engines.slurm.ending import (
 )
 from dtrain.engines.slurm.output import JobOutput, offsets, roles, torchruns
 from dtrain.engines.slurm.state import JobState
+from dtrain.engines.slurm.step import program_start
+from dtrain.engines.slurm.watch import JobWatch
 from dtrain.failures.cause import Failure, Report, in_order_of_blame
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.messages import slurm as messages
 from dtrain.node import protocol
 from dtrain.runs import journal
 from dtrain.runs.log_store import RunFolder, tail
-from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record
 from dtrain.runs.restart import AttemptResult
 from dtrain.session.beginning import save
@@ -34,7 +33,6 @@ from dtrain.session.ending import explained
 from dtrain.session.notifications import Notifications
 from dtrain.session.observer import Observer
 from dtrain.session.recorder import Recorder
-from dtrain.session.reports import ProgressReports
 from dtrain.spec.model import NotifyEvent
 
 SIZES_SECONDS = 10.0
@@ -69,7 +67,7 @@ class SlurmJob:
     def _begin_attempt(self, plan: LaunchPlan) -> None:
         self.plan = plan
         self.output = JobOutput(self._folder, plan)
-        self._progress = ProgressReports(plan, self._recorder)
+        self.watch = JobWatch(plan, self._folder, self._recorder)
         self._state: JobState | None = None
         self._script = ""
 
@@ -84,6 +82,12 @@ class SlurmJob:
             "outputs": self.record.on_hosts,
             "roles": roles(self.plan),
             "torchruns": torchruns(self.plan),
+            "watch": {
+                "nodes": len(self.plan.hosts),
+                "world_size": self.plan.world_size,
+                "folder": f"{self.plan.run_dir}/nodes/{self.record.on_hosts}",
+                "start": program_start(self.plan, "dtrain-watch"),
+            },
         }
 
     # What the login node reports -----------------------------------------------------------------
@@ -99,13 +103,16 @@ class SlurmJob:
 
     def keep(self, frame: protocol.Data) -> None:
         """Store and show a piece of output. Raises ProtocolError and StorageError."""
-        self._observer.output(*self.output.keep(frame))
+        stream, size = self.output.keep(frame)
+        self._observer.output(stream, size)
+        self.watch.heard(stream.host)
         self._record_sizes()
 
     def update(self, state: JobState | None) -> bool:
         """Show the job's state; None if Slurm no longer knows the job. Returns whether the current
         attempt is over."""
         before, self._state = self._state, state
+        self.watch.update(state)
         if state is None or state.restarts >= self.record.attempt:
             return True
         # The list of a job that lost a host is shorter.
@@ -126,13 +133,6 @@ class SlurmJob:
         if self._state is not None and lost_hosts(text):
             self._show_hosts(self._state)
 
-    def worker_said(self, report: messages.WorkerReport) -> None:
-        # A worker's mistake is not one of the login node.
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            if report.said["event"] == "progress":
-                progress = Progress.read(report.name.removesuffix(".progress"), report.said)
-                self._progress.add(report.host, progress)
-
     def cancelling(self, why: str) -> None:
         self._recorder.record(journal.StopRequested(why))
         verb = "stopping the step in" if self.record.request.allocation else "cancelling"
@@ -146,6 +146,7 @@ class SlurmJob:
     def _allocate(self, hosts: tuple[str, ...]) -> None:
         self.record = replace(self.record, allocated=hosts)
         self.plan = save(self.record, self._folder)
+        self.watch.allocated(self.plan)
         self._recorder.allocated(self.plan)
 
     def _show_hosts(self, state: JobState) -> None:
@@ -172,7 +173,7 @@ class SlurmJob:
         job, number = str(self.record.job_id), self.record.attempt
         report = self._complete(self._ending(job).before_restart())
         culprit = report.failures[0].host if report.failures else None
-        result = AttemptResult(ran=True, step=self._progress.step, culprit=culprit)
+        result = AttemptResult(ran=True, step=self.watch.progress.step, culprit=culprit)
         self._recorder.record(journal.AttemptFailed(number, result, report))
         self._notifications.send("restarted", number, report)
         again = "starts again" if self.record.request.allocation else "is queued again"
@@ -229,6 +230,8 @@ class SlurmJob:
             script=script,
             failures=in_order_of_blame(map(self._explained, failed)),
             stopped_by=stopped_by,
+            hang=self.watch.hang,
+            waits=self.watch.whereabouts() if self.watch.hang else (),
         )
 
     def _explained(self, failure: Failure) -> Failure:

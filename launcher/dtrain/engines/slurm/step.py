@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dtrain.diagnostics import UsageError
 from dtrain.engines.slurm.submission import login_host
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.node.boot import ISOLATED, boot_text
+from dtrain.quoting import path, word
 from dtrain.runs.record import Record, Request
 from dtrain.session.commands import Target
 from dtrain.spec.model import Slurm
@@ -27,6 +30,18 @@ def targets(request: Request, record: Record | None) -> list[Target]:
     plan = record.plan()
     python = "python3" if login.transport == "local" else plan.agent_python(plan.hosts[0])
     return [Target(host, login, python, _srun(record.job_id, host)) for host in record.allocated]
+
+
+def program_start(plan: LaunchPlan, label: str) -> str:
+    """A line for ``sh`` on a machine of the job: a program of dtrain reads its stdin, in the first
+    Python that can run it."""
+    pythons = " ".join(str(path(each)) for each in dict.fromkeys([plan.hosts[0].python, "python3"]))
+    return (
+        f"for python in {pythons}; do "
+        '"$python" -c "import sys; sys.exit(sys.version_info < (3, 8))" </dev/null 2>/dev/null && '
+        f'exec "$python" {ISOLATED} -c {word(boot_text())} {label}; '
+        'done; echo "no Python 3.8 or newer" >&2; exit 127'
+    )
 
 
 def _srun(job: str, host: str) -> tuple[str, ...]:

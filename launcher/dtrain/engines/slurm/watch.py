@@ -1,0 +1,132 @@
+"""What is seen of the workers of one attempt: telemetry, slow ranks, stalls and hangs.
+
+The watchers on the job's machines report it. Without them, a hang is still detected.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from dtrain.engines.slurm.state import JobState
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.messages import slurm as messages
+from dtrain.runs.log_store import RunFolder
+from dtrain.session.evidence import HostEvidence
+from dtrain.session.hang_watch import HangWatch
+from dtrain.session.recorder import Recorder
+from dtrain.session.reports import ProgressReports
+from dtrain.session.steps import StepWatch
+from dtrain.session.stragglers import StragglerReports
+from dtrain.session.telemetry import HostTelemetry
+
+
+class Machine:
+    """One machine of the job. See `dtrain.session.hang_watch.WatchedHost`."""
+
+    def __init__(self, name: str, watch: JobWatch) -> None:
+        self._name = name
+        self._watch = watch
+        self.evidence = HostEvidence(name, ())
+        self.telemetry = HostTelemetry(
+            name,
+            watch.folder,
+            watch.recorder.observer,
+            lambda until: None,
+            lambda sample: watch.steps.sample(sample, (), time.monotonic()),
+        )
+
+    @property
+    def reachable(self) -> bool:
+        return self._watch.follows
+
+    @property
+    def reported_end(self) -> bool:
+        return self._watch.unwatched
+
+    def request_stacks(self, *, abort: bool, ras: bool) -> None:
+        self.evidence.expect_stacks()
+        order = {"op": "stacks", "host": self._name, "abort": abort, "ras": ras}
+        self._watch.orders.append(order)
+
+
+class JobWatch:
+    """Only the thread that follows the job calls it."""
+
+    def __init__(self, plan: LaunchPlan, folder: RunFolder, recorder: Recorder) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.recorder = recorder
+        self.orders: list[dict[str, Any]] = []
+        """For the program on the login node."""
+        self.follows = False
+        """Whether the job runs, and reports of it arrive."""
+        self.unwatched = False
+        """Whether the watchers could not start."""
+        self.steps = StepWatch(plan.world_size)
+        self.progress = ProgressReports(plan, recorder, self.steps)
+        self._stragglers = StragglerReports(self.steps, recorder)
+        self._machines: dict[str, Machine] = {}
+        self.allocated(plan)
+        self._hang = HangWatch(self, self._machines)
+        self._begun = self._ended = False
+
+    def allocated(self, plan: LaunchPlan) -> None:
+        """Slurm has chosen the machines."""
+        self.plan = plan
+        self._machines.clear()
+        self._machines |= {name: Machine(name, self) for name in plan.host_names}
+
+    @property
+    def hang(self) -> str:
+        """The hang for which the job ends; empty without one."""
+        return self._hang.why
+
+    def whereabouts(self) -> tuple[str, ...]:
+        """Where the workers of a job that hangs wait."""
+        return *self._hang.standing, *self._hang.stuck_workers()
+
+    def heard(self, host: str) -> None:
+        """A worker has written something."""
+        if host in self._machines:
+            self._machines[host].evidence.last_activity = time.monotonic()
+
+    def worker_said(self, report: messages.WorkerReport) -> None:
+        # Otherwise it only reports that nothing happens.
+        if not isinstance(report.said, dict) or report.said.get("waits") is None:
+            self.heard(report.host)
+        self.progress.add(report.host, report.name.removesuffix(".progress"), report.said)
+
+    def machine_said(
+        self, message: messages.MachineSample | messages.MachineAverage | messages.MachineEvent
+    ) -> None:
+        machine = self._machines.get(message.host)
+        if machine is None:
+            return
+        self.unwatched = False
+        match message:
+            case messages.MachineSample(said=said):
+                machine.telemetry.show(said)
+            case messages.MachineAverage(said=said):
+                machine.telemetry.keep(said)
+            case messages.MachineEvent(event=event):
+                machine.evidence.add(event)
+
+    def update(self, state: JobState | None) -> None:
+        """``state`` of a job whose reports arrive; None while no connection is open."""
+        runs = state is not None and state.state == "RUNNING"
+        if runs and not self._begun:
+            self._begun = True
+            self._hang.start()
+        self.follows = runs
+
+    def look(self) -> None:
+        """Show what has changed, and add to `orders`."""
+        if not self._begun or self._ended:
+            return
+        self._stragglers.show(time.monotonic())
+        self._hang.show_stall()
+        if self._hang.has_hung():
+            self._ended = True
+            restart = self.plan.job.watchdog.then == "restart"
+            self.orders.append({"op": "fail", "restart": restart})
