@@ -57,6 +57,29 @@ if os.environ["DTRAIN_ATTEMPT"] == "1":
     assert slurm.run("squeue", "--noheader", "--format=%i") == job
 
 
+def test_a_job_that_hangs_starts_again(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob, allocation: Mapping[str, str]
+) -> None:
+    program = """\
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+if os.environ["DTRAIN_ATTEMPT"] == "1":
+    signal.pause()
+"""
+    watchdog = {"silence": "8s", "then": "restart"}
+    file = write_job(program, watchdog=watchdog, restart={"max": 1})
+    done = launcher.run(file, env=allocation)
+    assert done.code == 0, str(done)
+    hung = "no output and no progress from any worker for 8 s; job"
+    assert f"{hung} {allocation['SLURM_JOB_ID']} starts again (restart 1)" in done.stderr
+    slurm._wait_for("the watchers' end", lambda: "watch" not in steps(slurm))
+
+
+def steps(slurm: Slurm) -> str:
+    return slurm.run("squeue", "--noheader", "--steps", "--format=%j")
+
+
 @pytest.mark.parametrize("command", ["launch", "stop"])
 def test_a_stop_ends_the_step_alone(
     slurm: Slurm,
@@ -89,7 +112,7 @@ signal.pause()
     job = allocation["SLURM_JOB_ID"]
     assert f"the step in job {job} is stopped; nothing of it runs" in done.stderr
     assert slurm.state(job) == "RUNNING"
-    assert "dtrain" not in slurm.run("squeue", "--noheader", "--steps", "--format=%j")
+    assert "dtrain" not in steps(slurm)
 
 
 def test_an_allocation_of_another_size(

@@ -49,6 +49,9 @@ def test_a_queued_job_says_why_and_can_be_cancelled(
     launch = launcher.start(write_job(WAIT), env=slurm.environment)
     launch.until("is queued: waiting for free machines (Resources)")
     (run,) = json.loads(launcher.command("ps", "--json").wait().stdout)["runs"]
+    job = slurm.run("squeue", "--noheader", "--states=PENDING", "--format=%i")
+    assert run["job"] == job
+    assert f"job      {job}\n" in launcher.command("ps", run["run"]).wait().stdout
     assert (run["state"], run["hosts_known"]) == ("queued", False)
     launch.process.send_signal(signal.SIGINT)
     assert launch.wait().code == 130
@@ -113,10 +116,35 @@ def test_a_job_that_slurm_has_forgotten(
 
 
 def test_a_login_node_over_ssh(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> None:
+    """It gets the files of ``sync``, and starts the commands of ``dtrain exec``."""
     config_for_login(slurm, launcher)
-    done = launcher.run(write_job("print('up')", slurm={"login": "login01"}))
+    go = slurm.shared / "go"
+    go.unlink(missing_ok=True)
+    program = f"""\
+import os, pathlib, time
+print("up in", pathlib.Path("name").read_text(), flush=True)
+while not os.path.exists({str(go)!r}):
+    time.sleep(0.1)
+"""
+    files = launcher.folder / "files"
+    files.mkdir()
+    file = write_job(
+        program,
+        slurm={"login": "login01"},
+        sync={"source": "files"},
+        workdir=str(slurm.shared / "code"),
+    )
+    (files / "name").write_text("code")
+    launch = launcher.start(file)
+    launch.until("sent 1 files (0.0 kB) to login01")
+    launch.until("] up in code\n", count=4)
+    (run,) = (launcher.home / "runs").iterdir()
+    done = launcher.command("exec", run.name, "--no-fold", "--", f"hostname; touch {go}").wait()
     assert done.code == 0, str(done)
-    assert done.stdout.count("] up") == 4
+    names = [host.name for host in slurm.nodes[:2]]
+    assert sorted(done.stdout.splitlines()) == [f"[{name}] {name}" for name in names]
+    done = launch.wait()
+    assert done.code == 0, str(done)
     assert slurm.run("squeue", "--noheader") == ""
 
 

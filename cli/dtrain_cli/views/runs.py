@@ -68,6 +68,7 @@ def details(run: RunStatus, paper: Paper) -> str:
         ("run", run.run),
         ("state", run.state + (f" (process {run.in_charge})" if run.in_charge else "")),
         ("started", f"{names.duration(age(run.started))} ago"),
+        ("job", run.job or ""),
         ("workers", str(run.workers)),
         ("progress", _progress(run)),
         ("slow", str(run.stragglers or "")),

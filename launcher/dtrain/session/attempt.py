@@ -134,14 +134,9 @@ class Attempt:
 
     def _show_sync(self) -> None:
         results = [link.synced for link in self._links.values() if link.synced is not None]
-        files, sent = max(((r.sent_files, r.sent_bytes) for r in results), default=(0, 0))
-        if files:
-            size = f"{sent / 1e6:.1f} MB" if sent >= 1e5 else f"{sent / 1e3:.1f} kB"
-            same = max(result.unchanged_files for result in results)
-            self._context.recorder.notice(
-                f"sent {files} files ({size}) to each host"
-                + (f"; {same} were up to date" if same else "")
-            )
+        most = max(results, key=lambda result: result.sent_files, default=None)
+        if most is not None and most.sent_files:
+            self._context.recorder.notice(most.summary("each host"))
 
     def _next(self) -> Post:
         while True:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal
@@ -18,6 +19,8 @@ from dtrain.session import history
 from dtrain.session.control import Control
 from dtrain.session.observer import Observer
 from dtrain.session.stop_requests import listening
+from dtrain.spec.model import ClusterFile
+from dtrain.sync import Tree, scan
 
 
 @contextmanager
@@ -63,6 +66,14 @@ def earlier_run(
         control.stop(why)
     with listening(folder, control):
         yield folder
+
+
+def files_to_send(request: Request, spec: ClusterFile) -> Tree | None:
+    """The files of ``job.sync``; None without it. Raises DtrainError if they cannot be read."""
+    sync = spec.job.sync
+    if sync is None:
+        return None
+    return scan(request.base / Path(sync.source).expanduser(), sync.exclude)
 
 
 def save(record: Record, folder: RunFolder) -> LaunchPlan:

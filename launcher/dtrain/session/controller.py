@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from dtrain import hostlist
 from dtrain.checks import Finding
@@ -25,7 +24,7 @@ from dtrain.runs.record import Record, Request
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.session import history
 from dtrain.session.attempt import Attempt
-from dtrain.session.beginning import earlier_run, new_run, save
+from dtrain.session.beginning import earlier_run, files_to_send, new_run, save
 from dtrain.session.cleanup import Cleanups
 from dtrain.session.context import AttemptContext
 from dtrain.session.control import Control
@@ -36,8 +35,7 @@ from dtrain.session.observer import Observer
 from dtrain.session.ports import draw_ports
 from dtrain.session.recorder import Recorder
 from dtrain.session.steps import StepWatch
-from dtrain.spec.model import ClusterFile
-from dtrain.sync import Tree, scan
+from dtrain.sync import Tree
 from dtrain.transport.contract import Transport
 
 CLEAN_POLL = 0.2
@@ -89,7 +87,7 @@ class Session:
         Raises StorageError if this machine cannot store the run's files, and DtrainError if the
         folder to sync cannot be read. In both cases nothing has been started.
         """
-        tree = _tree(self._request, self._spec)
+        tree = files_to_send(self._request, self._spec)
         with new_run(self._request, self._observer, self._control) as (record, folder):
             recorder = Recorder(folder, self._observer)
             life = _Life(record, folder, recorder, tree, secret_values, record.started)
@@ -180,7 +178,7 @@ class Session:
             return "this environment does not have all of job.secrets"
         if life.tree is None and self._spec.job.sync is not None:
             try:
-                life.tree = _tree(self._request, self._spec)
+                life.tree = files_to_send(self._request, self._spec)
             except DtrainError as error:
                 return error.message
         return ""
@@ -343,11 +341,3 @@ def _with_uncleaned(report: Report, record: Record) -> Report:
         problems=(*report.problems, *([text] if earlier else [])),
         hint="\n".join(filter(None, [report.hint, hint])),
     )
-
-
-def _tree(request: Request, spec: ClusterFile) -> Tree | None:
-    """The files to send to every host. Raises DtrainError if they cannot be read."""
-    sync = spec.job.sync
-    if sync is None:
-        return None
-    return scan(request.base / Path(sync.source).expanduser(), sync.exclude)

@@ -58,6 +58,8 @@ class RunStatus:
     started: float
     """Seconds since the epoch."""
     workers: int = 0
+    job: str | None = None
+    """The number that the engine gave the job; None if it gives none, or has not yet."""
     in_charge: int | None = None
     """PID of the process on this machine that is in charge of the run."""
     hosts: Mapping[str, HostStatus] = field(default_factory=dict)
@@ -131,6 +133,7 @@ def status(folder: RunFolder) -> RunStatus:
         folder=str(folder.path),
         started=record.started,
         workers=plan.world_size,
+        job=record.job_id,
         in_charge=None if report else folder.in_charge(),
         hosts=hosts,
         hosts_known=plan.hosts_known,

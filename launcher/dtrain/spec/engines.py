@@ -35,6 +35,7 @@ FEATURES = (
     Feature("torchrun (static, c10d)", ("job.rendezvous.backend",)),
     Feature("setup lines", ("job.setup",)),
     Feature("secrets", ("job.secrets",)),
+    Feature("sync, on Slurm to a folder that all machines share", ("job.sync",)),
     Feature("restarts", ("job.restart.max",)),
     Feature("containers of apptainer and enroot", ("job.container",)),
     Feature("network interface", ("cluster.network.interface",)),
@@ -85,12 +86,6 @@ FEATURES = (
         ("job.elastic",),
         slurm=False,
         instead="remove it: 'restart: {max: 3}' in job queues the job again",
-    ),
-    Feature(
-        "sync",
-        ("job.sync",),
-        slurm=False,
-        instead="remove it, and put the code in a folder that all machines share (job.workdir)",
     ),
     Feature(
         "binding to NUMA nodes",

@@ -51,6 +51,13 @@ class SyncResult:
     notices: tuple[str, ...] = ()
     """Messages for the user, one sentence each."""
 
+    def summary(self, where: str) -> str:
+        """What was sent to ``where``."""
+        sent = self.sent_bytes
+        size = f"{sent / 1e6:.1f} MB" if sent >= 1e5 else f"{sent / 1e3:.1f} kB"
+        same = f"; {self.unchanged_files} were up to date" if self.unchanged_files else ""
+        return f"sent {self.sent_files} files ({size}) to {where}{same}"
+
 
 def send(
     connection: Connection,

@@ -60,9 +60,8 @@ def test_every_process_of_a_uniform_job_has_the_same_lines() -> None:
 
 
 REFUSED = {
-    "gpt-100b.yaml": ["job.elastic", "job.sync"],
+    "gpt-100b.yaml": ["job.elastic"],
     "tensorflow-parameter-server.yaml": ["job.on_disconnect"],
-    "two-cpu-hosts.yaml": ["job.sync"],
 }
 """Keys of a file of configs/ that Slurm has no feature for."""
 

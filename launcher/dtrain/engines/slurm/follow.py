@@ -63,6 +63,10 @@ class JobFollower:
     def _gave_up(self) -> bool:
         return self._asked >= GIVE_UP
 
+    def refuse(self, error: NodeError) -> Report:
+        """End a run whose job cannot be submitted."""
+        return self._job.finish(self._job.failed(error))
+
     # The connection ----------------------------------------------------------------------------
 
     def follow(self, order: Mapping[str, Any] | None) -> Report:

@@ -19,8 +19,12 @@ from dtrain.runs.record import Record
 from dtrain.session.relay import RelayChannel
 from dtrain.session.status import HostStatus
 from dtrain.spec.model import Slurm
+from dtrain.sync import Patience, SyncResult, Tree, send
 from dtrain.transport import node_program
 from dtrain.transport.contract import Transport
+
+KEPT = 30 * 86400.0
+"""Seconds for which the sent files stay: the login node does not see if a job uses them."""
 
 
 class Login:
@@ -53,6 +57,21 @@ class Login:
             process = node_program.start(connection, "slurm", self.python, label=label)
             process.write(protocol.encode_command(dict(order)))
             yield RelayChannel(self.name, connection, process)
+        finally:
+            connection.close()
+
+    def send(self, tree: Tree, workdir: str) -> SyncResult:
+        """Send the files of the job to a folder that all machines share. Raises NodeError."""
+        connection = self._transport.connect(self._host)
+        try:
+            return send(
+                connection,
+                self._host,
+                tree,
+                workdir,
+                python=self.python,
+                patience=Patience(unused=KEPT),
+            )
         finally:
             connection.close()
 

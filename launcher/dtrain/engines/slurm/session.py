@@ -7,19 +7,24 @@ submits, watches and cancels.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
+from dtrain.diagnostics import NodeError
 from dtrain.engines.slurm import submission
 from dtrain.engines.slurm.follow import JobFollower
 from dtrain.engines.slurm.job import SlurmJob
 from dtrain.engines.slurm.login import Login
 from dtrain.engines.slurm.script import render
 from dtrain.failures.cause import Report
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record, Request
-from dtrain.session.beginning import earlier_run, new_run
+from dtrain.session.beginning import earlier_run, files_to_send, new_run
 from dtrain.session.control import Control
 from dtrain.session.observer import Observer
+from dtrain.session.recorder import Recorder
 from dtrain.session.status import HostStatus
+from dtrain.sync import Tree
 from dtrain.transport.contract import Transport
 
 
@@ -43,8 +48,15 @@ class SlurmEngine:
         self._on_running = on_running
 
     def run(self, secret_values: Mapping[str, str]) -> Report:
+        spec = self._request.spec()
+        tree = files_to_send(self._request, spec)
         with new_run(self._request, self._observer, self._control) as (record, folder):
-            plan, job = record.plan(), self._request.spec().job
+            plan, job = record.plan(), spec.job
+            follower = self._follower(record, folder, secret_values)
+            try:
+                plan = self._synced(plan, tree, record, Recorder(folder, self._observer))
+            except NodeError as error:
+                return follower.refuse(error)
             order = submission.submit_order(
                 record.run,
                 plan.run_dir,
@@ -54,7 +66,23 @@ class SlurmEngine:
                 secrets={name: secret_values[name] for name in job.secrets},
                 hidden=[name for name in secret_values if name not in job.secrets],
             )
-            return self._follower(record, folder, secret_values).follow(order)
+            return follower.follow(order)
+
+    def _synced(
+        self, plan: LaunchPlan, tree: Tree | None, record: Record, recorder: Recorder
+    ) -> LaunchPlan:
+        """Send the files of ``job.sync``, if any. Returns the plan with their folder. Raises
+        NodeError."""
+        if tree is None:
+            return plan
+        login = self._login(record)
+        sent = login.send(tree, plan.hosts[0].workdir)
+        if sent.sent_files:
+            recorder.notice(sent.summary(login.name))
+        for notice in (*tree.notices, *sent.notices):
+            recorder.notice(notice)
+        hosts = tuple(replace(part, workdir=sent.tree_path) for part in plan.hosts)
+        return replace(plan, hosts=hosts)
 
     def attach(self, record: Record, folder: RunFolder, secrets: Mapping[str, str]) -> Report:
         with earlier_run(record, folder, self._observer, self._control) as folder:
