@@ -44,7 +44,7 @@ def test_a_file_that_exists_is_kept(launcher: Launcher) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("--framework", "torch", "--script", "a.py"), "--hosts is missing"),
+        (("--framework", "torch", "--script", "a.py"), "set --hosts, or --slurm"),
         (("--hosts", "gpu[1-", "--framework", "torch", "--script", "a.py"), "--hosts gpu[1-"),
         (("--hosts", "a", "--framework", "jax", "--script", "a.py"), "use torch or tensorflow"),
         (("--hosts", "a", "--framework", "torch", "--script", ""), "--script is missing"),

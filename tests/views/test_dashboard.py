@@ -5,6 +5,8 @@ import random
 import pytest
 from rich.text import Text
 
+from dtrain.failures.stalls import Stall
+from dtrain.failures.stragglers import Straggler
 from dtrain.messages.telemetry import Sample
 from dtrain.runs.progress import Progress
 from dtrain_cli.views.board import Board, HostRow, state, summary
@@ -14,8 +16,8 @@ SIZES = [(80, 24), (120, 40), (250, 70), (40, 10), (20, 3), (1, 1)]
 HOSTS = {f"gpu{number:02}": "running" for number in range(1, 9)}
 
 
-def gpu(index, *, use=97, memory=70_000, heat=66, clock=1980, slowed=4, xids=0):
-    return [index, use, memory, 81_559, 610.0, 700, heat, clock, 1980, slowed, 0, xids]
+def gpu(index, *, use=97, memory=70_000, heat=66, clock=1980, slowed=4, ecc=0, xids=0):
+    return [index, use, memory, 81_559, 610.0, 700, heat, clock, 1980, slowed, ecc, xids]
 
 
 def sample(*gpus, **fields):
@@ -89,7 +91,7 @@ def test_a_small_screen_has_all_that_matters():
     assert lines[12:15] == [
         " gpu07 GPU 3: GPU errors (2 Xid errors since the start)",
         " gpu02 GPU 5: clock throttled by heat (88 °C, 1,200 of 1,980 MHz)",
-        " gpu08 GPU 1: memory full (79.2 of 79.6 GiB)",
+        " gpu08 GPU 1: memory full (79.2 of 79.6 GiB) and 1 more",
     ]
     assert lines[-1] == "line 49"
     assert lines[15].startswith("── output ──")
@@ -115,6 +117,21 @@ def test_alike_hosts_fold_and_odd_ones_stand_out():
     # No trouble is named while a host is gone: the job waits for it.
     one.hosts["gpu11"].state = "running"
     assert " gpu07 GPU 2: clock throttled by heat (66 °C, 1,980 of 1,980 MHz)" in shown(one)
+
+
+def test_hosts_of_slow_and_of_hanging_ranks_stand_apart():
+    one = board(64, gpu07=[gpu(2, slowed=0x40)], gpu08=[gpu(1, ecc=3)])
+    one.slow = Straggler(("rank-24",), ("gpu04",), False, 0.12, "data", 100)
+    one.stall = Stall(("rank-40",), ("gpu06",), 20.0, 100, 511)
+    lines = shown(one)
+    rows = [line.split()[0] for line in lines[3:8]]
+    assert rows == ["60", "gpu04", "gpu06", "gpu07", "gpu08"]
+    assert "97▇E" in line_of(lines, "gpu08")
+    assert lines[8:11] == [
+        " rank 40 on gpu06 stands still after step 100, for 20 s; 511 wait for it",
+        " rank 24 on gpu04 is 12 % slower than the others: waits for data",
+        " gpu08 GPU 1: uncorrected memory errors (3 since the boot) and 1 more",
+    ]
 
 
 def test_what_most_hosts_have_folds_too():

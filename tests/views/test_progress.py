@@ -7,7 +7,7 @@ import pytest
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
 from dtrain.runs.progress import Progress
-from dtrain_cli.views import Filters, make_view
+from dtrain_cli.views import Filters, make_view, names
 from dtrain_cli.views.progress import ProgressLine
 from support.limits import HANG
 from support.runs import Capture, plan
@@ -37,6 +37,24 @@ def test_the_line():
         "step 1,001 of 9,000 · loss 2 · 8.0 s/step · 500k tokens/s · 17 h 46 min left"
     )
     assert text(report(1, 0.0, loss=float("nan"))) == "step 1 of 100 · loss nan"
+
+
+def test_a_narrow_screen_keeps_the_time_left():
+    line = ProgressLine()
+    line.add(report(1, 0.0, tokens=0, lr=1e-4))
+    line.add(report(11, 2.0, tokens=9000, lr=1e-4))
+    assert line.fitted(100) == line.text
+    assert line.fitted(60) == "step 11 of 100 · loss 2 · 5.0 steps/s · 17 s left"
+    assert line.fitted(30) == "step 11 of 100 · 17 s left"
+    assert line.fitted(3) == "step 11 of 100"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(59.9, "59 s"), (3599, "59 min 59 s"), (47 * 3600, "47 h 0 min"), (800_000, "9 d 6 h")],
+)
+def test_durations(seconds, text):
+    assert names.duration(seconds) == text
 
 
 def test_the_lowest_rank_is_shown():

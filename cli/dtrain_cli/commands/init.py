@@ -27,6 +27,8 @@ from dtrain_cli.commands.check import notice, progress
 from dtrain_cli.files import write_text
 from dtrain_cli.views import names
 
+_SLURM = ", or --slurm for a Slurm cluster"
+
 
 def init(
     file: Annotated[Path, typer.Argument(help="The file to write.", metavar="FILE")] = Path(
@@ -86,7 +88,10 @@ def init(
             _write(file, text)
             return
     answers = first_file.Answers(
-        _hosts(hosts or _ask("--hosts", "Hosts, as ssh knows them (such as gpu[01-08])")),
+        _hosts(
+            hosts
+            or _ask("--hosts", "Hosts, as ssh knows them (such as gpu[01-08])", or_else=_SLURM)
+        ),
         _framework(framework or _ask("--framework", "Framework, torch or tensorflow", "torch")),
         script or _ask("--script", "Training script", "train.py"),
         user,
@@ -183,11 +188,11 @@ def _framework(name: str) -> str:
     return name
 
 
-def _ask(option: str, question: str, default: str | None = None) -> str:
+def _ask(option: str, question: str, default: str | None = None, or_else: str = "") -> str:
     if not _interactive():
         raise UsageError(
             f"{option} is missing",
-            hint=f"set {option}: without a terminal, dtrain cannot ask for it",
+            hint=f"set {option}{or_else}: without a terminal, dtrain cannot ask for it",
         )
     answer: str = typer.prompt(question, default=default, err=True)
     return answer

@@ -18,6 +18,8 @@ _MAX_NAME = 24
 _PAIR = 13
 """Width of a cell with two rates."""
 _SEPARATOR = "─"
+_STALL, _SLOW = "white on red", "black on yellow"
+"""Styles of ranks that stand still, and of slow ones."""
 _LEAST_OUTPUT = 3
 """Minimum lines of output below the table."""
 
@@ -27,9 +29,8 @@ def draw(board: Board, output: Sequence[Text], columns: int, rows: int, now: flo
     not all fit, the first ones are left out."""
     troubles = board.troubles()
     head = _head(board, columns, now)[: max(1, rows - _LEAST_OUTPUT)]
-    words = _words(board, troubles)
     free = rows - len(head) - 1
-    shown_troubles = words[: max(1, rows // 8)] if free > 8 else []
+    shown_troubles = _first(words(board, troubles), max(1, rows // 8), columns) if free > 8 else []
     free -= len(shown_troubles)
     table = _Table(board, troubles, columns, now).lines(free - max(_LEAST_OUTPUT, rows // 4))
     lines = [*head, *table, *shown_troubles]
@@ -50,15 +51,24 @@ def snapshot(board: Board, now: float, columns: int = 120) -> str:
     """The same as text, with all hosts and without output."""
     troubles = board.troubles()
     table = _Table(board, troubles, columns, now).lines(len(board.hosts) + 1)
-    lines = [*_head(board, columns, now), *table, *_words(board, troubles)]
+    lines = [*_head(board, columns, now), *table, *words(board, troubles)]
     return "".join(f"{line.plain.rstrip()}\n" for line in lines)
 
 
-def _words(board: Board, troubles: Mapping[str, Mapping[int, GpuTrouble]]) -> list[Text]:
-    """One line for each kind of problem: slow ranks, a stall, GPU troubles."""
-    words = [Text(f" {clean(text)}", one.style) for text, one in summaries(troubles)]
-    slow = [one for one in (board.stall, board.slow) if one is not None]
-    return [*(Text(f" {clean(str(one))}", "black on yellow") for one in slow), *words]
+def words(board: Board, troubles: Mapping[str, Mapping[int, GpuTrouble]]) -> list[Text]:
+    """One line for each kind of problem, the worst first: a stall, slow ranks, GPU troubles."""
+    found = [(one, style) for one, style in ((board.stall, _STALL), (board.slow, _SLOW)) if one]
+    ranks = [Text(f" {clean(str(one))}", style) for one, style in found]
+    return [*ranks, *(Text(f" {clean(text)}", one.style) for text, one in summaries(troubles))]
+
+
+def _first(lines: list[Text], most: int, columns: int) -> list[Text]:
+    """At most ``most`` of the lines. The last of them counts those that are left out."""
+    if len(lines) > most:
+        more = f" and {len(lines) - most} more"
+        lines[most - 1].truncate(columns - len(more), overflow="ellipsis")
+        lines[most - 1].append(more)
+    return lines[:most]
 
 
 def _head(board: Board, columns: int, now: float) -> list[Text]:
@@ -73,7 +83,7 @@ def _head(board: Board, columns: int, now: float) -> list[Text]:
     title = Text(f" {clean(board.run)} ", "bold reverse")
     title.append(f" {' · '.join(parts)}", "bold red" if bad else "bold")
     lines = [title]
-    if text := board.progress.text:
+    if text := board.progress.fitted(columns - 1):
         lines.append(_progress(board, text, columns))
     parts = totals(board)
     while len(parts) > 1 and len(" · ".join(parts)) >= columns:
@@ -139,6 +149,10 @@ class _Table:
         now: float,
     ) -> None:
         self._board, self._troubles, self._now = board, troubles, now
+        self._ranks: dict[str, str] = {}
+        """The styles of hosts with slow ranks, or ranks that stand still."""
+        for one, style in ((board.slow, _SLOW), (board.stall, _STALL)):
+            self._ranks |= dict.fromkeys(one.hosts, style) if one is not None else {}
         widest = max((len(clean(name)) for name in board.hosts), default=0)
         self._width = min(_MAX_NAME, max(len(f"{len(board.hosts)} alike"), widest), columns // 4)
         hosts = board.hosts.values()
@@ -185,13 +199,22 @@ class _Table:
         usual = max(kinds.values(), key=len)
         # A trouble that most hosts have does not set a host apart.
         common = sum(host.name in self._troubles for host in usual) > len(usual) / 2
+        ranks = self._ranks if len(self._ranks) <= len(usual) / 2 else {}
         alike = [
             host
             for host in usual
-            if (common or host.name not in self._troubles) and not self._is_old(host)
+            if (common or host.name not in self._troubles)
+            and host.name not in ranks
+            and not self._is_old(host)
         ]
         odd = [host for host in hosts if host not in alike]
-        odd.sort(key=lambda host: (host.state not in BAD, host.name not in self._troubles))
+        odd.sort(
+            key=lambda host: (
+                host.state not in BAD,
+                host.name not in ranks,
+                host.name not in self._troubles,
+            )
+        )
         lines = [self._group(alike)] if len(alike) > 1 else [self._line(host) for host in alike]
         if len(odd) > most - len(lines):
             odd, more = odd[: most - len(lines) - 1], len(odd) - most + len(lines) + 1
@@ -200,7 +223,7 @@ class _Table:
 
     def _line(self, host: HostRow) -> Text:
         old = self._is_old(host)
-        line = self._name(clean(host.name), "dim" if old else "")
+        line = self._name(clean(host.name), "dim" if old else self._ranks.get(host.name, ""))
         for column in self._columns:
             text, style = column.cell(host)
             line.append(f"{text:>{column.width}}", "dim" if old else style)

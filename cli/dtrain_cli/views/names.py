@@ -84,10 +84,12 @@ def path(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``41 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """``41 s``, ``3 min 20 s``, ``2 h 5 min``, ``9 d 4 h``."""
     whole = max(0, int(seconds))
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"

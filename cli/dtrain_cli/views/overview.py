@@ -9,8 +9,7 @@ from rich.text import Text
 from dtrain.framing import clean
 from dtrain_cli.views import names
 from dtrain_cli.views.board import Board, state, summary
-from dtrain_cli.views.dashboard import totals
-from dtrain_cli.views.troubles import summaries
+from dtrain_cli.views.dashboard import totals, words
 
 
 def draw(boards: Sequence[Board], columns: int, rows: int, now: float) -> list[Text]:
@@ -19,7 +18,7 @@ def draw(boards: Sequence[Board], columns: int, rows: int, now: float) -> list[T
     lines = [Text(f" {count} · `dtrain top RUN` shows one", "bold")]
     left = rows - 1
     for number, board in enumerate(boards):
-        entry = _entry(board, now)
+        entry = _entry(board, columns, now)
         if len(entry) > left - (number + 1 < len(boards)):
             lines.append(Text(f" … {names.count(len(boards) - number, 'more run')}"))
             break
@@ -32,7 +31,7 @@ def draw(boards: Sequence[Board], columns: int, rows: int, now: float) -> list[T
     return lines
 
 
-def _entry(board: Board, now: float) -> list[Text]:
+def _entry(board: Board, columns: int, now: float) -> list[Text]:
     states = {name: host.state for name, host in board.hosts.items()}
     title = Text(f" {clean(board.run)}", "bold")
     word = state(states.values())
@@ -42,14 +41,13 @@ def _entry(board: Board, now: float) -> list[Text]:
         parts.append(f"attempt {board.attempt}")
     title.append(f"  {' · '.join(parts)}", "")
     lines = [Text(), title]
-    if text := board.progress.text:
+    if text := board.progress.fitted(columns - 3):
         lines.append(Text(f"   {clean(text)}"))
     if parts := totals(board):
         lines.append(Text(f"   {' · '.join(parts[:2])}"))
-    troubles = summaries(board.troubles())
+    troubles = words(board, board.troubles())
     if troubles:
-        text, worst = troubles[0]
-        line = Text("   ").append(clean(text), worst.style)
+        line = Text("  ").append_text(troubles[0])
         if len(troubles) > 1:
             line.append(f" and {len(troubles) - 1} more")
         lines.append(line)

@@ -30,21 +30,33 @@ class ProgressLine:
     @property
     def text(self) -> str:
         """``step 120 of 240 · loss 2.413 · 5.2 steps/s · 6.6k tokens/s · 23 s left``."""
+        return " · ".join(text for _, text in self._parts())
+
+    def fitted(self, columns: int) -> str:
+        """`text`, without its less important parts if it is wider than ``columns``."""
+        parts = self._parts()
+        while len(parts) > 1 and len(" · ".join(text for _, text in parts)) > columns:
+            # Of the least important parts, the last.
+            parts.remove(max(reversed(parts), key=lambda part: part[0]))
+        return " · ".join(text for _, text in parts)
+
+    def _parts(self) -> list[tuple[int, str]]:
+        """Each with its rank: parts of rank 0 are the most important."""
         report, pace = self._last, self._pace
         if report is None:
-            return ""
+            return []
         of = f" of {report.total:,}" if report.total is not None else ""
-        parts = [f"step {report.step:,}{of}"]
+        parts = [(0, f"step {report.step:,}{of}")]
         if report.loss is not None:
-            parts.append(f"loss {report.loss:.4g}")
-        parts += [f"{name} {value:.4g}" for name, value in report.metrics.items()]
+            parts.append((2, f"loss {report.loss:.4g}"))
+        parts += [(5, f"{name} {value:.4g}") for name, value in report.metrics.items()]
         if steps := pace.steps_per_second:
-            parts.append(f"{steps:.1f} steps/s" if steps >= 1 else f"{1 / steps:.1f} s/step")
+            parts.append((3, f"{steps:.1f} steps/s" if steps >= 1 else f"{1 / steps:.1f} s/step"))
         if (tokens := pace.tokens_per_second) is not None:
-            parts.append(f"{_thousands(tokens)} tokens/s")
+            parts.append((4, f"{_thousands(tokens)} tokens/s"))
         if left := pace.seconds_left:
-            parts.append(f"{names.duration(left)} left")
-        return " · ".join(parts)
+            parts.append((1, f"{names.duration(left)} left"))
+        return parts
 
 
 def _thousands(number: float) -> str:

@@ -31,6 +31,10 @@ def trouble(gpu: GpuSample, *, busy: bool) -> GpuTrouble | None:
     if gpu.xids:
         errors = names.count(gpu.xids, "Xid error")
         return GpuTrouble("X", "white on red", "GPU errors", f"{errors} since the start")
+    if gpu.ecc:
+        return GpuTrouble(
+            "E", "white on red", "uncorrected memory errors", f"{gpu.ecc:,} since the boot"
+        )
     slowed = gpu.slowed or 0
     if slowed & (HEAT | HARDWARE):
         why = "heat" if slowed & HEAT else "power or hardware"
@@ -58,7 +62,7 @@ def summaries(found: Mapping[str, Mapping[int, GpuTrouble]]) -> list[tuple[str, 
         for index, one in gpus.items():
             kinds.setdefault((one.mark, one.what), []).append((host, index, one))
     lines = []
-    for (mark, what), cases in sorted(kinds.items(), key=lambda kind: "XTMI".index(kind[0][0])):
+    for (mark, what), cases in sorted(kinds.items(), key=lambda kind: "XETMI".index(kind[0][0])):
         hosts = list(dict.fromkeys(host for host, _, _ in cases))
         host, index, first = cases[0]
         if len(cases) == 1:
