@@ -20,7 +20,7 @@ from dtrain import api
 from dtrain.node import programs
 from dtrain.session.control import Control
 
-GPU = "%d, 00000000:%02X:00.0, 97, 70144, 81559, 612.33, 700.00, 64, 1980, 1980, 0x04, 0"
+GPU = "%d, 00000000:%02X:00.0, 97, 70144, 81559, 612, 700, 64, 1980, 1980, 0x04, 0, 61, 2619, 0"
 WORKER = """
 import subprocess, sys, time
 children = [subprocess.Popen([sys.executable, "-ISc", "import time; time.sleep(3600)"])

@@ -12,8 +12,8 @@ from dtrain.messages.telemetry import Sample
 from support.node import Agent, Node
 
 TWO_GPUS = """\
-0, 00000000:17:00.0, 98, 70144, 81559, 612.33, 700.00, 64, 1980, 1980, 0x0000000000000004, 0
-1, 00000000:3B:00.0, 31, 81000, 81559, [N/A], 700.00, 88, 1200, 1980, 0x0000000000000040, 2
+0, 00000000:17:00.0, 98, 70144, 81559, 612.33, 700.00, 64, 1980, 1980, 0x04, 0, 61, 2619, 0
+1, 00000000:3B:00.0, 31, 81000, 81559, [N/A], 700.00, 88, 1200, 1980, 0x40, 2, 9, 2619, 5
 """
 
 
@@ -50,6 +50,9 @@ def test_samples_arrive_and_an_average_is_kept_for_a_later_relay(
     assert seen.ranks[0].memory > 0
     assert seen.memory is not None
     assert 0 < seen.memory[0] < seen.memory[1]
+    assert seen.storage is not None
+    assert 0 < seen.storage[0] < seen.storage[1]
+    assert seen.losses is not None
     agent.kill()
     (host.workdir / "go").touch()
     second_relay = host.attach()
@@ -60,6 +63,23 @@ def test_samples_arrive_and_an_average_is_kept_for_a_later_relay(
     again = host.attach(offsets={"telemetry": int(kept[-1].time) + 1})
     again.expect("bye")
     assert samples(again, "average") == []
+    assert host.processes("nvidia-smi") == {}
+
+
+def test_processes_of_others_on_a_gpu_are_counted(host: Node, tmp_path: Path) -> None:
+    # This test's own process is no part of the run; the worker writes its process id to `pid`.
+    uses = f"echo 00000000:17:00.0, {os.getpid()}, 512; echo 00000000:17:00.0, $(cat pid), 70000"
+    lists = f"cd {host.workdir}; until test -s pid; do sleep 0.02; done; while {uses}; do sleep 0.1"
+    lines = f"while printf '{TWO_GPUS.encode('unicode_escape').decode()}'; do sleep 0.1; done"
+    path = tool(tmp_path / "bin", f"case $* in *compute-apps*) {lists}; done;; esac\n{lines}")
+    worker = host.shell("echo $$ > pid; until test -e go; do sleep 0.02; done")
+    agent = host.start(worker, agent=host.agent(environment=path))
+    agent.until(lambda: any(gpu.others for one in samples(agent) for gpu in one.gpus))
+    (host.workdir / "go").touch()
+    agent.expect("bye")
+    first, second = next(one for one in reversed(samples(agent)) if one.gpus).gpus
+    assert (first.others, first.others_memory) == (1, 512)
+    assert second.others == 0
     assert host.processes("nvidia-smi") == {}
 
 

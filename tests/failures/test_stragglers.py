@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,8 @@ class Job:
         self.detector = StragglerDetector(ranks)
         self.ranks = ranks
         self.blocks = 0
+        self.wait = 0.2
+        """Seconds in which all ranks wait, in each step."""
         self._random = random.Random(seed)
 
     def host(self, rank: int) -> str:
@@ -41,7 +44,7 @@ class Job:
             # The standard error of the mean that a rank reports.
             noise = [self._random.gauss(0, NOISE / STEPS**0.5) for _ in range(self.ranks)]
             busy = [(1 + noise[rank]) * slower(rank) for rank in range(self.ranks)]
-            whole = max(busy[rank] + data(rank) for rank in range(self.ranks)) + 0.2
+            whole = max(busy[rank] + data(rank) for rank in range(self.ranks)) + self.wait
             for rank in range(self.ranks):
                 compute = busy[rank] if known else None
                 block = Block(self.blocks, whole, compute, data(rank), queued(rank))
@@ -122,6 +125,31 @@ def test_causes_in_the_telemetry() -> None:
     assert causes_seen(sample(0, 7.9), ()) == {"rank-9": {"cpu"}, "rank-10": {"cpu"}}
     # Of two ranks on one GPU, nobody knows which one has it.
     assert causes_seen(sample(HEAT, 2.0), [1]) == {"rank-9": set(), "rank-10": set()}
+
+
+def test_a_foreign_process_on_the_gpu_and_lost_packets_are_causes() -> None:
+    gpus = tuple(replace(one, others=int(one.index == 0)) for one in sample(0, 2.0).gpus)
+    shared = replace(sample(0, 2.0), gpus=gpus)
+    assert causes_seen(shared, ()) == {"rank-9": {"gpu"}, "rank-10": set()}
+    lossy = replace(sample(0, 2.0), losses=50.0)
+    assert causes_seen(lossy, ()) == {"rank-9": {"network"}, "rank-10": {"network"}}
+
+
+def test_a_slow_network_is_named_if_steps_become_longer() -> None:
+    job, lossy = Job(16), {f"rank-{rank}": {"network"} for rank in range(8)}
+    job.run(500)
+    assert job.detector.find(lossy) is None  # losses that cost nothing
+    job.wait = 0.8
+    job.run(100)
+    assert job.detector.find() is None  # longer, but nobody knows why
+    found = job.detector.find(lossy)
+    assert found is not None
+    assert (found.hosts, found.cause, found.measured) == (("node0",), "network", "network")
+    assert str(found).startswith("steps take ")
+    assert str(found).endswith(" % longer than before: node0 loses packets on the network")
+    assert 0.3 < found.slower < 0.7
+    everywhere = {f"rank-{rank}": {"network"} for rank in range(16)}
+    assert job.detector.find(everywhere) is None
 
 
 def test_late_data_is_seen_even_if_the_computation_is_unknown() -> None:

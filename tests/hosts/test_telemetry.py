@@ -16,7 +16,7 @@ from support.launching import until
 pytestmark = pytest.mark.netns
 Hosts = Callable[..., Cluster]
 
-RECORDING = "0, 00000000:17:00.0, %d, 70144, 81559, 612, 700, 64, 1980, 1980, 0x04, 0"
+RECORDING = "0, 00000000:17:00.0, %d, 70144, 81559, 612, 700, 64, 1980, 1980, 0x04, 0, 61, 2619, 0"
 WAIT = "import os, time\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.05)\n"
 
 

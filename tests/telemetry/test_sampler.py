@@ -8,8 +8,8 @@ import pytest
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.telemetry import Sample
 from dtrain.node.telemetry import host, sampler
+from dtrain.node.telemetry.amd import rows_of
 from dtrain.node.telemetry.follow import TelemetryFiles
-from dtrain.node.telemetry.gpus import rocm_rows
 from dtrain.node.telemetry.host import Devices
 from dtrain.node.telemetry.sampler import Files, average
 from dtrain.runs import telemetry
@@ -26,6 +26,8 @@ def sample(time, *, use=90, slowed=0, memory=1000, gpus=1):
         "disk": None,
         "network": [1000, 2000],
         "infiniband": None,
+        "storage": [5, 50],
+        "losses": 0.0,
         "gpus": [[index, *row] for index in range(gpus)],
         "ranks": [["rank-0", 1.5, 4096, 12]],
     }
@@ -80,10 +82,10 @@ def test_an_infiniband_port_without_counters_harms_nothing(tmp_path, monkeypatch
 
 def test_the_memory_of_amd_cards():
     recorded = (MACHINES / "amd-mi300x" / "rocm-smi.json").read_bytes()
-    rows = rocm_rows(b"WARNING: something\n" + recorded)
+    rows = rows_of(b"WARNING: something\n" + recorded)
     assert [row[0] for row in rows] == list(range(len(rows)))
     assert all(0 <= row[2] < row[3] == 196592 for row in rows)
-    assert rocm_rows(b"no JSON") == rocm_rows(b"[1]") == []
+    assert rows_of(b"no JSON") == rows_of(b"[1]") == []
 
 
 def test_the_load_of_amd_cards():
@@ -95,10 +97,50 @@ def test_the_load_of_amd_cards():
         "Temperature (Sensor memory) (C)": "52.0",
         "sclk clock speed:": "(1980Mhz)",
     }
-    (row,) = rocm_rows(json.dumps({"card0": card, "system": {}}).encode())
+    (row,) = rows_of(json.dumps({"card0": card, "system": {}}).encode())
     (gpu,) = Sample.read({**sample(0.0), "gpus": [row]}).gpus
     assert (gpu.use, gpu.power, gpu.power_limit) == (97, 612, 750)
     assert (gpu.temperature, gpu.clock) == (71, 1980)
+
+
+def test_amd_smi():
+    def of(value, unit):
+        return {"value": value, "unit": unit}
+
+    card = {
+        "gpu": 0,
+        "usage": {"gfx_activity": of(97, "%"), "umc_activity": of(41, "%"), "mm_activity": "N/A"},
+        "power": {"socket_power": of(612, "W"), "throttle_status": "UNTHROTTLED"},
+        "clock": {
+            "gfx_0": {"clk": of(1980, "MHz"), "max_clk": of(2100, "MHz")},
+            "mem_0": {"clk": of(900, "MHz"), "max_clk": of(1300, "MHz")},
+        },
+        "temperature": {"edge": "N/A", "hotspot": of(71, "C"), "mem": of(52, "C")},
+        "ecc": {"total_correctable_count": 7, "total_uncorrectable_count": 1},
+        "mem_usage": {"total_vram": of(196592, "MB"), "used_vram": of(70000, "MB")},
+    }
+    for printed in ([card], {"gpu_data": [card]}):
+        (row,) = rows_of(json.dumps(printed).encode())
+        (gpu,) = Sample.read({**sample(0.0), "gpus": [row]}).gpus
+        assert (gpu.use, gpu.memory_used, gpu.memory_total, gpu.power) == (97, 70000, 196592, 612)
+        assert (gpu.temperature, gpu.clock, gpu.clock_max, gpu.memory_clock) == (
+            71,
+            1980,
+            2100,
+            900,
+        )
+        assert (gpu.memory_use, gpu.ecc, gpu.ecc_corrected) == (41, 1, 7)
+    assert rows_of(b"[{}]") == rows_of(b'[{"gpu": 0, "usage": 3}, {"gpu": []}]') == []
+    (bare,) = rows_of(b'[{"gpu": 3, "usage": "N/A"}]')
+    assert Sample.read({**sample(0.0), "gpus": [bare]}).gpus[0].use is None
+
+
+def test_lost_packets_are_counted(tmp_path, monkeypatch):
+    (before,) = host.lost_packets()
+    for name, text in (("symbol_error", "10000000\n"), ("port_rcv_errors", "N/A (no PMA)\n")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(host, "PORTS", Devices(lambda: [str(tmp_path)]))
+    assert before + 10_000_000 <= host.lost_packets()[0] < before + 10_100_000
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,10 @@ def trouble(gpu: GpuSample, *, busy: bool) -> GpuTrouble | None:
     if gpu.memory is not None and gpu.memory >= FULL:
         used, total = (gpu.memory_used or 0) / 1024, (gpu.memory_total or 0) / 1024
         return GpuTrouble("M", "black on magenta", "memory full", f"{used:.1f} of {total:.1f} GiB")
+    if gpu.others:
+        taken = f"{(gpu.others_memory or 0) / 1024:.1f} GiB"
+        detail = f"{gpu.others} outside the run, {taken}"
+        return GpuTrouble("P", "black on magenta", "used by other processes", detail)
     if busy and gpu.use is not None and gpu.use < IDLE:
         return GpuTrouble("I", "black on cyan", "idle")
     return None
@@ -62,7 +66,7 @@ def summaries(found: Mapping[str, Mapping[int, GpuTrouble]]) -> list[tuple[str, 
         for index, one in gpus.items():
             kinds.setdefault((one.mark, one.what), []).append((host, index, one))
     lines = []
-    for (mark, what), cases in sorted(kinds.items(), key=lambda kind: "XETMI".index(kind[0][0])):
+    for (mark, what), cases in sorted(kinds.items(), key=lambda kind: "XETMPI".index(kind[0][0])):
         hosts = list(dict.fromkeys(host for host, _, _ in cases))
         host, index, first = cases[0]
         if len(cases) == 1:

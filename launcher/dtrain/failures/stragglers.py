@@ -17,13 +17,13 @@ equal ranks whose times vary by 5 % (standard deviation), no rank is found.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
 from dtrain.hostlist import fold
-from dtrain.messages.telemetry import HARDWARE, HEAT, Sample
+from dtrain.messages.telemetry import HARDWARE, HEAT, GpuSample, Sample
 from dtrain.runtime.steps import STEPS
 
 SLOWER = 0.06
@@ -35,15 +35,24 @@ stragglers."""
 MAX_WAITING = 64
 """Maximum of incomplete blocks. Beyond it, the oldest is judged without the missing ranks."""
 
+LONGER = 0.15
+"""If all ranks wait longer than usual by this part of a step, the network is slow."""
+USUAL = 64
+"""Blocks from which the usual wait is taken."""
+MANY_LOSSES = 10.0
+"""Lost packets per second from which a host's network may be the cause."""
+
 BUSY_CPUS, FOREIGN_CPUS = 0.9, 0.1
 """Fractions of a host's CPUs. The job lacks CPU time if more than the first are busy, and more than
 the second with processes outside the job."""
 
-Cause = Literal["data", "cpu", "clock", "unknown"]
+Cause = Literal["data", "cpu", "clock", "gpu", "network", "unknown"]
 CAUSES: Mapping[Cause, str] = {
     "data": "waits for data",
     "cpu": "other processes use the CPU",
     "clock": "the GPU's clock is throttled",
+    "gpu": "other processes use the GPU",
+    "network": "its host loses packets on the network",
     "unknown": "cause unknown",
 }
 
@@ -85,7 +94,10 @@ class Straggler:
     cause: Cause
     """The likely cause for the slowest rank."""
     step: int
-    """The last step that was judged."""
+    """The last step that was judged; 0 without steps."""
+    measured: Literal["steps", "network", "activity"] = "steps"
+    """``steps``: how long each rank was busy. ``network``: all ranks wait longer than before, and
+    these hosts lose packets. ``activity``: no rank measures its steps, and these GPUs work less."""
 
     def is_news_after(self, shown: Straggler | None) -> bool:
         """Whether it tells a user who has seen ``shown`` something new."""
@@ -102,11 +114,18 @@ class Straggler:
         more = len(self.processes) - len(shown)
         who = ", ".join(shown) + (f" and {more} more" if more else "")
         where = fold(list(self.hosts))
+        if self.measured == "network":
+            verb = "loses" if len(self.hosts) == 1 else "lose"
+            return (
+                f"steps take {self.slower * 100:.0f} % longer than before: {where} {verb} packets"
+                " on the network"
+            )
         who = f"the ranks of {where}" if self.whole_host else f"{who} on {where}"
         verb = "is" if len(self.processes) == 1 else "are"
         up_to = "up to " if len(self.processes) > 1 else ""
+        how = "slower" if self.measured == "steps" else "less active on the GPU"
         return (
-            f"{who} {verb} {up_to}{self.slower * 100:.0f} % slower than the others:"
+            f"{who} {verb} {up_to}{self.slower * 100:.0f} % {how} than the others:"
             f" {CAUSES[self.cause]}"
         )
 
@@ -160,16 +179,44 @@ def causes_seen(sample: Sample, job_gpus: Collection[int]) -> dict[str, set[Caus
     cpus = sample.cpus or 0
     full = (sample.cpu or 0.0) > BUSY_CPUS * cpus > 0
     foreign = full and (sample.cpu or 0.0) - own > FOREIGN_CPUS * cpus
-    seen: dict[str, set[Cause]] = {
-        rank.process: {"cpu"} if foreign else set() for rank in sample.ranks
-    }
-    gpus = [gpu for gpu in sample.gpus if not job_gpus or gpu.index in job_gpus]
-    if len(gpus) == len(sample.ranks):  # otherwise it is unknown which rank has which GPU
-        ranks = sorted(sample.ranks, key=lambda rank: (len(rank.process), rank.process))
-        for rank, gpu in zip(ranks, gpus, strict=True):
-            if (gpu.slowed or 0) & (HEAT | HARDWARE):
-                seen[rank.process].add("clock")
+    of_host: set[Cause] = {"cpu"} if foreign else set()
+    if (sample.losses or 0.0) >= MANY_LOSSES:
+        of_host.add("network")
+    seen: dict[str, set[Cause]] = {rank.process: {*of_host} for rank in sample.ranks}
+    for process, gpu in gpus_of_ranks(sample, job_gpus):
+        causes = seen.get(process, set())
+        if (gpu.slowed or 0) & (HEAT | HARDWARE):
+            causes.add("clock")
+        if gpu.others:
+            causes.add("gpu")
     return seen
+
+
+def gpus_of_ranks(sample: Sample, job_gpus: Collection[int]) -> list[tuple[str, GpuSample]]:
+    """The GPUs of the job, each with its process; ``gpu-3`` if nobody knows which rank has it."""
+    gpus = [gpu for gpu in sample.gpus if not job_gpus or gpu.index in job_gpus]
+    ranks = sorted(sample.ranks, key=lambda rank: (len(rank.process), rank.process))
+    if len(ranks) != len(gpus):
+        return [(f"gpu-{gpu.index}", gpu) for gpu in gpus]
+    return [(rank.process, gpu) for rank, gpu in zip(ranks, gpus, strict=True)]
+
+
+def less_active(
+    slow: Sequence[tuple[str, str, float]], seen: Mapping[str, Collection[Cause]]
+) -> Straggler | None:
+    """The result of `GpuActivity.slow`, with the likely cause for the slowest rank."""
+    if not slow:
+        return None
+    first = seen.get(slow[0][0], ())
+    return Straggler(
+        processes=tuple(process for process, _, _ in slow),
+        hosts=tuple(sorted({host for _, host, _ in slow})),
+        whole_host=False,
+        slower=slow[0][2],
+        cause=next((cause for cause in CAUSES if cause in first), "unknown"),
+        step=0,
+        measured="activity",
+    )
 
 
 class StragglerDetector:
@@ -181,6 +228,10 @@ class StragglerDetector:
         self._waiting: dict[int, dict[str, Block]] = {}
         self._judged = -1
         """The last block that was judged."""
+        self._waits: deque[tuple[float, float]] = deque(maxlen=USUAL)
+        """Of the last blocks, the seconds of a step, and of the part in which all ranks wait."""
+        self.knows_compute = False
+        """Whether ranks measure how long they compute."""
 
     def add(self, process: str, host: str, group: int, block: Block) -> None:
         """Add a block of one rank. The blocks of a rank arrive in order."""
@@ -217,7 +268,7 @@ class StragglerDetector:
             # If most ranks of a group are slow, they are its normal ranks, not stragglers.
             slow += found if len(found) * 2 <= len(members) else []
         if not slow:
-            return None
+            return self._on_slow_network(seen or {})
         slow.sort(key=lambda name: -self._ranks[name].slower)
         hosts = tuple(sorted({self._ranks[name].host for name in slow}))
         on_hosts = [name for name, rank in self._ranks.items() if rank.host in hosts]
@@ -231,10 +282,37 @@ class StragglerDetector:
             step=(self._judged + 1) * STEPS,
         )
 
+    def _on_slow_network(self, seen: Mapping[str, Collection[Cause]]) -> Straggler | None:
+        """The ranks whose hosts lose packets, if all ranks wait longer than usual."""
+        ranks = [name for name in self._ranks if "network" in seen.get(name, ())]
+        if not 0 < len(ranks) * 2 <= len(self._ranks) or len(self._waits) <= BLOCKS:
+            return None
+        recent = list(self._waits)[-BLOCKS:]
+        usual = _normal([wait for _, wait in self._waits])
+        longer = [(wait - usual) / step for step, wait in recent if step > 0]
+        if sum(one > LONGER for one in longer) < SLOW_BLOCKS:
+            return None
+        part = median(longer)
+        return Straggler(
+            processes=tuple(ranks),
+            hosts=tuple(sorted({self._ranks[name].host for name in ranks})),
+            whole_host=True,
+            slower=round(part / (1 - part), 3) if part < 1 else 1.0,
+            cause="network",
+            step=(self._judged + 1) * STEPS,
+            measured="network",
+        )
+
     def _restart(self) -> None:
         self._ranks, self._waiting, self._judged = {}, {}, -1
+        self._waits.clear()
 
     def _judge(self, blocks: Mapping[str, Block]) -> None:
+        waits = [block.step - block.busy for block in blocks.values() if block.compute is not None]
+        if len(waits) == len(blocks):
+            step = median(block.step for block in blocks.values())
+            self.knows_compute = True
+            self._waits.append((step, max(0.0, min(waits))))
         groups: dict[int, dict[str, Block]] = {}
         for process, block in blocks.items():
             groups.setdefault(self._ranks[process].group, {})[process] = block

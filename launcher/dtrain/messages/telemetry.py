@@ -46,6 +46,16 @@ class GpuSample:
     """Uncorrected errors since the boot."""
     xids: _Count | None
     """Xid errors since the run started."""
+    memory_use: _Amount | None = None
+    """Percent of the time in which its memory was read or written."""
+    memory_clock: _Amount | None = None
+    """MHz."""
+    ecc_corrected: _Count | None = None
+    """Corrected errors since the boot."""
+    others: _Count | None = None
+    """Processes outside the run that use it."""
+    others_memory: _Amount | None = None
+    """MiB that these have."""
 
     @property
     def memory(self) -> float | None:
@@ -71,6 +81,21 @@ class RankUse:
 Pair = tuple[_Rate, _Rate]
 """Bytes per second: read or received, and written or sent."""
 
+_OldGpu = tuple[
+    Annotated[int, Range(0, 4096)],
+    _Amount | None,
+    _Amount | None,
+    _Amount | None,
+    _Amount | None,
+    _Amount | None,
+    Annotated[float, Range(-300, 10_000)] | None,
+    _Amount | None,
+    _Amount | None,
+    _Count | None,
+    _Count | None,
+    _Count | None,
+]
+"""As dtrain stored it before it knew the last five fields."""
 _Gpu = tuple[
     Annotated[int, Range(0, 4096)],
     _Amount | None,
@@ -84,6 +109,11 @@ _Gpu = tuple[
     _Count | None,
     _Count | None,
     _Count | None,
+    _Amount | None,
+    _Amount | None,
+    _Count | None,
+    _Count | None,
+    _Amount | None,
 ]
 _Rank = tuple[_Process, _Amount | None, _Bytes, _Count]
 
@@ -99,8 +129,10 @@ class _Sent:
     disk: Pair | None
     network: Pair | None
     infiniband: Pair | None
-    gpus: Annotated[tuple[_Gpu, ...], Length(64)]
+    gpus: Annotated[tuple[_Gpu | _OldGpu, ...], Length(64)]
     ranks: Annotated[tuple[_Rank, ...], Length(1024)]
+    storage: tuple[_Bytes, _Bytes] | None = None
+    losses: _Rate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +151,10 @@ class Sample:
     infiniband: Pair | None
     gpus: tuple[GpuSample, ...]
     ranks: tuple[RankUse, ...]
+    storage: tuple[int, int] | None = None
+    """Bytes used and in total, of the disk with the run's folder."""
+    losses: float | None = None
+    """Packets per second that the network lost."""
 
     @classmethod
     def read(cls, body: Any) -> Sample:
@@ -134,6 +170,8 @@ class Sample:
             sent.infiniband,
             tuple(GpuSample(*row) for row in sent.gpus),
             tuple(RankUse(*row) for row in sent.ranks),
+            sent.storage,
+            sent.losses,
         )
 
     def as_json(self) -> dict[str, Any]:

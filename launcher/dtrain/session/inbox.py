@@ -48,7 +48,9 @@ class Inbox:
             context.folder,
             context.recorder.observer,
             lambda until: self.output.note("telemetry", until),
-            lambda sample: context.steps.sample(sample, part.host.gpus, time.monotonic()),
+            lambda sample: context.steps.sample(
+                part.host.name, sample, part.host.gpus, time.monotonic()
+            ),
         )
         self._context = context
         self._host = part.host.name

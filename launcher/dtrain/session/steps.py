@@ -5,8 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 
+from dtrain.failures.activity import GpuActivity
 from dtrain.failures.stalls import Stall, StallDetector
-from dtrain.failures.stragglers import Cause, Straggler, StragglerDetector, causes_seen
+from dtrain.failures.stragglers import (
+    Cause,
+    Straggler,
+    StragglerDetector,
+    causes_seen,
+    gpus_of_ranks,
+    less_active,
+)
 from dtrain.messages.telemetry import Sample
 from dtrain.runs.progress import StepReport
 
@@ -22,6 +30,7 @@ class StepWatch:
         self._world_size = world_size
         self._stragglers = StragglerDetector(world_size)
         self._stalls = StallDetector(world_size)
+        self._activity = GpuActivity()
         self._seen: dict[str, dict[Cause, float]] = {}
         """When the telemetry has last shown a cause, for each process."""
 
@@ -47,9 +56,11 @@ class StepWatch:
         with self._lock:
             return self._stalls.find(now)
 
-    def sample(self, sample: Sample, job_gpus: Collection[int], now: float) -> None:
+    def sample(self, host: str, sample: Sample, job_gpus: Collection[int], now: float) -> None:
         """Add the telemetry of a host, whose job uses the GPUs ``job_gpus``; empty means all."""
         with self._lock:
+            if not self._stragglers.knows_compute:
+                self._activity.add(host, gpus_of_ranks(sample, job_gpus), now)
             for process, causes in causes_seen(sample, job_gpus).items():
                 if causes and (process in self._seen or len(self._seen) < self._world_size):
                     self._seen.setdefault(process, {}).update(dict.fromkeys(causes, now))
@@ -61,4 +72,7 @@ class StepWatch:
                 process: {cause for cause, then in causes.items() if now - then < REMEMBERED}
                 for process, causes in self._seen.items()
             }
-            return self._stragglers.find(seen)
+            found = self._stragglers.find(seen)
+            if found is None and not self._stragglers.knows_compute:
+                found = less_active(self._activity.slow(now), seen)
+            return found

@@ -138,7 +138,9 @@ class Supervisor:
             node = worker.binding.node if worker.binding is not None else None
             self._events.append("started", **worker.identity(), pid=worker.pid, numa_node=node)
         folder = os.dup(prepared.folder_fd)
-        self._sampler = Sampler(lambda: Files(folder), self._sampled_processes)
+        self._sampler = Sampler(
+            lambda: Files(folder), self._sampled_processes, self._tag.of, folder
+        )
         self._sampler.start()
 
     def _tick(self) -> float | None:

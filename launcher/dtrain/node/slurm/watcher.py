@@ -53,7 +53,7 @@ class Watcher:
         self._output = StepOutput()
 
     def serve(self, stream: BinaryIO) -> None:
-        Sampler(lambda: self, self.running).start()
+        Sampler(lambda: self, self.running, self.owns, self._folder).start()
         for line in iter(stream.readline, b""):
             order = json.loads(line)
             if order["host"] == self._host:
@@ -68,6 +68,11 @@ class Watcher:
 
     def append(self, kind: str, **body: Any) -> None:
         self._send("event", event={"event": kind, "time": time.time(), **body})
+
+    def owns(self, pid: int) -> bool:
+        """Whether the environment of a process marks it as one of the job."""
+        environment = environment_of(pid, having=b"DTRAIN_RUN_DIR=")
+        return environment.get(b"DTRAIN_RUN_DIR") == self._folder
 
     def running(self) -> list[tuple[Json, Proc]]:
         """The identity and process of every worker, and of every rank of a torchrun."""

@@ -12,6 +12,8 @@ So a launcher that attaches gets the averages that it lacks. A sample is an obje
     cpu         busy CPUs
     cpus        number of CPUs
     memory      [used, total] bytes
+    storage     [used, total] bytes of the disk with the run's folder
+    losses      packets per second that the network lost
     disk, network, infiniband   [bytes read or received, written or sent] per second
     gpus        a list for each GPU, in the order of `gpus.FIELDS`
     ranks       [process, busy CPUs, bytes of memory, open files] for each, with its children

@@ -28,6 +28,7 @@ class HostCounters:
             "network": Rate(network_bytes),
             "infiniband": Rate(infiniband_bytes),
         }
+        self._losses = Rate(lost_packets)
         self._cpu = Rate(cpu_ticks)
 
     def read(self) -> Json:
@@ -40,6 +41,8 @@ class HostCounters:
         for name, rate in self._rates.items():
             values = rate.read()
             found[name] = None if values is None else [round(value) for value in values]
+        lost = self._losses.read()
+        found["losses"] = None if lost is None else round(lost[0], 2)
         return found
 
 
@@ -134,6 +137,13 @@ def _network_lines() -> list[bytes]:
     return (read_file("/proc/net/dev") or b"").splitlines()[2:]
 
 
+PORT_ERRORS = (
+    "symbol_error",
+    "port_rcv_errors",
+    "port_xmit_discards",
+    "../hw_counters/packet_seq_err",
+    "../hw_counters/local_ack_timeout_err",
+)
 DISKS, PORTS, INTERFACES = Devices(_disks), Devices(_ports), Devices(_interfaces)
 
 
@@ -160,6 +170,23 @@ def network_bytes() -> list[int] | None:
             found[0] += int(fields[0])
             found[1] += int(fields[8])
     return found
+
+
+def lost_packets() -> list[int] | None:
+    """TCP segments sent again, and errors of interfaces and InfiniBand ports."""
+    lines = (read_file("/proc/net/snmp") or b"").splitlines()
+    tcp = [line.split() for line in lines if line.startswith(b"Tcp:")]
+    found = int(dict(zip(*tcp)).get(b"RetransSegs", 0)) if len(tcp) == 2 else 0
+    wanted = set(INTERFACES.get())
+    for line in _network_lines():
+        name, _, counters = line.partition(b":")
+        fields = counters.split()
+        if len(fields) > 10 and name.strip().decode() in wanted:
+            found += int(fields[2]) + int(fields[10])
+    for folder in PORTS.get():
+        counters = [(read_file("%s/%s" % (folder, name)) or b"").strip() for name in PORT_ERRORS]
+        found += sum(int(words) for words in counters if words.isdigit())
+    return [found]
 
 
 def infiniband_bytes() -> list[int] | None:

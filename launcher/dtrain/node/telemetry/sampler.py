@@ -47,11 +47,17 @@ class Sampler:
     """Takes the samples of one run. Its failures do not affect the run."""
 
     def __init__(
-        self, open_sink: Callable[[], Sink], running: Callable[[], list[tuple[Json, Proc]]]
+        self,
+        open_sink: Callable[[], Sink],
+        running: Callable[[], list[tuple[Json, Proc]]],
+        own: Callable[[int], bool | None],
+        folder: bytes | int,
     ) -> None:
         """``open_sink`` returns what gets the samples. ``running`` returns the identity and
-        process of each rank. Both are called in the sampler's thread."""
+        process of each rank; ``own``, whether a process is marked as one of the run. All are
+        called in the sampler's thread. ``folder`` is on the disk whose space is sampled."""
         self._open_sink = open_sink
+        self._own, self._folder = own, folder
         self._running = running
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -67,7 +73,7 @@ class Sampler:
             self._thread.join(STOP_LIMIT)
 
     def _run(self) -> None:
-        gpus = gpu_tool()
+        gpus = gpu_tool(self._own)
         try:
             with contextlib.suppress(Exception):  # such as a full disk: the run continues
                 self._sample(gpus)
@@ -90,6 +96,7 @@ class Sampler:
             sample = {
                 "time": round(time.time(), 3),
                 **host.read(),
+                "storage": storage(self._folder),
                 "gpus": gpus.read(xids.count()) if gpus is not None else [],
                 "ranks": ranks.read(),
             }
@@ -99,6 +106,15 @@ class Sampler:
             window.append(sample)
             sink.show(sample)
         sink.store(average(window))
+
+
+def storage(folder: bytes | int) -> list[int] | None:
+    """Used and total bytes of the disk with a folder."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return None
+    return [(disk.f_blocks - disk.f_bavail) * disk.f_frsize, disk.f_blocks * disk.f_frsize]
 
 
 class Files:
@@ -159,7 +175,7 @@ class Xids:
 
 # Averages
 
-MAXIMA = ("memory_used", "temperature", "ecc", "xids")
+MAXIMA = ("memory_used", "temperature", "ecc", "xids", "ecc_corrected", "others", "others_memory")
 
 
 def average(window: list[Json]) -> Json:
@@ -171,6 +187,8 @@ def average(window: list[Json]) -> Json:
     found: Json = {"time": window[0]["time"], "cpus": last["cpus"]}
     found["cpu"] = mean([one["cpu"] for one in window], 2)
     found["memory"] = highest([one["memory"] for one in window])
+    found["storage"] = last["storage"]
+    found["losses"] = mean([one["losses"] for one in window], 2)
     for name in ("disk", "network", "infiniband"):
         pairs = [one[name] for one in window if one[name] is not None]
         found[name] = [mean(column, 0) for column in zip(*pairs)] if pairs else None

@@ -1,0 +1,151 @@
+"""AMD's GPUs, from amd-smi or rocm-smi."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+
+from dtrain.node.telemetry.tool import MAX_GPUS, STALE, Tool, number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+AMD_SMI = ("usage", "power", "clock", "temperature", "ecc", "mem-usage", "json")
+ROCM_SMI = ("use", "power", "maxpower", "temp", "clocks")
+ARGUMENTS = {
+    "amd-smi": ["metric", *("--" + name for name in AMD_SMI)],
+    "rocm-smi": [*("--show" + name for name in ROCM_SMI), "--showmeminfo", "vram", "--json"],
+}
+PAUSE = 20.0
+"""Seconds between two runs of a tool: each takes half a second of a core."""
+MAX_OUTPUT = 1 << 20
+CARD = re.compile(r"card\d{1,4}")
+
+
+class Amd:
+    """Runs a tool now and then: none has a mode that keeps printing."""
+
+    def __init__(self, programs: list[str]) -> None:
+        """``programs``: the paths of the tools, the best first."""
+        self._programs = programs
+        self._tool: Tool | None = None
+        self._next_start = 0.0
+        self._output = b""
+        self._rows: list[list[Any]] = []
+        self._then = 0.0
+
+    def read(self, _xids: dict[str, int]) -> list[list[Any]]:
+        now = time.monotonic()
+        if self._tool is not None and not self._tool.ended:
+            self._output = (self._output + self._tool.read())[:MAX_OUTPUT]
+            if self._tool.ended:
+                self._take(now)
+            elif now >= self._next_start:
+                self._tool.stop()
+                self._try_next()
+        elif now >= self._next_start:
+            self._next_start, self._output = now + PAUSE, b""
+            program = self._programs[0]
+            with contextlib.suppress(OSError):
+                self._tool = Tool([program, *ARGUMENTS[program.rpartition("/")[2]]])
+        return self._rows if now - self._then < PAUSE + STALE else []
+
+    def _take(self, now: float) -> None:
+        rows = rows_of(self._output)
+        if rows:
+            self._rows, self._then = rows, now
+        else:
+            self._try_next()
+
+    def _try_next(self) -> None:
+        if len(self._programs) > 1:
+            del self._programs[0]
+            self._next_start = 0.0
+
+    def stop(self) -> None:
+        if self._tool is not None:
+            self._tool.stop()
+
+
+def rows_of(output: bytes) -> list[list[Any]]:
+    """A row for each GPU in the JSON that a tool prints."""
+    starts = [at for at in (output.find(b"{"), output.find(b"[")) if at >= 0]
+    try:
+        found = json.loads(output[min(starts) :]) if starts else {}
+        found = found.get("gpu_data", found) if isinstance(found, dict) else found
+        if isinstance(found, list):
+            gpus = {int(gpu["gpu"]): amd_row(gpu) for gpu in found[:MAX_GPUS]}
+        else:
+            cards = {int(name[4:]): card for name, card in found.items() if CARD.fullmatch(name)}
+            gpus = {index: rocm_row(cards[index]) for index in cards}
+        return [[index, *gpus[index]] for index in sorted(gpus)[:MAX_GPUS]]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return []
+
+
+def amd_row(gpu: dict[str, Any]) -> list[Any]:
+    """Of amd-smi, in the order of `gpus.FIELDS` after the index."""
+
+    def value(*path: str) -> float | None:
+        found: Any = gpu
+        for name in path:
+            found = found.get(name) if isinstance(found, dict) else None
+        if isinstance(found, dict):  # {"value": 148, "unit": "W"}
+            found = found.get("value")
+        return None if found is None else number(str(found))
+
+    def count(name: str) -> int | None:
+        found = value("ecc", name)
+        return None if found is None else int(found)
+
+    hotspot = value("temperature", "hotspot")
+    return [
+        value("usage", "gfx_activity"),
+        value("mem_usage", "used_vram"),
+        value("mem_usage", "total_vram"),
+        value("power", "socket_power"),
+        None,
+        hotspot if hotspot is not None else value("temperature", "edge"),
+        value("clock", "gfx_0", "clk"),
+        value("clock", "gfx_0", "max_clk"),
+        None,
+        count("total_uncorrectable_count"),
+        0,
+        value("usage", "umc_activity"),
+        value("clock", "mem_0", "clk"),
+        count("total_correctable_count"),
+        None,
+        None,
+    ]
+
+
+def rocm_row(card: dict[str, Any]) -> list[Any]:
+    """Of rocm-smi, in the order of `gpus.FIELDS` after the index."""
+    words = {name.lower(): str(value) for name, value in card.items()}
+
+    def value(pattern: str) -> float | None:
+        found = (number(words[name]) for name in words if re.search(pattern, name))
+        return next((one for one in found if one is not None), None)
+
+    used, total = value(r"vram total used memory"), value(r"vram total memory")
+    return [
+        value(r"gpu use \(%\)"),
+        None if used is None else int(used) >> 20,
+        None if total is None else int(total) >> 20,
+        value(r"^(average|current).*power \(w\)"),
+        value(r"^max.*power \(w\)"),
+        value(r"temperature \(sensor junction\)") or value(r"temperature"),
+        value(r"sclk clock speed"),
+        None,
+        None,
+        None,
+        0,
+        None,
+        value(r"mclk clock speed"),
+        None,
+        None,
+        None,
+    ]

@@ -1,0 +1,77 @@
+"""A GPU vendor's program, read without waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+
+from dtrain.node.agent.kernel_log import NO_RUN
+from dtrain.node.agent.processes import look, send
+from dtrain.node.agent.sweep import HELPERS, start_helper
+
+MAX_GPUS = 64
+STALE = 10.0
+"""Seconds after which a value of a tool that hangs is no longer shown."""
+
+
+class Tool:
+    """A program whose output is read without waiting."""
+
+    def __init__(self, argv: list[str]) -> None:
+        """Raises OSError."""
+        import subprocess
+
+        # Without the run's tag, because a sweep ends all tagged processes.
+        environment = {**os.environb, **NO_RUN.environment, b"LC_ALL": b"C"}
+        self._process = start_helper(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+        self._proc = look(self._process.pid)
+        assert self._process.stdout is not None
+        self._fd = self._process.stdout.fileno()
+        os.set_blocking(self._fd, False)
+        self.ended = False
+
+    def read(self) -> bytes:
+        """What it has printed since the last call."""
+        parts: list[bytes] = []
+        while not self.ended and len(parts) < 16:
+            try:
+                part = os.read(self._fd, 1 << 16)
+            except BlockingIOError:
+                break
+            parts.append(part)
+            if not part:
+                self._end()
+        return b"".join(parts)
+
+    def stop(self) -> None:
+        """Kill it. A process that hangs in the kernel stays."""
+        if not self.ended:
+            if self._proc is not None:
+                send(self._proc, signal.SIGKILL)
+            self._end()
+
+    def _end(self) -> None:
+        self.ended = True
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process.returncode = 0  # the supervisor reaps it
+        HELPERS.discard(self._process.pid)
+
+
+def number(text: str) -> float | None:
+    """The number in a value; None for `[N/A]`. A bit mask is hexadecimal."""
+    if text.startswith("0x"):
+        with contextlib.suppress(ValueError):
+            return int(text[:20], 16)
+    found = re.search(r"-?\d{1,15}(\.\d{1,6})?", text)
+    if found is None:
+        return None
+    return float(found[0]) if found[1] else int(found[0])
