@@ -33,7 +33,7 @@ class Machine:
             watch.folder,
             watch.recorder.observer,
             lambda until: None,
-            lambda sample: watch.steps.sample(sample, (), time.monotonic()),
+            lambda sample: watch.steps.sample(name, sample, (), time.monotonic()),
         )
 
     @property

@@ -184,8 +184,8 @@ def lost_packets() -> list[int] | None:
         if len(fields) > 10 and name.strip().decode() in wanted:
             found += int(fields[2]) + int(fields[10])
     for folder in PORTS.get():
-        counters = [(read_file("%s/%s" % (folder, name)) or b"").strip() for name in PORT_ERRORS]
-        found += sum(int(words) for words in counters if words.isdigit())
+        errors = [(read_file("%s/%s" % (folder, name)) or b"").strip() for name in PORT_ERRORS]
+        found += sum(int(count) for count in errors if count.isdigit())
     return [found]
 
 
