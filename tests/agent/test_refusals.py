@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from support.node import Agent, Node, node
+from support.ports import free_port
 
 
 def refusal(host: Node, agent: Agent) -> dict[str, Any]:
@@ -25,12 +26,6 @@ def refusal(host: Node, agent: Agent) -> dict[str, Any]:
     host.until_nothing_runs()
     assert not host.run_dir.exists()
     return body
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def test_an_interpreter_that_is_not_on_path(host: Node) -> None:

@@ -30,7 +30,7 @@ if os.environ["DTRAIN_ATTEMPT"] == "1":
     failed = Path(sys.argv[1])
     if os.environ["RANK"] == "1":
         with open("/dev/kmsg", "a") as log:
-            now = time.monotonic() * 1e6
+            now = time.clock_gettime(time.CLOCK_MONOTONIC_RAW) * 1e6
             fallen = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
             log.write("3,1,%d,-;%s\\n" % (now, fallen))
         failed.touch()
@@ -62,7 +62,7 @@ def test_a_spare_takes_the_place_of_a_host_whose_gpu_fails(
 FAILS_LONG_AFTER = """
 import os, time
 if os.environ["DTRAIN_ATTEMPT"] == "1" and os.environ["RANK"] == "1":
-    an_hour_ago = (time.monotonic() - 3600) * 1e6
+    an_hour_ago = (time.clock_gettime(time.CLOCK_MONOTONIC_RAW) - 3600) * 1e6
     with open("/dev/kmsg", "a") as log:
         log.write("3,1,%d,-;NVRM: Xid (PCI:0000:3b:00): 74, NVLink\\n" % an_hour_ago)
     raise ValueError("bad batch")
@@ -85,7 +85,7 @@ def test_an_old_fault_costs_no_spare(hosts: Hosts, launcher: Launcher) -> None:
 
 KILLED = """
 import os, signal, time
-now = time.monotonic() * 1e6
+now = time.clock_gettime(time.CLOCK_MONOTONIC_RAW) * 1e6
 with open("/dev/kmsg", "a") as log:
     killed = "Out of memory: Killed process %d (python) total-vm:1kB" % os.getpid()
     log.write("3,1,%d,-;%s\\n" % (now, killed))

@@ -27,7 +27,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
@@ -38,6 +37,7 @@ from typing import Any
 
 from dtrain.spec.model import Host, Ssh
 from support.limits import HANG
+from support.ports import free_port
 
 START_TIMEOUT = HANG
 
@@ -232,13 +232,6 @@ def generate_key(
         command += ["-b", "2048"]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     return path
-
-
-def free_port(address: str = "127.0.0.1") -> int:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
 
 
 def _descendants(pid: int) -> list[int]:

@@ -18,7 +18,8 @@ from dtrain.spec.model import Host
 from dtrain.transport import control_master
 from dtrain.transport.ssh import SshTransport
 from support.other_users import MALLORY, acting_as
-from support.sshd import Sshd, free_port, host_on, running_sshd
+from support.ports import free_port
+from support.sshd import Sshd, host_on, running_sshd
 
 pytestmark = pytest.mark.sshd
 

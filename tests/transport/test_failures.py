@@ -26,8 +26,9 @@ from dtrain.transport.ssh import SshTransport
 from dtrain.transport.ssh_connection import MAX_GREETING, BoundedPacketizer
 from support.launching import until
 from support.limits import HANG
+from support.ports import free_port
 from support.ssh_server import Login, SshServer
-from support.sshd import Sshd, free_port, generate_key, host_on, running_sshd
+from support.sshd import Sshd, generate_key, host_on, running_sshd
 
 
 @pytest.fixture

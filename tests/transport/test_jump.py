@@ -15,7 +15,8 @@ from dtrain.diagnostics import AuthError, ConnectError, HostKeyError
 from dtrain.transport.ssh import SshTransport
 from support.launching import until
 from support.limits import HANG
-from support.sshd import Sshd, free_port, generate_key, host_on, running_sshd
+from support.ports import free_port
+from support.sshd import Sshd, generate_key, host_on, running_sshd
 
 pytestmark = pytest.mark.sshd
 

@@ -19,7 +19,8 @@ from dtrain.diagnostics import ConnectError, NodeError
 from dtrain.spec.model import Host, Ssh
 from dtrain.transport.endpoint import SYSTEM_CONFIG, Endpoint, Resolver
 from dtrain.transport.ssh import SshTransport
-from support.sshd import Sshd, free_port, generate_key
+from support.ports import free_port
+from support.sshd import Sshd, generate_key
 
 SEED = int(os.environ.get("DTRAIN_TEST_SEED", "10"))
 CONFIGURATIONS, HOSTS_EACH = 125, 8

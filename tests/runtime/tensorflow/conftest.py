@@ -6,7 +6,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.limits import HANG
+from support.ports import free_ports
 from support.warm import server
 
 HERE = Path(__file__).parent
@@ -114,18 +114,6 @@ def base_environment() -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
         "DTRAIN_START_TIMEOUT": str(HANG),
     }
-
-
-def free_ports(count: int) -> list[int]:
-    """Free ports. All stay bound until all are chosen, so they differ."""
-    holders = [socket.socket() for _ in range(count)]
-    try:
-        for holder in holders:
-            holder.bind(("", 0))
-        return [int(holder.getsockname()[1]) for holder in holders]
-    finally:
-        for holder in holders:
-            holder.close()
 
 
 def losses(path: Path) -> dict[int, float]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 from support.limits import HANG
+from support.ports import free_port
 from support.warm import Process, server
 
 HERE = Path(__file__).resolve().parent
@@ -16,9 +16,6 @@ ROOT = HERE.parents[2]
 
 def start(world: int, script: Path, *arguments: object, **variables: str) -> list[Process]:
     """Each rank has one pipe for standard output and error."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     sources = [ROOT / "launcher", ROOT / "scripts" / "recipes", HERE]
     shared = {
         **{key: value for key, value in os.environ.items() if not key.startswith("DTRAIN_")},
@@ -27,7 +24,7 @@ def start(world: int, script: Path, *arguments: object, **variables: str) -> lis
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         **variables,
     }
     imported = server("dtrain.runtime.torch")
