@@ -47,7 +47,7 @@ def render(report: Report, paths: Mapping[StreamKey, str], *, color: bool) -> st
 
 
 def _headline(failure: Failure) -> str:
-    text = clean(f"{failure.who} {failure.how}")
+    text = clean(failure.summary)
     message = failure.message.strip()
     if not message or message in failure.traceback:
         return text  # The traceback below has the message.

@@ -18,6 +18,7 @@ from dtrain.diagnostics import DtrainError, ExitCode, NodeError
 from dtrain.failures.catalogue import End, Explanation, explain
 from dtrain.failures.kernel import KernelMessage
 from dtrain.failures.stragglers import Straggler
+from dtrain.launchplan import names
 from dtrain.spec.model import Host
 
 _SIGNALLED = 128
@@ -53,13 +54,17 @@ class Failure:
 
     @property
     def label(self) -> str:
-        """Short name: the rank, or role and index."""
-        return str(self.rank) if self.rank is not None else f"{self.role}{self.index}"
+        return names.label(self.role, self.index, self.rank)
 
     @property
     def who(self) -> str:
         """``rank 3 on gpu01``, ``ps1 on gpu02``."""
         return f"{f'rank {self.rank}' if self.rank is not None else self.label} on {self.host}"
+
+    @property
+    def summary(self) -> str:
+        """``rank 3 on gpu01 was killed by SIGKILL``."""
+        return f"{self.who} {self.how}"
 
     @property
     def how(self) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from dtrain.hostlist import fold
+from dtrain.launchplan.names import spoken
 
 LEAST = 15.0
 USUAL = 3.0
@@ -48,16 +49,13 @@ class Stall:
     def __str__(self) -> str:
         if not self.processes:
             return f"no rank has done a step for {self.seconds:.0f} s, after step {self.step}"
-        shown = [name.replace("-", " ", 1) for name in self.processes[:4]]
-        more = len(self.processes) - len(shown)
-        who = ", ".join(shown) + (f" and {more} more" if more else "")
         verb = "stands" if len(self.processes) == 1 else "stand"
         them = "it" if len(self.processes) == 1 else "them"
         waiting = "1 waits" if self.waiting == 1 else f"{self.waiting} wait"
         others = f"; {waiting} for {them}" if self.waiting else ""
         return (
-            f"{who} on {fold(list(self.hosts))} {verb} still after step {self.step}, for"
-            f" {self.seconds:.0f} s{others}"
+            f"{spoken(self.processes)} on {fold(list(self.hosts))} {verb} still after step"
+            f" {self.step}, for {self.seconds:.0f} s{others}"
         )
 
 

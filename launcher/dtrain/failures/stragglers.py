@@ -23,6 +23,7 @@ from statistics import median
 from typing import Literal
 
 from dtrain.hostlist import fold
+from dtrain.launchplan.names import spoken
 from dtrain.messages.telemetry import HARDWARE, HEAT, GpuSample, Sample
 from dtrain.runtime.steps import STEPS
 
@@ -110,9 +111,6 @@ class Straggler:
         return frozenset(self.hosts if self.whole_host else self.processes)
 
     def __str__(self) -> str:
-        shown = [_label(name) for name in self.processes[:4]]
-        more = len(self.processes) - len(shown)
-        who = ", ".join(shown) + (f" and {more} more" if more else "")
         where = fold(list(self.hosts))
         if self.measured == "network":
             verb = "loses" if len(self.hosts) == 1 else "lose"
@@ -120,7 +118,8 @@ class Straggler:
                 f"steps take {self.slower * 100:.0f} % longer than before: {where} {verb} packets"
                 " on the network"
             )
-        who = f"the ranks of {where}" if self.whole_host else f"{who} on {where}"
+        who = f"{spoken(self.processes)} on {where}"
+        who = f"the ranks of {where}" if self.whole_host else who
         verb = "is" if len(self.processes) == 1 else "are"
         up_to = "up to " if len(self.processes) > 1 else ""
         how = "slower" if self.measured == "steps" else "less active on the GPU"
@@ -128,10 +127,6 @@ class Straggler:
             f"{who} {verb} {up_to}{self.slower * 100:.0f} % {how} than the others:"
             f" {CAUSES[self.cause]}"
         )
-
-
-def _label(process: str) -> str:
-    return process.replace("-", " ", 1)
 
 
 @dataclass(frozen=True, slots=True)

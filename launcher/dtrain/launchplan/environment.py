@@ -18,6 +18,7 @@ from typing import Literal
 
 from dtrain.environ import devices
 from dtrain.environ.template import Slot, Template, joined, number
+from dtrain.launchplan.names import process_name
 from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.model import ClusterFile, Host, Job
 from dtrain.spec.placeholders import PER_PROCESS, fill, names_in
@@ -135,7 +136,7 @@ def host_environment(
     }
     chosen = {
         name: fill(value, values)
-        for name, value in _chosen(job, host).items()
+        for name, value in chosen_variables(job, host).items()
         if not names_in(value) & {*PER_PROCESS}
     }
     environment = {**environment, **identity, **chosen, **own}
@@ -148,12 +149,13 @@ def process_environment(job: Job, host: Host, values: Mapping[str, str]) -> dict
     """Variables of the cluster file with placeholders that differ between processes."""
     return {
         name: fill(value, values)
-        for name, value in _chosen(job, host).items()
+        for name, value in chosen_variables(job, host).items()
         if names_in(value) & {*PER_PROCESS}
     }
 
 
-def _chosen(job: Job, host: Host) -> dict[str, str]:
+def chosen_variables(job: Job, host: Host) -> dict[str, str]:
+    """The variables that the cluster file sets on a host."""
     return {**job.env, **host.env}
 
 
@@ -185,7 +187,7 @@ def host_variables(
 
 def process_variables(role: str, index: int, *, scripted: bool = False) -> dict[str, NodeVariable]:
     """Variables that the node adds for one process."""
-    name = f"{role}-{index}"
+    name = process_name(role, index)
     if scripted:
         name = Template(Slot(role, "$dtrain_role"), "-", Slot(str(index), "$dtrain_index"))
     variables = {"TORCHELASTIC_ERROR_FILE": NodeVariable(joined("", (name, ".error.json")), "file")}

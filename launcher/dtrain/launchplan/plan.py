@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from dtrain.environ import devices, jax, ranks, tf_config, torchrun, tpu
 from dtrain.environ.placement import is_service, trains
 from dtrain.environ.template import Slot, Template, number
-from dtrain.launchplan import container
+from dtrain.launchplan import container, names
 from dtrain.launchplan.environment import (
     Launched,
     NodeVariable,
+    chosen_variables,
     host_environment,
     host_variables,
     placeholders,
@@ -53,9 +54,12 @@ class Process:
     """The words in front of ``argv`` that run it in a container."""
 
     @property
+    def name(self) -> str:
+        return names.process_name(self.role, self.index)
+
+    @property
     def label(self) -> str:
-        """Short name for a log prefix: the rank, or role and index."""
-        return str(self.rank) if self.rank is not None else f"{self.role}{self.index}"
+        return names.label(self.role, self.index, self.rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +305,7 @@ def _tensorflow(spec: ClusterFile, launched: Launched, local_python: str) -> Ite
     for node_rank, host in enumerate(hosts):
         mine = [task for task, (_, _, on) in zip(tasks, placed, strict=True) if on == node_rank]
         gpus = _gpus_by_task(mine, job.roles, host)
-        chosen = {*job.env, *host.env}
+        chosen = chosen_variables(job, host)
         python = _python(host, local_python)
         values = placeholders(spec, launched, node_rank, len(tasks))
         numbered = {
@@ -375,9 +379,7 @@ def _in_containers(job: Job, image: Container, part: HostPlan) -> HostPlan:
     shared = {name: value for name, value in part.node_variables.items() if name != "PATH"}
     workers = [
         container.ContainerProcess(
-            name=Template(
-                "dtrain-", part.environment["DTRAIN_RUN_ID"], f"-{process.role}-{process.index}"
-            ),
+            name=Template("dtrain-", part.environment["DTRAIN_RUN_ID"], f"-{process.name}"),
             environment={**part.environment, **process.environment},
             others=(*shared, *process.node_variables, *job.secrets, "USER", "LOGNAME"),
             gpus=bool(part.host.gpus),

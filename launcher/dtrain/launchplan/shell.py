@@ -21,7 +21,7 @@ def files(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
     """``(relative path, text)`` of every file: ``<host>/<role>-<index>.sh`` and ``.env``."""
     for part in plan.hosts:
         for process in part.processes:
-            stem = f"{part.host.name}/{process.role}-{process.index}"
+            stem = f"{part.host.name}/{process.name}"
             yield f"{stem}.sh", script(plan, part, process)
             yield f"{stem}.env", environment_file(plan, part, process)
 
@@ -72,7 +72,7 @@ def completed(name: str, variable: NodeVariable) -> str:
 
 def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
     """A bash script that runs one process on its host."""
-    name = f"{process.role}-{process.index}"
+    name = process.name
     lines = [
         "#!/usr/bin/env bash",
         f"# {process.role} {process.index} of {comment(plan.name)}; run it on {part.host.name}:",

@@ -6,6 +6,7 @@ other impossible event is a ProtocolError of that host.
 
 from __future__ import annotations
 
+from dtrain.launchplan import names
 from dtrain.launchplan.plan import HostPlan
 from dtrain.messages.agent import (
     Attached,
@@ -75,13 +76,13 @@ class MessageSequence:
     def check_stream(self, stream: StreamFound) -> None:
         """Raises ProtocolError unless the stream is one of this host's."""
         name = stream.name.rpartition(".")[0]
-        if name == f"rank-{stream.rank}":
+        if stream.rank is not None and name == names.rank_name(stream.rank):
             # Only torchrun has ranks whose output is separate from its own.
             self._check_rank(stream.rank)
             right = self._torchrun and (stream.role, stream.index) == ("worker", stream.rank)
         else:
             self.check_process(stream)
-            right = name == f"{stream.role}-{stream.index}"
+            right = name == names.process_name(stream.role, stream.index)
         if not right:
             raise ProtocolError(f"stream: {stream.name} is not an output of this host")
 

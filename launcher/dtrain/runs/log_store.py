@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from dtrain.diagnostics import DtrainError, ExitCode, UsageError
+from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError, excerpt
 from dtrain.node.trust import Trust, UnsafeError
@@ -56,7 +57,7 @@ class Stream:
 
     @property
     def label(self) -> str:
-        return str(self.rank) if self.rank is not None else f"{self.role}{self.index}"
+        return names.label(self.role, self.index, self.rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,14 +222,14 @@ class RunFolder:
                 continue
             for file in _entries(self.logs / folder.name):
                 if _STREAM_NAME.fullmatch(file.name) and file.is_file(follow_symlinks=False):
-                    role, _, index = file.name[: -len(".out")].rpartition("-")
+                    role, index = names.parsed(file.name[: -len(".out")])
                     ranked = plan.job.ranked and role in ("worker", "rank")
                     stream = self.stream(
                         folder.name,
                         file.name,
                         role="worker" if role == "rank" else role,
-                        index=int(index),
-                        rank=int(index) if ranked else None,
+                        index=index,
+                        rank=index if ranked else None,
                     )
                     with contextlib.suppress(OSError):
                         found[stream] = file.stat(follow_symlinks=False).st_size

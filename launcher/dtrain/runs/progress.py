@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from dtrain.failures.stragglers import Block
+from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import Length, ProtocolError, Range, decode
 
@@ -43,8 +44,8 @@ class Progress:
     @property
     def order(self) -> tuple[int, int]:
         """Sort key: the job's progress is that of the first process in this order."""
-        kind, _, number = self.process.partition("-")
-        return _ORDER.index(kind), int(number)
+        kind, number = names.parsed(self.process)
+        return _ORDER.index(kind), number
 
     @classmethod
     def read(cls, process: str, fields: Mapping[str, Any]) -> Progress:
@@ -142,9 +143,9 @@ def _metric(name: Any) -> str:
 def speaker(plan: LaunchPlan) -> str:
     """The process whose reports represent the whole job."""
     if plan.job.ranked:
-        return "rank-0"
+        return names.rank_name(0)
     roles = {process.role for host in plan.hosts for process in host.processes}
-    return "chief-0" if "chief" in roles else "worker-0"
+    return names.process_name("chief" if "chief" in roles else "worker", 0)
 
 
 class Pace:

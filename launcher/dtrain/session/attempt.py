@@ -251,7 +251,7 @@ class Attempt:
         patience = machine.FAILURE_GRACE if not causes or causes[0].is_echo else FIRST_CAUSE_SECONDS
         if last or time.monotonic() >= self._failed_since + patience:
             self._failed_since = None
-            what = f"{causes[0].who} {causes[0].how}" if causes else "a worker was stopped"
+            what = causes[0].summary if causes else "a worker was stopped"
             self._context.recorder.notice(f"{what}; stopping the other workers")
 
     def _show_waiting(self) -> None:

@@ -10,6 +10,7 @@ from dtrain.checks import Finding
 from dtrain.failures.cause import Report
 from dtrain.failures.stalls import GOES_ON, Stall
 from dtrain.failures.stragglers import RECOVERED, Straggler
+from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.telemetry import Sample
 from dtrain.runs.log_store import Stream
@@ -35,7 +36,7 @@ class Line:
     """As the worker wrote it, without the newline; may contain escape sequences."""
 
     def __str__(self) -> str:
-        label = f"{self.role}{self.index}" if self.rank is None else self.rank
+        label = names.label(self.role, self.index, self.rank)
         return f"[{self.host} {label}] {self.text}"
 
 

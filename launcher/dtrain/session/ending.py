@@ -14,6 +14,7 @@ from dtrain.failures.cause import Failure, Report, grouped, in_order_of_blame
 from dtrain.failures.kernel import RECENT, KernelMessage, concerning
 from dtrain.failures.launchers import root_words
 from dtrain.failures.traceback import STALE_AFTER, headline, is_traceback
+from dtrain.launchplan import names
 from dtrain.runs import restart
 from dtrain.runs.log_store import StorageError, changed_since, tail
 from dtrain.session.context import AttemptContext
@@ -120,7 +121,7 @@ class Ending:
             case AttemptOutcome.WORKER_FAILED if self.hang.why:
                 return self.hang.why
             case AttemptOutcome.WORKER_FAILED if failures:
-                return f"{failures[0].who} {failures[0].how}"
+                return failures[0].summary
             case AttemptOutcome.WORKER_FAILED:
                 return "something outside dtrain stopped a worker"
             case _ if self._findings:
@@ -240,11 +241,11 @@ def explained(failure: Failure, logs: Path, since: float | None = None) -> Failu
     """
     if failure.traceback or failure.message:
         return failure
-    names = [f"{failure.role}-{failure.index}.err"]
+    written_by = [names.process_name(failure.role, failure.index)]
     if failure.rank is not None:
-        names.append(f"rank-{failure.rank}.err")
-    for name in names:
-        file = logs / failure.host / name
+        written_by.append(names.rank_name(failure.rank))
+    for name in written_by:
+        file = logs / failure.host / f"{name}.err"
         written = tail(file, _STDERR_TAIL)
         stale_after = STALE_AFTER if since is None else _AT_EXIT
         output = root_words(written, uncaught=failure.code == 1, stale_after=stale_after)

@@ -12,6 +12,7 @@ from dtrain.failures import collectives
 from dtrain.failures.cause import Failure
 from dtrain.failures.collectives import RankHistory
 from dtrain.failures.kernel import KernelMessage, understand
+from dtrain.launchplan import names
 from dtrain.messages import agent as messages
 
 MAX_KERNEL_MESSAGES = 1000
@@ -56,7 +57,7 @@ class HostEvidence:
     def add(self, event: messages.Event) -> None:
         match event:
             case messages.Stack(role=role, index=index, rank=rank, text=text):
-                self.stacks[str(rank) if rank is not None else f"{role}{index}"] = text
+                self.stacks[names.label(role, index, rank)] = text
             case messages.Ras(text=text):
                 self.ras = text
             case messages.StacksDone():

@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 
+from dtrain.launchplan import names
 from dtrain.launchplan.plan import HostPlan
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
@@ -152,9 +153,10 @@ class Inbox:
             case messages.Exited():
                 # A process that was stopped has not finished its work, even if its status is 0.
                 failed = event.code != 0 or event.stopping
-                rank = f"rank-{event.rank}"
                 self._context.steps.end(
-                    rank if event.rank is not None else f"{event.role}-{event.index}"
+                    names.process_name(event.role, event.index)
+                    if event.rank is None
+                    else names.rank_name(event.rank)
                 )
                 worker = machine.WorkerId(self._host, event.role, event.index)
                 exited = machine.WorkerExited(worker, failed)

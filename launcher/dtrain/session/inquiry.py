@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 
 from dtrain.diagnostics import AnswerError, NodeError, PrepareError
+from dtrain.launchplan import names
 from dtrain.launchplan.plan import HostPlan
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
@@ -89,7 +90,7 @@ def _status(seen: messages.RunSeen, part: HostPlan, behind: float) -> HostStatus
         detail=seen.why,
         processes=tuple(
             ProcessStatus(
-                label=str(one.rank) if one.rank is not None else f"{one.role}{one.index}",
+                label=names.label(one.role, one.index, one.rank),
                 pid=one.pid,
                 started=one.started + behind,
                 ended=None if one.ended is None else one.ended + behind,

@@ -109,7 +109,7 @@ class JobEnding:
     def _failed(self, state: JobState) -> Report:
         hints = [failure.hint for failure in self.failures[:1] if failure.hint]
         if self.failures:
-            reason = f"{self.failures[0].who} {self.failures[0].how}"
+            reason = self.failures[0].summary
         elif state.state == "OUT_OF_MEMORY":
             reason = "the job ran out of memory"
         elif state.signal == NO_OUTPUT:
@@ -170,7 +170,7 @@ class JobEnding:
             first = self.failures[0]
             return Report(
                 ExitCode.JOB_FAILED,
-                f"{first.who} {first.how}",
+                first.summary,
                 failures=self.failures,
                 hint=first.hint,
             )

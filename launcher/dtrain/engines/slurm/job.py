@@ -22,6 +22,7 @@ from dtrain.engines.slurm.state import JobState
 from dtrain.engines.slurm.step import program_start
 from dtrain.engines.slurm.watch import JobWatch
 from dtrain.failures.cause import Failure, Report, in_order_of_blame
+from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.node import protocol
 from dtrain.runs import journal
@@ -235,7 +236,7 @@ class SlurmJob:
         )
 
     def _explained(self, failure: Failure) -> Failure:
-        name = f"{failure.role}-{failure.index}.err"
+        name = f"{names.process_name(failure.role, failure.index)}.err"
         logs = self._folder.logs
         stderr = tail(logs / failure.host / name, _SUMMARY).decode(errors="replace")
         return explained(root_rank(failure, stderr), logs)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError, excerpt
 from dtrain.messages.slurm import JobStreamFound
@@ -19,15 +20,11 @@ class JobOutput:
     def __init__(self, folder: RunFolder, plan: LaunchPlan) -> None:
         self._folder = folder
         self._ranks = {
-            f"{process.role}-{process.index}": process.rank
-            for part in plan.hosts
-            for process in part.processes
+            process.name: process.rank for part in plan.hosts for process in part.processes
         }
         for first, count in torchruns(plan).values():
-            self._ranks |= {f"rank-{rank}": rank for rank in range(first, first + count)}
-        self._processes = [
-            [f"{process.role}-{process.index}" for process in part.processes] for part in plan.hosts
-        ]
+            self._ranks |= {names.rank_name(rank): rank for rank in range(first, first + count)}
+        self._processes = [[process.name for process in part.processes] for part in plan.hosts]
         self._hosts: dict[str, str] = {}
         self._streams: dict[int, tuple[LogWriter, Stream]] = {}
         self._changed: dict[Path, int] = {}
@@ -40,15 +37,15 @@ class JobOutput:
         """Open a stream. Raises ProtocolError if it is not one of this job's, and StorageError if
         this machine cannot store it."""
         process = found.name.rpartition(".")[0]
-        role, _, index = process.rpartition("-")
         if process not in self._ranks or found.id in self._streams:
             raise ProtocolError(f"stream: unexpected {excerpt(found.name)}")
         if len(self._streams) >= MAX_STREAMS:
             raise ProtocolError("stream: too many")
+        role, index = names.parsed(process)
         role = "worker" if role == "rank" else role
         try:
             stream = self._folder.stream(
-                found.host, found.name, role=role, index=int(index), rank=self._ranks[process]
+                found.host, found.name, role=role, index=index, rank=self._ranks[process]
             )
         except ValueError as error:
             raise ProtocolError(f"stream: {error}") from None
@@ -99,6 +96,6 @@ def torchruns(plan: LaunchPlan) -> dict[str, tuple[int, int]]:
     for part in plan.hosts:
         for process in part.processes:
             if process.role == "torchrun":
-                found[f"torchrun-{process.index}"] = first, process.ranks
+                found[process.name] = first, process.ranks
             first += process.ranks
     return found

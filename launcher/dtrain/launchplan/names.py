@@ -1,0 +1,36 @@
+"""The names of a job's processes in files, messages and reports. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_NAMED = 4
+"""Processes that a sentence names."""
+
+
+def process_name(role: str, index: int) -> str:
+    """The name of a process that dtrain starts, in files and messages: ``worker-3``."""
+    return f"{role}-{index}"
+
+
+def rank_name(rank: int) -> str:
+    """The name of a rank where it may not be a process that dtrain starts: ``rank-3``."""
+    return f"rank-{rank}"
+
+
+def parsed(name: str) -> tuple[str, int]:
+    """The role, or ``rank``, and the number in a name. Raises ValueError for other text."""
+    role, _, number = name.rpartition("-")
+    return role, int(number)
+
+
+def label(role: str, index: int, rank: int | None) -> str:
+    """Short name in front of output: the rank, or role and index such as ``ps1``."""
+    return str(rank) if rank is not None else f"{role}{index}"
+
+
+def spoken(names: Sequence[str]) -> str:
+    """Names in a sentence: ``rank 3, rank 5 and 2 more``."""
+    shown = ", ".join(name.replace("-", " ", 1) for name in names[:_NAMED])
+    more = len(names) - _NAMED
+    return f"{shown} and {more} more" if more > 0 else shown
