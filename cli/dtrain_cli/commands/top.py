@@ -74,7 +74,7 @@ def _snapshot(names: list[str]) -> str:
 
     if not names:
         return "no active runs; `dtrain ps --all` lists all runs\n"
-    return "\n".join(snapshot(_Followed(name).board, time.monotonic()) for name in names)
+    return "\n".join(snapshot(_ShownRun(name).board, time.monotonic()) for name in names)
 
 
 def _show_all(out: Outlet) -> None:
@@ -83,7 +83,7 @@ def _show_all(out: Outlet) -> None:
     from dtrain_cli.views.overview import draw
 
     leaving = Departure()
-    followed: dict[str, _Followed] = {}
+    followed: dict[str, _ShownRun] = {}
     search_at = 0.0
 
     @contextmanager
@@ -99,7 +99,7 @@ def _show_all(out: Outlet) -> None:
                 now = time.monotonic()
                 if now >= search_at:
                     search_at = now + BETWEEN_SEARCHES
-                    followed = {name: followed.get(name) or _Followed(name) for name in _active()}
+                    followed = {name: followed.get(name) or _ShownRun(name) for name in _active()}
                 for one in followed.values():
                     one.read_new()
                 boards = [one.board for one in followed.values()]
@@ -140,7 +140,7 @@ class _Watcher(NullObserver):
         self._board.telemetry(host, sample, time.monotonic())
 
 
-class _Followed:
+class _ShownRun:
     """The board of a run, updated from the run's folder."""
 
     def __init__(self, name: str) -> None:

@@ -3,8 +3,9 @@ time limit, or when the launcher is gone.
 
 The launcher writes lines of JSON:
 
-    {"commands": [[word, …], …], "hidden": [name, …], "limit": seconds or null}
-             start the commands in the home folder, without the variables in ``hidden``
+    {"commands": [[word, …], …], "hidden": [name, …], "limit": seconds or null, "grace": seconds}
+             start the commands in the home folder, without the variables in ``hidden``. ``grace``
+             is for a stop without the launcher
     {"op": "stop", "grace": seconds}
              TERM to every process of the commands, and KILL after ``grace`` seconds
 
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
 PIECE = 1 << 16
 LINGER = 1.0
 """Seconds that a background process may keep a finished command's output open."""
-GRACE = 5.0
-"""Seconds between TERM and KILL if the launcher does not say."""
 FAILED = 127
 
 
@@ -142,6 +141,7 @@ class CommandRelay:
             NodeCommand(number, list(map(raw, argv)), environment, prctl)
             for number, argv in enumerate(request["commands"])
         ]
+        self._grace = request["grace"]
         limit = request["limit"]
         self._deadline = None if limit is None else time.monotonic() + limit
         self._orders: queue.SimpleQueue[Json] = queue.SimpleQueue()
@@ -168,7 +168,7 @@ class CommandRelay:
             self._deadline = None
             for command in self._commands:
                 command.late = command.status is None
-            self._stop(GRACE)
+            self._stop(self._grace)
         pause: float | None = None
         if self._sweep is None:
             reap(self._take)
@@ -248,7 +248,7 @@ class CommandRelay:
         """The launcher is gone: nobody reads the output, and nobody could stop the commands."""
         self._lost = True
         self._outbox.clear()
-        self._stop(GRACE)
+        self._stop(self._grace)
 
     def _stop(self, grace: float) -> None:
         if self._sweep is None:

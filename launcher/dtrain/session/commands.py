@@ -246,7 +246,7 @@ class Commands:
 
     def _request(self, group: _Group) -> dict[str, object]:
         commands = [[*target.prefix, *self._argv] for target in group.targets]
-        return {"commands": commands, "hidden": self._hidden, "limit": self._limit}
+        return {"commands": commands, "hidden": self._hidden, "limit": self._limit, "grace": GRACE}
 
     def _take(self, group: _Group, frame: protocol.Message | protocol.Data) -> None:
         """Raises ProtocolError for what the program never sends."""

@@ -84,8 +84,8 @@ class RunReceiver(Protocol):
         """The last call. ``paths`` has each stream's file."""
 
 
-class _Followed:
-    """Position in one stream."""
+class _Position:
+    """How far a stream has been passed on."""
 
     def __init__(self, stream: Stream, limit: int) -> None:
         self.framer = ScreenFramer(limit=limit, whole_in=str(stream.path))
@@ -109,7 +109,7 @@ class Feed:
         self._quiet = False
         self._hurry = False
         # Only the feed's thread uses the fields below.
-        self._followed: dict[Stream, _Followed] = {}
+        self._followed: dict[Stream, _Position] = {}
         self._unread: dict[Stream, int] = {}
         self._ending = False
         self._report: Report | None = None
@@ -142,7 +142,7 @@ class Feed:
         def skip() -> None:
             # A stream that is already being followed keeps its position.
             if stream not in self._followed:
-                self._followed[stream] = followed = _Followed(stream, self._receiver.limit)
+                self._followed[stream] = followed = _Position(stream, self._receiver.limit)
                 followed.offset = size
 
         self._call(skip)
@@ -287,7 +287,7 @@ class Feed:
         """Pass on one piece of a stream. Returns its size in bytes."""
         followed = self._followed.get(stream)
         if followed is None:
-            followed = self._followed[stream] = _Followed(stream, self._receiver.limit)
+            followed = self._followed[stream] = _Position(stream, self._receiver.limit)
         size = self._unread[stream]
         try:
             # Opened for each piece: there may be more streams than a process may have open files.

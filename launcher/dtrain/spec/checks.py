@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from dtrain.environ.reserved import RESERVED
 from dtrain.hostlist import fold
 from dtrain.spec.hosts import Named
 from dtrain.spec.machines import devices_sound
@@ -18,31 +19,6 @@ from dtrain.spec.program import check_container, check_per, check_program
 from dtrain.spec.schema import Section
 from dtrain.spec.source import Mapping
 from dtrain.spec.strategies import STRATEGIES, Strategy
-
-_FROM_HOSTS = "it follows from the hosts and their gpus"
-SET_BY_DTRAIN = {
-    "RANK": _FROM_HOSTS,
-    "LOCAL_RANK": _FROM_HOSTS,
-    "WORLD_SIZE": _FROM_HOSTS,
-    "LOCAL_WORLD_SIZE": _FROM_HOSTS,
-    "GROUP_RANK": _FROM_HOSTS,
-    "GROUP_WORLD_SIZE": _FROM_HOSTS,
-    "ROLE_RANK": _FROM_HOSTS,
-    "ROLE_WORLD_SIZE": _FROM_HOSTS,
-    "TORCHELASTIC_RUN_ID": "it names the run",
-    "TORCHELASTIC_ERROR_FILE": "dtrain reads the failures that workers write there",
-    "MASTER_ADDR": "it is the first host's address, which cluster.overrides can set",
-    "MASTER_PORT": "job.rendezvous.port sets it",
-    "TF_CONFIG": "it follows from the hosts and job.roles",
-    "DTRAIN_ATTEMPT": "it counts the job's starts",
-    "DTRAIN_RUN_ID": "it names the run",
-    "DTRAIN_STRATEGY": "it is job.strategy",
-    "DTRAIN_LAYOUT": "it is job.layout",
-    "DTRAIN_TRAINING": "it is job.training",
-    "DTRAIN_HOST": "it is the host's name",
-    "DTRAIN_RUN_DIR": "cluster.run_dir sets it",
-}
-"""Variables that a cluster file may not set, and where their value comes from."""
 
 
 def check(document: Section, problems: Problems) -> None:
@@ -149,11 +125,11 @@ def _check_devices(cluster: Section, problems: Problems) -> None:
 def _check_environment(cluster: Section, job: Section, problems: Problems) -> None:
     secrets = set(job.get("secrets", ()))
     for name, place in _variables(cluster, job):
-        if name in SET_BY_DTRAIN:
+        if name in RESERVED:
             problems.add(
                 f"{name} is set by dtrain for each worker",
                 place,
-                f"remove it; {SET_BY_DTRAIN[name]}",
+                f"remove it; {RESERVED[name]}",
             )
         elif name in secrets:
             problems.add(
@@ -164,11 +140,11 @@ def _check_environment(cluster: Section, job: Section, problems: Problems) -> No
     secrets_node = job.entries["secrets"].value if "secrets" in job else None
     for item in getattr(secrets_node, "items", ()):
         name = getattr(item, "text", "")
-        if name in SET_BY_DTRAIN:
+        if name in RESERVED:
             problems.add(
                 f"{name} is set by dtrain for each worker",
                 item.place,
-                f"remove it; {SET_BY_DTRAIN[name]}",
+                f"remove it; {RESERVED[name]}",
             )
 
 

@@ -1,0 +1,29 @@
+"""The variables by which a program finds its place in the job. Their values are composed by the
+other modules of `dtrain.environ` and by `dtrain.launchplan.environment`."""
+
+from __future__ import annotations
+
+_FROM_HOSTS = "it follows from the hosts and their gpus"
+RESERVED = {
+    "RANK": _FROM_HOSTS,
+    "LOCAL_RANK": _FROM_HOSTS,
+    "WORLD_SIZE": _FROM_HOSTS,
+    "LOCAL_WORLD_SIZE": _FROM_HOSTS,
+    "GROUP_RANK": _FROM_HOSTS,
+    "GROUP_WORLD_SIZE": _FROM_HOSTS,
+    "ROLE_RANK": _FROM_HOSTS,
+    "ROLE_WORLD_SIZE": _FROM_HOSTS,
+    "TORCHELASTIC_RUN_ID": "it names the run",
+    "TORCHELASTIC_ERROR_FILE": "dtrain reads the failures that workers write there",
+    "MASTER_ADDR": "it is the first host's address, which cluster.overrides can set",
+    "MASTER_PORT": "job.rendezvous.port sets it",
+    "TF_CONFIG": "it follows from the hosts and job.roles",
+    "DTRAIN_ATTEMPT": "it counts the job's starts",
+    "DTRAIN_RUN_ID": "it names the run",
+    "DTRAIN_STRATEGY": "it is job.strategy",
+    "DTRAIN_LAYOUT": "it is job.layout",
+    "DTRAIN_TRAINING": "it is job.training",
+    "DTRAIN_HOST": "it is the host's name",
+    "DTRAIN_RUN_DIR": "cluster.run_dir sets it",
+}
+"""Variables that a cluster file may not set, and where their value comes from."""
