@@ -45,15 +45,28 @@ def boot_text(stream: str = STDIN, *, isolated: bool = True) -> str:
     )
 
 
-def pack(main: str, modules: Mapping[str, str], compiled: bytes = b"") -> bytes:
+def pack(main: str, modules: Mapping[str, str]) -> bytes:
     """The program whose ``main`` module is one of ``modules`` (source text by name, including the
-    importer). ``compiled`` is the result of `Importer.compiled` of the same Python."""
-    return (
-        "modules=%r\n"
-        "exec(compile(modules[%r],%r,'exec'))\n"
-        "start(stream,%r,modules,%r)\n"
-        % (dict(modules), IMPORTER, file_of(IMPORTER), main, compiled)
-    ).encode()
+    importer)."""
+    return ("modules=%r\ncompiled=b''\n%s" % (dict(modules), _run(main))).encode()
+
+
+def bundle(main: str, payload: bytes, unpack: str = "%s") -> bytes:
+    """The same program with compiled code, framed. ``payload`` is the result of `Importer.bundle`;
+    the expression ``unpack`` restores it on the node."""
+    # As in `boot_text`, a stream that ends early executes nothing.
+    program = (
+        "import marshal,zlib\n"
+        "try:modules,compiled=marshal.loads(%s)\n"
+        "except (EOFError,zlib.error):sys.exit(0)\n"
+        "%s" % (unpack % ("stream.read(%d)" % len(payload)), _run(main))
+    )
+    return framed(program.encode()) + payload
+
+
+def _run(main: str) -> str:
+    importer = "exec(compile(modules[%r],%r,'exec'))\n" % (IMPORTER, file_of(IMPORTER))
+    return importer + "start(stream,%r,modules,compiled)\n" % main
 
 
 def framed(program: bytes) -> bytes:

@@ -1,7 +1,10 @@
 """Imports dtrain's modules from memory, on a node that has no dtrain.
 
-`pack` in `dtrain.node.boot` sends this module first; `start` then runs the program. Packages are
-empty here: only the launcher uses their ``__init__``. Nothing is written to disk.
+`dtrain.node.boot` sends this module first; `start` then runs the program. Packages are empty here:
+only the launcher uses their ``__init__``. Nothing is written to disk.
+
+Compiling the agent takes longer than all else in its start. So the launcher sends its own compiled
+code along, which runs wherever Python has the same bytecode; elsewhere the sources are compiled.
 
 Shipped to nodes: Python 3.8, standard library only.
 """
@@ -11,6 +14,7 @@ from __future__ import annotations
 import importlib
 import marshal
 import sys
+from importlib._bootstrap_external import MAGIC_NUMBER  # `importlib.util` takes 4 ms to import
 from importlib.machinery import ModuleSpec
 
 TYPE_CHECKING = False
@@ -23,17 +27,19 @@ class Importer:
     """A finder and loader for ``sys.meta_path``."""
 
     def __init__(self, modules: dict[str, str], compiled: bytes = b"") -> None:
-        """``modules`` are source texts by name; ``compiled`` is the result of `compiled` of another
-        importer of the same Python."""
+        """``modules`` are source texts by name; ``compiled`` is from `bundle`."""
         self.modules = modules
-        self._code: dict[str, CodeType] = marshal.loads(compiled) if compiled else {}
+        self._code: dict[str, CodeType] = {}
+        if compiled.startswith(MAGIC_NUMBER):
+            self._code = marshal.loads(compiled[len(MAGIC_NUMBER) :])
         self._packages = {
             name[:end] for name in modules for end, char in enumerate(name) if char == "."
         }
 
-    def compiled(self) -> bytes:
-        """The code of the modules imported so far, so that the next process need not compile."""
-        return marshal.dumps(self._code)
+    def bundle(self) -> bytes:
+        """The modules, and their code as far as it is compiled: see `bundle` in
+        `dtrain.node.boot`."""
+        return pack_code(self.modules, self._code)
 
     def find_spec(
         self, name: str, path: object = None, target: ModuleType | None = None
@@ -57,6 +63,12 @@ class Importer:
             file = name.replace(".", "/") + ".py"
             self._code[name] = compile(self.modules[name], file, "exec", dont_inherit=True)
         return self._code[name]
+
+
+def pack_code(modules: dict[str, str], code: dict[str, CodeType]) -> bytes:
+    """Sources, and compiled code with the number of its bytecode, for `Importer`."""
+    # Version 4 of the format is that of Python 3.4 to 3.13; later ones read it, too.
+    return marshal.dumps((modules, MAGIC_NUMBER + marshal.dumps(code)), 4)
 
 
 def start(stream: BinaryIO, main: str, modules: dict[str, str], compiled: bytes) -> None:

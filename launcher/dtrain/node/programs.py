@@ -5,10 +5,14 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
+import threading
+import zlib
 from importlib.abc import InspectLoader
+from types import CodeType
 from typing import cast
 
-from dtrain.node.boot import IMPORTER, ISOLATED, boot_text, pack
+from dtrain.node.boot import IMPORTER, ISOLATED, boot_text, bundle, file_of, pack
+from dtrain.node.importer import pack_code
 from dtrain.quoting import path, sh, words
 
 PROGRAMS = {
@@ -47,17 +51,48 @@ def modules(program: str) -> dict[str, str]:
 
 def source(module: str) -> str:
     """The text of a module of dtrain, which may be in a zip archive: workers find one there."""
-    found = importlib.util.find_spec(module)
-    assert found is not None, module
-    text = cast(InspectLoader, found.loader).get_source(module)
+    text = _loader(module).get_source(module)
     assert text is not None, module
     return text
 
 
 @functools.cache
 def program(name: str) -> bytes:
-    """The packed program for the stdin of `boot_command`, see `dtrain.node.boot.framed`."""
+    """The packed program as text, see `dtrain.node.boot.framed`."""
     return pack(PROGRAMS[name][0], modules(name))
+
+
+def bundled(name: str) -> bytes:
+    """The program with compiled code, for the stdin of `boot_command`."""
+    with _bundling:
+        return _bundled(name)
+
+
+_bundling = threading.Lock()
+"""Held while one thread bundles a program for all hosts."""
+
+
+@functools.cache
+def _bundled(name: str) -> bytes:
+    found = modules(name)
+    # Python has compiled most of them when it was installed.
+    code = {each: _shipped(_loader(each).get_code(each), file_of(each)) for each in found}
+    return bundle(PROGRAMS[name][0], zlib.compress(pack_code(found, code), 1), "zlib.decompress(%s)")
+
+
+def _shipped(code: CodeType | None, file: str) -> CodeType:
+    """The code without this machine's path."""
+    assert code is not None, file
+    constants = tuple(
+        _shipped(one, file) if isinstance(one, CodeType) else one for one in code.co_consts
+    )
+    return code.replace(co_filename=file, co_consts=constants)
+
+
+def _loader(module: str) -> InspectLoader:
+    found = importlib.util.find_spec(module)
+    assert found is not None, module
+    return cast(InspectLoader, found.loader)
 
 
 def boot_command(python: str, label: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dtrain.diagnostics import ConnectError, PrepareError
-from dtrain.node.boot import TOO_OLD, framed
-from dtrain.node.programs import boot_command, program
+from dtrain.node.boot import TOO_OLD
+from dtrain.node.programs import boot_command, bundled
 from dtrain.transport.contract import Connection, RemoteProcess
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
@@ -22,7 +22,7 @@ def start(connection: Connection, name: str, python: str, *, label: str) -> Remo
     Raises ConnectError.
     """
     process = connection.start(boot_command(python, label))
-    process.write(framed(program(name)))
+    process.write(bundled(name))
     return process
 
 

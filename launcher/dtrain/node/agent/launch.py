@@ -24,7 +24,7 @@ from dtrain.node.agent.processes import reap
 from dtrain.node.agent.spawn import spawn, why_not_executed
 from dtrain.node.agent.sweep import Sweep, adopt_orphans, load_prctl
 from dtrain.node.agent.wire import RefusedError, encode, raw, shown, write_all
-from dtrain.node.boot import ISOLATED, boot_text, framed, pack
+from dtrain.node.boot import ISOLATED, boot_text, bundle
 from dtrain.node.setup import setup_script
 
 TYPE_CHECKING = False
@@ -171,8 +171,7 @@ class Launch:
         )
         for fd in (log, reading, folder):
             os.close(fd)
-        program = pack(SUPERVISOR, self._importer.modules, self._importer.compiled())
-        feed = framed(program) + encode(request)
+        feed = bundle(SUPERVISOR, self._importer.bundle()) + encode(request)
 
         def hand_over() -> None:
             with contextlib.suppress(OSError):  # setup failed
