@@ -178,4 +178,6 @@ def _harmless(match: re.Match[str]) -> str:
 
 def clean_all(lines: list[str], color: bool = False) -> list[str]:
     """`clean` for many lines. Fast for lines without control characters."""
+    if "".join(lines).isprintable():
+        return lines
     return [line if line.isprintable() else clean(line, color) for line in lines]

@@ -77,7 +77,9 @@ def _bundled(name: str) -> bytes:
     found = modules(name)
     # Python has compiled most of them when it was installed.
     code = {each: _shipped(_loader(each).get_code(each), file_of(each)) for each in found}
-    return bundle(PROGRAMS[name][0], zlib.compress(pack_code(found, code), 1), "zlib.decompress(%s)")
+    return bundle(
+        PROGRAMS[name][0], zlib.compress(pack_code(found, code), 1), "zlib.decompress(%s)"
+    )
 
 
 def _shipped(code: CodeType | None, file: str) -> CodeType:

@@ -19,12 +19,13 @@ from dtrain.transport.endpoint import Endpoint
 from dtrain.transport.server_key import HostKey
 
 # paramiko also offers CBC ciphers and MD5, which OpenSSH does not by default.
+# GCM first: a separate MAC takes four times as long as the cipher.
 CIPHERS = (
+    "aes128-gcm@openssh.com",
+    "aes256-gcm@openssh.com",
     "aes128-ctr",
     "aes192-ctr",
     "aes256-ctr",
-    "aes128-gcm@openssh.com",
-    "aes256-gcm@openssh.com",
 )
 MACS = (
     "hmac-sha2-256-etm@openssh.com",
