@@ -11,42 +11,51 @@ from dtrain_cli.views.folding import WINDOW, LineFolder
 def test_equal_lines_wait_for_each_other():
     folder = LineFolder()
     for rank in range(4):
-        folder.add(rank / 100, rank, "stdout", "loading")
+        folder.add(rank / 100, rank, "stdout", ["loading"])
     assert list(folder.take(0.1)) == []
     assert folder.due == WINDOW
     (line,) = folder.take(WINDOW)
-    assert (line.text, line.sources) == ("loading", [0, 1, 2, 3])
+    assert (line.texts, line.sources) == (["loading"], [0, 1, 2, 3])
     assert folder.due is None
 
 
 def test_a_late_rank_gets_its_own_line():
     folder = LineFolder()
-    folder.add(0, 0, "stdout", "x")
+    folder.add(0, 0, "stdout", ["x"])
     first = list(folder.take(1))
-    folder.add(1, 1, "stdout", "x")
+    folder.add(1, 1, "stdout", ["x"])
     assert [line.sources for line in [*first, *folder.flush()]] == [[0], [1]]
 
 
 def test_lines_are_not_folded_if_it_changes_the_order_of_a_rank():
     folder = LineFolder()
     for rank, text in [(0, "a"), (0, "b"), (1, "b"), (1, "a")]:
-        folder.add(0, rank, "stdout", text)
-    lines = [(line.text, line.sources) for line in folder.flush()]
-    assert lines == [("a", [0]), ("b", [0, 1]), ("a", [1])]
+        folder.add(0, rank, "stdout", [text])
+    lines = [(line.texts, line.sources) for line in folder.flush()]
+    assert lines == [(["a"], [0]), (["b"], [0, 1]), (["a"], [1])]
 
 
 def test_stdout_and_stderr_are_not_folded_together():
     folder = LineFolder()
-    folder.add(0, 0, "stdout", "x")
-    folder.add(0, 1, "stderr", "x")
+    folder.add(0, 0, "stdout", ["x"])
+    folder.add(0, 1, "stderr", ["x"])
     assert len(list(folder.flush())) == 2
 
 
 def test_waiting_lines_are_bounded():
     folder = LineFolder()
     for number in range(50_000):
-        folder.add(0, 0, "stdout", str(number))
-    assert len(list(folder.take(0))) == 30_000
+        folder.add(0, 0, "stdout", [str(number)])
+    (lines,) = folder.take(0)
+    assert len(lines.texts) == 30_000
+
+
+def test_lines_of_the_same_ranks_come_together():
+    folder = LineFolder()
+    for rank in range(2):
+        folder.add(0, rank, "stdout", ["a", "b", str(rank)])
+    found = [(lines.texts, lines.sources) for lines in folder.flush()]
+    assert found == [(["a", "b"], [0, 1]), (["0"], [0]), (["1"], [1])]
 
 
 events = st.lists(
@@ -54,7 +63,7 @@ events = st.lists(
         st.floats(0, 0.1),
         st.integers(0, 3),
         st.sampled_from(["stdout", "stderr"]),
-        st.sampled_from("ab"),
+        st.lists(st.sampled_from("ab"), max_size=3),
         st.booleans(),
     )
 )
@@ -66,15 +75,15 @@ def test_each_rank_gets_its_lines_in_its_order(steps):
     sent, got = defaultdict(list), defaultdict(list)
     shown = []
     now = 0.0
-    for delay, rank, kind, text, take in steps:
+    for delay, rank, kind, lines, take in steps:
         now += delay
-        folder.add(now, rank, kind, text)
-        sent[rank].append((kind, text))
+        folder.add(now, rank, kind, lines)
+        sent[rank] += [(kind, text) for text in lines]
         if take:
             shown += folder.take(now)
     shown += folder.flush()
-    for line in shown:
-        assert len(set(line.sources)) == len(line.sources)
-        for rank in line.sources:
-            got[rank].append((line.kind, line.text))
-    assert got == sent
+    for group in shown:
+        assert len(set(group.sources)) == len(group.sources)
+        for rank in group.sources:
+            got[rank] += [(group.kind, text) for text in group.texts]
+    assert got == {rank: lines for rank, lines in sent.items() if lines}

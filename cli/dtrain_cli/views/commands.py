@@ -53,9 +53,8 @@ class CommandLines:
 
     def lines(self, host: str, stream: str, lines: list[str], now: float) -> None:
         self._heard(host, now)
-        for line in lines:
-            self._folder.add(now, host, stream, line)
-            self._waiting += len(line)
+        self._folder.add(now, host, stream, lines)
+        self._waiting += sum(map(len, lines))
         if self._waiting > MOST_WAITING:
             self._flush()
         self.due(now)
@@ -73,7 +72,7 @@ class CommandLines:
         if self._fold and self._hold_until is not None and now < self._hold_until:
             return
         for folded in self._folder.take(now):
-            self._print(folded.kind, folded.sources, folded.text)
+            self._print(folded.kind, folded.sources, folded.texts)
         if self._folder.due is None:
             self._waiting = 0
 
@@ -107,16 +106,16 @@ class CommandLines:
 
     def _flush(self) -> None:
         for folded in self._folder.flush():
-            self._print(folded.kind, folded.sources, folded.text)
+            self._print(folded.kind, folded.sources, folded.texts)
         self._waiting = 0
 
-    def _print(self, stream: str, sources: list[str], line: str) -> None:
+    def _print(self, stream: str, sources: list[str], lines: list[str]) -> None:
         head = f"[{names.hosts(names.in_order(sources)):<{self._width}}]"
         color = self._color[stream]
         if color:
             head = names.paint(head, names.color_of(sources[0], ""))
-        (text,) = clean_all([line], color)
-        self._outlets[stream].write(f"{head} {text}\n")
+        body = f"\n{head} ".join(clean_all(lines, color))
+        self._outlets[stream].write(f"{head} {body}\n")
 
 
 class CommandJson:

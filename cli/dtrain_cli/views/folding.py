@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Generic, TypeVar
 
 Source = TypeVar("Source", bound=Hashable)
@@ -17,13 +18,11 @@ _MAX_WAITING = 20_000
 
 @dataclass(slots=True)
 class Folded(Generic[Source]):
-    """One line and the sources that wrote it, in order of writing."""
+    """Consecutive lines and the sources that wrote all of them, in order of writing."""
 
-    text: str
+    texts: list[str]
     kind: str
     sources: list[Source]
-    until: float
-    """Time by which the line must be printed."""
 
 
 class LineFolder(Generic[Source]):
@@ -35,50 +34,99 @@ class LineFolder(Generic[Source]):
 
     def __init__(self, window: float = WINDOW) -> None:
         self._window = window
-        self._waiting: deque[Folded[Source]] = deque()
-        # Line numbers follow the order of output.
+        # The waiting lines, in the order of output. Line numbers follow it, too.
+        self._texts: list[str] = []
+        self._kinds: list[str] = []
+        self._sources: list[list[Source]] = []
         self._first = 0
-        self._places: dict[tuple[str, str], list[int]] = {}
+        self._places: dict[str, dict[str, int | list[int]]] = {}
+        """The numbers of the waiting lines by kind and text."""
+        self._batches: deque[tuple[float, int]] = deque()
+        """Time by which the lines below a number must be printed."""
         self._last: dict[Source, int] = {}
 
     @property
     def due(self) -> float | None:
         """Time by which the next line must be printed; None if no line waits."""
-        return self._waiting[0].until if self._waiting else None
+        return self._batches[0][0] if self._batches else None
 
-    def add(self, now: float, source: Source, kind: str, text: str) -> None:
-        places = self._places.setdefault((kind, text), [])
-        # Join only with a line after this source's last one, to keep the order of its lines.
-        at = bisect_right(places, self._last.get(source, -1))
-        if at < len(places):
-            number = places[at]
-            line = self._waiting[number - self._first]
+    def add(self, now: float, source: Source, kind: str, lines: Sequence[str]) -> None:
+        if not lines:
+            return
+        places = self._places.setdefault(kind, {})
+        begin = self._first + len(self._texts)
+        # Most lines are new. Then this takes no loop.
+        if places.keys().isdisjoint(lines) and len(set(lines)) == len(lines):
+            places.update(zip(lines, range(begin, begin + len(lines)), strict=True))
+            self._texts += lines
+            self._kinds += repeat(kind, len(lines))
+            self._sources += repeat([source], len(lines))
+            self._last[source] = begin + len(lines) - 1
         else:
-            number = self._first + len(self._waiting)
-            line = Folded(text, kind, [], now + self._window)
-            self._waiting.append(line)
-            places.append(number)
-        line.sources.append(source)
-        self._last[source] = number
+            self._last[source] = self._join(source, kind, lines)
+        end = self._first + len(self._texts)
+        if end > begin:
+            self._batches.append((now + self._window, end))
 
-    def take(self, now: float) -> Iterator[Folded[Source]]:
-        """Yield the lines that have waited long enough, and the oldest if too many wait."""
-        while self._waiting and (
-            self._waiting[0].until <= now or len(self._waiting) > _MAX_WAITING
-        ):
-            yield self._pop()
+    def _join(self, source: Source, kind: str, lines: Sequence[str]) -> int:
+        """Join each line with a waiting one or append it. Returns the last line's number."""
+        places, first = self._places[kind], self._first
+        last = self._last.get(source, -1)
+        for text in lines:
+            number = first + len(self._texts)
+            found = places.setdefault(text, number)
+            if isinstance(found, list):
+                at = found[min(bisect_right(found, last), len(found) - 1)]
+            else:
+                at = found
+            # Only a line after this source's last one, to keep the order of its lines.
+            if last < at < number:
+                joined = self._sources[at - first]
+                if len(joined) == 1:  # `add` shares it between lines
+                    self._sources[at - first] = [*joined, source]
+                else:
+                    joined.append(source)
+                last = at
+                continue
+            if isinstance(found, list):
+                found.append(number)
+            elif at < number:
+                places[text] = [at, number]
+            self._texts.append(text)
+            self._kinds.append(kind)
+            self._sources.append([source])
+            last = number
+        return last
 
-    def flush(self) -> Iterator[Folded[Source]]:
-        """Yield all waiting lines."""
-        while self._waiting:
-            yield self._pop()
+    def take(self, now: float) -> list[Folded[Source]]:
+        """The lines that have waited long enough, and the oldest if too many wait."""
+        end = self._first + max(0, len(self._texts) - _MAX_WAITING)
+        while self._batches and (self._batches[0][0] <= now or self._batches[0][1] <= end):
+            end = max(end, self._batches.popleft()[1])
+        return self._release(end - self._first)
 
-    def _pop(self) -> Folded[Source]:
-        line = self._waiting.popleft()
-        key = (line.kind, line.text)
-        places = self._places[key]
-        places.pop(0)
-        if not places:
-            del self._places[key]
-        self._first += 1
-        return line
+    def flush(self) -> list[Folded[Source]]:
+        """All waiting lines."""
+        self._batches.clear()
+        return self._release(len(self._texts))
+
+    def _release(self, count: int) -> list[Folded[Source]]:
+        texts, kinds, sources = self._texts[:count], self._kinds[:count], self._sources[:count]
+        del self._texts[:count], self._kinds[:count], self._sources[:count]
+        self._first += count
+        groups: list[Folded[Source]] = []
+        start = 0
+        for at in range(1, count + 1):
+            if at < count and kinds[at] == kinds[start] and sources[at] == sources[start]:
+                continue
+            groups.append(Folded(texts[start:at], kinds[start], sources[start]))
+            start = at
+        for group in groups:
+            places = self._places[group.kind]
+            for text in group.texts:
+                found = places[text]
+                if isinstance(found, list) and len(found) > 1:
+                    del found[0]
+                else:
+                    del places[text]
+        return groups

@@ -142,8 +142,7 @@ class Plain:
         if self._folder is None:
             self._print(stream.fd, [(stream.host, stream.label)], lines)
             return
-        for line in lines:
-            self._folder.add(now, (stream.host, stream.label), stream.fd, line)
+        self._folder.add(now, (stream.host, stream.label), stream.fd, lines)
         self._fold(now)
 
     def progress(self, host: str, report: Progress) -> None:
@@ -178,14 +177,14 @@ class Plain:
     def finished(self, report: Report, paths: Mapping[StreamKey, str]) -> None:
         if self._folder is not None:
             for folded in self._folder.flush():
-                self._print(folded.kind, folded.sources, [folded.text])
+                self._print(folded.kind, folded.sources, folded.texts)
         self._put("stderr", render(report, paths, color=self._color["stderr"]))
         self._write("", "")
 
     def _fold(self, now: float) -> None:
         if self._folder is not None:
             for folded in self._folder.take(now):
-                self._print(folded.kind, folded.sources, [folded.text])
+                self._print(folded.kind, folded.sources, folded.texts)
 
     def _print(self, fd: str, sources: list[tuple[str, str]], lines: list[str]) -> None:
         if len(sources) == 1:
