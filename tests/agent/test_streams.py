@@ -128,7 +128,7 @@ def test_a_disconnected_reader_ends_only_the_relay(host: Node) -> None:
 
 def test_a_relay_ends_if_its_launcher_is_silent(host: Node) -> None:
     """A launcher that loses power does not disconnect, and the relay may block in a write."""
-    impatient = program("agent").replace(b"ALONE = 60", b"ALONE = 1")
+    impatient = program("agent").replace(b"ALONE = 60", b"ALONE = 3")
     assert impatient != program("agent")
     flood = host.shell("echo ready; while :; do printf %099999d 1; sleep 0.05; done")
     agent = host.launch(flood, agent=host.agent(source=impatient))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from dtrain.session.notifications import Notifications, NotifyError, post, run, 
 from dtrain.session.observer import NullObserver
 from dtrain.session.recorder import Recorder
 from support.launching import until
+from support.ports import free_port
 from support.webhook import SECRET, webhook
 
 BODY = b'{"event": "done"}'
@@ -80,10 +80,8 @@ def test_a_webhook_that_fails(status: int, silent: bool) -> None:
 
 
 def test_a_webhook_that_cannot_be_reached() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
     with pytest.raises(NotifyError, match="cannot reach the server: Connection refused"):
-        post(f"http://127.0.0.1:{port}/{SECRET}", BODY)
+        post(f"http://127.0.0.1:{free_port()}/{SECRET}", BODY)
 
 
 @pytest.mark.parametrize(
@@ -129,15 +127,17 @@ def test_each_event_is_sent_once_also_by_the_next_launcher(folder: RunFolder) ->
 
 
 def test_failures_are_notices(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notifications, "LIMIT", 0.5)
     notices: list[str] = []
-    both = "{command: [./absent], webhook: {secret: HOOK}}"
     report = Report(ExitCode.OK, "the worker finished", logs=str(folder.path))
+    one = sender(folder, "{command: [./absent]}", notices)
+    one.send("done", 1, report)
+    one.close()
+    monkeypatch.setattr(notifications, "LIMIT", 0.5)
     with webhook(silent=True) as server:
-        one = sender(folder, both, notices, HOOK=server.url)
-        one.send("done", 1, report)
+        one = sender(folder, "{webhook: {secret: HOOK}}", notices, HOOK=server.url)
+        one.send("done", 2, report)
         one.close()
-    assert sorted(notices) == [
+    assert notices == [
         "notify.command: cannot run ./absent: No such file or directory",
         "notify.webhook: no answer within 0.5 s",
     ]

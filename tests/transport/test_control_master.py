@@ -17,6 +17,7 @@ from dtrain.diagnostics import AuthError, ConnectError
 from dtrain.spec.model import Host
 from dtrain.transport import control_master
 from dtrain.transport.ssh import SshTransport
+from support.limits import HANG
 from support.other_users import MALLORY, acting_as
 from support.ports import free_port
 from support.sshd import Sshd, host_on, running_sshd
@@ -80,7 +81,7 @@ def test_hosts_are_reached_through_the_open_connection(
         received += len(piece)
     assert received == 3_000_000
     for number, connection in enumerate(connections):
-        assert connection.start(f"exit {number}").wait(30) == number
+        assert connection.start(f"exit {number}").wait(HANG) == number
         connection.close()
     assert notices == [f"127.0.0.1: using the connection that ssh holds open ({control_path})"]
     transport.close()

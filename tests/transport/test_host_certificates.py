@@ -16,6 +16,7 @@ import pytest
 from dtrain.diagnostics import HostKeyError
 from dtrain.transport.server_key import CertificateError, read_host_key
 from dtrain.transport.ssh import SshTransport
+from support.limits import HANG
 from support.sshd import Sshd, generate_key, host_on, running_sshd
 
 pytestmark = pytest.mark.sshd
@@ -139,7 +140,7 @@ def test_types_of_keys(
     with certified_sshd(tmp_path, keys, certificate, kind) as sshd:
         assert ssh_connects(sshd, known)
         connection = transport.connect(host_on(sshd, known_hosts=str(known)))
-        assert connection.start("exit 5").wait(30) == 5
+        assert connection.start("exit 5").wait(HANG) == 5
         connection.close()
 
 

@@ -79,7 +79,7 @@ def test_questions_are_answered(
     server, host = serve(type("", (TwoFactor,), {"methods": methods}))
     with server:
         connection = make_transport(ask=person).connect(host)
-        assert connection.start("exit 3").wait(30) == 3
+        assert connection.start("exit 3").wait(HANG) == 3
         assert person.prompts == ASKED
         connection.close()
 
@@ -104,7 +104,7 @@ def test_a_real_sshd_asks_through_pam(make_transport: Make, tmp_path: Path, meth
     person = Person("wrong", CODE)
     with running_sshd(tmp_path, settings=settings, pam=stack) as sshd:
         connection = make_transport(ask=person).connect(host_on(sshd))
-        assert connection.start("exit 3").wait(30) == 3
+        assert connection.start("exit 3").wait(HANG) == 3
         connection.close()
         assert person.prompts == [(f"{sshd.user}@gpu01: Password: ", False)] * 2
         sshd.wait_for_log("Accepted keyboard-interactive/pam")
@@ -205,7 +205,7 @@ def test_many_hosts_behind_a_jump_host_ask_once(
         transport = make_transport(ask=person)
         with ThreadPoolExecutor(8) as pool:
             for connection in pool.map(transport.connect, hosts):
-                assert connection.start("exit 6").wait(30) == 6
+                assert connection.start("exit 6").wait(HANG) == 6
     assert [prompt for prompt, _ in person.prompts] == [
         "ml@127.0.0.1: Two steps\nml@127.0.0.1: Name: ",
         "ml@127.0.0.1: Code: ",
