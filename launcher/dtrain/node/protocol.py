@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,6 @@ def _message(payload: bytes) -> Message:
     return Message(body)
 
 
-def encode_command(body: dict[str, Any]) -> bytes:
+def encode_command(body: Mapping[str, object]) -> bytes:
     """One command for the relay's stdin."""
     return json.dumps(body, separators=(",", ":")).encode() + b"\n"

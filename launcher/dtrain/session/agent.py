@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dtrain.node import protocol
+from dtrain.node.agent.commands import FirstCommand
 from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess
 
 
-def start(connection: Connection, python: str, run: str, command: dict[str, Any]) -> RemoteProcess:
+def start(connection: Connection, python: str, run: str, request: FirstCommand) -> RemoteProcess:
     """Start an agent and send its first command. Raises ConnectError."""
-    name = "agent" if command["op"] == "launch" else "relay"
+    name = "agent" if request["op"] == "launch" else "relay"
     process = node_program.start(connection, name, python, label=run)
-    process.write(protocol.encode_command(command))
+    process.write(protocol.encode_command(request))
     return process

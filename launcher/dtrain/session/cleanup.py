@@ -18,6 +18,7 @@ from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
+from dtrain.node.agent.commands import Command
 from dtrain.runs.record import Record
 from dtrain.session import agent
 from dtrain.session.liveness import PingLimit
@@ -55,7 +56,7 @@ class CleanupLink:
         self._connection: Connection | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._commands = CommandWriter(lambda: PingLimit.STOPPING)
+        self._commands = CommandWriter[Command](lambda: PingLimit.STOPPING)
         name = f"{self.host} cleanup"
         self._reader = threading.Thread(target=self._read, name=name, daemon=True)
         self._writer = threading.Thread(target=self._commands.run, name=name, daemon=True)

@@ -40,6 +40,7 @@ from dtrain.diagnostics import (
 from dtrain.failures.cause import Failure
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
+from dtrain.node.agent.commands import Command, Kill, Start, Stop
 from dtrain.session import machine, problems
 
 
@@ -69,7 +70,7 @@ class LinkState:
     phase: HostPhase = HostPhase.CONNECTING
     movable_port: bool = False
     """Whether the launch tries another port if this one is busy."""
-    command: dict[str, Any] | None = None
+    command: Start | Stop | Kill | None = None
     """The current command. Each new relay gets it."""
     shown: str = ""
     """The last state that observers got."""
@@ -218,7 +219,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    command: dict[str, Any]
+    command: Command
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,19 +278,19 @@ def _check(state: LinkState, event: CheckFailed) -> Step:
 
 
 def _start(state: LinkState, event: StartWorkers) -> Step:
-    command = {"op": "start"}
+    command: Start = {"op": "start"}
     state = replace(state, phase=HostPhase.RUNNING, command=command)
     return state, [Show("running"), Send(command)]
 
 
 def _stop(state: LinkState, event: StopWorkers) -> Step:
-    command = {"op": "stop", "grace": event.grace, "reason": event.reason}
+    command: Stop = {"op": "stop", "grace": event.grace, "reason": event.reason}
     state = replace(state, phase=HostPhase.STOPPING, command=command)
     return state, [Show("stopping"), Send(command)]
 
 
 def _kill(state: LinkState, event: KillWorkers | SupervisorTimedOut) -> Step:
-    command = {"op": "kill"}
+    command: Kill = {"op": "kill"}
     state = replace(state, phase=HostPhase.STOPPING, command=command)
     return state, [Send(command)]
 

@@ -20,6 +20,7 @@ from dtrain.diagnostics import ConnectError, InternalError, NodeError
 from dtrain.launchplan.plan import HostPlan
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
+from dtrain.node.agent.commands import AttachRequest, Command, FirstCommand
 from dtrain.runs import journal
 from dtrain.session import agent, host_state, problems
 from dtrain.session.context import AttemptContext
@@ -52,7 +53,7 @@ class Link:
         self.evidence = HostEvidence(self.host, part.host.gpus)
         self.reports = WorkerReports(context, part, lambda: self._connection)
         self._inbox = Inbox(context, part, self.evidence, self.reports, self._outage, self._step)
-        self._commands = CommandWriter(self._patience)
+        self._commands = CommandWriter[Command](self._patience)
         self._reader = self._thread("reader", self._read)
         self._writer = self._thread("writer", self._commands.run)
 
@@ -264,7 +265,7 @@ class Link:
             return None
         return connection
 
-    def _start_agent(self, connection: Connection, request: dict[str, object]) -> RelayChannel:
+    def _start_agent(self, connection: Connection, request: FirstCommand) -> RelayChannel:
         """Start an agent and send its request, which must precede all of the writer's commands."""
         process = agent.start(connection, self._python, self._context.name, request)
         relay = RelayChannel(self.host, connection, process)
@@ -299,7 +300,7 @@ class Link:
         self._step(host_state.TimedOut(problem))
         return None
 
-    def _attach_request(self) -> dict[str, object]:
+    def _attach_request(self) -> AttachRequest:
         context, previous = self._context, self._commands.relay
         return attach_request(
             context.plan,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Generic, Protocol, TypeVar
 
 from dtrain.diagnostics import ConnectError, NodeError
 from dtrain.node import protocol
@@ -18,6 +18,9 @@ from dtrain.transport.contract import Connection, RemoteProcess
 PING_SECONDS = 5.0
 FLUSH_SECONDS = 1.0
 """Seconds in which the last commands must be sent before connections are closed."""
+
+
+_Command = TypeVar("_Command", bound=Mapping[str, object])
 
 
 class SilentRelayError(ConnectError):
@@ -67,7 +70,7 @@ class RelayChannel:
             raise broken
         return data
 
-    def send(self, command: dict[str, Any]) -> None:
+    def send(self, command: Mapping[str, object]) -> None:
         """Write a command. Ignores a broken connection: the reader reconnects."""
         with suppress(ConnectError):
             self._process.write(protocol.encode_command(command))
@@ -91,7 +94,7 @@ class RelayChannel:
         )
 
 
-class CommandWriter:
+class CommandWriter(Generic[_Command]):
     """Sends commands, and a ping every few seconds, to a host's current relay."""
 
     def __init__(self, patience: Callable[[], int | None]) -> None:
@@ -99,9 +102,9 @@ class CommandWriter:
         self.relay: RelayChannel | None = None
         """Where commands go. The reader replaces it when it reconnects."""
         self._patience = patience
-        self._commands: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
 
-    def send(self, command: dict[str, Any]) -> None:
+    def send(self, command: _Command) -> None:
         self._commands.put(command)
 
     def finish(self) -> None:

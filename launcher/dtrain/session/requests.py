@@ -1,6 +1,6 @@
 """The first command to an agent, which sets its task.
 
-`dtrain.node.agent.wire` documents the fields.
+`dtrain.node.agent.commands` documents the fields.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from dtrain.environ.template import NodeSlot, Slot, Template
 from dtrain.launchplan.environment import NodeVariable
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
+from dtrain.node.agent.commands import AttachRequest, LaunchRequest, LookRequest, RunRequest
 from dtrain.node.agent.wire import VERSION
 from dtrain.node.runtime_archive import runtime_archive
 
@@ -23,11 +24,12 @@ def launch_request(
     *,
     workdir: str,
     secrets: Mapping[str, str],
-) -> dict[str, Any]:
+) -> LaunchRequest:
     """Prepare the host's part of the job. ``run`` is the attempt's name on hosts."""
     job = plan.job
     return {
-        **_request("launch", plan, part, run),
+        **_request(plan, part, run),
+        "op": "launch",
         "workdir": workdir,
         "script": plan.script_on_host,
         "python": None if job.container else part.python,
@@ -68,21 +70,25 @@ def attach_request(
     offsets: Mapping[str, int],
     outputs: bool,
     previous: int | None,
-) -> dict[str, Any]:
+) -> AttachRequest:
     """Follow a running job from ``offsets``. Without ``outputs``, only its events.
     ``previous`` is the process ID of the relay to replace."""
-    request = _request("attach", plan, part, run)
-    return {**request, "offsets": dict(offsets), "outputs": outputs, "previous": previous}
-
-
-def status_request(plan: LaunchPlan, part: HostPlan, run: str) -> dict[str, Any]:
-    """Report the state of a job that was launched before."""
-    return _request("look", plan, part, run)
-
-
-def _request(op: str, plan: LaunchPlan, part: HostPlan, run: str) -> dict[str, Any]:
     return {
-        "op": op,
+        **_request(plan, part, run),
+        "op": "attach",
+        "offsets": dict(offsets),
+        "outputs": outputs,
+        "previous": previous,
+    }
+
+
+def status_request(plan: LaunchPlan, part: HostPlan, run: str) -> LookRequest:
+    """Report the state of a job that was launched before."""
+    return {**_request(plan, part, run), "op": "look"}
+
+
+def _request(plan: LaunchPlan, part: HostPlan, run: str) -> RunRequest:
+    return {
         "protocol": VERSION,
         "run": run,
         "host": part.host.name,

@@ -38,7 +38,7 @@ class JobFollower:
         self._job = job
         self._login = login
         self._control = control
-        self._writer = CommandWriter(lambda: PingLimit.NORMAL)
+        self._writer = CommandWriter[Mapping[str, object]](lambda: PingLimit.NORMAL)
         self._asked = 0
         self._ordered = False
         """Whether the order to submit was sent: the job may exist although its number is

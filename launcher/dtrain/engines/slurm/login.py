@@ -55,7 +55,7 @@ class Login:
         try:
             label = self._record.run
             process = node_program.start(connection, "slurm", self.python, label=label)
-            process.write(protocol.encode_command(dict(order)))
+            process.write(protocol.encode_command(order))
             yield RelayChannel(self.name, connection, process)
         finally:
             connection.close()

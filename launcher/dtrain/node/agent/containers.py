@@ -12,6 +12,7 @@ from dtrain.node.agent.wire import RefusedError, raw, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dtrain.node.agent.commands import SupervisorRequest
     from dtrain.node.agent.wire import Json
 
 REMOVE_LIMIT = 10.0
@@ -27,10 +28,13 @@ class Containers:
     """
 
     def __init__(
-        self, request: Json, environment: dict[bytes, bytes], tag: dict[bytes, bytes]
+        self,
+        body: Json,
+        request: SupervisorRequest,
+        environment: dict[bytes, bytes],
+        tag: dict[bytes, bytes],
     ) -> None:
         """``environment`` is the host's own."""
-        body = request["containers"]
         self._body = body
         self._environment = {name: value for name, value in environment.items() if name not in tag}
         root = os.geteuid() == 0

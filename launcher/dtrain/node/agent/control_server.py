@@ -14,8 +14,9 @@ from dtrain.node.agent.worker_files import decode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
+    from typing import Any, Callable
 
+    from dtrain.node.agent.commands import Command
     from dtrain.node.agent.wire import Json
 
 MAX_COMMAND = 1 << 20
@@ -31,7 +32,7 @@ class ControlServer:
     def __init__(
         self,
         launcher: socket.socket,
-        on_command: Callable[[Json, socket.socket], None],
+        on_command: Callable[[Command, socket.socket], None],
         on_launcher_closed: Callable[[], None],
         on_signal: Callable[[], object],
     ) -> None:
@@ -112,6 +113,6 @@ class ControlServer:
         *lines, rest = pending.split(b"\n")
         pending[:] = rest[:MAX_COMMAND]
         for line in lines:
-            command = decode(bytes(line))
+            command: Any = decode(bytes(line))
             if command is not None:
                 self._on_command(command, client)

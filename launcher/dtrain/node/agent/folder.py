@@ -11,7 +11,7 @@ from dtrain.node.trust import Trust, UnsafeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dtrain.node.agent.wire import Json
+    from dtrain.node.agent.commands import RunRequest
 
 RESERVED = 64 << 10
 """Bytes reserved for events, so that the supervisor can write them on a full disk."""
@@ -30,7 +30,7 @@ def expand(path: str, base: bytes | None = None) -> bytes:
     return os.path.normpath(path_bytes)
 
 
-def folder_of(command: Json) -> bytes:
+def folder_of(command: RunRequest) -> bytes:
     for word in (command["run"], command["host"]):
         if word in ("", ".", "..") or "/" in word or "\0" in word:
             raise RefusedError("agent", "%r is not a valid name of a run or host" % word)
@@ -38,7 +38,7 @@ def folder_of(command: Json) -> bytes:
     return os.path.join(run_dir, b"nodes", raw(command["run"]), raw(command["host"]))
 
 
-def trust_of(command: Json) -> Trust:
+def trust_of(command: RunRequest) -> Trust:
     """The users that a command trusts. Raises RefusedError."""
     try:
         return Trust(command.get("trust_group"))

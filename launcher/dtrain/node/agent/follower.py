@@ -14,6 +14,7 @@ from dtrain.node.telemetry.follow import TelemetryFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dtrain.node.agent.commands import LaunchRequest
     from dtrain.node.agent.launcher_channel import LauncherChannel
     from dtrain.node.agent.wire import Json
 
@@ -97,7 +98,7 @@ class Follower:
             found |= self._send_stream(stream)
         return found
 
-    def open_outputs(self, command: Json) -> None:
+    def open_outputs(self, command: LaunchRequest) -> None:
         """Open the output files before workers can remove them."""
         for process in command["processes"]:
             name = "%s-%d" % (process["role"], process["index"])

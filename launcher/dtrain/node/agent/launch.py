@@ -29,6 +29,7 @@ from dtrain.node.setup import setup_script
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dtrain.node.agent.commands import LaunchRequest, SupervisorRequest
     from dtrain.node.agent.supervisor_connection import SupervisorConnection
     from dtrain.node.agent.sweep import Tag
     from dtrain.node.agent.wire import Json
@@ -47,7 +48,7 @@ class Launch:
 
     def __init__(
         self,
-        command: Json,
+        command: LaunchRequest,
         folder: bytes,
         tag: Tag,
         trust: Trust,
@@ -138,7 +139,7 @@ class Launch:
             message = cannot_write(error, self._folder).message
             discard(self._folder, created)
             return message
-        request = {
+        request: SupervisorRequest = {
             **self._command,
             "absolute_workdir": workdir.decode("utf-8", "surrogateescape"),
             "folder": self._folder.decode("utf-8", "surrogateescape"),

@@ -30,6 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
 
+    from dtrain.node.agent.commands import LaunchRequest, ProcessRequest, SupervisorRequest
     from dtrain.node.agent.sweep import Tag
     from dtrain.node.agent.wire import Json
 
@@ -40,7 +41,7 @@ class Preparation:
     Raises RefusedError if the run cannot start on this host.
     """
 
-    def __init__(self, request: Json, folder: bytes, workdir: bytes, tag: Tag) -> None:
+    def __init__(self, request: SupervisorRequest, folder: bytes, workdir: bytes, tag: Tag) -> None:
         self._request, self._tag = request, tag
         self._folder, self._workdir = folder, workdir
         self.ports: list[socket.socket] = []
@@ -52,9 +53,9 @@ class Preparation:
             raise cannot_write(error, folder) from None
         base = {name: value for name, value in os.environb.items() if name != b"DTRAIN_SETUP"}
         self._containers: Containers | None = None
-        if request.get("containers"):
+        if containers := request.get("containers"):
             # The host's own variables, such as PATH, mean nothing in an image.
-            self._containers, base = Containers(request, base, tag.environment), {}
+            self._containers, base = Containers(containers, request, base, tag.environment), {}
         for source in (request["environment"], request.get("secrets") or {}):
             base.update({raw(name): raw(value) for name, value in source.items()})
         self._base = base
@@ -83,7 +84,7 @@ class Preparation:
         """Save the supervisor's record, by which relays find it."""
         save(b"supervisor", self.folder_fd, encode(record))
 
-    def _environment(self, body: Json) -> dict[bytes, bytes]:
+    def _environment(self, body: LaunchRequest | ProcessRequest) -> dict[bytes, bytes]:
         """The complete environment of a process, or what all processes share if ``body`` is the
         request."""
         given = {raw(name): raw(value) for name, value in body.get("environment", {}).items()}
@@ -120,7 +121,7 @@ class Preparation:
             remedy = "put it there, or let `job.sync` send it and name it without its folder"
         raise RefusedError("script", "script %s not found%s" % (script, where), remedy)
 
-    def _worker(self, body: Json) -> Worker:
+    def _worker(self, body: ProcessRequest) -> Worker:
         worker = Worker(body)
         worker.environment = self._environment(body)
         worker.argv = [raw(word) for word in body["argv"]]

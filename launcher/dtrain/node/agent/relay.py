@@ -27,6 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import BinaryIO
 
+    from dtrain.node.agent.commands import AttachRequest, FirstCommand, LaunchRequest
     from dtrain.node.agent.wire import Json
     from dtrain.node.importer import Importer
 
@@ -65,7 +66,7 @@ class Relay:
         if not line:
             return
         try:
-            command = json.loads(line)
+            command: FirstCommand = json.loads(line)
             if command.get("protocol") != VERSION:
                 raise RefusedError(
                     "agent",
@@ -81,16 +82,16 @@ class Relay:
             self._containers = command.get("containers")
             state = RunState(folder, trust_of(command))
             tag = Tag(command["run"], command["host"], folder)
-            if command.get("op") == "attach":
+            if command["op"] == "attach":
                 self._attach(command, state, tag)
-            elif command.get("op") == "look":
+            elif command["op"] == "look":
                 self._channel.send(state.status())
             else:
                 self._launch_run(command, state, tag)
         except RefusedError as refusal:
             self._channel.send(refusal.message)
 
-    def _launch_run(self, command: Json, state: RunState, tag: Tag) -> None:
+    def _launch_run(self, command: LaunchRequest, state: RunState, tag: Tag) -> None:
         launch = Launch(command, state.folder, tag, state.trust, self._supervisor, self._importer)
         self._launch = launch
         launch.begin()
@@ -104,7 +105,7 @@ class Relay:
             follower.open_outputs(command)
             self._follow(state, follower, tag)
 
-    def _attach(self, command: Json, state: RunState, tag: Tag) -> None:
+    def _attach(self, command: AttachRequest, state: RunState, tag: Tag) -> None:
         try:
             record, sock = state.find_supervisor()
         except FileNotFoundError:
@@ -215,7 +216,7 @@ class Relay:
         os._exit(0)
 
 
-def end_previous(command: Json) -> None:
+def end_previous(command: AttachRequest) -> None:
     """Kill the unresponsive relay that this one replaces, if the launcher names one."""
     pid = command.get("previous")
     proc = look(pid) if pid else None

@@ -29,6 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import BinaryIO, Callable
 
+    from dtrain.node.agent.commands import Command, SupervisorRequest
     from dtrain.node.agent.wire import Json
     from dtrain.node.agent.worker import Worker
     from dtrain.node.importer import Importer
@@ -40,7 +41,7 @@ START_WITHIN = 60.0
 class Supervisor:
     """Owns the workers of one run on this host, from `prepared` to `ended`."""
 
-    def __init__(self, request: Json, relay: socket.socket) -> None:
+    def __init__(self, request: SupervisorRequest, relay: socket.socket) -> None:
         self._request = request
         self._folder = raw(request["folder"])
         self._tag = Tag(request["run"], request["host"], self._folder)
@@ -57,7 +58,7 @@ class Supervisor:
         self._prctl = load_prctl()
         self._subreaper = adopt_orphans(self._prctl)
         self._connections = Connections(request.get("job_ports") or ())
-        self._containers: Json | None = request.get("containers")
+        self._containers = request.get("containers")
         self._lease = float(request["lease"])
         self._grace = float(request["grace"])
         self._last_command = time.monotonic()
@@ -310,7 +311,7 @@ class Supervisor:
         if not self._started and not self._over:
             self._give_up({"type": "bye"})
 
-    def _obey(self, command: Json, client: socket.socket) -> None:
+    def _obey(self, command: Command, client: socket.socket) -> None:
         if self._over:
             return
         op = command.get("op")

@@ -12,40 +12,7 @@ A MESSAGE is one JSON object with a ``type``; DATA is raw bytes of a worker's ou
 Before the first frame the relay writes ``PREAMBLE``. Output of a login shell before it is noise,
 kept to explain a failed start.
 
-Commands, by ``op``. The first command of a relay is ``launch``, ``attach`` or ``look``:
-
-    launch   protocol, run, host, run_dir, trust_group, containers, workdir, script, python, setup,
-             environment, node_variables, secrets, runtime, processes [{role, index, rank,
-             container, argv, environment, node_variables, service, bound_to_gpus}], ports,
-             job_ports (those of all hosts), grace, on_disconnect, lease: check everything, start
-             nothing. ``runtime`` is a zip archive in base64, saved as ``runtime.zip`` in the run's
-             folder. Members of ``trust_group``, a Unix group (or null), may own the job's folders
-             and write to them. ``node_variables`` {name: {value, kind, place, instead}} are
-             variables whose values the node completes, see `dtrain.launchplan.environment`.
-             ``containers`` {program, prefix, left_out, waits, remove} describes the containers of
-             all processes (or null), and ``container`` has the words in front of ``argv``, each a
-             list of texts and {node: what the node puts there}, see `dtrain.launchplan.container`.
-             A process is bound to the NUMA node of the GPUs in ``bound_to_gpus``, see
-             `dtrain.node.numa`
-    attach   protocol, run, host, run_dir, trust_group, containers, offsets, outputs, previous:
-             follow a run that was launched before, each stream (``events`` and progress files too)
-             from the offset given, or from its beginning, and averages after the time
-             ``telemetry``; if ``outputs`` is false, only events.
-             ``previous`` is the process id of a relay of this launcher that no longer answers (or
-             null): it is killed
-    look     protocol, run, host, run_dir, trust_group: report the state of a run that was launched
-             before, and end
-    start    start the processes of a launch that is prepared
-    abort    undo a launch; once it has started, the same as ``kill``
-    stop     grace, reason: TERM, ``grace`` seconds, KILL. A later stop may only shorten the wait
-    kill     KILL at once
-    stacks   abort, ras: report the stack of every worker, and of every rank of a torchrun. If
-             ``abort`` is true, processes that py-spy cannot read get SIGABRT: Python then writes
-             its stack to stderr if PYTHONFAULTHANDLER is set. NCCL's flight recorders write dumps
-             if their process groups accept requests. If ``ras`` is true, NCCL is queried, see
-             `dtrain.node.agent.nccl_ras`
-    ping     shows that a launcher is connected, as every command does. The relay answers ``alive``
-             and forwards the ping to the supervisor, which answers the relay with ``pong``
+`dtrain.node.agent.commands` has the commands.
 
 Messages, by ``type``:
 
@@ -108,7 +75,7 @@ import struct
 
 TYPE_CHECKING = False  # importing typing would cost as much as importing json
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Mapping
 
     Json = dict[str, Any]
 
@@ -140,7 +107,7 @@ def shown(data: bytes) -> str:
     return data.decode("utf-8", "backslashreplace")
 
 
-def encode(body: Json) -> bytes:
+def encode(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 

@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
+    from dtrain.node.agent.commands import ProcessRequest
     from dtrain.node.agent.processes import Proc
     from dtrain.node.agent.ranks import Ranks
     from dtrain.node.agent.sweep import Tag
@@ -36,7 +37,7 @@ class Worker:
         "role",
     )
 
-    def __init__(self, body: Json) -> None:
+    def __init__(self, body: ProcessRequest) -> None:
         self.role: str = body["role"]
         self.index: int = body["index"]
         self.rank: int | None = body.get("rank")
