@@ -70,10 +70,10 @@ def test_the_launching_machine_runs_no_other_module_of_the_nodes() -> None:
     for path in sources():
         if not place(path).startswith("node/"):
             imported |= set(re.findall(r"from dtrain\.node(?:\.(\w+))? import", path.read_text()))
-    assert imported <= {"", *SHARED, "agent", "facts", "sync"}  # of these three, `wire`
+    assert imported <= {"", *SHARED, "agent", "facts", "sync"}  # of these three, the messages
     for path in sources():
         inner = re.findall(r"from dtrain\.node\.(?:agent|facts|sync)[\w.]* ", path.read_text())
-        assert all(each.strip().endswith(".wire") for each in inner), place(path)
+        assert all(each.strip().endswith((".wire", ".commands")) for each in inner), place(path)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 The first is a `LaunchRequest`, an `AttachRequest` or a `LookRequest`; then any `Command` may
 follow. `dtrain.node.agent.wire` describes the answers.
 
-The launcher imports it. On nodes, only type checks do: Python 3.8, standard library only.
+Not shipped: the launcher imports it, and the type checks of the modules that run on nodes.
 """
 
 from __future__ import annotations
