@@ -30,8 +30,10 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
@@ -58,6 +60,9 @@ ROWS = 20
 """Runs of one table that the fit uses, evenly spread. Errors are reported on all."""
 ENOUGH = 0.003
 """Relative step below which the search ends."""
+ODD = 1.0
+"""Mean error, as a logarithm, above which the interval leaves a publisher's table out: nanotron's
+runs reach 3 % of the peak."""
 
 
 Errors = Mapping[tuple[str, str], Sequence[float]]
@@ -178,6 +183,27 @@ def _print_held_out(architecture: str, runs: Sequence[PublishedRun]) -> None:
             print(f"  (only {publisher} has runs: with the constants of other architectures)")
         found |= errors((run for run in runs if run.publisher == publisher), efficiency)
     _print_errors(found)
+    low, high = interval(found)
+    print(f"  80 % of the runs took {low:.2f} to {high:.2f} times the estimate\n")
+
+
+def interval(found: Errors) -> tuple[float, float]:
+    """The first and the last decile of measured / estimate. Publishers have equal weight, and so
+    have the tables of one publisher, except those with an `ODD` error.
+    """
+    publishers: dict[str, list[Sequence[float]]] = {}
+    for (publisher, _), table in found.items():
+        if abs(fmean(table)) < ODD:
+            publishers.setdefault(publisher, []).append(table)
+    weighted = sorted(
+        (-error, 1 / len(publishers) / len(tables) / len(table))
+        for tables in publishers.values()
+        for table in tables
+        for error in table
+    )
+    below = list(accumulate(weight for _, weight in weighted))
+    low, high = (weighted[bisect_left(below, share)][0] for share in (0.1, 0.9))
+    return math.exp(low), math.exp(high)
 
 
 def _print_errors(found: Errors) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -147,3 +148,11 @@ def test_a_fit_recovers_the_constants_of_generated_times(held: str | None) -> No
     assert found.fp8 == pytest.approx(0.7, rel=0.04)
     assert fit_planner.loss(fit_planner.errors(runs, found)) < 0.02
     assert found == fit_planner.fit(runs, start, ("gemm", "attention", "fp8"))
+
+
+def test_the_interval_gives_publishers_equal_weight_and_leaves_odd_ones_out() -> None:
+    even = [math.log(share) for share in (0.5, 0.8, 1.0, 1.25, 2.0)]
+    found = {("a", "one"): even, ("b", "two"): even * 40, ("c", "odd"): [-1.5] * 9}
+    assert fit_planner.interval(found) == pytest.approx((0.5, 2.0))
+    narrow = {**found, ("d", "exact"): [0.0] * 2, ("e", "exact"): [0.0], ("f", "exact"): [0.0]}
+    assert fit_planner.interval(narrow) == pytest.approx((0.8, 1.25))

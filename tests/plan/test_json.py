@@ -43,6 +43,7 @@ COSTS = {
         "required": ["compute", "bubble", "total"],
         "additionalProperties": {"type": "number", "minimum": 0},
     },
+    "time_interval_s": {"type": "array", "minItems": 2, "maxItems": 2},
     "tokens_per_s_per_gpu": {"type": "number", "exclusiveMinimum": 0},
     "model_tflops_per_gpu": {"type": "number", "exclusiveMinimum": 0},
     "mfu": SHARE,
@@ -95,6 +96,8 @@ def test_the_object_is_complete_and_consistent(plan: Plan, job: tuple[str, ...])
         )
         adds_up(layout["memory_gib"], "limit")
         adds_up(layout["time_s"])
+        low, high = layout["time_interval_s"]
+        assert 0 < low < layout["time_s"]["total"] < high
         memory = layout["memory_gib"]
         assert layout["fits"] == (memory["total"] <= memory["limit"])
         tokens = layout["global_batch"] * seq_len / layout["time_s"]["total"]

@@ -53,7 +53,7 @@ def plan(
     vocab: Annotated[int | None, typer.Option(help="Vocabulary size.")] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens in one sequence.")] = None,
     global_batch: Annotated[
-        int | None, typer.Option(help="Sequences in one step; default: about 4M tokens.")
+        int | None, typer.Option(help="Sequences in one step; default: up to 4M tokens.")
     ] = None,
     tokens: Annotated[
         str | None,

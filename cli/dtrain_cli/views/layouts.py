@@ -11,7 +11,7 @@ from rich.text import Text
 from dtrain.framing import clean
 from dtrain.parallelism.answer import alternatives, explain
 from dtrain.parallelism.cluster.hardware import Hardware
-from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.cost.candidate import CLOSE, Candidate
 from dtrain.parallelism.question import Answer, Question
 from dtrain_cli.views.paper import Paper
 from dtrain_cli.views.question import described, training_time
@@ -189,6 +189,7 @@ def _legend(titles: Mapping[str, str], columns: Mapping[str, list[str]]) -> str:
     if any("×" in value for value in columns["pipeline"]):
         notes.append("pipeline: stages × virtual stages")
     notes.append("MFU: with non-causal attention, then with causal")
+    notes.append(f"steps within {explain.percent(CLOSE)} of each other are too close to call")
     return "; ".join(notes) + "."
 
 

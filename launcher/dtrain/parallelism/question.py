@@ -20,8 +20,9 @@ from dtrain.runtime.layout import SIZES, BackendName, Layout
 
 USUAL_BATCH = 4e6
 """Default tokens in one step, typical of models with tens of billions of parameters."""
-USUAL_SHARE = 1024
-"""Minimum tokens per GPU and step: Llama 3 405B used 16M on 16,384 (arXiv 2407.21783)."""
+USUAL_SHARES = (1024, 65_536)
+"""Least and most tokens of a step for each GPU. Llama 3 405B used 16M on 16,384 GPUs (arXiv
+2407.21783). GPT-2 on 8 GPUs uses 0.5M (nanoGPT): more only makes steps longer."""
 
 
 @dataclass(frozen=True)
@@ -190,12 +191,13 @@ def distinct(layouts: Sequence[Candidate], count: int) -> tuple[Candidate, ...]:
 
 
 def usual_batch(seq_len: int, gpus: int) -> int:
-    """Return sequences for about 4 million tokens, or 1024 for each GPU if that is more.
+    """Return sequences for about 4 million tokens, within `USUAL_SHARES` of each GPU.
 
     The number is a power of two times the odd part of the number of GPUs, so that data ranks get
     equal shares.
     """
-    tokens = max(USUAL_BATCH, USUAL_SHARE * gpus)
+    least, most = (share * gpus for share in USUAL_SHARES)
+    tokens = min(max(USUAL_BATCH, least), most)
     odd = gpus
     while odd % 2 == 0:
         odd //= 2

@@ -2,7 +2,8 @@
 
 Memory is in GiB, time in seconds, bandwidth in Gb/s, and shares (``mfu``, ``hfu``) go from 0
 to 1. ``memory_gib`` and ``time_s`` hold their parts and the ``total``, which is the sum of the
-parts. ``limit`` is the share of the GPU's memory that a layout may use; it is not a part.
+parts. ``time_interval_s`` contains the step time with a probability of 80 %. ``limit`` is the share
+of the GPU's memory that a layout may use; it is not a part.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ def layout(answer: Answer, candidate: Candidate) -> dict[str, Any]:
         "fits": candidate.fits,
         "memory_gib": memory(candidate),
         "time_s": _parts(candidate.time),
+        "time_interval_s": [_short(seconds) for seconds in candidate.interval],
         "tokens_per_s_per_gpu": _short(speed.tokens_per_s_per_gpu),
         "model_tflops_per_gpu": _short(speed.model_tflops_per_gpu),
         "mfu": _short(speed.mfu),

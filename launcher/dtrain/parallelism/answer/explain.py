@@ -128,12 +128,14 @@ def _savings(candidate: Candidate) -> Iterator[str]:
 
 
 def figures(candidate: Candidate) -> str:
-    """Return the speed in one sentence, with both definitions of MFU."""
+    """Return the speed and its interval in one sentence, with both definitions of MFU."""
     speed, gpus = candidate.speed, candidate.cluster.gpus
+    low, high = map(seconds, candidate.interval)
     return (
         f"A step of {count(candidate.layout.global_batch, 'sequence')} takes "
-        f"{seconds(candidate.time.total)}: {amount(speed.tokens_per_s_per_gpu)} tokens/s on each "
-        f"GPU ({amount(speed.tokens_per_s_per_gpu * gpus)} on all), "
+        f"{seconds(candidate.time.total)}, {low} to {high} with 80 % confidence: "
+        f"{amount(speed.tokens_per_s_per_gpu)} tokens/s on each GPU "
+        f"({amount(speed.tokens_per_s_per_gpu * gpus)} on all), "
         f"{speed.model_tflops_per_gpu:.0f} model TFLOP/s per GPU, MFU {percent(speed.mfu)} "
         f"(non-causal attention; {percent(speed.mfu_causal)} causal), HFU {percent(speed.hfu)}."
     )

@@ -17,6 +17,11 @@ from dtrain.runtime.layout import Layout
 HEADROOM = 0.04
 """Share of a GPU's memory that a layout must leave free, because estimates have errors."""
 
+CLOSE = 0.07
+"""Share by which the estimates for two layouts must differ to rank them: the errors of two layouts
+of one model on the same GPUs differ by this in published sweeps on A100s (mean over nine tables of
+the median)."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -39,6 +44,12 @@ class Candidate:
     @cached_property
     def speed(self) -> Speed:
         return speed(self.shape, self.layout, self.cluster, self.assumed, self.time.total)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Seconds between which a step takes with a probability of 80 %."""
+        seconds, efficiency = self.time.total, self.efficiency
+        return seconds * efficiency.interval_low, seconds * efficiency.interval_high
 
     @property
     def limit(self) -> float:
