@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from support.cluster import Launcher
+from support.launching import until
 from support.slurm import GPUS, Slurm, WriteJob, config_for_login
 
 pytestmark = [pytest.mark.slurm, pytest.mark.netns]
@@ -136,6 +138,19 @@ def test_inside_an_allocation(slurm: Slurm, launcher: Launcher, write_job: Write
     done = launcher.command("check", str(path), env=env).wait()
     assert done.code == 3, str(done)
     assert "it has 2 machines, and the job needs 3" in done.stdout
+
+
+def test_an_interrupt_ends_the_step(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> None:
+    python = launcher.folder / "python"
+    python.write_text("#!/bin/sh\nsleep 500\n")
+    python.chmod(0o755)
+    cluster = {"slurm": {}, "nodes": 2, "gpus": GPUS, "python": str(python)}
+    file = write_job("", cluster=cluster)
+    check = launcher.command("check", str(file), env=slurm.environment)
+    until(lambda: slurm.states() != {"idle": len(slurm.nodes)}, "the step")
+    check.send(signal.SIGINT)
+    assert check.wait().code == 130
+    until(lambda: slurm.run("squeue", "--noheader") == "", "the end of the step")
 
 
 def test_no_slurm_here(launcher: Launcher, write_job: WriteJob) -> None:

@@ -64,6 +64,10 @@ class Engine:
             for host in self._slurm.nodes[:2]
         }
 
+    def go(self) -> None:
+        """Let programs end that wait for it."""
+        (self._launcher.folder / "go").touch()
+
     def left(self) -> dict[str, dict[int, str]]:
         """Processes of jobs on the nodes."""
         found = {host.name: host.processes() for host in self._slurm.nodes}
@@ -161,12 +165,20 @@ def test_a_detached_run_is_followed_by_other_commands(engine: Engine) -> None:
 
 
 def test_another_process_takes_over_from_a_killed_launcher(engine: Engine) -> None:
-    program = "import time\nfor step in range(60):\n  print(step, flush=True)\n  time.sleep(.1)\n"
+    program = """\
+import os, time
+for step in range(60):
+    print(step, flush=True)
+    time.sleep(0.02)
+while not os.path.exists(__file__.replace("program.py", "go")):
+    time.sleep(0.1)
+"""
     launch = engine.start(program)
     launch.until("0] 1\n")
     launch.kill()
     shown = engine.command("ps", engine.run()).wait().stdout
     assert "unattended" in shown and "running" in shown
+    engine.go()
     done = engine.command("attach", engine.run()).wait()
     assert done.code == 0, str(done)
     for rank in range(4):

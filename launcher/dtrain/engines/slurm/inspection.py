@@ -33,7 +33,7 @@ from dtrain.messages.decode import ProtocolError, parse_object
 from dtrain.messages.facts import MAX_ANSWER, read_gathered
 from dtrain.node.boot import framed
 from dtrain.node.programs import program
-from dtrain.quoting import path, sh, word, words
+from dtrain.quoting import path, sh, word
 from dtrain.runs.record import Request
 from dtrain.session.gather_order import THOROUGH, gather_order
 from dtrain.session.preflight import everywhere
@@ -143,7 +143,7 @@ def _in_step(
         return Evidence(nobody, (), request=(problem,))
     try:
         stdin = framed(program("step")) + json.dumps(order).encode() + b"\n"
-        done = shell.run(words(_srun(plan, inside)), stdin, PATIENCE + 60.0 * STEP_MINUTES)
+        done = shell.run_held(_srun(plan, inside), stdin, PATIENCE + 60.0 * STEP_MINUTES)
     finally:
         shell.run(sh("rm -f -- ", path(shared)))
     if not _STARTED.search(done.out):

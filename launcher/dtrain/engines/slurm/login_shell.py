@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dtrain.diagnostics import PrepareError
 from dtrain.engines.slurm.partitions import MACHINES, PARTITIONS, Partition, read
@@ -42,6 +42,13 @@ class CommandAnswer:
         return said or f"{self.name} ended with status {self.status}"
 
 
+_HELD = """\
+exec 3<&0
+exec "${@:2}" < <(head -c "$1" <&3; exec >/dev/null 2>&1; cat <&3; kill $$) 3<&-
+"""
+"""Runs a command with the first bytes of the input, until it or the input ends."""
+
+
 class LoginShell:
     """The login node of one job. Any thread may use it."""
 
@@ -53,6 +60,16 @@ class LoginShell:
         self, command: Sequence[str] | Command, stdin: bytes = b"", limit: float = LIMIT
     ) -> CommandAnswer:
         """Run a command to its end. Raises ConnectError if the connection is lost."""
+        return self._run(command, stdin, limit, held=False)
+
+    def run_held(self, command: Sequence[str], stdin: bytes, limit: float) -> CommandAnswer:
+        """As `run`, but the command ends with the connection, and so with this process."""
+        held = ["bash", "-c", _HELD, "dtrain", str(len(stdin)), *command]
+        return replace(self._run(held, stdin, limit, held=True), name=command[0])
+
+    def _run(
+        self, command: Sequence[str] | Command, stdin: bytes, limit: float, *, held: bool
+    ) -> CommandAnswer:
         text = command if isinstance(command, Command) else words(command)
         process = self._connection.start(str(text))
         late = threading.Event()
@@ -67,7 +84,8 @@ class LoginShell:
         out = bytearray()
         try:
             process.write(stdin)
-            process.close_stdin()
+            if not held:
+                process.close_stdin()
             while (data := process.read()) and len(out) <= MAX_OUTPUT:
                 out += data
             status = None if late.is_set() else process.wait(limit)

@@ -26,7 +26,7 @@ PROGRAM = "dtrain.node.slurm.watcher"
 FIRST_START, AGAIN = 2.0, 60.0
 """Seconds after the job's start, as many jobs end at once, and between two starts."""
 END_LIMIT = 5.0
-"""Seconds that the end of a program waits for the step."""
+"""Seconds that the end of a program waits for the step, or the report of its end."""
 MAX_LINE = 4096
 
 
@@ -39,10 +39,16 @@ class Watchers:
         self._process: subprocess.Popen[bytes] | None = None
         self._input: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._start_at = 0.0
+        self._failure = ""
+        self._report_at = 0.0
 
     def poll(self, job: str) -> None:
         """Start the watchers if none run. The job is running."""
         now = time.monotonic()
+        # At the end of a job, they end before its state is known.
+        if self._failure and now >= self._report_at:
+            self._channel.report("unwatched", text=self._failure)
+            self._failure = ""
         self._start_at = self._start_at or now + FIRST_START
         if now < self._start_at or (self._process and self._process.poll() is None):
             return
@@ -109,4 +115,5 @@ class Watchers:
                 if message is not None:
                     self._channel.send(message)
         if process.wait():
-            self._channel.report("unwatched", text=shown(said).strip())
+            self._failure = shown(said).strip() or "srun ended"
+            self._report_at = time.monotonic() + END_LIMIT
