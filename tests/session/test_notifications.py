@@ -12,9 +12,10 @@ from dtrain.failures.cause import Report
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Request
 from dtrain.session import notifications
-from dtrain.session.notifications import Notifications, NotifyError, post, run, url_fault
+from dtrain.session.notifications import Notifications, NotifyError, run, url_fault
 from dtrain.session.observer import NullObserver
 from dtrain.session.recorder import Recorder
+from dtrain.session.webhook import post
 from support.launching import until
 from support.ports import free_port
 from support.webhook import SECRET, webhook
@@ -61,7 +62,7 @@ def _runs(pid: str) -> bool:
 
 def test_a_webhook_gets_the_report() -> None:
     with webhook() as server:
-        post(server.url, BODY)
+        post(server.url, BODY, 9.0)
     assert server.received == [json.loads(BODY)]
 
 
@@ -81,7 +82,7 @@ def test_a_webhook_that_fails(status: int, silent: bool) -> None:
 
 def test_a_webhook_that_cannot_be_reached() -> None:
     with pytest.raises(NotifyError, match="cannot reach the server: Connection refused"):
-        post(f"http://127.0.0.1:{free_port()}/{SECRET}", BODY)
+        post(f"http://127.0.0.1:{free_port()}/{SECRET}", BODY, 9.0)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_a_webhook_that_cannot_be_reached() -> None:
 def test_a_url_that_is_none(url: str) -> None:
     assert url_fault(url)
     with pytest.raises(NotifyError, match="the URL must"):
-        post(url, BODY)
+        post(url, BODY, 9.0)
 
 
 @pytest.fixture

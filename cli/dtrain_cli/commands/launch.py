@@ -7,15 +7,13 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dtrain import api
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines.detachment import Detachment
-from dtrain.engines.render import batch_script
-from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.loading import load
 from dtrain.session.secrets import secret_values
 from dtrain.spec.report import render_warnings
@@ -23,6 +21,9 @@ from dtrain_cli import completion
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.output import write
 from dtrain_cli.views import Display, Filters
+
+if TYPE_CHECKING:
+    from dtrain.launchplan.plan import LaunchPlan
 
 _RENDERED = re.compile(r"(?!\.\.?/)[A-Za-z0-9._:-]+/[a-z]+-[0-9]+\.(?:sh|env)|job\.sbatch")
 """Name patterns of the files that a dry run writes."""
@@ -98,6 +99,8 @@ def launch(
     if spec.warnings and sys.stderr is not None:
         sys.stderr.write(render_warnings(spec.warnings))
     if dry_run:
+        from dtrain.launchplan.plan import build
+
         write(rendered(build(spec), json=json, output=output))
         return
     filters = Filters(ranks(rank, spec), hosts(host, spec))
@@ -146,6 +149,7 @@ def rendered(plan: LaunchPlan, *, json: bool = False, output: Path | None = None
 
     Uses no network and no clock, and returns the same bytes on every machine.
     """
+    from dtrain.engines.render import batch_script
     from dtrain_cli.views import plan as view
 
     script = batch_script(plan)

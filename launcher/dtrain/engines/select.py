@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 from dtrain.engines import ssh
 from dtrain.engines.contract import Engine
-from dtrain.engines.slurm import step
-from dtrain.engines.slurm.session import SlurmEngine
 from dtrain.engines.ssh import SshEngine
 from dtrain.runs.record import Record, Request
 from dtrain.session.commands import Target
@@ -30,8 +28,11 @@ def engine(
     """The engine of a launch. ``on_running`` gets the run's name once the job no longer needs this
     process to start: all workers run, or a queue has it. ``ask`` asks a person for passphrases."""
     transport = Transports(request.base, ask, notice=observer.notice)
-    kind: type[SlurmEngine] | type[SshEngine] = SshEngine
+    kind: Callable[..., Engine] = SshEngine
     if request.spec().cluster.slurm is not None:
+        # Most launches need nothing of Slurm.
+        from dtrain.engines.slurm.session import SlurmEngine
+
         kind = SlurmEngine
     try:
         yield kind(
@@ -51,5 +52,7 @@ def targets(request: Request, record: Record | None) -> list[Target]:
     Raises UsageError if the hosts are not known.
     """
     if request.spec().cluster.slurm is not None:
+        from dtrain.engines.slurm import step
+
         return step.targets(request, record)
     return ssh.targets(request, record)

@@ -14,9 +14,7 @@ import subprocess
 import tempfile
 import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,7 +70,10 @@ class Notifications:
         if notify.webhook is None:
             return
         if url := self._secrets.get(notify.webhook):
-            self._begin("notify.webhook", lambda: post(url, body))
+            # HTTP is slow to import, and few launches need it.
+            from dtrain.session.webhook import post
+
+            self._begin("notify.webhook", lambda: post(url, body, LIMIT - _MARGIN))
         else:
             self._recorder.notice(
                 f"notify.webhook: {notify.webhook} is not set in this environment"
@@ -153,33 +154,6 @@ def document(event: NotifyEvent, name: str, attempt: int, report: Report) -> dic
         "text": f"{report.run} {event}: {report.reason}",
         **report.as_json(),
     }
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect could lead to another scheme or host, and would turn the POST into a GET."""
-
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-
-def post(url: str, body: bytes, limit: float = LIMIT - _MARGIN) -> None:
-    """POST ``body`` as JSON. Raises NotifyError if the server does not accept it."""
-    if wrong := url_fault(url):
-        raise NotifyError(wrong)
-    headers = {"Content-Type": "application/json", "User-Agent": "dtrain"}
-    request = urllib.request.Request(url, body, headers)  # noqa: S310 - url_fault checked it
-    try:
-        with urllib.request.build_opener(_NoRedirects).open(request, timeout=limit):
-            pass
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise NotifyError(f"the server answered with status {error.code}") from None
-    except urllib.error.URLError as error:
-        reason = error.reason
-        why = reason.strerror if isinstance(reason, OSError) else None
-        raise NotifyError(f"cannot reach the server: {why or type(reason).__name__}") from None
-    except TimeoutError:
-        raise NotifyError(f"no answer within {limit:g} s") from None
 
 
 def url_fault(url: str) -> str:

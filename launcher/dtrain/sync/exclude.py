@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pathspec import GitIgnoreSpec
-
 from dtrain.diagnostics import UsageError
 
 
@@ -18,6 +16,9 @@ class Exclusion:
 
     def __init__(self, patterns: Sequence[str]) -> None:
         """Raises UsageError for a pattern that is invalid in git."""
+        # Slow to import, and most jobs send no folder.
+        from pathspec import GitIgnoreSpec
+
         for pattern in patterns:
             try:
                 GitIgnoreSpec.from_lines([pattern])

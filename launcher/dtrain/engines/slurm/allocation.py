@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from dtrain.engines.slurm.state import JobState
-from dtrain.engines.slurm.submission import SubmitError
 from dtrain.spec.model import ClusterFile
+
+if TYPE_CHECKING:
+    from dtrain.engines.slurm.state import JobState
 
 _NUMBER = re.compile(r"[0-9]{1,10}")
 
@@ -21,6 +23,9 @@ def current(spec: ClusterFile, environment: Mapping[str, str]) -> str | None:
 
 def check(number: str, state: JobState | None, nodes: int) -> None:
     """Raises SubmitError if a job of ``nodes`` machines cannot run in the allocation."""
+    # Every launch calls `current`, which needs none of it.
+    from dtrain.engines.slurm.submission import SubmitError
+
     hint = "`env -u SLURM_JOB_ID dtrain launch ...` submits a new job instead"
     if state is None or state.final or state.queued:
         why = f"the job is {state.state}" if state is not None else "Slurm does not know the job"
