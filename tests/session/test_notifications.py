@@ -62,7 +62,7 @@ def _runs(pid: str) -> bool:
 
 def test_a_webhook_gets_the_report() -> None:
     with webhook() as server:
-        post(server.url, BODY, 9.0)
+        post(server.url, BODY)
     assert server.received == [json.loads(BODY)]
 
 
@@ -82,7 +82,7 @@ def test_a_webhook_that_fails(status: int, silent: bool) -> None:
 
 def test_a_webhook_that_cannot_be_reached() -> None:
     with pytest.raises(NotifyError, match="cannot reach the server: Connection refused"):
-        post(f"http://127.0.0.1:{free_port()}/{SECRET}", BODY, 9.0)
+        post(f"http://127.0.0.1:{free_port()}/{SECRET}", BODY)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_webhook_that_cannot_be_reached() -> None:
 def test_a_url_that_is_none(url: str) -> None:
     assert url_fault(url)
     with pytest.raises(NotifyError, match="the URL must"):
-        post(url, BODY, 9.0)
+        post(url, BODY)
 
 
 @pytest.fixture

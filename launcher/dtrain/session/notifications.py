@@ -29,7 +29,7 @@ from dtrain.spec.model import NotifyEvent
 
 LIMIT = 10.0
 """Seconds of one notification."""
-_MARGIN = 1.0
+MARGIN = 1.0
 """Seconds before the limit at which a program is killed, or an answer is no longer awaited."""
 SCHEMA = 1
 
@@ -73,7 +73,7 @@ class Notifications:
             # HTTP is slow to import, and few launches need it.
             from dtrain.session.webhook import post
 
-            self._begin("notify.webhook", lambda: post(url, body, LIMIT - _MARGIN))
+            self._begin("notify.webhook", lambda: post(url, body))
         else:
             self._recorder.notice(
                 f"notify.webhook: {notify.webhook} is not set in this environment"
@@ -107,7 +107,7 @@ class Notifications:
                 self._recorder.notice(problem)
 
 
-def run(command: Sequence[str], folder: Path, body: bytes, limit: float = LIMIT - _MARGIN) -> None:
+def run(command: Sequence[str], folder: Path, body: bytes, limit: float = LIMIT - MARGIN) -> None:
     """Run a program in ``folder`` with ``body`` on stdin, and kill it after ``limit`` seconds.
 
     Raises NotifyError if it fails.

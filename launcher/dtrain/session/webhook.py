@@ -6,7 +6,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from dtrain.session.notifications import NotifyError, url_fault
+from dtrain.session.notifications import LIMIT, MARGIN, NotifyError, url_fault
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -16,7 +16,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def post(url: str, body: bytes, limit: float) -> None:
+def post(url: str, body: bytes, limit: float = LIMIT - MARGIN) -> None:
     """POST ``body`` as JSON. Raises NotifyError if the server does not accept it."""
     if wrong := url_fault(url):
         raise NotifyError(wrong)
