@@ -12,12 +12,12 @@ from typing import NoReturn
 
 import pytest
 
-from dtrain.node.agent import isolation
+from dtrain.node.agent import isolation, processes
 from dtrain.node.agent.diagnosis import Diagnosis
 from dtrain.node.agent.events import Events
 from dtrain.node.agent.flight_recorder import FlightRecorders
 from dtrain.node.agent.isolation import in_child
-from dtrain.node.agent.processes import look, send
+from dtrain.node.agent.processes import descendants, look, send
 from support.limits import GONE
 
 
@@ -69,3 +69,20 @@ def test_a_request_for_stacks_is_answered_without_a_thread(
     finally:
         os.close(folder)
     assert b'"stacks_done"' in (tmp_path / "events").read_bytes()
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_descendants_are_found_with_and_without_the_kernel_s_list(
+    monkeypatch: pytest.MonkeyPatch, listed: bool
+) -> None:
+    if not listed:
+        monkeypatch.setattr(processes, "own_children", lambda: None)
+    script = "sleep 600 & echo $!; wait"
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as shell:
+        assert shell.stdout is not None
+        sleep = int(shell.stdout.readline())
+        try:
+            assert descendants(shell.pid) == [shell.pid, sleep]
+        finally:
+            os.kill(sleep, signal.SIGKILL)
+    assert sleep not in descendants(os.getpid())

@@ -1,7 +1,9 @@
 """Detects whether workers of this host have ever been connected to other workers of the job.
 
-Reads the kernel's tables of TCP connections, often at first and then rarely, until it finds a
-connection. The rules avoid false alarms for jobs whose workers do connect. These count:
+Scans often at first and then rarely, until it finds a connection. The kernel's tables of TCP
+connections take milliseconds to read on a large machine, so a scan reads them only if a worker has
+a socket, and now and then for connections that are closed already. The rules avoid false alarms
+for jobs whose workers do connect. These count:
 
 *   a connection, open or just closed, at a port on which the job's processes listen;
 *   an open connection of a worker to a process on this host that is not its own child;
@@ -15,7 +17,7 @@ import os
 import time
 
 from dtrain.node.agent.folder import listed
-from dtrain.node.agent.processes import processes, read_file
+from dtrain.node.agent.processes import descendants, read_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class Connections:
         self._ports = frozenset(ports)
         self._pause = FIRST
         self._next = 0.0
+        self._table_due = time.monotonic() + LONGEST
         self.found = False
 
     def watch(self, workers: Callable[[], Collection[int]]) -> float | None:
@@ -45,7 +48,8 @@ class Connections:
             return None
         now = time.monotonic()
         if now >= self._next:
-            self.look(workers())
+            if now >= self._table_due or any(sockets_of(workers())):
+                self.look(workers())
             self._next = now + self._pause
             self._pause = min(self._pause * 1.5, LONGEST)
         return None if self.found else self._next - now
@@ -53,6 +57,7 @@ class Connections:
     def look(self, workers: Collection[int]) -> None:
         if self.found:
             return
+        self._table_due = time.monotonic() + LONGEST
         table = list(connections())
         if any({local[1], remote[1]} & self._ports for local, remote, _, _ in table):
             self.found = True
@@ -101,14 +106,8 @@ def elsewhere(address: bytes, port: int) -> bool:
 
 def sockets_of(workers: Collection[int]) -> Iterator[tuple[int, bytes]]:
     """Pairs of a worker and the inode of a socket of its processes."""
-    children: dict[int, list[int]] = {}
-    for proc in processes().values():
-        children.setdefault(proc.ppid, []).append(proc.pid)
     for worker in workers:
-        pending = [worker]
-        while pending:
-            pid = pending.pop()
-            pending += children.get(pid, ())
+        for pid in descendants(worker):
             folder = b"/proc/%d/fd" % pid
             for fd in listed(folder):
                 try:

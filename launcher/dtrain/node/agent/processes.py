@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from dtrain.node.agent.wire import Json
 
+MAX_DESCENDANTS = 4096
+
 
 class Proc:
     """One line of /proc/PID/stat. Process id and start time together identify a process."""
@@ -73,12 +75,36 @@ def own_children() -> list[int] | None:
 
     Until we wait for them, their process ids are not reused.
     """
+    return children_of("self")
+
+
+def children_of(pid: int | str) -> list[int] | None:
+    """The children of a process; None if it has ended, or if this kernel does not list them."""
     found: list[int] = []
-    for task in os.listdir("/proc/self/task"):
-        data = read_file("/proc/self/task/%s/children" % task)
-        if data is None:
-            return None
-        found += map(int, data.split())
+    with contextlib.suppress(OSError):
+        for task in os.listdir("/proc/%s/task" % pid):
+            data = read_file("/proc/%s/task/%s/children" % (pid, task))
+            if data is None:
+                return None
+            found += map(int, data.split())
+    return found
+
+
+def descendants(root: int) -> list[int]:
+    """A process and its descendants. A host may have thousands of others, so it reads only these
+    where the kernel lists children."""
+    table: dict[int, list[int]] | None = None
+    if own_children() is None:
+        table = {}
+        for proc in processes().values():
+            table.setdefault(proc.ppid, []).append(proc.pid)
+    found: list[int] = []
+    pending = [root]
+    # Limited, because they may fork meanwhile.
+    while pending and len(found) < MAX_DESCENDANTS:
+        pid = pending.pop()
+        found.append(pid)
+        pending += (children_of(pid) or ()) if table is None else table.get(pid, ())
     return found
 
 
