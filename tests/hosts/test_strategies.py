@@ -73,14 +73,36 @@ def torch_job(hosts: Hosts, launcher: Launcher, text: Path) -> TorchJob:
 
 
 SPLIT = {"tensor": 2, "pipeline": 2, "micro_batch": 4, "sequence_parallel": True}
-TORCH: dict[str, tuple[str, dict[str, Any] | None]] = {
-    "ddp": ("ddp", None),
-    "fsdp": ("fsdp", None),
-    "hsdp": ("hsdp", None),
-    "tensor": ("tensor", None),
-    "pipeline": ("pipeline", None),
-    "zb-1p": ("pipeline", {"pipeline": 4, "micro_batch": 2, "schedule": "zb-1p"}),
-    "3d": ("3d", SPLIT),
+CONTEXT = {"context": 2, "data": 2, "sharding": "full"}
+SAVED_AT = 3
+"""The step after which later cases resume."""
+TORCH: dict[str, dict[str, Any]] = {
+    "ddp": {"strategy": "ddp"},
+    "fsdp": {"strategy": "fsdp"},
+    "hsdp": {"strategy": "hsdp"},
+    "tensor": {"strategy": "tensor"},
+    "pipeline": {"strategy": "pipeline"},
+    "zb-1p": {
+        "strategy": "pipeline",
+        "layout": {"pipeline": 4, "micro_batch": 2, "schedule": "zb-1p"},
+    },
+    "3d": {"strategy": "3d", "layout": SPLIT, "checkpoint": "dense"},
+    "context, resumed from 3d": {"strategy": "3d", "layout": CONTEXT, "checkpoint": "dense"},
+    "context": {"strategy": "3d", "layout": CONTEXT, "checkpoint": "context"},
+    "3d, resumed from context": {"strategy": "3d", "layout": SPLIT, "checkpoint": "context"},
+}
+EXPERTS = ["--experts", "4"]
+MIXTURE: dict[str, dict[str, Any]] = {
+    "experts": {
+        "strategy": "3d",
+        "layout": {"data": 4, "expert": 4, "sharding": "full"},
+        "checkpoint": "mixture",
+    },
+    "experts, resumed in context and a pipeline": {
+        "strategy": "3d",
+        "layout": {"pipeline": 2, "context": 2, "expert": 2, "micro_batch": 4},
+        "checkpoint": "mixture",
+    },
 }
 
 
@@ -90,19 +112,25 @@ def test_torch(
 ) -> None:
     """All strategies in one launch, because a launch costs more than its steps.
     `tests/launchplan/test_strategies.py` shows how a strategy gets from a file to its ranks."""
-    cluster, cases = hosts(2), tmp_path / "cases.json"
-    cases.write_text(json.dumps(TORCH))
     options = ["--data", str(text), *GPT, "--steps", str(STEPS), "--batch", str(BATCH)]
+    experts_alone = alone("train_gpt.py", tmp_path, [*options, *EXPERTS])
+    mixture = {
+        name: {**case, "options": {"experts": int(EXPERTS[1])}} for name, case in MIXTURE.items()
+    }
+    cluster, cases = hosts(2), tmp_path / "cases.json"
+    cases.write_text(json.dumps(TORCH | mixture))
     document = {
         "framework": "torch",
         "script": job("strategies.py"),
-        "args": [str(cases), str(tmp_path), *options],
+        "args": [str(cases), str(tmp_path), "--save-every", str(SAVED_AT), *options],
     }
     done = launcher.run(launcher.file(cluster, document, slots=2), timeout=HANG)
     assert done.code == 0, str(done)
     assert launcher.left(cluster) == {}
-    for name in TORCH:
-        assert losses(tmp_path / f"{name}.json") == pytest.approx(gpt_alone, rel=1e-4), name
+    for name in [*TORCH, *mixture]:
+        wanted = experts_alone if name in mixture else gpt_alone
+        start = SAVED_AT if "resumed" in name else 0
+        assert losses(tmp_path / f"{name}.json") == pytest.approx(wanted[start:], rel=1e-4), name
 
 
 @pytest.mark.torch
