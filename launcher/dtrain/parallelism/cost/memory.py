@@ -8,7 +8,8 @@ from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of, reduces_each_micro_batch
 from dtrain.parallelism.cost.activations import layer_activations
 from dtrain.parallelism.cost.layer import BYTES
-from dtrain.parallelism.cost.runtime_memory import Stage, highest_phase
+from dtrain.parallelism.cost.runtime_memory import Stage
+from dtrain.parallelism.cost.runtime_phases import highest_phase
 from dtrain.parallelism.cost.sharded_memory import highest_phase as highest_sharded_phase
 from dtrain.parallelism.cost.stages import parameters_of_stage, stage_layers
 from dtrain.parallelism.model.shape import Shape
