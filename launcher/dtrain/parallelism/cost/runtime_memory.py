@@ -175,15 +175,18 @@ class Stage:
         return each * self.tokens
 
     @property
+    def routed(self) -> float:
+        """Bytes of one layer's tokens, once for each expert that they are sent to."""
+        shape = self.shape
+        return self.compute * shape.hidden * shape.experts_per_token * self.tokens
+
+    @property
     def mlp(self) -> float:
         """Bytes that one layer saves of what its MLP or its experts multiply."""
         shape, c = self.shape, self.compute
         width = shape.ffn_hidden * self.used_experts / self.layout.tensor
-        each = c * (4 if shape.gated else 2) * width
-        if shape.experts:
-            # The tokens sent to experts, and the experts' outputs.
-            each += 2 * c * shape.hidden * shape.experts_per_token
-        return each * self.tokens
+        # The tokens sent to experts, and the experts' outputs.
+        return c * (4 if shape.gated else 2) * width * self.tokens + 2 * self.routed
 
     @property
     def _widths(self) -> tuple[int, int, int, int]:

@@ -86,19 +86,25 @@ class _Phases:
 
     @cached_property
     def others(self) -> float:
-        """Activations of the other micro-batches in a pipeline."""
+        """Activations of the other micro-batches in a pipeline, whose schedule also keeps what the
+        stage sent of every micro-batch in flight."""
         s = self.s
-        return (s.held - 1) * (s.layers * self.kept + s.ends) + s.buffers
+        sent = 0.0 if s.last else s.held * s.compute * s.stream * s.tokens
+        return (s.held - 1) * (s.layers * self.kept + s.ends) + sent + s.buffers
 
     def ends_of_forward(self) -> Iterator[Phase]:
         """The last layer's forward pass, the loss, and the output layer's backward pass."""
         s, c, layout = self.s, self.s.compute, self.s.layout
         full = s.layers * self.kept + s.ends + self.others
-        # The last layer's flat buffer, and its parameters if they are not resident.
-        gathered = self.resident if self.several else max(0.0, self.resident - c * s.head)
-        gathered += c * s.layer * (1 if self.resident else 2)
+        if not self.resident:
+            # The last layer's parameters, and the flat buffer in which they came.
+            gathered = 2 * c * s.layer
+        elif self.several:
+            gathered = self.resident
+        else:
+            gathered = self.resident - c * s.head + c * s.layer
         ahead = c * (s.stream + s.shape.hidden) * s.tokens
-        yield Phase(self.waiting, full - s.ends, 0.0, gathered, ahead)
+        yield Phase(self.waiting, full - s.ends, 0.0, gathered, max(ahead, self._sent_to_experts))
         if not s.last:
             return
         # The last gradient that was scattered stays until the next micro-batch scatters one.
@@ -108,11 +114,19 @@ class _Phases:
         if layout.pipeline > 1:
             loss += c  # The schedule keeps the stage's output.
         yield Phase(self.waiting + left, full, loss * s.logits, self.resident)
-        flat = 0.0 if self.resident else c * (s.head + s.layer)
-        yield Phase(
-            self.waiting + left, full, (c + 4) * s.logits, self.resident + flat + c * s.head,
-            c * s.shape.hidden * s.tokens,
-        )  # fmt: skip
+        # The output layer's gradient beside its parameters, which came in a flat buffer.
+        gathered = self.resident or c * s.head
+        stream = c * s.shape.hidden * s.tokens
+        yield Phase(self.waiting + left, full, c * s.logits, gathered + c * s.head, stream)
+        if not self.whole and not s.shape.tied:
+            gathered = max(0.0, self.resident - c * s.head) + (c + s.reduced) * s.head
+            yield Phase(self.waiting, full, 0.0, gathered, stream)
+
+    @property
+    def _sent_to_experts(self) -> float:
+        """Bytes of tokens in a mixture's forward pass that no backward pass needs: outputs to be
+        joined; with ranks that exchange tokens, also both sides of the exchange and its result."""
+        return (4 if self.s.layout.expert > 1 else 1) * self.s.routed
 
     def backward(self) -> Iterator[Phase]:
         """The backward pass of the first, second, last but one and last layer that it reaches."""
@@ -124,8 +138,8 @@ class _Phases:
                 middle = s.layout.pipeline > 1 or s.layout.grad_accumulation > 2 or s.autocast
                 if middle:
                     gathered = self.resident or self._gathered_by_stage(done)
-                    for gradients, working in self._inside():
-                        yield Phase(self.waiting, below, 0.0, gathered, gradients + working)
+                    for own, working in (*self._mlp_backward(), *self._attention_backward()):
+                        yield Phase(self.waiting, below, 0.0, gathered, own + working)
                 if s.layout.pipeline > 1:
                     continue
             yield from self._last_micro_batch(done, below)
@@ -152,36 +166,42 @@ class _Phases:
         else:
             scattered = max(self.waiting, scattered)
         previous = s.reduced * rest if done else 0.0
-        mlp, attention, end = self._inside()
+        for own_gradients, working in self._mlp_backward():
+            yield Phase(scattered, below, 0.0, gathered + previous, own_gradients + working)
         if bank:
-            yield Phase(scattered, below, 0.0, gathered + previous, sum(mlp))
-            # The experts' gradients are complete, then reduced while attention computes.
-            inside = s.attention + c * (s.stream + s.shape.hidden) * s.tokens
-            yield Phase(scattered, below, 0.0, gathered + previous, c * bank + inside)
-            gathered += s.reduced * bank - c * bank
-            yield Phase(scattered, below, 0.0, gathered, c * bank + inside)
-            yield Phase(scattered, below, 0.0, gathered, attention[1])
-            return
-        for gradients, working in (mlp, attention, end):
-            yield Phase(scattered, below, 0.0, gathered + previous, gradients + working)
-        reduction = s.reduced * s.layer + 4 * s.layer / self.shards
-        yield Phase(scattered, below, 0.0, gathered + reduction, c * s.stream * s.tokens)
+            # While attention computes, the experts' gradients are reduced.
+            gathered += (s.reduced - c) * bank - previous
+        for own_gradients, working in self._attention_backward():
+            yield Phase(scattered, below, 0.0, gathered + previous, own_gradients + working)
+        if not bank:
+            reduction = (s.reduced + 4 / self.shards) * s.layer
+            yield Phase(scattered, below, 0.0, gathered + reduction, c * s.stream * s.tokens)
 
-    def _inside(self) -> Iterator[tuple[float, float]]:
+    def _mlp_backward(self) -> Iterator[tuple[float, float]]:
         """Bytes of a layer's own gradients, and of what it works with, without the activations of
-        lower layers: in its MLP's backward pass, in attention's, and at its end."""
-        s, c, shape, t = self.s, self.s.compute, self.s.shape, self.s.layout.tensor
-        saved = s.kept("none")
+        lower layers; of experts, for the first and for the last one."""
+        s, c = self.s, self.s.compute
+        saved = s.kept("none") + c * s.stream * s.tokens
         if s.layout.recompute == "selective":
-            saved += s.stream * c * s.tokens
-        around = c * (s.stream + shape.hidden) * s.tokens
+            saved += c * s.stream * s.tokens
         # Two more of the MLP's widest tensors.
-        widest = 2 * c * s.width * s.tokens
-        yield c * s.matrix, saved + around + widest
+        saved += 2 * c * s.width * s.tokens
+        yield c * s.matrix, saved
+        if s.shape.experts:
+            last = saved - s.mlp * (1 - 1 / s.experts_here) + s.routed
+            yield c * (s.layer - s.attention_parameters), last
+            if s.layout.recompute != "none":
+                yield 0.0, s.kept("none") + self._sent_to_experts
+
+    def _attention_backward(self) -> Iterator[tuple[float, float]]:
+        """As `_mlp_backward`, for attention, and for the end of the layer."""
+        s, c, shape = self.s, self.s.compute, self.s.shape
+        around = c * (s.stream + shape.hidden) * s.tokens
         # Queries turn back in 32 bits.
-        turned = 6 * shape.heads * shape.head_size / t * s.tokens if shape.gated else 0.0
+        queries = shape.heads * shape.head_size / s.layout.tensor * s.tokens
+        turned = 6 * queries if shape.gated else 0.0
         yield c * (s.layer - s.attention_parameters), around + s.attention + turned
-        yield c * s.layer, around
+        yield c * (s.layer - s.bank), around
 
     def after_layers(self) -> Iterator[Phase]:
         """The embedding's gradient, what is reduced last, and the optimizer."""
@@ -189,22 +209,25 @@ class _Phases:
         stream = c * s.stream * s.tokens
         if self.whole:
             gathered = self.resident or self._gathered_by_stage(s.layers - 1)
-            yield Phase(
-                self.waiting, self.others, 0.0, gathered, c * s.embedding_gradient + stream
-            )
+            yield Phase(self.waiting, self.others, 0.0, gathered, c * s.embedding_gradient + stream)
         if layout.pipeline > 1:
             # All gradients are reduced at the end: the embedding's first, then two layers at once.
             once = s.embedding or 2 * s.layer
             left = c * max(0.0, s.parameters - once)
-            yield Phase(
-                self.waiting, s.buffers, 0.0, left, (s.reduced + 4 / self.shards) * once
-            )
+            yield Phase(self.waiting, s.buffers, 0.0, left, (s.reduced + 4 / self.shards) * once)
         else:
             rest = max(self.waiting, 4 * (s.parameters - s.embedding) / self.shards)
-            tied = 2 if s.shape.tied else 1
-            left = (c * s.embedding if not self.whole else 0.0) + c * s.embedding_gradient * tied
-            reduction = s.reduced * (s.embedding + s.layer)
-            yield Phase(rest, 0.0, 0.0, left + reduction, stream)
+            # Tensor ranks sum the gradient of the whole vocabulary into a copy of their share.
+            share = s.embedding if layout.tensor > 1 else 0.0
+            gradient = c * s.embedding_gradient * (2 if s.shape.tied else 1)
+            if self.whole:
+                gradient, share = 0.0, s.reduced * share
+            else:
+                share *= c
+                before = c * s.embedding + s.reduced * s.layer
+                yield Phase(rest, 0.0, 0.0, gradient + share + before, stream)
+            reduction = (s.reduced + 4 / self.shards) * s.embedding
+            yield Phase(rest, 0.0, 0.0, (share or gradient) + reduction, stream)
         # Adam updates parameters one by one, or all at once if FSDP does not shard them.
         largest = max(s.embedding, s.head, s.layer / 3)
         update = 4 * s.parameters if s.autocast else 8 * largest / self.shards
