@@ -103,6 +103,23 @@ def test_a_large_screen_has_numbers():
     assert "3M 4M" in line_of(lines, "gpu01")
 
 
+def test_the_use_of_ranks_the_disk_and_the_past():
+    one = board(2, 1)
+    ranks = [["rank-0", 1.25, 3 << 30, 40], ["rank-1", 0.5, 38 << 30, 210]]
+    for second in range(0, 60, 5):
+        use = gpu(0, use=100 if second >= 30 else 10)
+        body = sample(use, ranks=ranks, storage=[97 << 40, 100 << 40])
+        one.telemetry("gpu01", body, 200.0 + second)
+        one.telemetry("gpu02", sample(use), 200.0 + second)
+    lines = shown(one, 160, 40, now=256.0)
+    assert lines[1].endswith("  busy █▄▁▁▄██")
+    assert "  FULL   RANK: CPU RAM FILES  GPUS: BUSY, MEMORY, HEAT, POWER, CLOCK" in lines[2]
+    cell = "100%   68/80G  66°  610W of 700 1980MHz"
+    assert line_of(lines, "gpu01").endswith(cell)
+    assert "  97%         1.2 40.8G 210  " in line_of(lines, "gpu01")
+    assert "busy █" not in "".join(shown(one, 60, 24, now=256.0))
+
+
 def test_alike_hosts_fold_and_odd_ones_stand_out():
     one = board(64, gpu07=[gpu(2, slowed=0x40)])
     one.hosts["gpu09"].sampled = 60.0

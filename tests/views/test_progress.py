@@ -1,12 +1,14 @@
 """The line of progress in each output format."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
 from dtrain.runs.progress import Progress
+from dtrain.spec.model import Expected
 from dtrain_cli.views import Filters, make_view, names
 from dtrain_cli.views.progress import ProgressLine
 from support.limits import HANG
@@ -55,6 +57,27 @@ def test_a_narrow_screen_keeps_the_time_left():
 )
 def test_durations(seconds, text):
     assert names.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("expected", "shown"),
+    [
+        (
+            Expected(step_time=2.0, gflop_per_token=60.0, peak_tflops=312.0),
+            "MFU 38 % (48 % planned)",
+        ),
+        (Expected(step_time=2.0), "80 % of the planned speed"),
+        (Expected(gflop_per_token=600.0), ""),
+    ],
+)
+def test_measured_against_planned(expected, shown):
+    known = plan()
+    line = ProgressLine()
+    line.expect(replace(known, job=replace(known.job, expected=expected)))
+    line.add(report(1, 0.0, tokens=0))
+    line.add(report(5, 10.0, tokens=80_000))
+    assert ("planned" in line.text) == bool(shown)
+    assert shown in line.text
 
 
 def test_the_lowest_rank_is_shown():

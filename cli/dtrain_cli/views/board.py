@@ -18,6 +18,8 @@ BAD = ("unreachable", "lost", "failed")
 _CONNECTED = ("syncing", "preparing", "ready", "running", "stopping", "ended")
 _ORDER = ("queued", "connecting", "attaching", "checking", *_CONNECTED)
 _MAX_NAMES = 3
+TREND_STEP, MAX_TREND = 10.0, 60
+"""Seconds between two points of the curve of the GPUs' use, and its most points."""
 STALE = 5.0
 """Seconds after which a host's last sample is shown as old."""
 
@@ -53,11 +55,15 @@ class Board:
     """The ranks that are slow now."""
     stall: Stall | None = None
     """What stands still now."""
+    trend: list[float] = field(default_factory=list)
+    """The mean use of the GPUs in percent, every `TREND_STEP` seconds, the last one last."""
+    trend_due: float = 0.0
 
     def expect(self, plan: LaunchPlan) -> None:
         """The hosts and workers of a new attempt."""
         self.workers = plan.world_size
         self.progress, self.last = ProgressLine(), None
+        self.progress.expect(plan)
         self.slow = self.stall = None
         number = plan.hosts[0].environment.get("DTRAIN_ATTEMPT", "") if plan.hosts else ""
         if number.isdecimal():  # a batch script may know it only when it runs
@@ -73,6 +79,12 @@ class Board:
     def telemetry(self, host: str, sample: Sample, now: float) -> None:
         if host in self.hosts:
             self.hosts[host].sample, self.hosts[host].sampled = sample, now
+        used = (
+            [gpu.use for gpu in self.gpus() if gpu.use is not None] if now >= self.trend_due else []
+        )
+        if used:
+            self.trend_due = now + TREND_STEP
+            self.trend = [*self.trend, sum(used) / len(used)][-MAX_TREND:]
 
     def add(self, report: Progress) -> bool:
         """Whether the report represents the job."""

@@ -11,15 +11,19 @@ from dtrain.framing import clean
 from dtrain.messages.telemetry import GpuSample
 from dtrain_cli.views import names
 from dtrain_cli.views.board import BAD, STALE, Board, HostRow, state, summary
-from dtrain_cli.views.troubles import GpuTrouble, summaries
+from dtrain_cli.views.troubles import FULL, GpuTrouble, summaries
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _MAX_NAME = 24
 _PAIR = 13
 """Width of a cell with two rates."""
+_RANKS = 22
+"""Width of a cell with the use of the ranks."""
 _SEPARATOR = "─"
 _STALL, _SLOW = "white on red", "black on yellow"
 """Styles of ranks that stand still, and of slow ones."""
+_LEAST_TREND = 3
+"""Minimum points of a curve."""
 _LEAST_OUTPUT = 3
 """Minimum lines of output below the table."""
 
@@ -90,6 +94,10 @@ def _head(board: Board, columns: int, now: float) -> list[Text]:
         parts.pop()
     if parts:
         lines.append(Text(f" {' · '.join(parts)}"))
+        room = min(len(board.trend), columns - lines[-1].cell_len - 8)
+        if room >= _LEAST_TREND:
+            trend = board.trend[-room:]
+            lines[-1].append(f"  busy {''.join(_bar(use / 100) for use in trend)}", "green")
     return lines
 
 
@@ -171,6 +179,13 @@ class _Table:
             if known and columns >= _PAIR:
                 self._columns.append(_Column(title, _PAIR, _pair(key)))
                 columns -= _PAIR
+        known = any(host.sample and host.sample.storage for host in hosts)
+        full = any(_is_full(host) for host in hosts)
+        if known and columns >= 6 and (full or columns >= _RANKS + 6):
+            self._columns.append(_Column("FULL", 6, _storage))
+            columns -= 6
+        if columns >= _RANKS and any(host.sample and host.sample.ranks for host in hosts):
+            self._columns.append(_Column("RANK: CPU RAM FILES", _RANKS, _ranks))
 
     def lines(self, most: int) -> list[Text]:
         hosts = list(self._board.hosts.values())
@@ -291,6 +306,12 @@ def _gigabytes(gpu: GpuSample) -> str:
     return f"{gpu.memory_used / 1024:.0f}/{gpu.memory_total / 1024:.0f}G"
 
 
+def _with_clock(gpu: GpuSample, mark: str) -> str:
+    clock = "" if gpu.clock is None else f"{gpu.clock:.0f}MHz"
+    limit = "" if gpu.power_limit is None else f"of {gpu.power_limit:.0f}"
+    return f"{_whole(gpu, '')}{limit:>7} {clock:>7} {mark}"
+
+
 def _whole(gpu: GpuSample, mark: str) -> str:
     heat = "" if gpu.temperature is None else f"{gpu.temperature:.0f}°"
     power = "" if gpu.power is None else f"{gpu.power:.0f}W"
@@ -298,6 +319,7 @@ def _whole(gpu: GpuSample, mark: str) -> str:
 
 
 _CELLS = (
+    _Cell(42, "GPUS: BUSY, MEMORY, HEAT, POWER, CLOCK", _with_clock),
     _Cell(26, "GPUS: BUSY, MEMORY, HEAT, POWER", _whole),
     _Cell(14, "GPUS: BUSY, MEMORY", lambda gpu, mark: f"{_use(gpu)}% {_gigabytes(gpu):>8}{mark}"),
     _Cell(5, "GPUS: % BUSY, MEMORY", lambda gpu, mark: f"{_use(gpu)}{_bar(gpu.memory)}{mark}"),
@@ -335,6 +357,29 @@ def _memory(host: HostRow) -> tuple[str, str]:
         return "", ""
     part = host.sample.memory[0] / host.sample.memory[1]
     return f"{part:.0%}", "black on magenta" if part > 0.95 else ""
+
+
+def _storage(host: HostRow) -> tuple[str, str]:
+    """How full the disk with the run's folder is."""
+    storage = host.sample.storage if host.sample is not None else None
+    if storage is None or not storage[1]:
+        return "", ""
+    return f"{storage[0] / storage[1]:.0%}", "black on magenta" if _is_full(host) else ""
+
+
+def _is_full(host: HostRow) -> bool:
+    storage = host.sample.storage if host.sample is not None else None
+    return storage is not None and storage[0] > FULL * storage[1] > 0
+
+
+def _ranks(host: HostRow) -> tuple[str, str]:
+    """The most that a rank of the host uses."""
+    ranks = host.sample.ranks if host.sample is not None else ()
+    if not ranks:
+        return "", ""
+    cpus = max(rank.cpu or 0.0 for rank in ranks)
+    memory, files = max(rank.memory for rank in ranks), max(rank.files for rank in ranks)
+    return f"{cpus:.1f} {_rate(memory)} {files}", ""
 
 
 def _pair(key: str) -> Callable[[HostRow], tuple[str, str]]:

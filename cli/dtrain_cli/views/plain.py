@@ -78,6 +78,7 @@ class Plain:
         self.notice(self._count(plan))
 
     def known(self, plan: LaunchPlan) -> None:
+        self._progress_line.expect(plan)
         self._workers = plan.world_size
         self._hosts = len(plan.hosts)
         hosts = [len(host.host.name) for host in plan.hosts]

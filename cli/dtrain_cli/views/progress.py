@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs.progress import Pace, Progress
+from dtrain.spec.model import Expected
 from dtrain_cli.views import names
 
 BETWEEN_LINES = 10.0
@@ -16,6 +18,12 @@ class ProgressLine:
     def __init__(self) -> None:
         self._pace = Pace()
         self._last: Progress | None = None
+        self._expected: Expected | None = None
+        self._gpus = 0
+
+    def expect(self, plan: LaunchPlan) -> None:
+        """Compare the job with what its plan expects, if the cluster file says it."""
+        self._expected, self._gpus = plan.job.expected, plan.world_size
 
     def add(self, report: Progress) -> bool:
         """Return whether ``report`` represents the job."""
@@ -54,9 +62,23 @@ class ProgressLine:
             parts.append((3, f"{steps:.1f} steps/s" if steps >= 1 else f"{1 / steps:.1f} s/step"))
         if (tokens := pace.tokens_per_second) is not None:
             parts.append((4, f"{_thousands(tokens)} tokens/s"))
+        if planned := self._planned():
+            parts.append((2, planned))
         if left := pace.seconds_left:
             parts.append((1, f"{names.duration(left)} left"))
         return parts
+
+    def _planned(self) -> str:
+        """``MFU 41 % (44 % planned)``, or only the planned time of a step."""
+        expected, steps = self._expected, self._pace.steps_per_second
+        if expected is None or not expected.step_time or not steps:
+            return ""
+        tokens = self._pace.tokens_per_second
+        mfu = expected.mfu(tokens, self._gpus) if tokens else None
+        if not mfu:
+            return f"{expected.step_time * steps * 100:.0f} % of the planned speed"
+        planned = mfu / (steps * expected.step_time)
+        return f"MFU {mfu * 100:.0f} % ({planned * 100:.0f} % planned)"
 
 
 def _thousands(number: float) -> str:

@@ -68,7 +68,7 @@ def parallelize(
     refuse_different_weights(model)
     split = _tensor_split(model, place, loss, blocks, frozenset(column), frozenset(row))
     with agreed():
-        parts = _placed(model, place, init, seed, blocks, split)
+        parts, held = _placed(model, place, init, seed, blocks, split)
     scale = LossScale(place.precision == "fp16")
     loss = in_float32(of_split_logits(loss, split.mesh) if split.output else loss)
     if layout.pipeline == 1:
@@ -86,7 +86,7 @@ def parallelize(
     if place.share is not None:
         passes = SequencePasses(passes, place.share)
     local = not place.by_fsdp and layout.tensor == layout.pipeline == layout.context == 1
-    timer = StepTimer(list(parts.values()), place.device, local=local)
+    timer = StepTimer(list(parts.values()), place.device, local=local, blocks=held)
     # Stages differ in their work.
     steps.group = place.mesh["pipeline"].get_local_rank()
     return ParallelModel(list(parts.values()), passes, layout, place.mesh, scale, timer)
@@ -123,8 +123,8 @@ def _placed(
     seed: int,
     blocks: str | None,
     split: TensorSplit,
-) -> dict[int, nn.Module]:
-    """The stages on this rank, by number. Without a pipeline, the whole model."""
+) -> tuple[dict[int, nn.Module], list[nn.Module]]:
+    """The stages on this rank, by number, and their blocks. Without a pipeline, the whole model."""
     layout = place.layout
     cuts = layout.pipeline > 1 or layout.tensor > 1 or layout.context > 1
     changes = layout.recompute != "none" or layout.compile or layout.offload_activations
@@ -144,7 +144,7 @@ def _placed(
     placer = _Placer(anatomy, tied(model), place, Materializer(place.device, seed, init), split)
     if layout.pipeline == 1:
         placer(model)
-        return {0: model}
+        return {0: model}, placer.blocks(model)
 
     pipeline.refuse_what_cannot_be_staged(model, anatomy, placer.ties)
     numbers = pipeline.stages_of_rank(layout, place.mesh["pipeline"].get_local_rank())
@@ -152,7 +152,7 @@ def _placed(
     stages = {number: pipeline.take_stage(model, held[number], anatomy) for number in numbers}
     for stage in stages.values():
         placer(stage)
-    return stages
+    return stages, [block for stage in stages.values() for block in placer.blocks(stage)]
 
 
 def _copied(model: nn.Module, place: Place) -> nn.Module:
@@ -207,6 +207,10 @@ class _Placer:
         if sharder is not None:
             # Tied parameters are gathered together, with everything outside the blocks.
             shard_parts(sharder, part, () if self.ties else around.values())
+
+    def blocks(self, part: nn.Module) -> list[nn.Module]:
+        """The blocks of a model or a stage."""
+        return list(self._present(part, self.anatomy.blocks).values())
 
     def _present(self, part: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
         modules = {name: part.get_submodule(name) for name in names}

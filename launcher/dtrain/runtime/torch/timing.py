@@ -5,16 +5,22 @@ only at its end. So a rank has finished its own computation once it has its last
 that of one of the first parameters. On a GPU, CUDA events mark the start of the forward pass and
 this moment in the compute stream. They are read once the GPU has passed them, so no step waits.
 
-Under FSDP, tensor and pipeline parallelism, ranks also wait within the passes. There, computation
-cannot be separated from the waits, so only the wait for data is measured.
+Under FSDP and pipeline parallelism, ranks also wait within the passes, but not within a block:
+parameters and activations arrive before its forward pass begins. So the forward passes of a few
+blocks are measured, and the computation of a step is estimated from them. Under tensor, context and
+expert parallelism, blocks communicate. There, the ranks that share a block wait for each other and
+look equally slow.
+
+The CUDA path is tested only with a recorded stream of events, not on a GPU.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +30,15 @@ from dtrain.runtime.steps import Step
 
 FIRST = 2
 """Number of parameters, the first ones, whose gradients are watched."""
+MEASURED = 4
+"""Blocks whose forward pass is measured, at most."""
+PASSES = 3
+"""A backward pass takes twice as long as a forward pass."""
 PENDING = 64
 """Steps whose events are kept. A GPU is never that far behind."""
+
+
+_Marks = list[tuple[torch.cuda.Event, torch.cuda.Event]]
 
 
 class StepTimer:
@@ -40,9 +53,15 @@ class StepTimer:
     """
 
     def __init__(
-        self, modules: Sequence[nn.Module], device: torch.device, *, local: bool = True
+        self,
+        modules: Sequence[nn.Module],
+        device: torch.device,
+        *,
+        local: bool = True,
+        blocks: Sequence[nn.Module] = (),
     ) -> None:
-        """``local``: whether the passes wait for other ranks only after the last gradient."""
+        """``local``: whether the passes wait for other ranks only after the last gradient.
+        Otherwise, ``blocks`` are measured: equal modules that do not wait for other ranks."""
         parameters = [one for module in modules for one in module.parameters()]
         self._cuda = device.type == "cuda"
         self._local = local
@@ -51,7 +70,9 @@ class StepTimer:
         self._ended: torch.cuda.Event | None = None
         self._recorded = False
         """Whether the last gradient of the step is marked."""
-        self._pending: deque[tuple[Step, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._pending: deque[tuple[Step, _Marks, float]] = deque()
+        """Steps whose events the GPU may not have passed, with the factor of their times."""
+        self._blocks = _Blocks(blocks, cuda=self._cuda) if blocks and not local else None
         if local:
             for parameter in [one for one in parameters if one.requires_grad][:FIRST]:
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -86,32 +107,83 @@ class StepTimer:
             self._began.record()
             self._recorded = False
         self._last_gradient = None
+        if self._blocks is not None:
+            self._blocks.begin()
         yield
+        if self._blocks is not None:
+            self._blocks.measures = False
         if self._last_gradient is not None:
             steps.end_wait(self._last_gradient)
 
     def end_step(self) -> None:
         """The step is done."""
         step = steps.end_step()
-        if not self._local or step.whole is None:
+        blocks = self._blocks
+        if step.whole is None:
             steps.add(step, None)
         elif not self._cuda:
-            steps.add(step, max(0.0, step.whole - step.data - step.waited))
-        elif self._began is None or self._ended is None or not self._recorded:
-            steps.add(step, None)
+            if blocks is not None:
+                steps.add(step, blocks.seconds * blocks.factor)
+            else:
+                own = max(0.0, step.whole - step.data - step.waited)
+                steps.add(step, own if self._local else None)
+        elif blocks is not None and blocks.marks:
+            self._later(step, blocks.marks, blocks.factor)
+        elif self._began is not None and self._ended is not None and self._recorded:
+            self._later(step, [(self._began, self._ended)], 1.0)
         else:
-            self._pending.append((step, self._began, self._ended))
-            self._read_events()
+            steps.add(step, None)
 
-    def _read_events(self) -> None:
+    def _later(self, step: Step, marks: _Marks, factor: float) -> None:
+        """Add a step once the GPU has passed its marks, and those before it."""
+        self._pending.append((step, marks, factor))
         while self._pending:
-            step, began, ended = self._pending[0]
-            if not ended.query():  # type: ignore[no-untyped-call]
+            step, marks, factor = self._pending[0]
+            if not marks[-1][1].query():  # type: ignore[no-untyped-call]
                 if len(self._pending) > PENDING:
                     self._pending.clear()
                 return
             self._pending.popleft()
-            steps.add(step, began.elapsed_time(ended) / 1e3)
+            milliseconds = sum(began.elapsed_time(ended) for began, ended in marks)
+            steps.add(step, milliseconds / 1e3 * factor)
+
+
+class _Blocks:
+    """The forward passes of a few of ``blocks``, within `StepTimer.passes`."""
+
+    def __init__(self, blocks: Sequence[nn.Module], *, cuda: bool) -> None:
+        stride = -(-len(blocks) // MEASURED)
+        chosen = blocks[::stride]
+        self.factor = PASSES * len(blocks) / len(chosen)
+        self.measures = False
+        self.seconds = 0.0
+        self.marks: _Marks = []
+        for block in chosen:
+            # Hooks of FSDP, which wait for parameters, stay outside.
+            block.forward = self._timed(block.forward, cuda)
+
+    def begin(self) -> None:
+        self.measures, self.seconds, self.marks = True, 0.0, []
+
+    def _timed(self, forward: Callable[..., Any], cuda: bool) -> Callable[..., Any]:
+        def on_cpu(*args: Any, **kwargs: Any) -> Any:
+            began = time.monotonic()
+            result = forward(*args, **kwargs)
+            if self.measures:
+                self.seconds += time.monotonic() - began
+            return result
+
+        def on_gpu(*args: Any, **kwargs: Any) -> Any:
+            if not self.measures:
+                return forward(*args, **kwargs)
+            began, ended = _event(), _event()
+            began.record()
+            result = forward(*args, **kwargs)
+            ended.record()
+            self.marks.append((began, ended))
+            return result
+
+        return on_gpu if cuda else on_cpu
 
 
 def _event() -> torch.cuda.Event:
