@@ -309,7 +309,7 @@ def _gigabytes(gpu: GpuSample) -> str:
 def _with_clock(gpu: GpuSample, mark: str) -> str:
     clock = "" if gpu.clock is None else f"{gpu.clock:.0f}MHz"
     limit = "" if gpu.power_limit is None else f"of {gpu.power_limit:.0f}"
-    return f"{_whole(gpu, '')}{limit:>7} {clock:>7} {mark}"
+    return f"{_whole(gpu, '')}{limit:>6} {clock:>7} {mark}"
 
 
 def _whole(gpu: GpuSample, mark: str) -> str:
@@ -319,7 +319,7 @@ def _whole(gpu: GpuSample, mark: str) -> str:
 
 
 _CELLS = (
-    _Cell(42, "GPUS: BUSY, MEMORY, HEAT, POWER, CLOCK", _with_clock),
+    _Cell(41, "GPUS: BUSY, MEMORY, HEAT, POWER, CLOCK", _with_clock),
     _Cell(26, "GPUS: BUSY, MEMORY, HEAT, POWER", _whole),
     _Cell(14, "GPUS: BUSY, MEMORY", lambda gpu, mark: f"{_use(gpu)}% {_gigabytes(gpu):>8}{mark}"),
     _Cell(5, "GPUS: % BUSY, MEMORY", lambda gpu, mark: f"{_use(gpu)}{_bar(gpu.memory)}{mark}"),
