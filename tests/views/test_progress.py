@@ -64,7 +64,7 @@ def test_durations(seconds, text):
     [
         (
             Expected(step_time=2.0, gflop_per_token=60.0, peak_tflops=312.0),
-            "MFU 38 % (48 % planned)",
+            "MFU 38.5 % (48.1 % planned)",
         ),
         (Expected(step_time=2.0), "80 % of the planned speed"),
         (Expected(gflop_per_token=600.0), ""),

@@ -46,7 +46,11 @@ def top(
     ] = None,
 ) -> None:
     """Show what the hosts and GPUs of running jobs do."""
-    names = [RunFolder.find(run).name] if run is not None else _active()
+    names = _active()
+    if run is not None:
+        # Of runs that begin with the same characters, the active one.
+        found = [name for name in names if name.startswith(run)]
+        names = found if len(found) == 1 else [RunFolder.find(run).name]
     out = Outlet(sys.stdout, lambda error: None)
     if not can_redraw(out.terminal) or not out.unicode:
         output.write(_snapshot(names))

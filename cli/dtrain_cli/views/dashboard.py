@@ -34,7 +34,7 @@ def draw(board: Board, output: Sequence[Text], columns: int, rows: int, now: flo
     troubles = board.troubles()
     head = _head(board, columns, now)[: max(1, rows - _LEAST_OUTPUT)]
     free = rows - len(head) - 1
-    shown_troubles = _first(words(board, troubles), max(1, rows // 8), columns) if free > 8 else []
+    shown_troubles = first(words(board, troubles), max(1, rows // 8), columns) if free > 8 else []
     free -= len(shown_troubles)
     table = _Table(board, troubles, columns, now).lines(free - max(_LEAST_OUTPUT, rows // 4))
     lines = [*head, *table, *shown_troubles]
@@ -66,7 +66,7 @@ def words(board: Board, troubles: Mapping[str, Mapping[int, GpuTrouble]]) -> lis
     return [*ranks, *(Text(f" {clean(text)}", one.style) for text, one in summaries(troubles))]
 
 
-def _first(lines: list[Text], most: int, columns: int) -> list[Text]:
+def first(lines: list[Text], most: int, columns: int) -> list[Text]:
     """At most ``most`` of the lines. The last of them counts those that are left out."""
     if len(lines) > most:
         more = f" and {len(lines) - most} more"

@@ -9,7 +9,7 @@ from rich.text import Text
 from dtrain.framing import clean
 from dtrain_cli.views import names
 from dtrain_cli.views.board import Board, state, summary
-from dtrain_cli.views.dashboard import totals, words
+from dtrain_cli.views.dashboard import first, totals, words
 
 
 def draw(boards: Sequence[Board], columns: int, rows: int, now: float) -> list[Text]:
@@ -45,10 +45,5 @@ def _entry(board: Board, columns: int, now: float) -> list[Text]:
         lines.append(Text(f"   {clean(text)}"))
     if parts := totals(board):
         lines.append(Text(f"   {' · '.join(parts[:2])}"))
-    troubles = words(board, board.troubles())
-    if troubles:
-        line = Text("  ").append_text(troubles[0])
-        if len(troubles) > 1:
-            line.append(f" and {len(troubles) - 1} more")
-        lines.append(line)
-    return lines
+    worst = first(words(board, board.troubles()), 1, columns - 2)
+    return [*lines, *(Text("  ").append_text(line) for line in worst)]

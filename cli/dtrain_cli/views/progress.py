@@ -69,7 +69,7 @@ class ProgressLine:
         return parts
 
     def _planned(self) -> str:
-        """``MFU 41 % (44 % planned)``, or only the planned time of a step."""
+        """``MFU 41.2 % (44.0 % planned)``, or only the planned time of a step."""
         expected, steps = self._expected, self._pace.steps_per_second
         if expected is None or not expected.step_time or not steps:
             return ""
@@ -78,7 +78,7 @@ class ProgressLine:
         if not mfu:
             return f"{expected.step_time * steps * 100:.0f} % of the planned speed"
         planned = mfu / (steps * expected.step_time)
-        return f"MFU {mfu * 100:.0f} % ({planned * 100:.0f} % planned)"
+        return f"MFU {mfu * 100:.1f} % ({planned * 100:.1f} % planned)"
 
 
 def _thousands(number: float) -> str:

@@ -11,7 +11,7 @@ blocks are measured, and the computation of a step is estimated from them. Under
 expert parallelism, blocks communicate. There, the ranks that share a block wait for each other and
 look equally slow.
 
-The CUDA path is tested only with a recorded stream of events, not on a GPU.
+The CUDA path has run only with simulated events, never on a GPU.
 """
 
 from __future__ import annotations
