@@ -7,9 +7,10 @@ import importlib.util
 import re
 import threading
 import zlib
+from collections.abc import Callable
 from importlib.abc import InspectLoader
 from types import CodeType
-from typing import cast
+from typing import ParamSpec, TypeVar, cast
 
 from dtrain.node.boot import IMPORTER, ISOLATED, boot_text, bundle, file_of, pack
 from dtrain.node.importer import pack_code
@@ -31,6 +32,23 @@ PROGRAMS = {
     "bandwidth": ("dtrain.node.ranks", "dtrain.node.bandwidth"),
 }
 """The module with a program's ``main``, and the modules that it imports only while it runs."""
+
+_Result = TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
+
+
+def once(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """`functools.cache`, but one thread computes a result while others wait for it: the links of
+    all hosts ask at the same moment."""
+    lock, cached = threading.Lock(), functools.cache(function)
+
+    @functools.wraps(function)
+    def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        with lock:
+            return cached(*args, **kwargs)  # type: ignore[arg-type]
+
+    return call
+
 
 # Only imports at the left margin are needed: imports for the type checker are indented.
 _IMPORT = re.compile(r"^from (dtrain[\w.]*) import", re.MULTILINE)
@@ -62,18 +80,9 @@ def program(name: str) -> bytes:
     return pack(PROGRAMS[name][0], modules(name))
 
 
+@once
 def bundled(name: str) -> bytes:
     """The program with compiled code, for the stdin of `boot_command`."""
-    with _bundling:
-        return _bundled(name)
-
-
-_bundling = threading.Lock()
-"""Held while one thread bundles a program for all hosts."""
-
-
-@functools.cache
-def _bundled(name: str) -> bytes:
     found = modules(name)
     # Python has compiled most of them when it was installed.
     code = {each: _shipped(_loader(each).get_code(each), file_of(each)) for each in found}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import functools
 import io
 import zipfile
 from collections.abc import Iterator
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from dtrain.node.programs import source
+from dtrain.node.programs import once, source
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable  # moves to importlib.resources.abc in Python 3.14
@@ -21,7 +20,7 @@ __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 """
 
 
-@functools.cache
+@once
 def runtime_archive() -> str:
     """A zip archive, in base64, from which Python can import `dtrain.runtime`."""
     archive = io.BytesIO()

@@ -248,11 +248,31 @@ class SshConnection:
         )
 
 
+class _OnFirst(threading.Event):
+    """Runs ``work`` in a thread once paramiko sets it: when data arrives, and at the end."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__()
+        self._work = work
+        self._begun = False
+        self.done = threading.Event()
+
+    def set(self) -> None:
+        # paramiko holds the pipe's lock.
+        if not self._begun:
+            self._begun = True
+            threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        self._work()
+        self.done.set()
+
+
 class SshProcess:
     """A command on an SSH channel.
 
-    stdout and stderr share the channel's window. A thread reads stderr continuously, so that a
-    command that fills stderr cannot block stdout.
+    stdout and stderr share the channel's window. From the first data on, a thread reads stderr, so
+    that a command that fills stderr cannot block stdout. Most commands write none.
     """
 
     def __init__(
@@ -268,8 +288,8 @@ class SshProcess:
         self._write_lock = threading.Lock()
         self._stdin_closed = False
         self._tail = Tail()
-        self._drain = threading.Thread(target=self._drain_stderr, daemon=True)
-        self._drain.start()
+        self._drain = _OnFirst(self._drain_stderr)
+        channel.in_stderr_buffer.set_event(self._drain)
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -315,7 +335,7 @@ class SshProcess:
         if number is None and self._channel.exit_status == -1:
             raise self._connection.lost("waiting for a command")
         left = STDERR_GRACE if deadline is None else max(0.0, deadline - time.monotonic())
-        self._drain.join(min(STDERR_GRACE, left))
+        self._drain.done.wait(min(STDERR_GRACE, left))
         return self._channel.exit_status if number is None else -number
 
     def close(self) -> None:
