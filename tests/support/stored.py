@@ -55,6 +55,7 @@ EVENTS = (
     journal.NoticeShown("2 workers started"),
     journal.TensorBoardAddress("n1", "TensorBoard of n1: http://127.0.0.1:6006/"),
     journal.Progressed(Progress("rank-0", 3.0, 10, 100, 0.25, 4096, {"lr": 1e-4})),
+    journal.PhasesSpent(3.5, 10, {"data": 0.5, "save": 2.0}),
     journal.StragglersChanged(STRAGGLER),
     journal.StallChanged(Stall(("rank-3",), ("n2",), 20.5, 1200, 3)),
     journal.Sizes({"logs/n1/worker-0.out": 20}),

@@ -170,6 +170,19 @@ class Progressed(JournalEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class PhasesSpent(JournalEvent):
+    """What the process that represents the job did besides steps, since it began."""
+
+    kind = "phases"
+    at: Time
+    """Seconds since the epoch, on the host's clock."""
+    step: Annotated[int, Range(0, 1 << 63)]
+    """The last step that it had done."""
+    seconds: Annotated[Mapping[str, Annotated[float, Range(0, 1e7)]], Length(8)]
+    """By phase, see `dtrain.runtime.steps.PHASES`."""
+
+
+@dataclass(frozen=True, slots=True)
 class StragglersChanged(JournalEvent):
     """Other ranks are slow than before; None: no rank is slow any more."""
 
@@ -268,6 +281,7 @@ EVENTS: dict[str, type[JournalEvent]] = {
         TensorBoardAddress,
         Findings,
         Progressed,
+        PhasesSpent,
         StragglersChanged,
         StallChanged,
         Sizes,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 from dtrain.failures.stragglers import Block
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.messages.agent import Time
 from dtrain.messages.decode import Length, ProtocolError, Range, decode
 
 WINDOW = 60.0
@@ -84,12 +85,16 @@ _Count = Annotated[int, Range(0, (1 << 53) - 1)]
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
+    time: Time
     done: _Count
     waits: Literal["ranks", "data", ""] | None
     group: _Count
     blocks: Annotated[
         tuple[tuple[_Count, _Seconds, _Seconds | None, _Seconds, _Seconds], ...], Length(64)
     ]
+    phases: Annotated[Mapping[Literal["data", "save", "load"], _Seconds], Length(3)] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,10 @@ class StepReport:
     other ``ranks`` or its ``data``; empty if neither is known."""
     group: int
     blocks: tuple[Block, ...]
+    time: float
+    """Seconds since the epoch, on the host's clock."""
+    phases: Mapping[str, float]
+    """Seconds in each of `dtrain.runtime.steps.PHASES` since the process began."""
 
     @classmethod
     def read(cls, process: str, fields: Mapping[str, Any]) -> StepReport:
@@ -115,7 +124,7 @@ class StepReport:
         except ProtocolError as error:
             raise ValueError(str(error)) from None
         blocks = tuple(Block(*block) for block in said.blocks)
-        return cls(process, said.done, said.waits, said.group, blocks)
+        return cls(process, said.done, said.waits, said.group, blocks, said.time, dict(said.phases))
 
 
 def _number(value: Any) -> float:

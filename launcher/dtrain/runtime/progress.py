@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from typing import Any, SupportsFloat
 
 from dtrain.runtime.steps import BETWEEN_EVENTS, StepRecorder
@@ -92,6 +93,18 @@ def progress(
     """
     steps.report(step, compute_seconds, data_seconds)
     _reporter.step(step, total, loss, tokens, metrics)
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Report that this process waits for ``data``, or that it must ``save`` or ``load`` a
+    checkpoint, in a ``with`` statement. `dtrain report` shows how long a run did so.
+
+    The functions of `dtrain.runtime.torch` and `dtrain.runtime.tensorflow` that do this report it
+    by themselves. Raises ValueError for another name.
+    """
+    with steps.phase(name):
+        yield
 
 
 def tell(kind: str, **body: Any) -> None:

@@ -30,6 +30,8 @@ MAX_BLOCKS = 64
 
 MAX_FRAMES = 12
 """Innermost functions of the main thread that are considered."""
+PHASES = ("data", "save", "load")
+"""What a process may do instead of steps: wait for data, and save or load a checkpoint."""
 _WAITS = {"/torch/distributed/": "ranks", "/torch/utils/data/": "data"}
 
 _T = TypeVar("_T")
@@ -65,7 +67,9 @@ class StepRecorder:
         self._samples: list[tuple[float, float | None, float]] = []
         self._queued_before = 0.0
         self._blocks: deque[list[float | None]] = deque(maxlen=MAX_BLOCKS)
-        self._written: tuple[int, str | None] = (0, None)
+        self._phases = dict.fromkeys(PHASES, 0.0)
+        """Seconds since the process began."""
+        self._written: tuple[object, ...] = (0, None, {})
         self._writing = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -87,10 +91,29 @@ class StepRecorder:
     def end_wait(self, began: float, wait: str = "ranks", before: str = "") -> None:
         """End a wait that began at ``began`` (`time.monotonic`)."""
         self._waiting_for = before
+        spent = time.monotonic() - began
         if wait == "data":
-            self._data += time.monotonic() - began
+            self._data += spent
+            self._phases["data"] += spent
         else:
-            self._waited += time.monotonic() - began
+            self._waited += spent
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """The process is in a phase of `PHASES`. Raises ValueError for another name."""
+        if name not in PHASES:
+            raise ValueError(f"phase({name!r}): expected one of {', '.join(PHASES)}")
+        if name == "data":
+            with self.waiting("data"):
+                yield
+            return
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._phases[name] += time.monotonic() - began
+            if self._since and os.environ.get("DTRAIN_RUN_DIR"):
+                self.write()  # at once: work that is lost later was done after this
 
     def data(self, batches: Iterable[_T]) -> Iterator[_T]:
         """``batches``, with the waits for them counted."""
@@ -113,6 +136,7 @@ class StepRecorder:
         if not self._counts_itself:
             if data is not None:
                 self._data = float(data)
+                self._phases["data"] += self._data
             ended = self._end_step(step)
             if compute is not None or data is not None:
                 self.add(ended, None if compute is None else float(compute))
@@ -164,11 +188,19 @@ class StepRecorder:
         with self._writing:
             stands = time.monotonic() - self._since > STANDING
             waits = (self._waiting_for or main_thread_waits()) if stands else None
-            state = (self._done, waits)
+            phases = {name: round(spent, 3) for name, spent in self._phases.items() if spent}
+            state = (self._done, waits, phases)
             blocks = [self._blocks.popleft() for _ in range(len(self._blocks))]
             if state != self._written or blocks:
                 self._written = state
-                self._tell("steps", done=state[0], waits=state[1], group=self.group, blocks=blocks)
+                self._tell(
+                    "steps",
+                    done=self._done,
+                    waits=waits,
+                    group=self.group,
+                    blocks=blocks,
+                    phases=phases,
+                )
 
 
 def main_thread_waits() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -30,6 +30,8 @@ class ProgressReports:
         self._recorder = recorder
         self._steps = steps
         self._journal_at = 0.0
+        self._phases: Mapping[str, float] = {}
+        self._phases_at = 0.0
 
     def add(self, host: str, process: str, fields: Any) -> None:
         """Add a report. ``fields`` comes from the worker and may have any shape; errors in it are
@@ -42,7 +44,9 @@ class ProgressReports:
                     if progress.step == progress.total:
                         self._steps.end(process)
                 case "steps":
-                    self._steps.add(host, StepReport.read(process, fields), time.monotonic())
+                    report = StepReport.read(process, fields)
+                    self._journal_phases(report)
+                    self._steps.add(host, report, time.monotonic())
 
     def _show(self, host: str, report: Progress) -> None:
         self.step = report.step
@@ -52,6 +56,18 @@ class ProgressReports:
         if due and report.process == self._speaker:
             self._journal_at = now + JOURNAL_SECONDS
             self._recorder.record(journal.Progressed(report))
+
+    def _journal_phases(self, report: StepReport) -> None:
+        """Journal how long the job was in its phases: at once after a checkpoint, because work is
+        lost from there on."""
+        if report.process != self._speaker or report.phases == self._phases:
+            return
+        now, before = time.monotonic(), self._phases
+        rare = any(report.phases.get(name) != before.get(name) for name in ("save", "load"))
+        if rare or now >= self._phases_at:
+            self._phases, self._phases_at = report.phases, now + JOURNAL_SECONDS
+            spent = journal.PhasesSpent(report.time, report.done, report.phases)
+            self._recorder.record(spent)
 
 
 class WorkerReports:

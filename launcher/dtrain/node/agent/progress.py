@@ -25,6 +25,7 @@ MAX_METRICS, MAX_METRIC_NAME = 32, 64
 PROGRESS_FILE = re.compile(rb"(?:rank|chief|worker|ps|evaluator)-\d{1,6}\.progress")
 MAX_TIME = 1e11
 """Seconds since the epoch, in the year 5138."""
+PHASES = ("data", "save", "load")
 MAX_BLOCKS, MAX_SECONDS = 64, 1e7
 
 
@@ -64,7 +65,12 @@ def steps_in(body: Json) -> Json:
         "waits": waits,
         "group": whole(body["group"]),
         "blocks": [block_in(block) for block in blocks],
+        "phases": phases_in(body.get("phases", {})),
     }
+
+
+def phases_in(body: Any) -> dict[str, float]:
+    return {name: seconds(body[name]) for name in PHASES if name in body}
 
 
 def block_in(block: Any) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.runtime.progress import phase
 from dtrain.runtime.stopping import stop_requested
 from dtrain.runtime.tensorflow.collectives import take_from_chief
 from dtrain.runtime.tensorflow.run import StrategyRun
@@ -44,6 +45,7 @@ class Checkpoints:
         chief = "/job:chief/replica:0/task:0/device:CPU:0" if run.asynchronous else None
         self._options = tf.train.CheckpointOptions(experimental_io_device=chief)
 
+    @phase("load")
     def restore(self) -> int:
         """Load the newest checkpoint and return its step; 0 if there is none.
 
@@ -56,6 +58,7 @@ class Checkpoints:
         take_from_chief(self._run, [self._step, *variables])
         return int(self._step.numpy())
 
+    @phase("save")
     def save(self, step: int) -> None:
         """Save everything as step ``step``. All workers must call it at the same step, because some
         variables are assembled from all of them."""

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as write
 
+from dtrain.runtime.progress import phase
 from dtrain.runtime.torch.batches import Batches
 from dtrain.runtime.torch.model import ParallelModel
 
@@ -49,6 +50,7 @@ class _State:
             yield f"optimizer.{name}", self.optimizer.state[parameter]
 
 
+@phase("save")
 def save(
     folder: str | Path,
     step: int,
@@ -93,6 +95,7 @@ def save(
     _wait()
 
 
+@phase("load")
 def restore(
     folder: str | Path,
     model: ParallelModel,

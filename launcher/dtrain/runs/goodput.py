@@ -1,0 +1,316 @@
+"""Where the wall time of a run went, from its journal. Pure.
+
+Each moment of a run belongs to one class, so the classes add up to the wall time:
+
+    start     until the first step of an attempt is done
+    data      waiting for data
+    steps     steps that count
+    save      saving checkpoints
+    load      loading checkpoints
+    lost      steps after the checkpoint from which a later attempt continued
+    waiting   for a queue, for an unreachable host, or for the next attempt
+    hung      no step, until the job went on or was stopped
+    other     after the last step, or without reports of steps
+
+Goodput is the share of ``steps`` (Google's ml-goodput-measurement counts the same losses). Reports
+carry the clock of their host: the report that arrived fastest gives its offset. Losses of an
+attempt are known once a later attempt has done a step: its first step follows the checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dtrain.runs import journal
+from dtrain.runs.journal import JournalEvent
+
+CLASSES = ("start", "data", "steps", "save", "load", "lost", "waiting", "hung", "other")
+Records = Iterable[tuple[float, JournalEvent]]
+"""Events of a journal with their times in seconds since the epoch, in the journal's order."""
+
+
+_Point = tuple[float, int, Mapping[str, float] | None]
+"""A report: its time, the steps done, and the phases, if it has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a run; times in seconds since the epoch."""
+
+    begin: float
+    end: float
+    what: str
+    """One of `CLASSES`."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of it in phases, which count as these and not as ``what``."""
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by class."""
+        left = self.end - self.begin
+        found = {}
+        for name, spent in self.phases.items():
+            found[name] = min(max(0.0, spent), left)
+            left -= found[name]
+        found[self.what] = found.get(self.what, 0.0) + left
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptTime:
+    """One attempt; times in seconds since the epoch."""
+
+    number: int
+    begin: float
+    end: float
+    why: str
+    """Why it ended; empty if it runs."""
+    ok: bool | None
+    """Whether the job was done; None while it runs."""
+    first_step: int | None
+    last_step: int | None
+    segments: tuple[Segment, ...]
+    """In order, without gaps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    wall: float
+    """Seconds from the begin of the run to its end, or until now."""
+    seconds: Mapping[str, float]
+    """By each of `CLASSES`; they add up to ``wall``."""
+    attempts: tuple[AttemptTime, ...]
+
+    @property
+    def share(self) -> float | None:
+        """The goodput, from 0 to 1. None if the job reported no steps."""
+        if self.wall <= 0 or all(one.first_step is None for one in self.attempts):
+            return None
+        return self.seconds["steps"] / self.wall
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What the journal says about one attempt."""
+
+    number: int
+    begin: float
+    end: float = math.inf
+    """When the next attempt begins, or the run ends."""
+    points: list[_Point] = field(default_factory=list)
+    """On the host's clock."""
+    offset: float = math.inf
+    hung: list[tuple[float, float]] = field(default_factory=list)
+    apart: dict[str, float] = field(default_factory=dict)
+    """Hosts that cannot be reached, each with the time since when."""
+    queued: float | None = None
+    waits: list[tuple[float, float]] = field(default_factory=list)
+    running: float = math.inf
+    """When the workers of the last host started."""
+    stopped: float = math.inf
+    """When its work ended: the first failure, or a stop request."""
+    failed: float = math.inf
+    """When the attempt was over and its successor was decided."""
+    why: str = ""
+    ok: bool | None = None
+
+
+def goodput(records: Records, now: float) -> Goodput:
+    """What became of each moment of a run, until ``now`` (seconds since the epoch) if the journal
+    has no end."""
+    attempts = _attempts(records, now)
+    reports = any(one.points for one in attempts)
+    resumed = math.inf
+    found: list[AttemptTime] = []
+    for one in reversed(attempts):
+        timed = _timed(one, resumed, reports)
+        found.append(timed)
+        if timed.first_step is not None:
+            # Steps after this one were done again.
+            resumed = min(resumed, max(0, timed.first_step - 1))
+    found.reverse()
+    seconds = dict.fromkeys(CLASSES, 0.0)
+    for attempt in found:
+        for segment in attempt.segments:
+            for name, spent in segment.seconds.items():
+                seconds[name] += spent
+    wall = found[-1].end - found[0].begin if found else 0.0
+    return Goodput(wall, seconds, tuple(found))
+
+
+def _attempts(records: Records, now: float) -> list[_Attempt]:
+    attempts: list[_Attempt] = []
+    latest = 0.0
+    for then, event in records:
+        if isinstance(event, journal.Cleaned):
+            continue
+        latest = max(latest, then)  # a clock may have been set back
+        if not attempts:
+            attempts.append(_Attempt(1, latest))
+        one = attempts[-1]
+        match event:
+            case journal.NextAttempt(number):
+                one.end = latest
+                attempts.append(_Attempt(number, latest))
+            case journal.Finished(report):
+                one.end = latest
+                one.why, one.ok = report.reason, report.ok
+                _fail(one, (failure.time for failure in report.failures))
+            case _:
+                _add(one, latest, event)
+    if attempts and attempts[-1].end == math.inf:
+        attempts[-1].end = max(latest, now)
+    for one in attempts:
+        # Reports that arrive after the end of an attempt, and states that last until its end.
+        over = min(one.end, one.stopped)
+        one.hung = [(begin, min(end, over)) for begin, end in one.hung]
+        if one.queued is not None:
+            one.waits.append((one.queued, one.end))
+    return attempts
+
+
+def _add(one: _Attempt, then: float, event: JournalEvent) -> None:
+    match event:
+        case journal.Progressed(report):
+            _point(one, then, report.time, report.step, None)
+        case journal.PhasesSpent(at, step, seconds):
+            _point(one, then, at, step, seconds)
+        case journal.StallChanged(found):
+            if one.hung and one.hung[-1][1] == math.inf:
+                one.hung[-1] = (one.hung[-1][0], then)
+            if found is not None:
+                one.hung.append((then - found.seconds, math.inf))
+        case journal.HostState(host, state):
+            if state == "running":
+                one.running = then
+            if state == "unreachable":
+                one.apart.setdefault(host, then)
+            elif state != "lost":
+                one.apart.pop(host, None)
+            if state == "queued":
+                one.queued = then if one.queued is None else one.queued
+            elif one.queued is not None:
+                one.waits.append((one.queued, then))
+                one.queued = None
+        case journal.StopRequested():
+            one.stopped = min(one.stopped, then)
+        case journal.AttemptFailed(report=report):
+            one.failed = then
+            one.why, one.ok = report.reason, False
+            _fail(one, (failure.time for failure in report.failures))
+
+
+def _point(
+    one: _Attempt, then: float, at: float, step: int, phases: Mapping[str, float] | None
+) -> None:
+    one.offset = min(one.offset, then - at)
+    one.points.append((at, step, phases))
+
+
+def _fail(one: _Attempt, times: Iterable[float]) -> None:
+    """Its work ended with the first failure, if the failure's time is that of this attempt."""
+    first = min((at for at in times if at >= one.begin), default=math.inf)
+    one.stopped = min(one.stopped, first)
+
+
+def _timed(one: _Attempt, resumed: float, reports: bool) -> AttemptTime:
+    """``resumed``: the step after which a later attempt did the steps again. ``reports``: whether
+    the job reports its steps."""
+    end = min(one.end, one.failed)
+    points = _ordered(one, end)
+    steps = [step for _, step, _ in points]
+    last = points[-1][0] if points else one.begin
+    working = max(last, min(one.stopped if points or reports else one.running, end))
+    if points and one.ok:
+        working = last
+    apart = max(last, min(one.apart.values(), default=math.inf))
+    if points and apart < working:
+        one.waits.append((apart, end))
+    segments = _segments(one.begin, points)
+    before = segments[-1].end if segments else one.begin
+    segments.append(Segment(before, working, "steps" if points else "start"))
+    segments.append(Segment(working, end, "other"))
+    if end < one.end:
+        segments.append(Segment(end, one.end, "waiting"))
+    lost = _lost_since(points, resumed)
+    if lost is not None:
+        segments = _painted(segments, (lost, working), "lost")
+    for part in one.waits:
+        segments = _painted(segments, part, "waiting")
+    for begin, until in one.hung:
+        segments = _painted(segments, (max(begin, one.begin), until), "hung")
+    return AttemptTime(
+        one.number,
+        one.begin,
+        one.end,
+        one.why,
+        one.ok,
+        steps[0] if steps else None,
+        max(steps) if steps else None,
+        tuple(part for part in segments if part.end > part.begin),
+    )
+
+
+def _segments(begin: float, points: Sequence[_Point]) -> list[Segment]:
+    """The attempt until its last report of phases: its start, and then its steps."""
+    if not points:
+        return []
+    first = points[0][0]
+    segments = [Segment(begin, first, "start")]
+    known: Mapping[str, float] = {}
+    for at, _, phases in points:
+        if phases is None:
+            continue
+        spent = {name: value - known.get(name, 0.0) for name, value in phases.items()}
+        before = segments[-1].end
+        if not known and len(segments) == 1:
+            # It covers the start, too. A checkpoint is loaded before the first step.
+            part = (first - begin) / (at - begin) if at > begin else 1.0
+            early = {name: n if name == "load" else n * part for name, n in spent.items()}
+            segments[0] = Segment(begin, first, "start", early)
+            spent = {name: n - early[name] for name, n in spent.items()}
+        segments.append(Segment(before, at, "steps", spent))
+        known = phases
+    return segments
+
+
+def _ordered(one: _Attempt, end: float) -> list[_Point]:
+    """The reports after the first step, on the launcher's clock, within the attempt."""
+    points = []
+    for at, step, phases in sorted(one.points, key=lambda point: point[:2]):
+        if step > 0:
+            points.append((min(max(at + one.offset, one.begin), end), step, phases))
+    return points
+
+
+def _lost_since(points: Sequence[_Point], resumed: float) -> float | None:
+    """When the job had done step ``resumed``; None if all its steps count."""
+    kept = [(at, step) for at, step, _ in points if step <= resumed]
+    after = next(((at, step) for at, step, _ in points if step > resumed), None)
+    if after is None:
+        # Steps since the last report may be lost, too, but nobody knows.
+        return None
+    if not kept:
+        return points[0][0]
+    (at, step), (then, done) = kept[-1], after
+    return at + max(0.0, then - at) * (resumed - step) / (done - step)
+
+
+def _painted(segments: Sequence[Segment], window: tuple[float, float], what: str) -> list[Segment]:
+    """The segments with everything in ``window`` as ``what``."""
+    found: list[Segment] = []
+    for part in segments:
+        begin, end = max(part.begin, window[0]), min(part.end, window[1])
+        if begin >= end:
+            found.append(part)
+            continue
+        outside = [Segment(part.begin, begin, part.what), Segment(end, part.end, part.what)]
+        # Phases of a cut part count in its longer rest.
+        longest = max(outside, key=lambda one: one.end - one.begin)
+        for one in (outside[0], Segment(begin, end, what), outside[1]):
+            if one is longest:
+                one = Segment(one.begin, one.end, one.what, part.phases)
+            found.append(one)
+    return [one for one in found if one.end > one.begin]
