@@ -243,6 +243,10 @@ def detached(desk: Desk, command: str) -> None:
             assert re.search(r"^gpu\[01-08] +running ", desk.succeeds(command), re.MULTILINE)
         elif command.startswith("dtrain top"):
             assert "8 hosts running · 8 workers" in desk.succeeds(command)
+        elif command.startswith("dtrain report"):
+            shown = desk.succeeds(command)
+            assert re.search(r"^State +not over$", shown, re.MULTILINE)
+            assert "start" in shown
         elif command.startswith("dtrain logs"):
             while not (shown := desk.succeeds(command)):
                 pass
@@ -311,6 +315,7 @@ COVERED: dict[str, Callable[[Desk, str], None]] = {
     "dtrain ps": detached,
     "dtrain ps cluster": detached,
     "dtrain logs cluster --rank 0 --since 1h": detached,
+    "dtrain report cluster": detached,
     "dtrain attach cluster": detached,
     "dtrain stop cluster": detached,
     "dtrain exec cluster.yaml -- df -h /": execute,

@@ -15,6 +15,7 @@ VERBS = {
     "attach": "Watch a run; Ctrl-C leaves it running.",
     "top": "Show what the hosts and GPUs of running jobs do.",
     "ps": "List the runs of this machine.",
+    "report": "Show what a run did, where its time went, and whether its plan was right.",
     "logs": "Show the output of a run's workers.",
     "stop": "Stop a run on all its hosts.",
     "exec": "Run a command on all hosts of a cluster file or of a run.",

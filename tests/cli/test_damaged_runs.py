@@ -125,7 +125,7 @@ def test_an_unreadable_run_is_one_row(name: str, dtrain: Dtrain, tmp_path: Path)
     code, out, _ = dtrain("ps", "--all", "--json")
     states = {run["run"]: run["state"] for run in json.loads(out)["runs"]}
     assert (code, states) == (0, {"good-run": "failed", "bad-run": "unreadable"})
-    for argv in (["ps", "bad"], ["ps", "bad", "--json"], ["logs", "bad"]):
+    for argv in (["ps", "bad"], ["ps", "bad", "--json"], ["logs", "bad"], ["report", "bad"]):
         if argv[0] != "logs" or "journal" not in name:
             code, out, err = dtrain(*argv)
             assert code in (2, 3), (argv, out)

@@ -18,6 +18,8 @@ VERBS = [
     "ps --all --json",
     "ps run-1",
     "logs run-1",
+    "report run-1",
+    "report run-1 --json",
     "logs run-1 --json",
     "logs --help",
     "schema",

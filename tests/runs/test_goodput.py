@@ -98,6 +98,7 @@ def test_losses_are_found_within_one_percent() -> None:
     run.begin(30)
     run.train(100, data=0.2)
     run.save(12)
+    # The journal has the first four of them, and the number of the last one.
     run.train(45, what="lost")
     run.fail(1, stopping=4, wait=25, step=101)
     run.begin(20, load=9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -151,3 +152,32 @@ def test_the_agent_accepts_what_the_runtime_writes() -> None:
     line = b'{"event":"steps","time":1.0,"done":7,"waits":null,"group":0,"blocks":[]}'
     assert report_in(line) is not None
     assert report_in(line.replace(b"7", b"[]")) is None
+
+
+def test_phases_are_counted_from_the_begin_of_the_process(script: Script) -> None:
+    with script.recorder.phase("load"):
+        script.now += 3.0
+    assert script.said == []  # no step yet: a rank that loads does not stand still
+    script.step(data=0.25)
+    script.step(data=0.5)
+    with script.recorder.phase("save"):
+        script.now += 2.0
+    with script.recorder.phase("data"):
+        script.now += 1.0
+    assert [one.phases for one in script.reports()] == [
+        {"load": 3.0, "data": 0.75, "save": 2.0},
+        {"load": 3.0, "data": 1.75, "save": 2.0},
+    ]
+    with pytest.raises(ValueError, match="expected one of data, save, load"):
+        script.recorder.phase("lunch").__enter__()
+
+
+@pytest.mark.parametrize("phases", [{"save": -1}, {"data": "1"}, {"load": 1e9}, {"save": None}, 5])
+def test_phases_of_a_hostile_worker_are_refused(phases: Any) -> None:
+    said = {"event": "steps", "time": 1.0, "done": 1, "waits": None, "group": 0, "blocks": []}
+    assert steps_in({**said, "phases": {"lunch": 5}})["phases"] == {}
+    assert steps_in(said)["phases"] == {}
+    line = json.dumps({**said, "phases": phases}).encode()
+    assert report_in(line) is None
+    with pytest.raises(ValueError):
+        StepReport.read("rank-0", {**said, "phases": phases})

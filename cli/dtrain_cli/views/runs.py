@@ -96,7 +96,7 @@ def _plain(lines: Sequence[RenderableType], paper: Paper) -> list[RenderableType
 def as_json(runs: Sequence[RunStatus]) -> str:
     """Return one object with ``runs``."""
     body = [{**asdict(run), "state": run.state} for run in runs]
-    return json.dumps({"schema": SCHEMA, "runs": _finite(body)}, indent=2) + "\n"
+    return json.dumps({"schema": SCHEMA, "runs": finite(body)}, indent=2) + "\n"
 
 
 def _unreadable_lines(run: RunStatus) -> str:
@@ -164,12 +164,12 @@ def _progress(run: RunStatus) -> str:
     return f"step {report.step:,}{of}{loss}"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Replace infinite numbers and NaN, which JSON lacks, with None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

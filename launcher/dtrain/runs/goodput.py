@@ -196,10 +196,13 @@ def _add(one: _Attempt, then: float, event: JournalEvent) -> None:
                 one.queued = None
         case journal.StopRequested():
             one.stopped = min(one.stopped, then)
-        case journal.AttemptFailed(report=report):
+        case journal.AttemptFailed(attempt=result, report=report):
             one.failed = then
             one.why, one.ok = report.reason, False
             _fail(one, (failure.time for failure in report.failures))
+            if result.step is not None and one.points and one.stopped < math.inf:
+                # The journal has only some of its reports, and not the last one.
+                one.points.append((one.stopped - one.offset, result.step, None))
 
 
 def _point(

@@ -124,7 +124,8 @@ class StepReport:
         except ProtocolError as error:
             raise ValueError(str(error)) from None
         blocks = tuple(Block(*block) for block in said.blocks)
-        return cls(process, said.done, said.waits, said.group, blocks, said.time, dict(said.phases))
+        phases = {str(name): spent for name, spent in said.phases.items()}
+        return cls(process, said.done, said.waits, said.group, blocks, said.time, phases)
 
 
 def _number(value: Any) -> float:

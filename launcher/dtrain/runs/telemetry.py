@@ -41,6 +41,28 @@ def averages(folder: Path, host: str) -> Iterator[Sample]:
         return
 
 
+def sampled(folder: Path, host: str, most: int) -> Iterator[Sample]:
+    """At most ``most`` averages of a host, evenly over its file, oldest first. Reads no more than
+    these, so that a report of a long run is quick."""
+    try:
+        with os.fdopen(open_stored(_file(folder, host), os.O_RDONLY), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            for number in range(most):
+                at = size * number // most
+                if at < file.tell() and number:
+                    at = file.tell()
+                elif at:
+                    file.seek(at - 1)
+                    file.readline(MAX_LINE)  # the rest of a line that began before
+                line = file.readline(MAX_LINE)
+                if not line:
+                    return
+                if line != b"\n" and (sample := _sample(line)) is not None:
+                    yield sample
+    except (OSError, ValueError):
+        return
+
+
 def last_time(folder: Path, host: str) -> int:
     """The time of a host's last average in seconds since the epoch, rounded up; 0 without any."""
     found: Sample | None = None

@@ -112,7 +112,7 @@ class StepRecorder:
             yield
         finally:
             self._phases[name] += time.monotonic() - began
-            if self._since and os.environ.get("DTRAIN_RUN_DIR"):
+            if self._since:
                 self.write()  # at once: work that is lost later was done after this
 
     def data(self, batches: Iterable[_T]) -> Iterator[_T]:

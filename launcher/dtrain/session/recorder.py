@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 
+from dtrain.diagnostics import DtrainError
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal
 from dtrain.runs.journal import Journal, JournalEvent
 from dtrain.runs.log_store import RunFolder
+from dtrain.runs.summary import against_plan
 from dtrain.session.observer import Observer
 
 
@@ -19,6 +22,7 @@ class Recorder:
     def __init__(self, folder: RunFolder, observer: Observer) -> None:
         self.observer = observer
         """For output and telemetry, which have files of their own."""
+        self._folder = folder
         self._journal = Journal(folder.journal)
 
     def record(self, event: JournalEvent) -> None:
@@ -38,6 +42,9 @@ class Recorder:
         self.observer.allocated(plan)
 
     def finished(self, report: Report) -> None:
+        with contextlib.suppress(DtrainError):  # the folder may be damaged
+            if text := against_plan(self._folder, time.time()):
+                self.notice(text)
         self.record(journal.Finished(report))
         self.observer.finished(report)
 

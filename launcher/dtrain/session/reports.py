@@ -32,6 +32,7 @@ class ProgressReports:
         self._journal_at = 0.0
         self._phases: Mapping[str, float] = {}
         self._phases_at = 0.0
+        self._unwritten: journal.PhasesSpent | None = None
 
     def add(self, host: str, process: str, fields: Any) -> None:
         """Add a report. ``fields`` comes from the worker and may have any shape; errors in it are
@@ -64,10 +65,17 @@ class ProgressReports:
             return
         now, before = time.monotonic(), self._phases
         rare = any(report.phases.get(name) != before.get(name) for name in ("save", "load"))
+        self._phases = report.phases
+        self._unwritten = journal.PhasesSpent(report.time, report.done, report.phases)
         if rare or now >= self._phases_at:
-            self._phases, self._phases_at = report.phases, now + JOURNAL_SECONDS
-            spent = journal.PhasesSpent(report.time, report.done, report.phases)
-            self._recorder.record(spent)
+            self._phases_at = now + JOURNAL_SECONDS
+            self.close()
+
+    def close(self) -> None:
+        """Journal the last phases: no more reports follow."""
+        if self._unwritten is not None:
+            self._recorder.record(self._unwritten)
+            self._unwritten = None
 
 
 class WorkerReports:
@@ -82,6 +90,7 @@ class WorkerReports:
         self._tensorboard: Forward | None = None
 
     def close(self) -> None:
+        self.progress.close()
         if self._tensorboard is not None:
             self._tensorboard.close()
 

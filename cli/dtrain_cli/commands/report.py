@@ -1,0 +1,37 @@
+"""`dtrain report`: what a run did, what it cost, and whether its plan was right."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from dtrain.runs.log_store import RunFolder
+from dtrain.runs.summary import summary
+from dtrain_cli import completion, output
+from dtrain_cli.sheet import stdout_paper
+from dtrain_cli.views import summary as view
+
+
+def report(
+    run: Annotated[
+        str, typer.Argument(help="The run.", metavar="RUN", autocompletion=completion.runs)
+    ],
+    other: Annotated[
+        str | None,
+        typer.Argument(
+            help="Another run, to compare.", metavar="OTHER", autocompletion=completion.runs
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Show what a run did, where its time went, and whether its plan was right."""
+    now = time.time()
+    found = [summary(RunFolder.find(name), now) for name in (run, other) if name is not None]
+    if json:
+        output.write(view.as_json(found))
+    elif other is not None:
+        output.write(view.comparison(found[0], found[1], stdout_paper()))
+    else:
+        output.write(view.as_text(found[0], stdout_paper(), now))

@@ -1,0 +1,181 @@
+"""What a run did, from its folder: the content of `dtrain report`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dtrain.failures.cause import Report
+from dtrain.failures.stragglers import Straggler
+from dtrain.messages.telemetry import Sample
+from dtrain.runs import journal, telemetry
+from dtrain.runs.goodput import Goodput, Records, goodput
+from dtrain.runs.journal import JournalReader
+from dtrain.runs.log_store import RunFolder
+from dtrain.runs.measured import (
+    Difference,
+    Measured,
+    Point,
+    differences,
+    explanation,
+    measured,
+    points,
+)
+from dtrain.runs.record import Record
+from dtrain.spec.model import Expected
+
+SAMPLES = 480
+"""Averages that are read of each host, evenly over the run."""
+EVENTS = 200
+"""Events that are kept, half of them the first ones."""
+NOTABLE = ("unreachable", "lost", "failed")
+"""States of a host that are events of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    time: float
+    """Seconds since the epoch."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    record: Record
+    folder: str
+    hosts: tuple[str, ...]
+    """All hosts that it has used."""
+    workers: int
+    gpus: int
+    began: float
+    ended: float | None
+    """None while it runs, or if its launcher is gone."""
+    goodput: Goodput
+    curve: tuple[Point, ...]
+    measured: Measured
+    expected: Expected | None
+    differences: tuple[Difference, ...]
+    differs: str
+    """Which part differs from the plan."""
+    events: tuple[Event, ...]
+    slow: tuple[tuple[float, Straggler], ...]
+    """The slow ranks, each time when they changed."""
+    report: Report | None
+    samples: dict[str, tuple[Sample, ...]]
+    """Telemetry by host, thinned."""
+    unreadable: int
+    """Lines of the journal that could not be read."""
+
+
+def summary(folder: RunFolder, now: float) -> Summary:
+    """``now`` is the end of a run that has none, in seconds since the epoch.
+
+    Raises UsageError if this version cannot read the run.
+    """
+    record = Record.load(folder.path)
+    plan = record.plan()
+    reader = JournalReader(folder.journal)
+    records = list(reader.read())
+    hosts = _hosts(records)
+    samples = {host: tuple(telemetry.sampled(folder.path, host, SAMPLES)) for host in hosts}
+    used = [
+        gpu.memory_used
+        for of_host in samples.values()
+        for sample in of_host
+        for gpu in sample.gpus
+        if gpu.memory_used is not None
+    ]
+    spent = goodput(records, now)
+    curve = points(records)
+    found = measured(curve, spent, max(used) / 1024 if used else None)
+    slow = tuple(
+        (then, event.found)
+        for then, event in records
+        if isinstance(event, journal.StragglersChanged) and event.found is not None
+    )
+    expected = plan.job.expected
+    gpus = sum(len(part.host.gpus) for part in plan.hosts)
+    # The plan is for all hosts.
+    compared = differences(expected, found, gpus) if expected and not record.dropped else []
+    ends = [(then, event.report) for then, event in records if isinstance(event, journal.Finished)]
+    return Summary(
+        record=record,
+        folder=str(folder.path),
+        hosts=hosts,
+        workers=plan.world_size,
+        gpus=gpus,
+        began=records[0][0] if records else record.started,
+        ended=ends[-1][0] if ends else None,
+        goodput=spent,
+        curve=tuple(curve),
+        measured=found,
+        expected=expected,
+        differences=tuple(compared),
+        differs=explanation(found, compared, bool(slow)),
+        events=tuple(_events(records)),
+        slow=slow,
+        report=ends[-1][1] if ends else _last_failure(records),
+        samples=samples,
+        unreadable=reader.unreadable,
+    )
+
+
+def against_plan(folder: RunFolder, now: float) -> str:
+    """What the run measured and what its plan expected, as one line; empty without both.
+
+    Raises UsageError if this version cannot read the run.
+    """
+    if Record.load(folder.path).request.spec().job.expected is None:
+        return ""
+    run = summary(folder, now)
+    parts = [
+        f"{one.what} {one.measured:.3g} {one.unit}, planned {one.planned:.3g} {one.unit}"
+        f" ({(one.ratio - 1) * 100:+.0f} %)"
+        for one in run.differences
+    ]
+    return "; ".join([*parts, *([run.differs] if run.differs else [])])
+
+
+def _hosts(records: Records) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for _, event in records:
+        match event:
+            case journal.RunStarted(hosts=hosts) | journal.HostsAllocated(hosts):
+                found.update(dict.fromkeys(hosts))
+            case journal.NextAttempt(hosts=hosts):
+                found.update(dict.fromkeys(hosts))
+    return tuple(found)
+
+
+def _last_failure(records: Records) -> Report | None:
+    """The failure of the last attempt that ended, of a run that goes on."""
+    failed = [event for _, event in records if isinstance(event, journal.AttemptFailed)]
+    return failed[-1].report if failed else None
+
+
+def _events(records: Sequence[tuple[float, journal.JournalEvent]]) -> list[Event]:
+    found = [Event(then, text) for then, event in records if (text := _text(event))]
+    if len(found) <= EVENTS:
+        return found
+    half = EVENTS // 2
+    left_out = f"… {len(found) - EVENTS} events left out"
+    return [*found[:half], replace(found[half], text=left_out), *found[-half:]]
+
+
+def _text(event: journal.JournalEvent) -> str:
+    match event:
+        case journal.NoticeShown(text) | journal.TensorBoardAddress(text=text):
+            return text
+        case journal.HostState(host, state, detail) if state in NOTABLE:
+            return f"{host} is {state}{f': {detail}' if detail else ''}"
+        case journal.NextAttempt(number, hosts):
+            return f"attempt {number} begins on {len(hosts)} host{'s' * (len(hosts) != 1)}"
+        case journal.LauncherAttached():
+            return "another launcher takes charge of the run"
+        case journal.StopRequested(why):
+            return f"stopping: {why}"
+        case journal.StragglersChanged(found):
+            return str(found) if found is not None else ""
+        case journal.StallChanged(stall):
+            return str(stall) if stall is not None else "the job goes on"
+    return ""

@@ -1,0 +1,90 @@
+"""`dtrain report` of a real run with known losses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from support.launching import Scene
+
+TRAIN = """
+import json, os, time
+from dtrain.runtime import phase, progress
+
+class Truth(dict):
+    def begin(self):
+        self.now = time.monotonic()
+
+    def spend(self, name):
+        self[name] = self.get(name, 0.0) + time.monotonic() - self.now
+        self.begin()
+
+    def write(self, attempt):
+        open(f"{folder}/truth-{attempt}-{rank}", "w").write(json.dumps(self))
+
+truth, rank, folder, first = Truth(), os.environ["RANK"], os.environ["SCENE"], 0
+saved = f"{folder}/saved-{rank}"
+time.sleep(1)
+if os.path.exists(saved):
+    truth.begin()
+    with phase("load"):
+        time.sleep(1.2)
+    truth.spend("load")
+    first = int(open(saved).read())
+for step in range(first + 1, 61):
+    kept = "steps" if first or step <= 20 else "lost"
+    truth.begin()
+    with phase("data"):
+        time.sleep(0.02)
+    if step > first + 1:
+        truth.spend("data" if kept == "steps" else "lost")
+    time.sleep(0.1)
+    progress(step, total=60, loss=5 / step, tokens=1000)
+    if step > first + 1:
+        truth.spend(kept)
+    truth.begin()
+    if step == 20:
+        with phase("save"):
+            time.sleep(1.2)
+        truth.spend("save")
+        open(saved, "w").write("20")
+    if step == 40 and first == 0:
+        truth.write(1)
+        raise ValueError("injected <b>loss</b>")
+truth.write(2)
+"""
+
+
+def test_the_report_has_the_losses_of_the_run(scene: Scene) -> None:
+    cluster = scene.cluster_file(
+        scene.script(TRAIN),
+        hosts=1,
+        slots=1,
+        env={"SCENE": str(scene.folder)},
+        restart={"max": 1},
+        expected={"step_time": 0.05, "gflop_per_token": 1.0, "peak_tflops": 1.0},
+    )
+    launch = scene.run(cluster)
+    assert launch.code == 0, str(launch)
+    assert "planned 0.05 s" in launch.stderr
+    truth: dict[str, float] = {}
+    for attempt in (1, 2):
+        for name, spent in json.loads((scene.folder / f"truth-{attempt}-0").read_text()).items():
+            truth[name] = truth.get(name, 0.0) + spent
+    run = scene.run_folder().name
+    shown = scene.command("report", run, "--json").wait()
+    assert shown.code == 0, shown
+    (found,) = json.loads(shown.stdout)["runs"]
+    seconds, wall = found["goodput"]["seconds"], found["goodput"]["wall_s"]
+    assert sum(seconds.values()) == pytest.approx(wall)
+    for name in ("data", "steps", "save", "load", "lost"):
+        # Reports arrive some tenths of a second after what they report.
+        assert seconds[name] == pytest.approx(truth[name], abs=0.4 + 0.01 * wall), name
+    assert [one["last_step"] for one in found["attempts"]] == [40, 60]
+    text = scene.command("report", run).wait()
+    assert text.code == 0, text
+    assert "lost work" in text.stdout
+    both = scene.command("report", run, run).wait()
+    assert both.code == 0, both
+    assert "1.00" in both.stdout
