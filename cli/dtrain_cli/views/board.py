@@ -10,13 +10,13 @@ from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.telemetry import GpuSample, Sample
 from dtrain.runs.progress import Progress
+from dtrain.runs.shown_state import BAD, ShownState
 from dtrain_cli.views import names
 from dtrain_cli.views.progress import ProgressLine
 from dtrain_cli.views.troubles import GpuTrouble, are_busy, trouble
 
-BAD = ("unreachable", "lost", "failed")
-_CONNECTED = ("syncing", "preparing", "ready", "running", "stopping", "ended")
-_ORDER = ("queued", "connecting", "attaching", "checking", *_CONNECTED)
+_ON_THE_WAY = tuple(each for each in ShownState if each not in BAD)
+_CONNECTED = _ON_THE_WAY[_ON_THE_WAY.index(ShownState.SYNCING) :]
 _MAX_NAMES = 3
 TREND_STEP, MAX_TREND = 10.0, 60
 """Seconds between two points of the curve of the GPUs' use, and its most points."""
@@ -65,9 +65,7 @@ class Board:
         self.progress, self.last = ProgressLine(), None
         self.progress.expect(plan)
         self.slow = self.stall = None
-        number = plan.hosts[0].environment.get("DTRAIN_ATTEMPT", "") if plan.hosts else ""
-        if number.isdecimal():  # a batch script may know it only when it runs
-            self.attempt = int(number)
+        self.attempt = plan.attempt
         self.hosts = {
             part.host.name: HostRow(part.host.name, part.host.gpus) for part in plan.hosts
         }
@@ -119,12 +117,12 @@ def state(states: Iterable[str]) -> str:
     """One word for the whole run."""
     words = set(states)
     if len(words) > 1:
-        words.discard("unreachable")  # its workers go on
-    if words & {"stopping", *BAD}:
+        words.discard(ShownState.UNREACHABLE)  # its workers go on
+    if words & {ShownState.STOPPING, *BAD}:
         return "stopping"
-    if "ended" in words:
+    if ShownState.ENDED in words:
         return "ending"
-    return words.pop() if words in ({"queued"}, {"running"}) else "starting"
+    return words.pop() if words in ({ShownState.QUEUED}, {ShownState.RUNNING}) else "starting"
 
 
 def summary(hosts: Mapping[str, str], workers: int) -> str:
@@ -132,7 +130,7 @@ def summary(hosts: Mapping[str, str], workers: int) -> str:
     groups: dict[str, list[str]] = {}
     for host, word in hosts.items():
         groups.setdefault(word, []).append(host)
-    parts = [f"{len(groups[word])} {word}" for word in _ORDER if word in groups]
+    parts = [f"{len(groups[word])} {word}" for word in _ON_THE_WAY if word in groups]
     for word in BAD:
         if those := groups.get(word):
             who = names.hosts(those) if len(those) <= _MAX_NAMES else str(len(those))

@@ -9,8 +9,9 @@ from rich.text import Text
 
 from dtrain.framing import clean
 from dtrain.messages.telemetry import GpuSample
+from dtrain.runs.shown_state import BAD
 from dtrain_cli.views import names
-from dtrain_cli.views.board import BAD, STALE, Board, HostRow, state, summary
+from dtrain_cli.views.board import STALE, Board, HostRow, state, summary
 from dtrain_cli.views.troubles import FULL, GpuTrouble, summaries
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -144,6 +145,8 @@ class _Column:
     width: int
     cell: Callable[[HostRow], tuple[str, str]]
     """Text and style."""
+    mean: Callable[[Sequence[HostRow]], str] = lambda hosts: ""
+    """One text for hosts whose cells differ."""
 
 
 class _Table:
@@ -166,7 +169,10 @@ class _Table:
         hosts = board.hosts.values()
         gpus = max((len(host.gpus) for host in hosts), default=0)
         columns -= self._width + 1
-        self._columns = [_Column("CPU", 5, _cpu), _Column("MEM", 5, _memory)]
+        self._columns = [
+            _percent("CPU", _cpu, "yellow"),
+            _percent("MEM", _memory, "black on magenta"),
+        ]
         if any(host.state != "running" for host in hosts):
             self._columns.insert(0, _Column("STATE", 12, _state))
         columns -= sum(column.width for column in self._columns)
@@ -182,7 +188,7 @@ class _Table:
         known = any(host.sample and host.sample.storage for host in hosts)
         full = any(_is_full(host) for host in hosts)
         if known and columns >= 6 and (full or columns >= _RANKS + 6):
-            self._columns.append(_Column("FULL", 6, _storage))
+            self._columns.append(_percent("FULL", _storage, "black on magenta", FULL, 6))
             columns -= 6
         if columns >= _RANKS and any(host.sample and host.sample.ranks for host in hosts):
             self._columns.append(_Column("RANK: CPU RAM FILES", _RANKS, _ranks))
@@ -259,7 +265,7 @@ class _Table:
         for column in self._columns:
             cells = [column.cell(host) for host in hosts]
             same = len(set(cells)) == 1
-            text = cells[0][0] if same else _mean_cell([text for text, _ in cells])
+            text = cells[0][0] if same else column.mean(hosts)
             line.append(f"{text:>{column.width}}", cells[0][1] if same else "")
         if self._cell is not None and samples:
             line.append("  ")
@@ -344,27 +350,43 @@ def _state(host: HostRow) -> tuple[str, str]:
     return host.state or "waiting", "red" if host.state in BAD else ""
 
 
-def _cpu(host: HostRow) -> tuple[str, str]:
+def _percent(
+    title: str,
+    part: Callable[[HostRow], float | None],
+    full: str,
+    limit: float = 0.95,
+    width: int = 5,
+) -> _Column:
+    """A column for a fraction, in the style ``full`` above ``limit``."""
+
+    def cell(host: HostRow) -> tuple[str, str]:
+        found = part(host)
+        return ("", "") if found is None else (f"{found:.0%}", full if found > limit else "")
+
+    def mean(hosts: Sequence[HostRow]) -> str:
+        known = [found for host in hosts if (found := part(host)) is not None]
+        return f"{_mean(known):.0%}" if known else ""
+
+    return _Column(title, width, cell, mean)
+
+
+def _cpu(host: HostRow) -> float | None:
     sample = host.sample
     if sample is None or sample.cpu is None or not sample.cpus:
-        return "", ""
-    part = sample.cpu / sample.cpus
-    return f"{part:.0%}", "yellow" if part > 0.95 else ""
+        return None
+    return sample.cpu / sample.cpus
 
 
-def _memory(host: HostRow) -> tuple[str, str]:
+def _memory(host: HostRow) -> float | None:
     if host.sample is None or host.sample.memory is None or not host.sample.memory[1]:
-        return "", ""
-    part = host.sample.memory[0] / host.sample.memory[1]
-    return f"{part:.0%}", "black on magenta" if part > 0.95 else ""
+        return None
+    return host.sample.memory[0] / host.sample.memory[1]
 
 
-def _storage(host: HostRow) -> tuple[str, str]:
+def _storage(host: HostRow) -> float | None:
     """How full the disk with the run's folder is."""
     storage = host.sample.storage if host.sample is not None else None
-    if storage is None or not storage[1]:
-        return "", ""
-    return f"{storage[0] / storage[1]:.0%}", "black on magenta" if _is_full(host) else ""
+    return storage[0] / storage[1] if storage is not None and storage[1] else None
 
 
 def _is_full(host: HostRow) -> bool:
@@ -396,11 +418,6 @@ def _rate(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g}{unit}"
     return f"{value:.0f}"
-
-
-def _mean_cell(cells: Sequence[str]) -> str:
-    parts = [float(text[:-1]) for text in cells if text.endswith("%")]
-    return f"{_mean(parts):.0f}%" if parts else ""
 
 
 def _mean_gpu(gpus: Sequence[GpuSample]) -> GpuSample:

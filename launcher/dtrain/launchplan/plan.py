@@ -105,6 +105,8 @@ class LaunchPlan:
     """Set if Slurm allocates the hosts. Their names and addresses, and the numbers of processes,
     are then shell expansions (see `dtrain.environ.template`)."""
 
+    attempt: int = 1
+
     @property
     def world_size(self) -> int:
         """Worker processes in the whole job."""
@@ -164,7 +166,14 @@ def build(
         hosts = (_in_containers(spec.job, spec.job.container, part) for part in hosts)
     cluster = spec.cluster
     return LaunchPlan(
-        spec.name, tuple(hosts), spec.job, cluster.run_dir, cluster.trust_group, run, cluster.slurm
+        spec.name,
+        tuple(hosts),
+        spec.job,
+        cluster.run_dir,
+        cluster.trust_group,
+        run,
+        cluster.slurm,
+        attempt,
     )
 
 

@@ -98,7 +98,7 @@ class HostsAllocated(JournalEvent):
 
 @dataclass(frozen=True, slots=True)
 class HostState(JournalEvent):
-    """A host has another state; see `dtrain.session.observer.Observer.host_state`."""
+    """A host has another state; a `ShownState`."""
 
     kind = "host"
     host: str

@@ -41,6 +41,7 @@ from dtrain.failures.cause import Failure
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
 from dtrain.node.agent.commands import Command, Kill, Start, Stop
+from dtrain.runs.shown_state import ShownState
 from dtrain.session import machine, problems
 
 
@@ -72,7 +73,7 @@ class LinkState:
     """Whether the launch tries another port if this one is busy."""
     command: Start | Stop | Kill | None = None
     """The current command. Each new relay gets it."""
-    shown: str = ""
+    shown: ShownState | None = None
     """The last state that observers got."""
     leftovers: Leftovers = Leftovers.UNKNOWN
 
@@ -93,7 +94,7 @@ class LinkState:
 
 def attached(host: str) -> LinkState:
     """The state of a host whose workers run already."""
-    return LinkState(host, HostPhase.RUNNING, shown="attaching")
+    return LinkState(host, HostPhase.RUNNING, shown=ShownState.ATTACHING)
 
 
 # Events: requests of the controller -------------------------------------------------------------
@@ -139,9 +140,9 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Connecting:
-    """The link begins one of its first steps: ``connecting``, ``checking`` or ``syncing``."""
+    """The link begins one of its first steps: connecting, checking or syncing."""
 
-    step: str
+    step: ShownState
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +227,7 @@ class Send:
 class Show:
     """Show the host's state to observers."""
 
-    state: str
+    state: ShownState
     detail: str = ""
 
 
@@ -269,24 +270,24 @@ def _show_step(state: LinkState, event: Connecting) -> Step:
 
 
 def _request(state: LinkState, event: Requested) -> Step:
-    return replace(state, phase=HostPhase.PREPARING), [Show("preparing")]
+    return replace(state, phase=HostPhase.PREPARING), [Show(ShownState.PREPARING)]
 
 
 def _check(state: LinkState, event: CheckFailed) -> Step:
-    shown: list[Action] = [Show("failed", event.reason)] if event.reason else []
+    shown: list[Action] = [Show(ShownState.FAILED, event.reason)] if event.reason else []
     return _over(state), [*shown, Post(machine.HostRefused(state.host))]
 
 
 def _start(state: LinkState, event: StartWorkers) -> Step:
     command: Start = {"op": "start"}
     state = replace(state, phase=HostPhase.RUNNING, command=command)
-    return state, [Show("running"), Send(command)]
+    return state, [Show(ShownState.RUNNING), Send(command)]
 
 
 def _stop(state: LinkState, event: StopWorkers) -> Step:
     command: Stop = {"op": "stop", "grace": event.grace, "reason": event.reason}
     state = replace(state, phase=HostPhase.STOPPING, command=command)
-    return state, [Show("stopping"), Send(command)]
+    return state, [Show(ShownState.STOPPING), Send(command)]
 
 
 def _kill(state: LinkState, event: KillWorkers | SupervisorTimedOut) -> Step:
@@ -301,7 +302,7 @@ def _discard(state: LinkState, event: KillWorkers) -> Step:
 
 def _forget(state: LinkState, event: AbortLaunch) -> Step:
     ended = Post(machine.HostEnded(state.host))
-    return _over(state), [Disconnect(), Show("ended"), ended]
+    return _over(state), [Disconnect(), Show(ShownState.ENDED), ended]
 
 
 def _abort(state: LinkState, event: AbortLaunch) -> Step:
@@ -313,20 +314,24 @@ def _close(state: LinkState, event: Close) -> Step:
 
 
 def _settle(state: LinkState, event: Settle) -> Step:
-    if not event.lost and state.shown not in ("ended", "failed"):
-        return state, [Show("ended")]
-    if event.lost and state.shown not in ("lost", "unreachable", "failed"):
-        return state, [Show("lost", "did not confirm that the job's processes ended")]
+    if not event.lost and state.shown not in (ShownState.ENDED, ShownState.FAILED):
+        return state, [Show(ShownState.ENDED)]
+    if event.lost and state.shown not in (
+        ShownState.LOST,
+        ShownState.UNREACHABLE,
+        ShownState.FAILED,
+    ):
+        return state, [Show(ShownState.LOST, "did not confirm that the job's processes ended")]
     return state, []
 
 
 def _prepared(state: LinkState, event: messages.Prepared) -> Step:
-    return state, [Show("ready"), Post(machine.HostReady(state.host))]
+    return state, [Show(ShownState.READY), Post(machine.HostReady(state.host))]
 
 
 def _follow(state: LinkState, event: messages.Attached) -> Step:
     resend: list[Action] = [Send(state.command)] if state.command is not None else []
-    return state, [Show("stopping" if state.stopping else "running"), *resend]
+    return state, [Show(ShownState.STOPPING if state.stopping else ShownState.RUNNING), *resend]
 
 
 def _refuse(state: LinkState, event: messages.Refused) -> Step:
@@ -338,7 +343,7 @@ def _refuse_to_follow(state: LinkState, event: messages.Refused) -> Step:
     error = problems.refused(state.host, event)
     state = _over(_record_missing_run(state, event))
     if event.what == "gone":
-        return state, [Show("ended"), Post(machine.HostEnded(state.host), error)]
+        return state, [Show(ShownState.ENDED), Post(machine.HostEnded(state.host), error)]
     return state, [Post(machine.HostLost(state.host), error)]
 
 
@@ -354,7 +359,7 @@ def _supervisor_died(state: LinkState, event: messages.Lost) -> Step:
 
 
 def _bye(state: LinkState, event: messages.Bye) -> Step:
-    return _over(state), [Show("ended"), Post(machine.HostEnded(state.host))]
+    return _over(state), [Show(ShownState.ENDED), Post(machine.HostEnded(state.host))]
 
 
 def _bye_early(state: LinkState, event: messages.Bye) -> Step:
@@ -371,7 +376,7 @@ def _stopped_itself(state: LinkState, event: messages.Stopping) -> Step:
 
 def _end(state: LinkState, event: messages.Ended) -> Step:
     error = problems.ended_badly(state.host, event)
-    return _drain(state), [Show("ended"), Post(machine.HostEnded(state.host), error)]
+    return _drain(state), [Show(ShownState.ENDED), Post(machine.HostEnded(state.host), error)]
 
 
 def _fail_early(state: LinkState, event: Unreachable) -> Step:
@@ -379,7 +384,7 @@ def _fail_early(state: LinkState, event: Unreachable) -> Step:
 
 
 def _cut_off(state: LinkState, event: Unreachable) -> Step:
-    return state, [Show("unreachable", event.error.reason)]
+    return state, [Show(ShownState.UNREACHABLE, event.error.reason)]
 
 
 def _give_up(state: LinkState, event: TimedOut) -> Step:
@@ -406,7 +411,7 @@ def _reject_early(state: LinkState, event: Malformed) -> Step:
 def _reject(state: LinkState, event: Malformed) -> Step:
     error = AnswerError(state.host, "following the job", event.error)
     lost = Post(machine.HostLost(state.host), error)
-    return _over(state), [Send({"op": "kill"}), Show("failed", error.reason), lost]
+    return _over(state), [Send({"op": "kill"}), Show(ShownState.FAILED, error.reason), lost]
 
 
 def _reject_late(state: LinkState, event: Malformed) -> Step:
@@ -425,7 +430,7 @@ def _fail_late(state: LinkState, event: LinkFailed) -> Step:
 
 
 def _cannot_prepare(state: LinkState, error: NodeError) -> Step:
-    shown: list[Action] = [Show("failed", error.reason)]
+    shown: list[Action] = [Show(ShownState.FAILED, error.reason)]
     if isinstance(error, PortBusyError) and state.movable_port:
         shown = []
     return _over(state), [*shown, Post(machine.HostRefused(state.host), error)]

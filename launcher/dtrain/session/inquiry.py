@@ -13,6 +13,7 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
 from dtrain.runs.record import Record
+from dtrain.runs.shown_state import ShownState
 from dtrain.session import agent
 from dtrain.session.preflight import everywhere
 from dtrain.session.requests import status_request
@@ -52,8 +53,8 @@ def ask(
 
 def _silent(before: HostStatus | None, error: NodeError) -> HostStatus:
     """Status of a host that did not answer. Keeps the time at which it became unreachable."""
-    since = before.since if before is not None and before.state == "unreachable" else None
-    return HostStatus("unreachable", since, error.reason)
+    since = before.since if before is not None and before.state == ShownState.UNREACHABLE else None
+    return HostStatus(ShownState.UNREACHABLE, since, error.reason)
 
 
 def _answer(part: HostPlan, python: str, process: RemoteProcess) -> HostStatus:

@@ -22,6 +22,7 @@ from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
 from dtrain.node.agent.commands import AttachRequest, Command, FirstCommand
 from dtrain.runs import journal
+from dtrain.runs.shown_state import ShownState
 from dtrain.session import agent, host_state, problems
 from dtrain.session.context import AttemptContext
 from dtrain.session.evidence import HostEvidence
@@ -68,7 +69,7 @@ class Link:
         have arrived."""
         self._state = host_state.attached(self.host)
         self._inbox.resume(offsets)
-        self._show(host_state.Show(self._state.shown))
+        self._show(host_state.Show(ShownState.ATTACHING))
         self._writer.start()
         self._reader.start()
 
@@ -207,12 +208,12 @@ class Link:
         Raises NodeError.
         """
         context, part = self._context, self._part
-        self._step(host_state.Connecting("connecting"))
+        self._step(host_state.Connecting(ShownState.CONNECTING))
         connection = self._connect()
         if connection is None:
             return None
         if context.inspection is not None:
-            self._step(host_state.Connecting("checking"))
+            self._step(host_state.Connecting(ShownState.CHECKING))
             if not context.inspection.check_host(self.host, connection):
                 wrong = [one.seen for one in context.inspection.errors if self.host in one.hosts]
                 self._step(host_state.CheckFailed(wrong[0] if wrong else ""))
@@ -221,7 +222,7 @@ class Link:
         if part.host.transport == "local" and not workdir.startswith("~"):
             workdir = str(context.base / workdir)
         if context.tree is not None:
-            self._step(host_state.Connecting("syncing"))
+            self._step(host_state.Connecting(ShownState.SYNCING))
             workdir = self._sync(connection, context.tree, workdir)
         if self._step(host_state.Requested()) is not HostPhase.PREPARING:
             return None

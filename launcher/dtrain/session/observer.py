@@ -32,11 +32,7 @@ class Observer(Protocol):
         """The engine has chosen the hosts; ``plan`` names them."""
 
     def host_state(self, host: str, state: str, detail: str = "") -> None:
-        """A host is now ``queued`` (waiting for an engine to allocate it), ``connecting``,
-        ``attaching``, ``checking``, ``syncing``, ``preparing``, ``ready``, ``running`` or
-        ``stopping``, or in a final state: ``ended`` (no process of the run is left), ``failed`` (it
-        could not start), ``unreachable``, or ``lost`` (connected, but it did not report how the job
-        ended). An ``unreachable`` host may come back."""
+        """A host is now in ``state``, a `dtrain.runs.shown_state.ShownState`."""
 
     def checked(self, findings: Sequence[Finding]) -> None:
         """Findings of the host check before the launch. With an error among them, the job does not

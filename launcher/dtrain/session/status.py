@@ -16,10 +16,10 @@ from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import RunFolder, tail
 from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record
+from dtrain.runs.shown_state import FINAL, ShownState
 
 TAIL = 1 << 17
 """Bytes at the end of a journal that have the end of most runs."""
-FINAL = ("ended", "failed", "unreachable", "lost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ProcessStatus:
 @dataclass(frozen=True, slots=True)
 class HostStatus:
     state: str
-    """As in `session.observer.Observer.host_state`. A queried host can also be ``missing``
+    """A `ShownState`. A queried host can also be ``missing``
     (it does not know the run) or ``gone`` (the run ended without a record). After the end of a run,
     ``unknown`` if its journal has no final state."""
     since: float | None
@@ -92,7 +92,11 @@ class RunStatus:
             return {0: "done", 130: "stopped"}.get(int(self.report.exit_code), "failed")
         if self.in_charge is None:
             return "unattended"
-        return "queued" if {host.state for host in self.hosts.values()} == {"queued"} else "running"
+        return (
+            "queued"
+            if {host.state for host in self.hosts.values()} == {ShownState.QUEUED}
+            else "running"
+        )
 
 
 def status(folder: RunFolder) -> RunStatus:

@@ -29,6 +29,7 @@ from dtrain.runs import journal
 from dtrain.runs.log_store import RunFolder, tail
 from dtrain.runs.record import Record
 from dtrain.runs.restart import AttemptResult
+from dtrain.runs.shown_state import ShownState
 from dtrain.session.beginning import save
 from dtrain.session.ending import explained
 from dtrain.session.notifications import Notifications
@@ -154,7 +155,7 @@ class SlurmJob:
         detail = state.explanation if state.queued else ""
         lost = lost_hosts(self._script)
         for host in self.plan.host_names:
-            word = "lost" if state.final and host in lost else state.word
+            word = ShownState.LOST if state.final and host in lost else state.word
             self._recorder.record(journal.HostState(host, word, detail))
 
     def _record_sizes(self) -> None:

@@ -16,6 +16,7 @@ from dtrain.messages.agent import Bye
 from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
 from dtrain.runs.record import Record
+from dtrain.runs.shown_state import ShownState
 from dtrain.session.relay import RelayChannel
 from dtrain.session.status import HostStatus
 from dtrain.spec.model import Slurm
@@ -80,7 +81,7 @@ class Login:
         try:
             state = self.look()
         except NodeError as error:
-            return {host: HostStatus("unreachable", None, error.reason) for host in known}
+            return {host: HostStatus(ShownState.UNREACHABLE, None, error.reason) for host in known}
         now = time.time()
         if state is None:
             return {host: HostStatus("gone", None) for host in known}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dtrain.hostlist import HostListError, unfold
 from dtrain.messages.decode import ProtocolError, excerpt
+from dtrain.runs.shown_state import ShownState
 
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 _UNKNOWN = ("", "(null)", "None", "Unknown", "N/A", "None assigned")
@@ -67,13 +68,15 @@ class JobState:
         return self.state in FINAL
 
     @property
-    def word(self) -> str:
-        """The state of each host of the job, as `Observer.host_state` names it."""
+    def word(self) -> ShownState:
+        """The state of each host of the job."""
         if self.queued:
-            return "queued"
+            return ShownState.QUEUED
         if self.final:
-            return "ended"
-        return {"CONFIGURING": "preparing", "COMPLETING": "stopping"}.get(self.state, "running")
+            return ShownState.ENDED
+        return {"CONFIGURING": ShownState.PREPARING, "COMPLETING": ShownState.STOPPING}.get(
+            self.state, ShownState.RUNNING
+        )
 
     @property
     def explanation(self) -> str:
