@@ -78,9 +78,11 @@ def test_the_report_has_the_losses_of_the_run(scene: Scene) -> None:
     (found,) = json.loads(shown.stdout)["runs"]
     seconds, wall = found["goodput"]["seconds"], found["goodput"]["wall_s"]
     assert sum(seconds.values()) == pytest.approx(wall)
-    for name in ("data", "steps", "save", "load", "lost"):
-        # Reports arrive some tenths of a second after what they report.
+    for name in ("data", "save", "load"):
         assert seconds[name] == pytest.approx(truth[name], abs=0.4 + 0.01 * wall), name
+    for name in ("steps", "lost"):
+        # Until the process has exited, which takes its time on a busy machine.
+        assert seconds[name] == pytest.approx(truth[name], abs=1.5), name
     assert [one["last_step"] for one in found["attempts"]] == [40, 60]
     text = scene.command("report", run).wait()
     assert text.code == 0, text

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dtrain.diagnostics import UsageError
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.summary import summary
 from dtrain_cli import completion, output
@@ -25,13 +27,24 @@ def report(
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write an HTML page with charts.", metavar="FILE")
+    ] = None,
 ) -> None:
     """Show what a run did, where its time went, and whether its plan was right."""
+    if other is not None and html is not None:
+        raise UsageError("--html is for one run", hint="leave the second run out")
     now = time.time()
     found = [summary(RunFolder.find(name), now) for name in (run, other) if name is not None]
+    if html is not None:
+        from dtrain_cli.files import write_text
+        from dtrain_cli.views.summary_html import page
+
+        write_text(html, page(found[0], now))
     if json:
         output.write(view.as_json(found))
     elif other is not None:
         output.write(view.comparison(found[0], found[1], stdout_paper()))
     else:
-        output.write(view.as_text(found[0], stdout_paper(), now))
+        written = [f"{html}: a page with charts"] if html is not None else []
+        output.write(view.as_text(found[0], stdout_paper(), now, written))

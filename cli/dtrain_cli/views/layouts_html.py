@@ -7,25 +7,18 @@ chart shows by color. The template is `templates/layouts.html`; this module comp
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
-from dtrain.framing import clean
 from dtrain.parallelism.answer import alternatives, explain
 from dtrain.parallelism.cluster.hardware import Hardware
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer
+from dtrain_cli.views.html import rendered
 from dtrain_cli.views.question import described, training_time
 
-_TEMPLATES = Path(__file__).with_name("templates")
 _FAR = 4
 """Multiple of the limit; a chart leaves out larger layouts, which would squeeze all others."""
 _NEGLIGIBLE = 0.0005
@@ -34,19 +27,12 @@ _NEGLIGIBLE = 0.0005
 
 def page(answer: Answer, table: Hardware, *, count: int, notes: Sequence[str] = ()) -> str:
     """Return the document. ``count`` layouts are compared; ``table`` is for hardware remedies."""
-    style = (_TEMPLATES / "layouts.css").read_text("utf-8")
     question, best = answer.question, answer.best
     model = question.shape.name or explain.large(question.shape.parameters)
     shown = answer.shortlist(count)
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        finalize=_printable,
-        undefined=StrictUndefined,
-    )
-    return environment.get_template("layouts.html").render(
-        style=style,
-        digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+    return rendered(
+        "layouts.html",
+        ("layouts.css",),
         title=f"{model} on {question.cluster.gpus:,} × {question.cluster.gpu.name}",
         question=described(question, notes),
         fits=answer.fits,
@@ -63,11 +49,6 @@ def page(answer: Answer, table: Hardware, *, count: int, notes: Sequence[str] = 
         others=[*_others(answer)],
         rejected=_rejected(answer),
     )
-
-
-def _printable(value: object) -> object:
-    """Remove control characters from text, before the template escapes it."""
-    return value if isinstance(value, Markup) else clean(str(value))
 
 
 # Charts.

@@ -1,0 +1,280 @@
+"""A run as one self-contained HTML page: `dtrain report --html`.
+
+The page has no script, no font and makes no request. Charts are inline SVG whose horizontal places
+are shares of the page's width. A table repeats what a chart shows by color. Long runs are thinned:
+the page of a week on 1,024 GPUs stays below 5 MB. The template is `templates/run.html`; this module
+computes its values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from dtrain.failures.traceback import shorten
+from dtrain.messages.telemetry import Sample
+from dtrain.runs.goodput import CLASSES, AttemptTime
+from dtrain.runs.summary import Summary
+from dtrain_cli.views import names
+from dtrain_cli.views.html import rendered
+from dtrain_cli.views.summary import (
+    TITLES,
+    attempt_row,
+    difference_row,
+    facts,
+    share,
+    spans,
+    state,
+)
+
+BUCKETS = 300
+"""Parts of a curve; each has two points, its least and its greatest value."""
+BINS = 120
+"""Parts of a row of the heat map."""
+LEVELS = 5
+"""Shades of the heat map."""
+ROWS = 24
+"""Rows of the table of a curve."""
+MOST_HOSTS = 512
+MOST_ATTEMPTS = 200
+TRACEBACK = 200
+"""Lines of a traceback."""
+FILE = 1 << 16
+"""Characters of the cluster file."""
+
+Points = Sequence[tuple[float, float]]
+"""Times in seconds since the begin of the run, each with a value."""
+
+
+def page(run: Summary, now: float) -> str:
+    """Return the document. ``now`` is in seconds since the epoch."""
+    length = max((run.ended or now) - run.began, 1e-3)
+    attempts = run.goodput.attempts[-MOST_ATTEMPTS:]
+    return rendered(
+        "run.html",
+        ("layouts.css", "run.css"),
+        title=run.record.run,
+        state=state(run),
+        facts=facts(run, now),
+        share=share(run),
+        cause=_cause(run),
+        goodput=_goodput(run),
+        timeline=[_attempt(one, run.began, length) for one in attempts],
+        legend=[
+            {"color": color(name), "title": TITLES[name]}
+            for name in CLASSES
+            if any(part.what == name for one in attempts for part in one.segments)
+        ],
+        ticks=_ticks(length),
+        attempts=[attempt_row(one, run.began) for one in attempts],
+        events=[(f"+{names.duration(one.time - run.began)}", one.text) for one in run.events],
+        curves=[one for one in _curves(run, length) if one],
+        heat=_heat(run, length),
+        slow=[f"{found} (step {found.step:,})" for _, found in run.slow[-20:]],
+        differences=[difference_row(one) for one in run.differences],
+        differs=run.differs,
+        file=run.record.request.text[:FILE].splitlines(),
+        args=" ".join(run.record.request.args),
+    )
+
+
+def color(name: str) -> str:
+    """The class of a color of the style sheet for a class of time."""
+    # Neighbors differ: steps, the most common class, is a calm color.
+    order = ("save", "data", "lost", "other", "steps", "start", "waiting", "load", "hung")
+    return f"c{order.index(name)}"
+
+
+def _cause(run: Summary) -> dict[str, Any] | None:
+    """The first cause of a failure."""
+    report = run.report
+    if report is None or report.ok:
+        return None
+    first = report.failures[0] if report.failures else None
+    traceback = shorten(first.traceback.strip("\n")).split("\n")[-TRACEBACK:] if first else []
+    return {
+        "headline": f"{first.who} {first.how}" if first else report.reason,
+        "message": first.message if first else "",
+        "traceback": traceback if any(traceback) else [],
+        "problems": list(report.problems[:20]),
+        "hint": report.hint.split("\n") if report.hint else [],
+        "others": len(report.failures) - 1,
+    }
+
+
+def _goodput(run: Summary) -> list[dict[str, Any]]:
+    """A part of the bar for each class of time."""
+    colors = {TITLES[name]: color(name) for name in CLASSES}
+    parts, before = [], 0.0
+    for title, spent, of in spans(run):
+        parts.append(
+            {
+                "title": title,
+                "color": colors[title],
+                "time": names.duration(spent),
+                "share": f"{of * 100:.1f} %",
+                "seconds": f"{spent:.6g}",
+                "x": _percent(before),
+                "width": _percent(of),
+            }
+        )
+        before += of
+    return parts
+
+
+def _attempt(one: AttemptTime, began: float, length: float) -> dict[str, Any]:
+    segments = []
+    for what, group in groupby(one.segments, key=lambda part: part.what):
+        parts = list(group)
+        begin, end = parts[0].begin, parts[-1].end
+        if (end - begin) / length < 2e-4 and len(one.segments) > BUCKETS:
+            continue  # too short to be seen
+        lasted = names.duration(end - begin)
+        segments.append(
+            {
+                "x": _percent((begin - began) / length),
+                "width": _percent((end - begin) / length),
+                "color": color(what),
+                "title": f"{TITLES[what]}: {lasted} from +{names.duration(begin - began)}",
+            }
+        )
+    ends = "done" if one.ok else "failed" if one.ok is False else "not over"
+    number, begun, lasted, steps, why = attempt_row(one, began)
+    return {
+        "number": number,
+        "segments": segments[: 4 * BUCKETS],
+        "mark": ends,
+        "end": _percent((one.end - began) / length),
+        "description": (
+            f"attempt {number}, {begun}, lasted {lasted}, steps {steps or 'none'}: {why}"
+        ),
+    }
+
+
+def _curves(run: Summary, length: float) -> Iterable[dict[str, Any] | None]:
+    def of_job(value: Callable[[Any], float | None]) -> Points:
+        return [
+            (point.time - run.began, found)
+            for point in run.curve
+            if (found := value(point)) is not None and math.isfinite(found)
+        ]
+
+    yield _curve("Loss", "", of_job(lambda point: point.loss), length)
+    yield _curve("Tokens per second", "", of_job(lambda point: point.tokens_per_second), length)
+    yield _curve("Time of a step", "s", of_job(lambda point: point.step_time), length)
+    gpus: list[tuple[float, float]] = []
+    hosts: list[tuple[float, float]] = []
+    for samples in run.samples.values():
+        for sample in samples:
+            used = [gpu.memory_used for gpu in sample.gpus if gpu.memory_used is not None]
+            if used:
+                gpus.append((sample.time - run.began, max(used) / 1024))
+            elif sample.memory is not None:
+                hosts.append((sample.time - run.began, sample.memory[0] / 2**30))
+    if gpus:
+        yield _curve("Memory of GPUs, least and most", "GiB", sorted(gpus), length)
+    else:
+        yield _curve("Memory of hosts, least and most", "GiB", sorted(hosts), length)
+
+
+def _curve(title: str, unit: str, values: Points, length: float) -> dict[str, Any] | None:
+    if not values:
+        return None
+    low, high = min(value for _, value in values), max(value for _, value in values)
+    bottom = 0.0 if low >= 0 else low
+    span = (high - bottom) or 1.0
+    thinned: list[tuple[float, float]] = []
+    for _, group in groupby(values, key=lambda one: int(one[0] / length * BUCKETS)):
+        parts = list(group)
+        ends = {parts.index(min(parts, key=_value)), parts.index(max(parts, key=_value))}
+        thinned += [parts[place] for place in sorted(ends)]
+    every = max(1, len(thinned) // ROWS)
+    unit = f" {unit}" if unit else ""
+    return {
+        "title": title,
+        "path": " ".join(
+            f"{min(max(at / length, 0), 1) * 1000:.1f},{100 - (value - bottom) / span * 100:.2f}"
+            for at, value in thinned
+        ),
+        "high": f"{high:,.4g}{unit}",
+        "low": f"{bottom:,.4g}",
+        "description": f"{title}: from {values[0][1]:,.4g} to {values[-1][1]:,.4g}{unit}, "
+        f"least {low:,.4g}, most {high:,.4g}",
+        "rows": [(f"+{names.duration(at)}", f"{value:,.4g}") for at, value in thinned[::every]],
+        "head": ("time", f"{title.lower()}{f', {unit.strip()}' if unit else ''}"),
+    }
+
+
+def _value(one: tuple[float, float]) -> float:
+    return one[1]
+
+
+def _heat(run: Summary, length: float) -> dict[str, Any] | None:
+    """Use of GPUs, or of CPUs if no host has a GPU, by host over time."""
+    with_gpus = any(sample.gpus for samples in run.samples.values() for sample in samples)
+    use = _gpu_use if with_gpus else _cpu_use
+    rows = []
+    for host in names.in_order(run.samples)[:MOST_HOSTS]:
+        bins: dict[int, list[float]] = {}
+        for sample in run.samples[host]:
+            place = int((sample.time - run.began) / length * BINS)
+            value = use(sample)
+            if value is not None and 0 <= place <= BINS:
+                bins.setdefault(min(place, BINS - 1), []).append(value)
+        if bins:
+            rows.append(_heat_row(host, bins))
+    if not rows:
+        return None
+    return {"what": "GPUs" if with_gpus else "CPUs", "rows": rows, "levels": range(LEVELS + 1)}
+
+
+def _heat_row(host: str, bins: dict[int, list[float]]) -> dict[str, Any]:
+    means = {place: sum(values) / len(values) for place, values in bins.items()}
+    cells = []
+    levels = [(place, min(LEVELS, int(means[place] * LEVELS + 0.5))) for place in sorted(means)]
+    # Equal neighbors are one rectangle.
+    for _, group in groupby(enumerate(levels), key=lambda one: (one[1][1], one[1][0] - one[0])):
+        parts = [one for _, one in group]
+        first, level = parts[0]
+        cells.append(
+            {
+                "x": _percent(first / BINS),
+                "width": _percent(len(parts) / BINS),
+                "level": level,
+            }
+        )
+    everything = [value for values in bins.values() for value in values]
+    mean = sum(everything) / len(everything)
+    return {
+        "host": host,
+        "cells": cells,
+        "mean": f"{mean * 100:.0f} %",
+        "least": f"{min(means.values()) * 100:.0f} %",
+    }
+
+
+def _gpu_use(sample: Sample) -> float | None:
+    used = [gpu.use for gpu in sample.gpus if gpu.use is not None]
+    return min(1.0, sum(used) / len(used) / 100) if used else None
+
+
+def _cpu_use(sample: Sample) -> float | None:
+    return min(1.0, sample.cpu / sample.cpus) if sample.cpus and sample.cpu is not None else None
+
+
+def _ticks(length: float) -> list[dict[str, str]]:
+    """Three times along an axis."""
+    return [
+        {
+            "x": _percent(part / 2),
+            "anchor": ("start", "middle", "end")[part],
+            "text": f"+{names.duration(length * part / 2)}",
+        }
+        for part in range(3)
+    ]
+
+
+def _percent(part: float) -> str:
+    return f"{min(max(part, 0.0), 1.0) * 100:.3f}%"

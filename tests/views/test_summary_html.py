@@ -1,0 +1,141 @@
+"""The page of `dtrain report --html`, in a real browser."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from dtrain.diagnostics import ExitCode
+from dtrain.failures.cause import Report
+from dtrain.messages.telemetry import GpuSample, Sample
+from dtrain.runs import journal, restart
+from dtrain.runs.log_store import RunFolder
+from dtrain.runs.progress import Progress
+from dtrain.runs.record import Record, Request
+from dtrain.runs.summary import Summary, summary
+from dtrain_cli.views.summary_html import page
+from support.browser import Browser
+from support.stored import FAILURE, STRAGGLER
+
+HOSTILE = "</title><script>alert(1)</script> \"'&\x1b[31m<img src=//example.com/x>"
+BEGIN = 1.7e9
+FILE = f"""
+# {HOSTILE}
+cluster: {{hosts: [n1, n2], gpus: 2}}
+job:
+  framework: torch
+  script: train.py
+  expected: {{step_time: 1.0, memory_gib: 40, gflop_per_token: 10, peak_tflops: 100}}
+""".replace("\x1b", "")
+
+
+def sample(at: float, use: float) -> Sample:
+    gpus = tuple(
+        GpuSample(one, use, 40000, 81920, 500, 700, 60, 1400, 1980, 0, 0, 0) for one in (0, 1)
+    )
+    return Sample(BEGIN + at, 8, 2.0, (10**9, 10**10), None, None, None, gpus, ())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Summary:
+    """Two attempts: a failure after 100 s, and 200 s that end the job."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DTRAIN_HOME", str(tmp_path_factory.mktemp("home")))
+        folder = RunFolder.create("run-1")
+        request = Request("c.yaml", "/", FILE, (HOSTILE,))
+        Record("run-1", request, 29500, "python3", BEGIN).save(folder.path)
+        events: list[tuple[float, journal.JournalEvent]] = [
+            (0, journal.RunStarted("run-1", ("n1", "n2"))),
+            *((at, progress(at, at - 19)) for at in range(20, 101, 10)),
+            (100, journal.StragglersChanged(STRAGGLER)),
+            (102, journal.NoticeShown(HOSTILE)),
+            (104, failed()),
+            (110, journal.NextAttempt(2, ("n1", "n2"))),
+            *((at, progress(at, at - 69)) for at in range(120, 311, 10)),
+            (320, journal.Finished(end())),
+        ]
+        lines = [journal.encode(BEGIN + at, event) for at, event in events]
+        folder.journal.write_bytes(b"".join(lines))
+        (folder.path / "telemetry").mkdir(mode=0o700)
+        for host, use in (("n1", 80), ("n2", 20)):
+            stored = [json.dumps(sample(at, use).as_json()) for at in range(10, 320, 10)]
+            file = folder.path / "telemetry" / f"{host}.jsonl"
+            file.write_text("\n".join([*stored, ""]))
+            file.chmod(0o600)
+        return summary(folder, BEGIN + 1000)
+
+
+def progress(at: int, step: int) -> journal.Progressed:
+    report = Progress("rank-0", BEGIN + at, step, 400, 5.0 / step, 1000 * step, {})
+    return journal.Progressed(report)
+
+
+def failed() -> journal.AttemptFailed:
+    failure = replace(FAILURE, time=BEGIN + 100)
+    report = Report(ExitCode.JOB_FAILED, HOSTILE, failures=(failure,))
+    return journal.AttemptFailed(1, restart.AttemptResult(True, 81, "n2"), report)
+
+
+def end() -> Report:
+    lines = "Traceback (most recent call last):\n" + "x" * 500 + f"\nValueError: {HOSTILE}\n"
+    failure = replace(FAILURE, time=BEGIN + 310, traceback=lines, kernel=None)
+    return Report(
+        ExitCode.JOB_FAILED, HOSTILE, (failure,), problems=(HOSTILE,), hint=HOSTILE, seconds=320
+    )
+
+
+def test_the_summary_has_the_numbers_of_the_run(run: Summary) -> None:
+    spent = run.goodput.seconds
+    assert (spent["start"], spent["lost"]) == pytest.approx((30, 31), abs=0.01)
+    assert (spent["steps"], spent["waiting"], spent["other"]) == pytest.approx(
+        (239, 6, 14), abs=0.1
+    )
+    measured = {one.what: one.measured for one in run.differences}
+    assert measured == pytest.approx({"step time": 1.0, "MFU": 2.5, "peak memory": 39.0625})
+    assert run.differs == ""
+
+
+def test_a_week_of_a_large_cluster_stays_small(run: Summary) -> None:
+    """Neighbors in the heat map differ, so that none is merged."""
+    week = 7 * 86400.0
+    one = tuple(sample(week * part / 480, 50 + 40 * (part // 4 % 2)) for part in range(480))
+    curve = tuple(
+        replace(run.curve[1], time=BEGIN + week * part / 60_000, loss=float(part % 7))
+        for part in range(60_000)
+    )
+    samples = {f"gpu{number:03}": one for number in range(128)}
+    text = page(replace(run, ended=BEGIN + week, curve=curve, samples=samples), BEGIN)
+    assert text.count("<rect") > 128 * 100
+    assert len(text.encode()) < 5e6
+
+
+@pytest.mark.browser
+def test_it_is_readable_and_runs_nothing(run: Summary, tmp_path_factory) -> None:
+    file = tmp_path_factory.mktemp("page") / "run.html"
+    file.write_text(page(run, BEGIN + 1000), encoding="utf-8")
+    with Browser(tmp_path_factory.mktemp("browser")) as browser:
+        for width, dark in ((400, False), (1600, True)):
+            browser.show(file, width, dark=dark)
+            assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        sent = {url for url in browser.requests if not url.startswith(("data:", "about:"))}
+        assert sent == {file.as_uri()}
+        assert browser.console == []
+        assert browser.evaluate("document.querySelectorAll('script, img, iframe').length") == 0
+        text = browser.evaluate("document.body.innerText")
+        assert text.count("<script>alert(1)</script>") >= 4
+        assert browser.evaluate("document.title").startswith("run-1")
+        # Each chart has a description, and a table with its numbers.
+        hidden = "[...document.querySelectorAll('svg')].every(o => o.ariaHidden || o.ariaLabel)"
+        assert browser.evaluate(hidden)
+        widths = browser.evaluate(
+            "[...document.querySelectorAll('#goodput .bar rect')]"
+            ".map(one => [+one.dataset.seconds, one.getBoundingClientRect().width])"
+        )
+        whole = browser.evaluate("document.querySelector('#goodput .bar').clientWidth")
+        assert sum(seconds for seconds, _ in widths) == pytest.approx(320, rel=1e-4)
+        for seconds, width in widths:
+            assert width == pytest.approx(seconds / 320 * whole, abs=0.2)
+        rows = browser.evaluate("document.querySelectorAll('#heat table tbody tr').length")
+        assert rows == 2
