@@ -1,6 +1,9 @@
 """Options of the whole test suite."""
 
+import os
 import signal
+import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,6 +29,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
+
+
+SIGNALS = ("SIGCHLD", "SIGHUP", "SIGINT", "SIGPIPE", "SIGTERM", "SIGTSTP", "SIGWINCH")
+REGISTERS = {"CHILDREN", "HELPERS", "LISTENING", "STARTING"}
+"""What runs now, not constants."""
+
+
+def shared_state() -> dict[str, object]:
+    """What a test can change for all later tests of its process: the product's constants, the
+    environment, the working folder, and the handlers of signals."""
+    found: dict[str, object] = {"the working folder": os.getcwd()}
+    found.update({f"${name}": value for name, value in os.environ.items()})
+    found.update({name: signal.getsignal(signal.Signals[name]) for name in SIGNALS})
+    for module, content in list(sys.modules.items()):
+        if module.partition(".")[0] in ("dtrain", "dtrain_cli"):
+            for name, value in vars(content).items():
+                constant = name.isupper() and isinstance(value, dict | list | set)
+                if constant and name not in REGISTERS:
+                    found[f"{module}.{name}"] = repr(value)
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_stays_changed() -> Iterator[None]:
+    """Fail at the end of a file whose tests leave something changed, whatever tests follow it."""
+    before = shared_state()
+    yield
+    after = shared_state()
+    changed = [name for name in before if before[name] != after.get(name)]
+    changed += [name for name in after.keys() - before.keys() if name.startswith("$DTRAIN")]
+    ignored = "$PYTEST_CURRENT_TEST"
+    left = {name: (before.get(name), after.get(name)) for name in changed if name != ignored}
+    assert not left, f"changed for the tests of other files: {left}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
