@@ -18,6 +18,7 @@ from dtrain.node.agent.events import Events
 from dtrain.node.agent.flight_recorder import FlightRecorders
 from dtrain.node.agent.isolation import in_child
 from dtrain.node.agent.processes import descendants, look, send
+from dtrain.node.command import CommandRelay, NodeCommand
 from support.limits import GONE
 
 
@@ -86,3 +87,12 @@ def test_descendants_are_found_with_and_without_the_kernel_s_list(
         finally:
             os.kill(sleep, signal.SIGKILL)
     assert sleep not in descendants(os.getpid())
+
+
+def test_a_reused_process_id_does_not_change_how_a_command_ended() -> None:
+    command, relay = object.__new__(NodeCommand), object.__new__(CommandRelay)
+    command.pid, command.status = 7, None
+    relay._commands = [command]
+    relay._take(7, 256)
+    relay._take(7, 0)
+    assert command.status == 256

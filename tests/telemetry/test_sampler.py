@@ -7,7 +7,8 @@ import pytest
 
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.telemetry import Sample
-from dtrain.node.telemetry import host, sampler
+from dtrain.node.agent.processes import Proc
+from dtrain.node.telemetry import host, ranks, sampler
 from dtrain.node.telemetry.amd import rows_of
 from dtrain.node.telemetry.follow import TelemetryFiles
 from dtrain.node.telemetry.host import Devices
@@ -78,6 +79,19 @@ def test_an_infiniband_port_without_counters_harms_nothing(tmp_path, monkeypatch
     assert host.infiniband_bytes() == [40, 80]
     monkeypatch.setattr(host, "PORTS", Devices(lambda: ports[1:]))
     assert host.infiniband_bytes() is None
+
+
+def test_a_rank_with_many_processes_hides_no_other_rank(monkeypatch):
+    monkeypatch.setattr(ranks, "MAX_PROCESSES", 4)
+    first, *children, second = (
+        Proc(pid, b"%d (python) S %d %d" % (pid, parent, pid) + b" 0" * 20)
+        for pid, parent in ((901, 1), (902, 901), (903, 901), (904, 901), (905, 1))
+    )
+    monkeypatch.setattr(ranks, "processes", lambda: {one.pid: one for one in (first, *children)})
+    running = [({"rank": 0}, first), ({"rank": 1}, second)]
+    counters = ranks.RankCounters(lambda: running)
+    counters._search()
+    assert (len(counters._trees["rank-0"]), counters._trees["rank-1"]) == (2, [905])
 
 
 def test_the_memory_of_amd_cards():

@@ -70,14 +70,17 @@ class RankCounters:
             children.setdefault(proc.ppid, []).append(proc.pid)
         left = MAX_PROCESSES
         self._trees, self._files = {}, {}
-        for identity, root in self._running():
+        running = self._running()
+        for place, (identity, root) in enumerate(running):
             name = process_name(identity)
+            # So that no rank is left out because others have many processes.
+            share = left // (len(running) - place)
             found: list[int] = []
             pending = [root.pid]
-            while pending and left > 0:
+            while pending and len(found) < share:
                 found.append(pending.pop())
                 pending += children.get(found[-1], ())
-                left -= 1
+            left -= len(found)
             self._trees[name] = found
             self._files[name] = sum(len(listed("/proc/%d/fd" % pid)) for pid in found)
 
