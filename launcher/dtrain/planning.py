@@ -21,7 +21,7 @@ from dtrain.parallelism.cluster.hardware import (
 from dtrain.parallelism.constraints import check_sizes, option
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import parse_count, shape_for_size, shape_from_sizes
-from dtrain.parallelism.question import Question, usual_batch
+from dtrain.parallelism.question import KEPT, Question, usual_batch
 from dtrain.runtime.layout import BackendName
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None) -> Posed:
         backend=_backend(request) or "runtime",
         backend_required=_backend(request) is not None,
         fixed=request.fixed,
+        kept=_kept(request),
         tokens=None if request.tokens is None else parse_count(request.tokens, "--tokens"),
         cluster_source=where.source,
         batch_source=batch_source,
@@ -157,15 +158,24 @@ def _backend(request: PlanRequest) -> BackendName | None:
     """Return the backend from the option, else from the cluster file; None if neither has one."""
     name = request.backend
     if name is None and request.file is not None:
-        from dtrain.spec.load import planned_backend
+        from dtrain.spec.load import layout_keys
 
-        name = planned_backend(request.file)
+        name = layout_keys(request.file, ["backend"]).get("backend")
     if name is None:
         return None
     for known in BACKENDS:
         if name == known:
             return known
     raise UsageError(f"--backend {name} is not known", hint=f"one of {', '.join(BACKENDS)}")
+
+
+def _kept(request: PlanRequest) -> dict[str, Any]:
+    """Return the keys of the cluster file's layout that the planner follows and never chooses."""
+    if request.file is None or (_backend(request) or "runtime") != "runtime":
+        return {}
+    from dtrain.spec.load import layout_keys
+
+    return layout_keys(request.file, KEPT)
 
 
 # The model.

@@ -29,6 +29,7 @@ import json
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ sys.path.insert(0, str(ROOT / "scripts" / "recipes"))
 from train_gpt import GPT, Config, cross_entropy
 
 from dtrain.runtime import torch as parallel
-from dtrain.runtime.torch import context, experts, parallelize, tensor
+from dtrain.runtime.torch import context, experts, parallelize, recompute, tensor
 from dtrain.runtime.torch import run as runs
 
 RECORD = ROOT / "tests" / "parallelism" / "memory_cases.json"
@@ -112,6 +113,25 @@ class Tracker(TorchDispatchMode):
 
     def _drop(self, key: int) -> None:
         self.now -= self.sizes.pop(key)
+
+
+def host_memory(tracker: Tracker) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """`recompute.to_host` and `recompute.from_host` with a host whose memory does not count."""
+    hosted: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def to_host(tensor: Tensor, _device: Any) -> Tensor:
+        tracker.paused = True
+        try:
+            host = torch.empty_like(tensor).copy_(tensor)
+        finally:
+            tracker.paused = False
+        hosted.add(host)
+        return host
+
+    def from_host(kept: Tensor, _device: Any) -> Tensor:
+        return kept.clone() if any(kept is one for one in hosted) else kept
+
+    return to_host, from_host
 
 
 # What CUDA does otherwise than the CPU.
@@ -173,6 +193,20 @@ def _adamw(model: parallel.ParallelModel) -> torch.optim.Optimizer:
 # A run.
 
 
+def config_of(model: dict[str, Any]) -> Config:
+    """The recipe's sizes, from a case's fields of `Shape`."""
+    return Config(
+        width=model["hidden"],
+        layers=model["layers"],
+        heads=model["heads"],
+        kv_heads=model.get("kv_heads", model["heads"]),
+        mlp_width=model["ffn_hidden"],
+        vocabulary=model["vocab"],
+        experts=model.get("experts", 0),
+        active=model.get("experts_per_token", 2),
+    )
+
+
 def track(case: dict[str, Any], *, listing: bool = False) -> dict[str, Any]:
     """Bytes on the rank: ``peak`` of a step, and what stays ``between_steps``."""
     layout = parallel.Layout(**case["layout"])
@@ -195,16 +229,7 @@ def _track(
     case: dict[str, Any], run: parallel.ParallelRun, stack: ExitStack, listing: bool
 ) -> dict[str, Any]:
     layout, model, length = run.layout, case["model"], case["model"]["seq_len"]
-    config = Config(
-        width=model["hidden"],
-        layers=model["layers"],
-        heads=model["heads"],
-        kv_heads=model.get("kv_heads", model["heads"]),
-        mlp_width=model["ffn_hidden"],
-        vocabulary=model["vocab"],
-        experts=model.get("experts", 0),
-        active=model.get("experts_per_token", 2),
-    )
+    config = config_of(model)
     # Each expert gets the same number of tokens.
     routed = layout.micro_batch * length // layout.context * config.active
     tracker = Tracker()
@@ -251,6 +276,7 @@ def _track(
         finally:
             tracker.paused = False
 
+    to_host, from_host = host_memory(tracker)
     for target, name, new in (
         (ShardingPropagator, "_propagate_tensor_meta_non_cached", infer_uncounted),
         (DeviceMesh, "__init__", real(DeviceMesh.__init__)),
@@ -265,6 +291,8 @@ def _track(
         (tensor.TensorSplit, "refuse", lambda *_: None),
         (context.SequenceShare, "refuse", lambda *_: None),
         (context, "causal_lower_right", _Mask),
+        (recompute, "to_host", to_host),
+        (recompute, "from_host", from_host),
         (parallelize, "same_when_split", lambda *_: True),
         (parallelize, "refuse_different_weights", lambda *_: None),
         (parallelize, "agreed", ExitStack),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dtrain.planning import PlanRequest, pose
 from dtrain.spec.load import read
 
 FILE = """\
@@ -187,3 +188,21 @@ def test_a_file_without_a_valid_layout(dtrain: Any, tmp_path: Path) -> None:
         done = dtrain("plan", "--model-size", "7B", "c.yaml", "--output", "c.yaml")
         assert done.returncode == 0, done.stderr
         assert dtrain("launch", "c.yaml", "--dry-run").returncode == 0
+
+
+def test_a_plan_keeps_what_it_never_chooses(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "name: kept\n"
+        "cluster: {hosts: [a], gpus: 8, gpu: h100-80gb}\n"
+        "job:\n"
+        "  framework: torch\n"
+        "  strategy: fsdp\n"
+        "  script: train.py\n"
+        "  layout: {compile: true, reduce: bf16, offload_activations: true}\n"
+    )
+    kept = pose(PlanRequest(model="gpt2", file=file)).question.answer().best.layout
+    assert (kept.compile, kept.reduce, kept.offload_activations) == (True, "bf16", True)
+    assert kept.recompute == "none"
+    other = pose(PlanRequest(model="gpt2", file=file, backend="megatron")).question
+    assert not other.answer().best.layout.compile

@@ -25,6 +25,10 @@ USUAL_SHARES = (1024, 65_536)
 2407.21783). GPT-2 on 8 GPUs uses 0.5M (nanoGPT): more only makes steps longer."""
 
 
+KEPT = ("reduce", "compile", "offload_activations")
+"""Fields of a layout that a plan takes from the cluster file: no search chooses them."""
+
+
 @dataclass(frozen=True)
 class Question:
     """A model, a cluster, and the fixed fields of the layout."""
@@ -39,6 +43,8 @@ class Question:
     backend_required: bool = True
     """Whether the planner must not choose another backend if this one has no layout."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    """Values of `KEPT` fields, for the backend `runtime`."""
     """Fields of `Layout` that must have this value."""
     tokens: int | None = None
     """Tokens of the whole training."""
@@ -111,7 +117,7 @@ class Question:
             global_batch=self.global_batch,
             precision=self.precision,
             fixed=both,
-            backend=self.backend,
+            start=Layout(backend=self.backend, **(self.kept if self.backend == "runtime" else {})),
         )
 
     def candidate(self, layout: Layout) -> Candidate:

@@ -14,7 +14,7 @@ from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.constraints import sound
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
-from dtrain.runtime.layout import BackendName, Layout
+from dtrain.runtime.layout import Layout
 
 LARGEST_MICRO_BATCH = 16
 LARGEST_CONTEXT = 32
@@ -55,11 +55,12 @@ def search(
     global_batch: int,
     precision: Precision = "bf16",
     fixed: Mapping[str, Any] | None = None,
-    backend: BackendName = "runtime",
+    start: Layout | None = None,
 ) -> Plan:
     """Return all layouts for ``global_batch`` sequences a step that ``fixed`` allows.
 
-    ``fixed`` maps fields of `Layout` to required values. The optimizer is offloaded only
+    ``fixed`` maps fields of `Layout` to required values. ``start`` has the backend, and the fields
+    that no search chooses. The optimizer is offloaded only
     if no layout fits without offload, or if ``fixed`` has it.
 
     Raises:
@@ -73,7 +74,7 @@ def search(
     for offload in choices.of("offload", (False, True)):
         every = [
             Candidate(shape, layout, cluster, efficiency, assumed)
-            for layout in choices.layouts(Layout(offload=offload, backend=backend))
+            for layout in choices.layouts(replace(start or Layout(), offload=offload))
         ]
         fitting = [candidate for candidate in every if candidate.fits]
         rest += [candidate for candidate in every if not candidate.fits]
@@ -197,6 +198,8 @@ class _Choices:
         return _divisors(self.shape.layers // p, MOST_PIECES)
 
     def _recomputes(self, sized: Layout) -> Iterable[str]:
+        if sized.offload_activations:
+            return ("none",)
         if self.assumed.by_torch(sized) or not self.assumed.flash_attention:
             return ("none", "selective", "full")
         # With flash attention, selective recompute has no score matrix to drop.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path, PurePath
-from typing import Literal
+from typing import Any, Literal
 
 from dtrain.diagnostics import Position, UsageError
 from dtrain.runtime.layout import Layout, Training
@@ -49,13 +49,15 @@ def read(path: Path, *, without: Collection[str] = ()) -> ClusterFile:
     return parse(contents(path), str(path), without=without)
 
 
-def planned_backend(path: Path) -> str | None:
-    """``job.layout.backend`` of a valid cluster file; None if it has no such key."""
+def layout_keys(path: Path, keys: Iterable[str]) -> dict[str, Any]:
+    """Those of ``keys`` that ``job.layout`` of a valid cluster file has."""
     root, problems = compose(contents(path), str(path))
     document = CLUSTER_FILE.read(root, problems, "")
     job = document.section("job") if document is not None else None
-    found = job.section("layout").get("backend") if job is not None else None
-    return found if isinstance(found, str) else None
+    layout = job.section("layout") if job is not None else None
+    if layout is None:
+        return {}
+    return {key: value for key in keys if (value := layout.get(key)) is not None}
 
 
 def position(source: str | bytes, file: str, key: str) -> str:

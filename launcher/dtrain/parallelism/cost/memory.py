@@ -11,7 +11,7 @@ from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.runtime_memory import Stage
 from dtrain.parallelism.cost.runtime_phases import highest_phase
 from dtrain.parallelism.cost.sharded_memory import highest_phase as highest_sharded_phase
-from dtrain.parallelism.cost.stages import parameters_of_stage, stage_layers
+from dtrain.parallelism.cost.stages import in_flight, parameters_of_stage, stage_layers
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
@@ -178,23 +178,3 @@ class _States:
             return 0.0
         spread = self._spread(ranks, self.layout.sharding != "none")
         return self.moments * count / spread
-
-
-def in_flight(layout: Layout, stage: int) -> float:
-    """Return the number of micro-batches whose activations a stage holds at once.
-
-    1F1B: p − stage; interleaving adds a part of a micro-batch for each further chunk:
-    p·(1 + (p−1)/(p·v)) on the first stage (RAR, arXiv 2205.05198, section 4.2.3). ZB-2P holds
-    twice as many; ZB-V as many as the first stage of 1F1B, on every stage.
-    """
-    p, v, m = layout.pipeline, layout.virtual_pipeline, layout.grad_accumulation
-    if layout.schedule == "gpipe":
-        return float(m)
-    if layout.schedule == "zb-v":
-        held = float(p)
-    else:
-        held = (p - stage) * (2.0 if layout.schedule == "zb-2p" else 1.0)
-        if v > 1:
-            # Warm-up is 2·(p − 1 − stage) + (v − 1)·p chunks (Megatron-LM, schedules.py).
-            held = p + (p - 1 - 2 * stage) / v
-    return min(held, float(m))

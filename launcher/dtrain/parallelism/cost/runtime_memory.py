@@ -137,7 +137,14 @@ class Stage:
         sums and splits it only in the reduction."""
         return self.embedding * self.layout.tensor
 
-    def kept(self, recompute: str) -> float:
+    @property
+    def kept(self) -> float:
+        """Bytes of the GPU that one layer keeps for the backward pass of one micro-batch."""
+        if self.layout.offload_activations and self.layout.tensor == 1:
+            return 0.0
+        return self.saved(self.layout.recompute)
+
+    def saved(self, recompute: str) -> float:
         """Return the bytes that one layer saves for the backward pass of one micro-batch."""
         shape, t, c = self.shape, self.layout.tensor, self.compute
         if recompute == "full":

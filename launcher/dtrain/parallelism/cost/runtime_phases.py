@@ -15,8 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.runtime_memory import Stage
 from dtrain.parallelism.cost.sharded_memory import Phase
+from dtrain.parallelism.cost.stages import in_flight, stage_layers
+from dtrain.parallelism.model.shape import Shape
+from dtrain.runtime.layout import Layout
 
 SPLIT_LOSS = 16.0
 """Bytes for each of a rank's logits while the split loss runs."""
@@ -29,6 +33,13 @@ def highest_phase(stage: Stage) -> Phase:
         (*phases.ends_of_forward(), *phases.backward(), *phases.after_layers()),
         key=lambda phase: phase.total,
     )
+
+
+def allocated(shape: Shape, layout: Layout, assumed: Assumptions, stage: int = 0) -> float:
+    """Return the most bytes that the allocator counts on a rank of pipeline rank ``stage``."""
+    layers = stage_layers(shape, layout)[stage]
+    found = Stage(shape, layout, assumed, stage, layers, in_flight(layout, stage))
+    return highest_phase(found).total + found.weights + found.moments
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,13 @@ class _Phases:
             return s.weights
         return s.reduced * (s.parameters - s.embedding + s.embedding_gradient)
 
+    @property
+    def scattered(self) -> int:
+        """Bytes of a reduced gradient's element. If copies add up 16-bit gradients, those stay
+        until the end of the backward pass."""
+        copied = self.s.layout.sharding in ("none", "hybrid")
+        return 6 if copied and self.s.reduced == 2 else 4
+
     @cached_property
     def resident(self) -> float:
         """Parameters that a micro-batch leaves gathered."""
@@ -81,21 +99,17 @@ class _Phases:
         return s.compute * s.head * (1 if self.resident else 2)
 
     @cached_property
-    def kept(self) -> float:
-        return self.s.kept(self.s.layout.recompute)
-
-    @cached_property
     def others(self) -> float:
         """Activations of the other micro-batches in a pipeline, whose schedule also keeps what the
         stage sent of every micro-batch in flight."""
         s = self.s
         sent = 0.0 if s.last else s.held * s.compute * s.stream * s.tokens
-        return (s.held - 1) * (s.layers * self.kept + s.ends) + sent + s.buffers
+        return (s.held - 1) * (s.layers * self.s.kept + s.ends) + sent + s.buffers
 
     def ends_of_forward(self) -> Iterator[Phase]:
         """The last layer's forward pass, the loss, and the output layer's backward pass."""
         s, c, layout = self.s, self.s.compute, self.s.layout
-        full = s.layers * self.kept + s.ends + self.others
+        full = s.layers * self.s.kept + s.ends + self.others
         if not self.resident:
             # The last layer's parameters, and the flat buffer in which they came.
             gathered = 2 * c * s.layer
@@ -132,7 +146,7 @@ class _Phases:
         """The backward pass of the first, second, last but one and last layer that it reaches."""
         s = self.s
         for done in {0, min(1, s.layers - 1), max(0, s.layers - 2), s.layers - 1}:
-            below = (s.layers - 1 - done) * self.kept + self.others
+            below = (s.layers - 1 - done) * self.s.kept + self.others
             if self.whole:
                 # A micro-batch that is not the step's last one frees and reduces nothing.
                 middle = s.layout.pipeline > 1 or s.layout.grad_accumulation > 2 or s.autocast
@@ -159,7 +173,7 @@ class _Phases:
             gathered = self.resident - freed + self.root
         else:
             gathered = own + c * (rest if done < s.layers - 1 else s.embedding) + self.root
-        scattered = 4 * (s.head + done * s.layer) / self.shards
+        scattered = self.scattered * (s.head + done * s.layer) / self.shards
         if self.whole:
             freed = s.reduced * (s.head + done * s.layer)
             scattered += self.waiting - freed
@@ -181,7 +195,11 @@ class _Phases:
         """Bytes of a layer's own gradients, and of what it works with, without the activations of
         lower layers; of experts, for the first and for the last one."""
         s, c = self.s, self.s.compute
-        saved = s.kept("none") + c * s.stream * s.tokens
+        if s.layout.offload_activations and s.layout.tensor == 1:
+            # A product's inputs return one after the other: two, and the gradient of their product.
+            saved = c * (s.stream + s.shape.hidden + 3 * s.width) * s.tokens
+        else:
+            saved = s.saved("none") + c * s.stream * s.tokens
         if s.layout.recompute == "selective":
             saved += c * s.stream * s.tokens
         # Two more of the MLP's widest tensors.
@@ -191,7 +209,7 @@ class _Phases:
             last = saved - s.mlp * (1 - 1 / s.experts_here) + s.routed
             yield c * (s.layer - s.attention_parameters), last
             if s.layout.recompute != "none":
-                yield 0.0, s.kept("none") + self._sent_to_experts
+                yield 0.0, s.saved("none") + self._sent_to_experts
 
     def _attention_backward(self) -> Iterator[tuple[float, float]]:
         """As `_mlp_backward`, for attention, and for the end of the layer."""
@@ -216,7 +234,8 @@ class _Phases:
             left = c * max(0.0, s.parameters - once)
             yield Phase(self.waiting, s.buffers, 0.0, left, (s.reduced + 4 / self.shards) * once)
         else:
-            rest = max(self.waiting, 4 * (s.parameters - s.embedding) / self.shards)
+            rest = self.scattered * (s.parameters - s.embedding) / self.shards
+            rest = max(self.waiting, rest)
             # Tensor ranks sum the gradient of the whole vocabulary into a copy of their share.
             share = s.embedding if layout.tensor > 1 else 0.0
             gradient = c * s.embedding_gradient * (2 if s.shape.tied else 1)

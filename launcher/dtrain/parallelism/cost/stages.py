@@ -1,4 +1,4 @@
-"""The layers of each pipeline stage, and their parameters."""
+"""The layers of each pipeline stage, their parameters, and its micro-batches in flight."""
 
 from __future__ import annotations
 
@@ -57,3 +57,23 @@ def parameters_of_stage(
     if stage == layout.pipeline - 1 and not (shape.tied and stage == 0):
         dense += shape.head_parameters
     return dense / layout.tensor, moe * every / layout.expert / layout.tensor
+
+
+def in_flight(layout: Layout, stage: int) -> float:
+    """Return the number of micro-batches whose activations a stage holds at once.
+
+    1F1B: p − stage; interleaving adds a part of a micro-batch for each further chunk:
+    p·(1 + (p−1)/(p·v)) on the first stage (RAR, arXiv 2205.05198, section 4.2.3). ZB-2P holds
+    twice as many; ZB-V as many as the first stage of 1F1B, on every stage.
+    """
+    p, v, m = layout.pipeline, layout.virtual_pipeline, layout.grad_accumulation
+    if layout.schedule == "gpipe":
+        return float(m)
+    if layout.schedule == "zb-v":
+        held = float(p)
+    else:
+        held = (p - stage) * (2.0 if layout.schedule == "zb-2p" else 1.0)
+        if v > 1:
+            # Warm-up is 2·(p − 1 − stage) + (v − 1)·p chunks (Megatron-LM, schedules.py).
+            held = p + (p - 1 - 2 * stage) / v
+    return min(held, float(m))

@@ -11,6 +11,7 @@ from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.layer import BYTES, Kernels
+from dtrain.parallelism.cost.runtime_memory import Stage
 from dtrain.parallelism.cost.stages import parameters_of_stage, stage_layers
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
@@ -42,7 +43,7 @@ class StepTime:
     """Gathering parameters and reducing gradients, without the part hidden by computation."""
     optimizer: float
     host: float
-    """Waiting for the host to start kernels."""
+    """Waiting for the host: to start kernels, and to copy offloaded activations."""
     other: float
     """Fixed costs of every step: data loading, logging, the reduction of the loss."""
 
@@ -102,7 +103,7 @@ def step_time(
         bubble=bubble,
         data=data,
         optimizer=optimizer,
-        host=m * waiting,
+        host=m * (waiting + _copies_to_host(kernels, counts, slowest)),
         other=efficiency.fixed,
     )
 
@@ -122,6 +123,19 @@ def _layer(kernels: Kernels) -> _Layer:
         context=_context(kernels),
         expert=moe * _expert(kernels) if layout.expert > 1 else 0.0,
     )
+
+
+def _copies_to_host(kernels: Kernels, counts: tuple[int, ...], stage: int) -> float:
+    """Seconds that one micro-batch waits for its activations to reach host memory and return.
+
+    `dtrain.runtime` copies them one after the other while nothing else computes. Split tensors stay
+    on the GPU.
+    """
+    layout = kernels.layout
+    if not layout.offload_activations or layout.tensor > 1:
+        return 0.0
+    held = Stage(kernels.shape, layout, kernels.assumed, stage, counts[stage], 1)
+    return 2 * counts[stage] * held.saved("none") / PCIE
 
 
 def _activation(kernels: Kernels) -> float:
@@ -203,7 +217,8 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     # Copies of an expert are on every ``expert``-th rank only.
     expert_replicas = max(1, ranks // layout.expert)
     # Adam reads gradient, two moments and the copy in 32 bits, and writes them and the parameter.
-    gradient = 4 if kernels.assumed.fp32_gradients else 2
+    halved = layout.reduce == "bf16" or not kernels.assumed.fp32_gradients
+    gradient = 2 if halved else 4
     mine = dense / shards + experts / min(shards, expert_replicas)
     if layout.offload:
         # Gradients go to the host and parameters return over PCIe. The host's processors
