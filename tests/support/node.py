@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -35,7 +36,8 @@ def pythons() -> dict[tuple[int, int], str]:
     """The interpreters of this machine by version."""
     found: dict[tuple[int, int], str] = {}
     folders = [Path(name) for name in os.environ.get("PATH", "").split(":") if name]
-    folders += sorted(Path.home().glob(".pyenv/versions/*/bin"))
+    # Not $HOME, which tests set: the first call decides for all tests of its process.
+    folders += sorted(Path(pwd.getpwuid(os.getuid()).pw_dir).glob(".pyenv/versions/*/bin"))
     for folder in folders:
         for path in folder.glob("python[23].*"):
             named = re.fullmatch(r"python(\d)\.(\d+)", path.name)

@@ -32,10 +32,12 @@ class Depth:
     """Seconds in which a host must report all its facts."""
     dialing: float = 120.0
     """Seconds that a host may take to dial the other hosts."""
+    round_trip: float = 0.0
+    """Seconds of a round trip by which a host's clock is known well enough."""
 
 
 THOROUGH = Depth(ALL, thorough=True)
-QUICK = Depth(CHEAP, thorough=False, interpreter=10.0, gathering=20.0, dialing=20.0)
+QUICK = Depth(CHEAP, thorough=False, interpreter=10.0, gathering=20.0, dialing=20.0, round_trip=0.1)
 """Checks that take less than a second, for a launch. A host that does not answer in time causes no
 finding: a real problem shows when the host is prepared."""
 
