@@ -10,14 +10,28 @@ import pytest
 
 from cluster import Cluster
 from dtrain.runs import telemetry
+from namespace_host import Host
 from support.cluster import Launcher
 from support.launching import until
 
 pytestmark = pytest.mark.netns
 Hosts = Callable[..., Cluster]
 
+LISTENS = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}
+"""The state of a socket that takes connections or datagrams, by the kernel's table."""
 RECORDING = "0, 00000000:17:00.0, %d, 70144, 81559, 612, 700, 64, 1980, 1980, 0x04, 0, 61, 2619, 0"
 WAIT = "import os, time\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.05)\n"
+
+
+def ports(host: Host) -> set[int]:
+    """The ports of a host on which any process listens."""
+    found = set()
+    for table, state in LISTENS.items():
+        for row in Path(f"/proc/{host.pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, there = row.split()[:4]
+            if there == state:
+                found.add(int(local.rpartition(":")[2], 16))
+    return found
 
 
 def test_attach_gets_what_was_measured_without_a_launcher(
@@ -38,6 +52,8 @@ def test_attach_gets_what_was_measured_without_a_launcher(
         "on_disconnect": "keep",
     }
     cluster = hosts(2)
+    before = [ports(host) for host in cluster.hosts]
+    assert all(before)  # sshd's
     launch = launcher.start(launcher.file(cluster, job))
     launch.until("2 workers started")
     (folder,) = (launcher.home / "runs").iterdir()
@@ -48,6 +64,7 @@ def test_attach_gets_what_was_measured_without_a_launcher(
         return sample is not None and bool(sample.gpus)
 
     until(lambda: all(map(measured, names)), "a sample of each host")
+    assert [ports(host) for host in cluster.hosts] == before  # telemetry needs none
     launch.send(signal.SIGKILL)
     launch.wait()
     kept = {name: len(list(telemetry.averages(folder, name))) for name in names}
