@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 
 from dtrain import api
-from dtrain.node import programs
+from dtrain.node import boot, programs
 from dtrain.session.control import Control
+from dtrain.transport import node_program
 
 GPU = "%d, 00000000:%02X:00.0, 97, 70144, 81559, 612, 700, 64, 1980, 1980, 0x04, 0, 61, 2619, 0"
 WORKER = """
@@ -43,12 +44,17 @@ def cpu_of_agents(run_mark: str) -> float:
     return spent
 
 
+def as_text(name: str) -> bytes:
+    """A program as text, so that `measure` can change it."""
+    return boot.framed(programs.program(name))
+
+
 def measure(folder: Path, args: argparse.Namespace, *, on: bool) -> float:
     """Percent of a core that the agent takes while the job runs."""
     name = f"bench-{'with' if on else 'without'}"
     programs.modules.cache_clear()
     programs.program.cache_clear()
-    source = programs.source
+    source, node_program.bundled = programs.source, as_text
     if not on:
         off = ("self._sampler.start()", "pass")
         programs.source = lambda module: source(module).replace(*off)
