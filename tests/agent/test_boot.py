@@ -12,7 +12,7 @@ import pytest
 from dtrain.node import protocol
 from dtrain.node.agent.wire import PREAMBLE
 from dtrain.node.boot import TOO_OLD, boot_text, framed, pack
-from dtrain.node.programs import PROGRAMS, boot_command, modules, program
+from dtrain.node.programs import PROGRAMS, boot_command, bundled, modules, program
 from support.node import Node, pythons
 
 SHELLS = list(filter(None, map(shutil.which, ("sh", "bash", "dash", "zsh", "fish", "csh"))))
@@ -124,12 +124,17 @@ def test_modules_in_the_home_folder_do_not_shadow_the_standard_library(host: Nod
     assert done.stderr == b""
 
 
-@pytest.mark.parametrize("cut", [0, 3, 1000])
+def test_compiled_code_runs_in_this_python_and_is_compiled_anew_in_another(host: Node) -> None:
+    for python in (sys.executable, host.python):
+        host.python = python
+        assert PREAMBLE in run_boot(host, bundled("agent")).stdout
+
+
+@pytest.mark.parametrize("cut", [0, 3, 1000, 50_000])
 def test_an_incomplete_program_is_not_executed(host: Node, cut: int) -> None:
-    source = program("agent")
     done = subprocess.run(
         ["sh", "-c", boot_command(host.python, "run")],
-        input=framed(source)[:cut],
+        input=bundled("agent")[:cut],
         capture_output=True,
         check=False,
     )
