@@ -152,6 +152,44 @@ def test_a_container_gets_the_variables_of_its_rank(slurm: Slurm) -> None:
     assert "SLURM" not in found
 
 
+_SRUN = """\
+#!/bin/bash
+case $1 in --help) echo "  --container-image=..."; exit ;; esac
+given=()
+for word; do
+  case $word in
+  --container-* | --no-container-*) echo "$word" >>~/pyxis ;;
+  *) given+=("$word") ;;
+  esac
+done
+exec /usr/bin/srun "${given[@]}"
+"""
+"""An srun with the options of pyxis, which Debian does not have."""
+
+
+def test_pyxis_takes_the_tasks_if_slurm_has_it(slurm: Slurm) -> None:
+    programs = slurm.shared / "pyxis-bin"
+    programs.mkdir()
+    (programs / "srun").write_text(_SRUN)
+    (programs / "srun").chmod(0o755)
+    container = "container: {image: nvcr.io/torch:2, mounts: [/data]}, env: {A: b c}"
+    command = f"command: [/bin/sh, -c, 'echo $RANK $A $HOME'], workdir: {slurm.shared}"
+    text = render(plan(slurm, f"{{framework: jax, {command}, {container}}}"))
+    text = text.replace("\n\n", f"\nPATH={programs}:$PATH HOME={programs}\n", 1)
+    job = slurm.sbatch(text)
+    assert slurm.state(job) == "COMPLETED", (slurm.shared / f"job-{job}.out").read_text()
+    runs = slurm.shared / "runs" / "nodes"
+    homes = sorted(path.parent for path in (runs / f"job-{job}").rglob("worker-*.out"))
+    assert sorted(said(runs / f"job-{job}")) == [
+        f"{rank} b c {home}\n" for rank, home in enumerate(homes)
+    ]
+    image, mounts, *others = (programs / "pyxis").read_text().splitlines()
+    assert image == "--container-image=nvcr.io#torch:2"
+    folders = f"/data:/data,{slurm.shared}:{slurm.shared},{runs}:{runs}"
+    assert mounts == f"--container-mounts={folders}"
+    assert others == ["--container-writable", "--no-container-mount-home"]
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("backend", ["direct", "c10d"])
 def test_torch_ranks_meet(slurm: Slurm, backend: str) -> None:

@@ -79,14 +79,14 @@ def command(container: Container, worker: ContainerProcess) -> tuple[str, ...]:
 def enclosure(container: Container, workers: Iterable[ContainerProcess]) -> Enclosure:
     """The containers of a host's workers."""
     engine = container.engine
-    by_name = engine != "apptainer"
+    by_name = engine not in ("apptainer", "pyxis")
     remove: tuple[str, ...] = ()
     if engine in ("docker", "podman"):
         missing_is_fine = ("--ignore",) if engine == "podman" else ()
         names = (worker.name for worker in workers)
         remove = (engine, "rm", "--force", *missing_is_fine, *names)
     return Enclosure(
-        program=engine,
+        program="apptainer" if engine == "pyxis" else engine,
         prefix="" if by_name else "APPTAINERENV_",
         left_out=_BY_VALUE if by_name else (),
         waits=bool(remove),
@@ -133,7 +133,37 @@ def _apptainer(container: Container, worker: ContainerProcess) -> Iterator[str]:
         yield "--nv"
     for mount in _mounts(container):
         yield from ("--mount", _mount(mount))
-    yield from ("--pwd", WORKDIR, *container.options, _path(container.image))
+    if container.engine == "pyxis":  # in its place; the options are those of pyxis
+        yield from ("--pwd", WORKDIR, _reference(container.image))
+    else:
+        yield from ("--pwd", WORKDIR, *container.options, _path(container.image))
+
+
+def pyxis(container: Container, runs: str) -> Iterator[str]:
+    """The options of srun that run its tasks in containers, where Slurm has the plugin pyxis.
+    ``runs`` is the folder of the runs, as a part of a template."""
+    image = container.image
+    if is_reference(image):
+        registry, slash, rest = image.partition("/")
+        if slash and ("." in registry or ":" in registry or registry == "localhost"):
+            image = f"{registry}#{rest}"
+    mounts: list[str] = []
+    for mount in (*container.mounts, Mount(WORKDIR, WORKDIR), Mount(runs, runs)):
+        mounts += [_path(mount.source), ":", _path(mount.target)]
+        mounts += [":ro,"] if mount.read_only else [","]
+    yield Template("--container-image=", _path(image))
+    yield Template("--container-mounts=", *mounts[:-1], mounts[-1].removesuffix(","))
+    yield from ("--container-writable", "--no-container-mount-home", *container.options)
+
+
+def is_reference(image: str) -> bool:
+    """Whether an image is the name of one in a registry, and not a file."""
+    path = image.startswith(("/", "~", ".")) or "://" in image
+    return not path and not image.endswith((".sif", ".sqsh"))
+
+
+def _reference(image: str) -> str:
+    return f"docker://{image}" if is_reference(image) else _path(image)
 
 
 def _enroot(container: Container, worker: ContainerProcess) -> Iterator[str]:
@@ -158,6 +188,7 @@ _COMMANDS: Mapping[EngineName, Callable[[Container, ContainerProcess], Iterator[
     "podman": _podman,
     "apptainer": _apptainer,
     "enroot": _enroot,
+    "pyxis": _apptainer,
 }
 
 

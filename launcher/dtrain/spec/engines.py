@@ -38,6 +38,7 @@ FEATURES = (
     Feature("sync, on Slurm to a folder that all machines share", ("job.sync",)),
     Feature("restarts", ("job.restart.max",)),
     Feature("containers of apptainer and enroot", ("job.container",)),
+    Feature("containers of pyxis", ssh=False),
     Feature("network interface", ("cluster.network.interface",)),
     Feature("training progress and slow ranks of `dtrain.runtime`"),
     Feature("telemetry"),
@@ -96,7 +97,7 @@ FEATURES = (
     Feature(
         "containers of docker and podman",
         slurm=False,
-        instead="use 'engine: enroot' or 'engine: apptainer'",
+        instead="remove 'engine', to use pyxis or apptainer",
     ),
     Feature("checks before a launch", slurm=False),
     Feature("TensorBoard of `dtrain.runtime`", slurm=False),
@@ -147,6 +148,13 @@ def check_engine(document: Section, problems: Problems) -> None:
                 cluster.key_place("nodes"),
                 "remove it: cluster.hosts lists the machines; or add 'slurm: {}' instead of hosts",
             )
+        container = document.section("job").section("container")
+        if container.get("engine") == "pyxis":
+            problems.add(
+                "containers of pyxis are available on Slurm only",
+                container.place("engine"),
+                "use docker, podman, apptainer or enroot",
+            )
         return
     _refuse(document, FEATURES, problems)
     if "nodes" not in cluster:
@@ -170,12 +178,12 @@ def check_engine(document: Section, problems: Problems) -> None:
         )
     job = document.section("job")
     container = job.section("container")
-    engine = container.get("engine", "docker")
-    if "image" in container and container.sound("engine") and engine in ("docker", "podman"):
+    engine = container.get("engine")
+    if engine in ("docker", "podman"):
         problems.add(
             f"containers of {engine} are not available on Slurm, which cannot stop them",
-            container.place("engine") if "engine" in container else job.key_place("container"),
-            "use 'engine: enroot' or 'engine: apptainer'",
+            container.place("engine"),
+            "remove it, to use pyxis or apptainer",
         )
     if job.get("strategy") == "tpu":
         problems.add(

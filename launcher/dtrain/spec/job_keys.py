@@ -275,8 +275,9 @@ JOB = SectionType(
                     ),
                     "engine": Field(
                         Choice(get_args(EngineName)),
-                        "Program that runs containers on the hosts.",
-                        default="docker",
+                        "Program that runs containers on the hosts. pyxis is a plugin of Slurm; "
+                        "where Slurm does not have it, apptainer takes its place.",
+                        otherwise="docker; on Slurm pyxis",
                         example="podman",
                     ),
                     "mounts": Field(

@@ -126,7 +126,7 @@ def parse(source: str | bytes, file: str, *, without: Collection[str] = ()) -> C
     spec = ClusterFile(
         document.get("name") or _default_name(file),
         values,
-        _job(job, resolved),
+        _job(job, resolved, slurm="slurm" in cluster),
         warnings.found,
         read_notify(document),
     )
@@ -190,12 +190,13 @@ def _per(job: Section, resolved: Resolved) -> Literal["gpu", "host"]:
     return "host" if job.get("per") == "host" else "gpu"
 
 
-def _container(container: Section) -> Container:
+def _container(container: Section, *, slurm: bool) -> Container:
     mounts = tuple(map(Mount.parse, container.get("mounts", ())))
-    return Container(mounts=mounts, **container.given("image", "engine", "options"))
+    found = Container(mounts=mounts, **container.given("image", "engine", "options"))
+    return replace(found, engine="pyxis") if slurm and "engine" not in container else found
 
 
-def _job(job: Section, resolved: Resolved) -> Job:
+def _job(job: Section, resolved: Resolved, *, slurm: bool) -> Job:
     sync, rendezvous = job.section("sync"), job.section("rendezvous")
     return Job(
         per=_per(job, resolved),
@@ -203,7 +204,7 @@ def _job(job: Section, resolved: Resolved) -> Job:
         strategy_reason=resolved.strategy_reason,
         layout=resolved.layout,
         setup=job.get("setup", ()),
-        container=_container(job.section("container")) if "container" in job else None,
+        container=_container(job.section("container"), slurm=slurm) if "container" in job else None,
         sync=Sync(**{"source": ".", **sync.values}) if "sync" in job else None,
         roles=resolved.roles,
         rendezvous=Rendezvous(**rendezvous.values),

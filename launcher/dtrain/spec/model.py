@@ -18,7 +18,7 @@ Backend = Literal["direct", "static", "c10d"]
 HostKeys = Literal["strict", "accept-new"]
 TransportName = Literal["ssh", "local"]
 NotifyEvent = Literal["failed", "done", "restarted"]
-EngineName = Literal["docker", "podman", "apptainer", "enroot"]
+EngineName = Literal["docker", "podman", "apptainer", "enroot", "pyxis"]
 
 LAUNCH_ROLES = ("chief", "worker", "ps", "evaluator")
 """TensorFlow's task types, in the order in which tasks are placed on hosts."""

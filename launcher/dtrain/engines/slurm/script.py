@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
+from dtrain.environ.template import Slot, Template
+from dtrain.launchplan.container import pyxis
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.launchplan.shell import (
     argument,
@@ -28,7 +30,7 @@ from dtrain.launchplan.shell import (
     given_to_client,
 )
 from dtrain.quoting import path, sh, word
-from dtrain.spec.model import LAUNCH_ROLES, Slurm
+from dtrain.spec.model import LAUNCH_ROLES, Container, Slurm
 
 NAME = "job.sbatch"
 
@@ -90,6 +92,8 @@ def render(plan: LaunchPlan, *, in_allocation: bool = False) -> str:
             "",
         ]
     lines += [*_control(plan), ""]
+    if (image := _by_pyxis(plan)) is not None:
+        lines += [*_pyxis(plan, image), ""]
     if not _uniform(plan, main):
         lines += ["dtrain_folder=$(mktemp -d) || exit", "trap 'rm -r -- \"$dtrain_folder\"' EXIT"]
     if services:
@@ -237,6 +241,8 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[s
     common = [line for line in lines[0] if all(line in other for other in lines)]
     folder = sh(path(plan.run_dir), "/nodes/$dtrain_run/${dtrain_hosts[dtrain_node_rank]}")
     yield f"{name}() {{"
+    if _by_pyxis(plan):
+        yield '  [ -z "$dtrain_pyxis" ] || export HOME=$dtrain_home'
     if gpus := len(part.host.gpus):
         yield "  # The GPUs that Slurm gives the job on this node."
         yield '  IFS=, read -ra dtrain_gpus <<<"${CUDA_VISIBLE_DEVICES-}"'
@@ -282,6 +288,15 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[s
     yield '  cd -- "$dtrain_workdir" || exit'
     output = '"$DTRAIN_RUN_DIR/$dtrain_role-$dtrain_index"'
     program = command(tasks[0].process)
+    if _by_pyxis(plan):
+        yield '  if [ -n "$dtrain_pyxis" ]; then'
+        if "HOME" not in plan.job.env:
+            yield '    HOME="$DTRAIN_RUN_DIR"'
+        if plan.run:
+            yield f"    echo $$ >{output}.pid"
+        direct = command(replace(tasks[0].process, container=()))
+        yield f"    exec {direct} >>{output}.out 2>>{output}.err"
+        yield "  fi"
     if plan.run:
         yield "  # For dtrain's watcher on this machine."
         yield f"  echo $$ >{output}.pid"
@@ -351,10 +366,36 @@ def _srun(
         options.append(f"--cpus-per-task={cpus * tasks[0].process.ranks}")
     options += ["--kill-on-bad-exit=1", "--wait=0", "--mpi=none", "--input=none", "--export=ALL"]
     variables = "dtrain_run dtrain_attempt dtrain_hosts dtrain_addresses"
+    if _by_pyxis(plan):
+        variables += " dtrain_pyxis dtrain_home"
+        options.append('"${dtrain_container[@]}"')
     if plan.job.rendezvous.port is None:
         variables += " dtrain_port"
     yield f"{prefix}srun {' '.join(options)} \\"
     yield f'  bash -c "$(declare -p {variables}; declare -f {name}); {name}" &'
+
+
+def _by_pyxis(plan: LaunchPlan) -> Container | None:
+    """The container of a job that pyxis starts, or apptainer in its place."""
+    image = plan.job.container
+    return image if image is not None and image.engine == "pyxis" else None
+
+
+def _pyxis(plan: LaunchPlan, image: Container) -> Iterator[str]:
+    """Lines that look for the plugin, and set the options of srun that it needs."""
+    yield "# Containers: of pyxis, or of apptainer where Slurm does not have pyxis."
+    yield "dtrain_pyxis= dtrain_home=$HOME dtrain_container=()"
+    if image.image.endswith(".sif"):
+        return
+    yield "if [[ $(srun --help 2>&1) == *--container-image* ]]; then"
+    yield f"  dtrain_workdir=$(cd -- {path(plan.hosts[0].workdir)} && pwd) || exit"
+    yield f"  dtrain_runs={path(plan.run_dir)}/nodes"
+    yield '  (umask 077 && mkdir -p -- "$dtrain_runs") || exit'
+    yield "  dtrain_pyxis=1 dtrain_container=("
+    runs = Template(Slot("$dtrain_runs", "$dtrain_runs"))
+    yield from (f"    {argument(option)}" for option in pyxis(image, runs))
+    yield "  )"
+    yield "fi"
 
 
 def _control(plan: LaunchPlan) -> Iterator[str]:
