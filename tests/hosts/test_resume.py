@@ -1,5 +1,8 @@
-"""Training that loses a host continues from its last checkpoint, with the loss of a run
-without faults."""
+"""Training that loses a host continues on the others from its last checkpoint, with the loss of a
+run without faults.
+
+`test_survive.py` replaces a lost host with a spare; there the layout stays the same, and
+`tests/runtime/torch/test_checkpoint.py` continues in it."""
 
 from __future__ import annotations
 
@@ -22,20 +25,18 @@ STEPS = 7
 WAIT_AT = 4
 """The step in which the host is lost. The last checkpoint is from the step before."""
 BATCH = 12
-ELASTIC = {"elastic": {"min_hosts": 2}}
 
 
 class Training:
-    """A recipe on one worker of each host that is used; the others are spares."""
+    """A recipe on one worker of each of three hosts."""
 
     def __init__(self, hosts: Hosts, launcher: Launcher) -> None:
         self.cluster, self.launcher = hosts(3), launcher
         self.losses = launcher.folder / "then.json"
 
-    def lose(self, lost: str, notice: str, *, used: int, **document: Any) -> Done:
+    def lose(self, lost: str, notice: str, **document: Any) -> Done:
         """Turn a host off in step WAIT_AT. Returns how the launch ended."""
         self.launcher.notice_silence()
-        names = [host.name for host in self.cluster.hosts]
         saved = ["--checkpoint", str(self.launcher.folder / "saved"), "--save-every", "1"]
         document["args"] += [*saved, "--steps", str(STEPS), "--losses", str(self.losses)]
         document |= {
@@ -44,8 +45,9 @@ class Training:
             "training": {"global_batch": BATCH},
             "restart": {"max": 1, "node_timeout": "2s"},
             "grace": "1s",
+            "elastic": {"min_hosts": 2},
         }
-        file = self.launcher.file(self.cluster, document, hosts=names[:used], spares=names[used:])
+        file = self.launcher.file(self.cluster, document)
         launch = self.launcher.start(file)
         launch.until("waits\n")
         self.cluster.power_off(lost)
@@ -62,26 +64,14 @@ def training(hosts: Hosts, launcher: Launcher) -> Training:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    ("used", "lost", "notice", "elastic"),
-    [
-        (2, "node2", "node3 replaces node2", {}),
-        (3, "node1", "without node1: 2 of 3 hosts, data 2 instead of 3", ELASTIC),
-    ],
-    ids=["spare", "elastic"],
-)
-def test_torch(
-    training: Training, tmp_path: Path, used: int, lost: str, notice: str, elastic: dict[str, Any]
-) -> None:
+def test_torch(training: Training, tmp_path: Path) -> None:
     options = [*GPT, "--data", str(corpus(tmp_path))]
     done = training.lose(
-        lost,
-        notice,
-        used=used,
+        "node1",
+        "without node1: 2 of 3 hosts, data 2 instead of 3",
         framework="torch",
         strategy="fsdp",
         args=["train_gpt", *options],
-        **elastic,
     )
     assert f"resumed after step {WAIT_AT - 1}" in done.stdout
     assert done.stdout.count(f"{BATCH} sequences of 32 a step") == 2
@@ -96,11 +86,9 @@ def test_tensorflow(training: Training, tmp_path: Path) -> None:
     training.lose(
         "node1",
         "without node1: 2 of 3 hosts",
-        used=3,
         framework="tensorflow",
         strategy="multi_worker_mirrored",
         args=["classify_images", *options],
-        **ELASTIC,
     )
     options += ["--steps", str(STEPS), "--batch", str(BATCH)]
     in_one_go = alone("classify_images.py", tmp_path, options)

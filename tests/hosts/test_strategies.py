@@ -7,7 +7,6 @@ gradients, shards, schedules and collectives are correct.
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,44 +38,13 @@ def gpt_alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> list[floa
     return found
 
 
-class TorchJob:
-    def __init__(self, hosts: Hosts, launcher: Launcher, text: Path) -> None:
-        self._hosts, self._launcher = hosts, launcher
-        self._options = ["--data", str(text), *GPT]
-
-    def run(
-        self, strategy: str, count: int = 2, slots: int = 2, steps: int = STEPS, **job: Any
-    ) -> list[float]:
-        """The losses of a launch, which must succeed and leave no processes."""
-        cluster = self._hosts(count)
-        file = self._launcher.folder / f"losses-{len(list(self._launcher.folder.iterdir()))}.json"
-        more = job.pop("args", [])
-        document = {
-            "framework": "torch",
-            "strategy": strategy,
-            "script": str(RECIPES / "train_gpt.py"),
-            "args": [*self._options, "--steps", str(steps), "--losses", str(file), *more],
-            "training": {"global_batch": BATCH},
-            **job,
-        }
-        path = self._launcher.file(cluster, document, slots=slots)
-        done = self._launcher.run(path, timeout=HANG)
-        assert done.code == 0, str(done)
-        assert f"step {steps} of {steps}" in done.stderr
-        assert self._launcher.left(cluster) == {}
-        return losses(file)
-
-
-@pytest.fixture
-def torch_job(hosts: Hosts, launcher: Launcher, text: Path) -> TorchJob:
-    return TorchJob(hosts, launcher, text)
-
-
 SPLIT = {"tensor": 2, "pipeline": 2, "micro_batch": 4, "sequence_parallel": True}
+FILE = {"data": 4, "sharding": "optimizer", "micro_batch": 2}
 CONTEXT = {"context": 2, "data": 2, "sharding": "full"}
 SAVED_AT = 3
 """The step after which later cases resume."""
 TORCH: dict[str, dict[str, Any]] = {
+    "cluster file": {},
     "ddp": {"strategy": "ddp"},
     "fsdp": {"strategy": "fsdp"},
     "hsdp": {"strategy": "hsdp"},
@@ -111,7 +79,8 @@ def test_torch(
     hosts: Hosts, launcher: Launcher, text: Path, gpt_alone: list[float], tmp_path: Path
 ) -> None:
     """All strategies in one launch, because a launch costs more than its steps.
-    `tests/launchplan/test_strategies.py` shows how a strategy gets from a file to its ranks."""
+    `tests/launchplan/test_strategies.py` shows how a strategy gets from a file to its ranks, and
+    `tests/runtime/torch/test_layouts.py` trains one process too."""
     options = ["--data", str(text), *GPT, "--steps", str(STEPS), "--batch", str(BATCH)]
     experts_alone = alone("train_gpt.py", tmp_path, [*options, *EXPERTS])
     mixture = {
@@ -121,43 +90,20 @@ def test_torch(
     cases.write_text(json.dumps(TORCH | mixture))
     document = {
         "framework": "torch",
+        "strategy": "auto",
+        "layout": FILE,
+        "training": {"global_batch": BATCH},
         "script": job("strategies.py"),
         "args": [str(cases), str(tmp_path), "--save-every", str(SAVED_AT), *options],
     }
     done = launcher.run(launcher.file(cluster, document, slots=2), timeout=HANG)
     assert done.code == 0, str(done)
+    assert f"step {STEPS} of {STEPS}" in done.stderr
     assert launcher.left(cluster) == {}
     for name in [*TORCH, *mixture]:
         wanted = experts_alone if name in mixture else gpt_alone
         start = SAVED_AT if "resumed" in name else 0
         assert losses(tmp_path / f"{name}.json") == pytest.approx(wanted[start:], rel=1e-4), name
-
-
-@pytest.mark.torch
-def test_a_layout_of_the_cluster_file(torch_job: TorchJob, gpt_alone: list[float]) -> None:
-    layout = {"data": 4, "sharding": "optimizer", "micro_batch": 2}
-    assert torch_job.run("auto", layout=layout) == pytest.approx(gpt_alone, rel=1e-4)
-
-
-@pytest.mark.torch
-def test_copies_in_one_process(torch_job: TorchJob, gpt_alone: list[float]) -> None:
-    found = torch_job.run("data_parallel", count=1, slots=1)
-    assert found == pytest.approx(gpt_alone, rel=1e-4)
-
-
-@pytest.mark.torch
-def test_a_run_continues_in_another_layout(torch_job: TorchJob, gpt_alone: list[float]) -> None:
-    """Saved by four ranks that shard everything, resumed by two that split the layers."""
-    saved = ["--checkpoint", str(torch_job._launcher.folder / "saved"), "--save-every", "1"]
-    # The learning rate depends on the total number of steps, so each part gets it.
-    first = torch_job.run("fsdp", steps=STEPS, args=saved)
-    assert first == pytest.approx(gpt_alone, rel=1e-4)
-    # Steps after the third are lost, as in a crash.
-    for folder in sorted((torch_job._launcher.folder / "saved").iterdir())[-1:]:
-        subprocess.run(["rm", "-r", str(folder)], check=True)
-    then = torch_job.run("tensor", slots=1, args=saved)
-    assert then == pytest.approx(gpt_alone[-len(then) :], rel=1e-4)
-    assert 0 < len(then) < STEPS
 
 
 IMAGES = ["--loop", "custom", "--steps", "30", "--every", "10"]
@@ -192,8 +138,7 @@ def tensorflow_job(
 @pytest.mark.parametrize(
     ("strategy", "count", "options"),
     [
-        # The other strategies of one host: tests/runtime/tensorflow/test_one_host.py.
-        ("mirrored", 1, ["--cpus", "2"]),
+        # The strategies of one host: tests/runtime/tensorflow/test_one_host.py.
         ("multi_worker_mirrored", 2, []),
         ("model_parallel", 2, ["--cpus", "2"]),
     ],

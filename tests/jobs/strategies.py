@@ -3,7 +3,7 @@
     strategies.py CASES.json FOLDER [RECIPE OPTIONS]
 
 A case has the strategy and perhaps the layout that a launch would give it, and recipe options of
-its own. Its losses go to FOLDER/<name>.json. A case with ``checkpoint`` saves there, in FOLDER, and
+its own; without a strategy it trains as the launch says. Its losses go to FOLDER/<name>.json. A case with ``checkpoint`` saves there, in FOLDER, and
 resumes from what an earlier case saved; the checkpoint of the last step is removed after each case,
 so that a later one has steps left.
 """
@@ -31,7 +31,8 @@ for name, case in cases.items():
     if "checkpoint" in case:
         options["checkpoint"] = folder / case["checkpoint"]
     layout = parallel.Layout(**case["layout"]) if "layout" in case else None
-    with parallel.init(case["strategy"], layout, training) as run:
+    strategy = case.get("strategy")
+    with parallel.init(strategy, layout, training if strategy else None) as run:
         train_gpt.train(run, argparse.Namespace(**options))
         if "checkpoint" in case and run.is_first:
             shutil.rmtree(options["checkpoint"] / f"step-{common.steps:08}")

@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-import dtrain_cli
+from support import warm
 from support.limits import HANG
-from support.warm import server
 
-COMMAND = Path(dtrain_cli.__file__).with_name("__main__.py")
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -23,12 +21,11 @@ def dtrain(tmp_path: Path) -> Run:
     """Run `dtrain` in an empty folder, without a terminal."""
 
     def run(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        process = server("dtrain_cli.app", "dtrain_cli.commands.plan", "dtrain.planning").start(
-            COMMAND,
+        process = warm.dtrain(
             *argv,
             environment={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **environment},
             folder=tmp_path,
-            two_pipes=True,
+            stderr=subprocess.PIPE,
         )
         stdout, stderr = process.communicate(HANG)
         return subprocess.CompletedProcess(argv, process.wait(), stdout, stderr)

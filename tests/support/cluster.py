@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -32,6 +31,7 @@ import yaml
 from cluster import Cluster
 from support.launching import JOBS, PATIENCE, Done, Launch
 from support.limits import GONE
+from support.warm import dtrain
 
 
 def job(name: str) -> str:
@@ -78,7 +78,7 @@ class Launcher:
     def start(
         self, file: Path | str, *args: str, env: Mapping[str, str] | None = None, **options: Any
     ) -> Launch:
-        """`dtrain launch FILE ARGS…`; ``options`` go to Popen (``stdout``, say)."""
+        """`dtrain launch FILE ARGS…`; ``options`` are ``stdout`` and ``stderr``, as of Popen."""
         return self.command("launch", str(file), *args, env=env, **options)
 
     def run(
@@ -103,14 +103,7 @@ class Launcher:
             **(env or {}),
         }
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        process = subprocess.Popen(
-            [str(Path(sys.executable).with_name("dtrain")), *argv],
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            cwd=self.folder,
-            **options,
-        )
-        launch = Launch(process)
+        launch = Launch(dtrain(*argv, environment=environment, folder=self.folder, **options))
         self._launches.append(launch)
         return launch
 

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from support.limits import HANG
+from support.warm import Process, dtrain
 
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 PATIENCE = HANG
@@ -59,7 +60,7 @@ class Done:
 class Launch:
     """A `dtrain` command under way."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | Process) -> None:
         self.process = process
         self._begun = time.monotonic()
         self._changed = threading.Condition()
@@ -190,22 +191,21 @@ class Scene:
         return path
 
     def launch(
-        self, cluster: Path, *options: str, env: dict[str, str] | None = None, **popen: Any
+        self, cluster: Path, *flags: str, env: dict[str, str] | None = None, **options: Any
     ) -> Launch:
-        return self.command("launch", str(cluster), *options, env=env, **popen)
+        return self.command("launch", str(cluster), *flags, env=env, **options)
 
-    def command(self, *argv: str, env: dict[str, str] | None = None, **popen: Any) -> Launch:
-        """Any `dtrain` command."""
+    def command(self, *argv: str, env: dict[str, str] | None = None, **options: Any) -> Launch:
+        """Any `dtrain` command; ``options`` go to Popen."""
+        environment = {**os.environ, "DTRAIN_HOME": str(self.home), **(env or {})}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dtrain_cli", *argv],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "DTRAIN_HOME": str(self.home), **(env or {})},
-            **{**pipes, **popen},
-        )
-        return self.adopt(process)
+        if options.keys() <= pipes.keys():
+            return self.adopt(dtrain(*argv, environment=environment, **{**pipes, **options}))
+        command = [sys.executable, "-m", "dtrain_cli", *argv]
+        quiet = {**pipes, "stdin": subprocess.DEVNULL, "env": environment}
+        return self.adopt(subprocess.Popen(command, **{**quiet, **options}))
 
-    def adopt(self, process: subprocess.Popen[bytes]) -> Launch:
+    def adopt(self, process: subprocess.Popen[bytes] | Process) -> Launch:
         """Adopt a command that was started elsewhere; it ends with the scene."""
         launch = Launch(process)
         self._launches.append(launch)

@@ -5,6 +5,7 @@ script that needs no launcher saves it:
 
     process = server("torch").start(script, "--steps", "5", environment={...})
     output, _ = process.communicate()
+    process = dtrain("launch", "cluster.yaml", environment={...})
 
 A process has a session of its own, and gets the environment, folder and arguments that a new Python
 would get. What a framework reads from the environment while it is imported must be in `server`.
@@ -25,7 +26,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 IMPORTED = {
     "OMP_NUM_THREADS": "1",
@@ -35,16 +36,30 @@ IMPORTED = {
     "LANG": "C.UTF-8",
 }
 """What frameworks read while they are imported. One thread each, so that a fork loses none."""
-SOURCES = [str(Path(__file__).resolve().parents[2] / "launcher")]
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = [str(ROOT / "launcher"), str(ROOT / "cli")]
+DTRAIN = Path(sys.executable).with_name("dtrain")
+COMMANDS = sorted(
+    f"dtrain_cli.commands.{file.stem}"
+    for file in (ROOT / "cli" / "dtrain_cli" / "commands").glob("[a-z]*.py")
+)
+"""Import almost all that a command does; the rest is imported when it is needed."""
+NEEDED_LATER = [
+    "dtrain.planning",
+    "dtrain.transport.ssh",
+    "dtrain.node.telemetry",
+    "dtrain_cli.views.plain",
+]
+Stream = int | IO[Any] | None
 
 
 class Process:
-    """One process, with what the tests need of `subprocess.Popen`. Without ``errors``, its standard
-    error goes to the pipe of its standard output."""
+    """One process, with what the tests need of `subprocess.Popen`. Its standard output and error go
+    to the pipes of these streams, if any."""
 
-    def __init__(self, output: int, errors: int | None, status: int) -> None:
+    def __init__(self, output: int | None, errors: int | None, status: int) -> None:
         self.stdout = _text(output)
-        self.stderr = _text(errors) if errors is not None else None
+        self.stderr = _text(errors)
         self._status: TextIO = open(status)  # noqa: SIM115
         started = self._status.readline()
         assert started, "the server could not import its modules"
@@ -67,8 +82,8 @@ class Process:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        texts = {"": ""} if self.stderr is None else {}
         read = {name: pipe for name, pipe in (("out", self.stdout), ("", self.stderr)) if pipe}
+        texts = {name: "" for name in ("out", "") if name not in read}
 
         def read_all(name: str) -> None:
             texts[name] = read[name].read()
@@ -86,6 +101,9 @@ class Process:
     def send_signal(self, number: int) -> None:
         if self.returncode is None:
             os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -110,28 +128,48 @@ class Server:
         *arguments: object,
         environment: Mapping[str, str],
         folder: Path | None = None,
-        two_pipes: bool = False,
+        stdout: Stream = subprocess.PIPE,
+        stderr: Stream = subprocess.STDOUT,
     ) -> Process:
+        """The streams are those of `subprocess.Popen`."""
         request = {
             "argv": [str(script), *map(str, arguments)],
             "environment": dict(environment),
             "folder": str(folder or Path.cwd()),
         }
-        pipes = [os.pipe() for _ in range(3 if two_pipes else 2)]
-        ours, theirs = [pipe[0] for pipe in pipes], [pipe[1] for pipe in pipes]
-        socket.send_fds(self._socket, [json.dumps(request).encode()], theirs)
-        for fd in theirs:
-            os.close(fd)
-        return Process(ours[1], ours[2] if two_pipes else None, ours[0])
+        pipes = {
+            name: os.pipe()
+            for name, stream in (("status", subprocess.PIPE), ("out", stdout), ("err", stderr))
+            if stream == subprocess.PIPE
+        }
+        output = pipes["out"][1] if "out" in pipes else _number(stdout)
+        errors = pipes["err"][1] if "err" in pipes else _number(stderr)
+        fds = [pipes["status"][1], output, output if stderr == subprocess.STDOUT else errors]
+        socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
+        for _, theirs in pipes.values():
+            os.close(theirs)
+        ours = {name: pipe for name, (pipe, _) in pipes.items()}
+        return Process(ours.get("out"), ours.get("err"), ours["status"])
 
 
-def _text(pipe: int) -> TextIO:
-    return open(pipe, encoding="utf-8", errors="replace")
+def _number(stream: Stream) -> int:
+    """The descriptor of an open file."""
+    assert stream is not None
+    return stream if isinstance(stream, int) else stream.fileno()
+
+
+def _text(pipe: int | None) -> TextIO | None:
+    return None if pipe is None else open(pipe, encoding="utf-8", errors="replace")
 
 
 @functools.cache
 def server(*modules: str) -> Server:
     return Server(*modules)
+
+
+def dtrain(*arguments: str, **options: Any) -> Process:
+    """A `dtrain` command; ``options`` as of `Server.start`."""
+    return server(*COMMANDS, *NEEDED_LATER).start(DTRAIN, *arguments, **options)
 
 
 def serve(requests: socket.socket) -> dict[str, Any]:
@@ -152,23 +190,21 @@ def serve(requests: socket.socket) -> dict[str, Any]:
             os.close(fd)
 
 
-def fork_and_wait(status: int, output: int, errors: int | None = None) -> None:
+def fork_and_wait(status: int, output: int, errors: int) -> None:
     """Fork the process and report its end. Returns in the process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid:
-        for fd in (output, errors):
-            if fd is not None:
-                os.close(fd)
+        os.close(output)
+        os.close(errors)
         os.write(status, b"%d\n" % pid)
         os.write(status, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         os._exit(0)
     os.setsid()
     os.dup2(output, 1)
-    os.dup2(output if errors is None else errors, 2)
+    os.dup2(errors, 2)
     for fd in (status, output, errors):
-        if fd is not None:
-            os.close(fd)
+        os.close(fd)
 
 
 def become(request: Mapping[str, Any]) -> None:
@@ -178,6 +214,9 @@ def become(request: Mapping[str, Any]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(environment)
+    if script == str(DTRAIN):
+        # As a new Python opens it; the server's is not buffered.
+        sys.stdout = open(1, "w", encoding="utf-8", errors=sys.stdout.errors, closefd=False)  # noqa: SIM115
     sys.argv[:] = request["argv"]
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[0:1] = [str(Path(script).parent), *paths]

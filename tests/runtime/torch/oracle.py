@@ -17,7 +17,7 @@ from dtrain.runtime.torch.weights import Materializer
 SEED = 3
 BATCH = 8
 CONTEXT = 16
-STEPS = 3
+STEPS = 2
 CONFIG = Config(width=32, layers=4, heads=4, kv_heads=2, mlp_width=96, vocabulary=64)
 
 
