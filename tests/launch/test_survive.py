@@ -206,9 +206,9 @@ def test_unknown_runs(runs: Runs) -> None:
 
 def test_since_leaves_out_old_output(runs: Runs) -> None:
     run = runs.detach()
+    until(lambda: "line 1\n" in runs.dtrain("logs", run).wait().stdout, "the first line")
     runs.stop_file.touch()
     until(lambda: "done" in runs.dtrain("ps", run).wait().stdout, "the end of the job")
-    assert "line 1\n" in runs.dtrain("logs", run).wait().stdout
     assert "line 1\n" in runs.dtrain("logs", "--since", "1h", run).wait().stdout
     journal = runs.scene.home / "runs" / run / "journal.jsonl"
     sizes = {
