@@ -3,9 +3,9 @@
     strategies.py CASES.json FOLDER [RECIPE OPTIONS]
 
 A case has the strategy and perhaps the layout that a launch would give it, and recipe options of
-its own; without a strategy it trains as the launch says. Its losses go to FOLDER/<name>.json. A case with ``checkpoint`` saves there, in FOLDER, and
-resumes from what an earlier case saved; the checkpoint of the last step is removed after each case,
-so that a later one has steps left.
+its own; without a strategy it trains as the launch says. Its losses go to FOLDER/<name>.json. A
+case with ``checkpoint`` saves there, in FOLDER, and resumes from what an earlier case saved; the
+checkpoint of the last step is removed after each case, so that a later one has steps left.
 """
 
 import argparse
