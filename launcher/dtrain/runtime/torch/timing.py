@@ -38,7 +38,9 @@ PENDING = 64
 """Steps whose events are kept. A GPU is never that far behind."""
 
 
-_Marks = list[tuple[torch.cuda.Event, torch.cuda.Event]]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    _Marks = list[tuple[torch.cuda.Event, torch.cuda.Event]]
 
 
 class StepTimer:
