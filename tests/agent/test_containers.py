@@ -27,8 +27,9 @@ def test_a_folder_whose_name_the_engine_cannot_mount(
     client = tmp_path / engine
     client.write_text("#!/bin/sh\n")
     client.chmod(0o755)
-    request = {"containers": {"program": engine}, "absolute_workdir": folder, "folder": "/run"}
-    one = Containers(request, {b"PATH": str(tmp_path).encode()}, {})
+    body: Any = {"program": engine}
+    request: Any = {"absolute_workdir": folder, "folder": "/run"}
+    one = Containers(body, request, {b"PATH": str(tmp_path).encode()}, {})
     words: Any = [[engine], ["--mount"], ["src=", {"node": "workdir"}, ",dst=/x"]]
     if not said:
         assert one.argv(words)[2] == f"src={folder},dst=/x".encode()
