@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dtrain.api import LaunchedRun, attach, check, launch, plan, stop
+    from dtrain.api import LaunchedRun, attach, check, execute, launch, plan, stop
     from dtrain.checks import Finding, Severity
     from dtrain.diagnostics import DtrainError, ExitCode, SpecError, UsageError
     from dtrain.failures.cause import Failure, Report
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dtrain.planning import PlanRequest
     from dtrain.runs.record import Request
     from dtrain.session.callbacks import Line
+    from dtrain.session.commands import Outcome
     from dtrain.session.control import Control
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ __all__ = [
     "Finding",
     "LaunchedRun",
     "Line",
+    "Outcome",
     "PlanRequest",
     "Report",
     "Request",
@@ -40,6 +42,7 @@ __all__ = [
     "__version__",
     "attach",
     "check",
+    "execute",
     "launch",
     "load",
     "plan",
@@ -47,7 +50,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "dtrain.api": ("LaunchedRun", "attach", "check", "launch", "plan", "stop"),
+    "dtrain.api": ("LaunchedRun", "attach", "check", "execute", "launch", "plan", "stop"),
     "dtrain.checks": ("Finding", "Severity"),
     "dtrain.diagnostics": ("DtrainError", "ExitCode", "SpecError", "UsageError"),
     "dtrain.failures.cause": ("Failure", "Report"),
@@ -56,6 +59,7 @@ _MODULES = {
     "dtrain.planning": ("PlanRequest",),
     "dtrain.runs.record": ("Request",),
     "dtrain.session.callbacks": ("Line",),
+    "dtrain.session.commands": ("Outcome",),
     "dtrain.session.control": ("Control",),
 }
 """Where each name is from. Loaded with its first use: `import dtrain` loads none of them."""

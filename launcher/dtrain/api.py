@@ -230,7 +230,7 @@ def execute(
     target: Spec,
     argv: Sequence[str],
     *,
-    receiver: Receiver,
+    receiver: Receiver | None = None,
     hosts: Collection[str] | None = None,
     timeout: float | None = None,
     control: Control | None = None,
@@ -241,12 +241,14 @@ def execute(
 
     ``target`` is a spec as for `launch`, or the name of a run, or the start of the name. One word
     alone in ``argv`` is a line for ``/bin/sh``. ``timeout``: seconds after which the command is
-    stopped. ``control.stop()`` stops it on all hosts. Raises UsageError and SpecError for invalid
-    input; a host that cannot be reached is an `Outcome` with an error.
+    stopped. ``control.stop()`` stops it on all hosts. ``receiver`` gets the output. Raises
+    UsageError and SpecError for invalid input; a host that cannot be reached is an `Outcome` with
+    an error.
     """
     from dtrain.engines.execution import execute as run_commands
     from dtrain.runs.log_store import RunFolder
     from dtrain.runs.record import Record
+    from dtrain.session.commands import NullReceiver
     from dtrain.session.control import Control
 
     record = None
@@ -260,7 +262,7 @@ def execute(
         argv,
         hosts=hosts,
         limit=timeout,
-        receiver=receiver,
+        receiver=receiver or NullReceiver(),
         control=control or Control(),
         ask=ask,
         notice=on_notice or (lambda text: None),

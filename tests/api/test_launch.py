@@ -304,6 +304,11 @@ def test_a_launch_parses_its_file_once(scene: Scene, monkeypatch: pytest.MonkeyP
     assert parsed == [str(cluster)]
 
 
+def test_a_command_runs_on_all_hosts(scene: Scene) -> None:
+    outcomes = dtrain.execute(scene.cluster_file(scene.script("")), ["exit 3"])
+    assert {outcome.code for outcome in outcomes} == {3}
+
+
 def test_import_is_light() -> None:
     code = "import sys, dtrain; print([m for m in sys.modules if m.startswith('dtrain.')])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -387,7 +387,7 @@ class Rehearsed(_Rehearsed, total=False):
     """Tasks that did not answer."""
 
 
-class Measured(TypedDict):
+class RankMeasured(TypedDict):
     """The measurements of one rank."""
 
     failed: Literal[""]
@@ -398,7 +398,7 @@ class Measured(TypedDict):
 
 
 REHEARSED: Any = Rehearsed | RehearsalFailed
-MEASURED: Any = Measured | RankFailed
+MEASURED: Any = RankMeasured | RankFailed
 
 
 def read_gathered(

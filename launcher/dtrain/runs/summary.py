@@ -33,7 +33,7 @@ NOTABLE = ("unreachable", "lost", "failed")
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TimelineEntry:
     time: float
     """Seconds since the epoch."""
     text: str
@@ -57,7 +57,7 @@ class Summary:
     differences: tuple[Difference, ...]
     differs: str
     """Which part differs from the plan."""
-    events: tuple[Event, ...]
+    events: tuple[TimelineEntry, ...]
     slow: tuple[tuple[float, Straggler], ...]
     """The slow ranks, each time when they changed."""
     report: Report | None
@@ -153,8 +153,8 @@ def _last_failure(records: Records) -> Report | None:
     return failed[-1].report if failed else None
 
 
-def _events(records: Sequence[tuple[float, journal.JournalEvent]]) -> list[Event]:
-    found = [Event(then, text) for then, event in records if (text := _text(event))]
+def _events(records: Sequence[tuple[float, journal.JournalEvent]]) -> list[TimelineEntry]:
+    found = [TimelineEntry(then, text) for then, event in records if (text := _text(event))]
     if len(found) <= EVENTS:
         return found
     half = EVENTS // 2

@@ -85,6 +85,18 @@ class Receiver(Protocol):
         """Nothing has happened for a moment."""
 
 
+class NullReceiver:
+    """A receiver that ignores everything."""
+
+    def started(self, hosts: Sequence[str]) -> None: ...
+
+    def output(self, host: str, stream: str, data: bytes) -> None: ...
+
+    def ended(self, outcome: Outcome) -> None: ...
+
+    def idle(self) -> None: ...
+
+
 @dataclass(slots=True)
 class _Group:
     """The commands that run over one connection."""

@@ -18,19 +18,15 @@ from typing import Any, NoReturn
 
 from dtrain.diagnostics import InternalError, SpecError, UsageError
 from dtrain.hostlist import fold
-from dtrain.spec import source, spans
+from dtrain.spec import source, spans, yaml_text
 from dtrain.spec.clusterfile import CLUSTER_FILE, HOMES
 from dtrain.spec.job_keys import EXPECTED, JOB, LAYOUT, TRAINING
 from dtrain.spec.load import parse
 from dtrain.spec.schema import Section
 from dtrain.spec.source import Node, Scalar
 from dtrain.spec.spans import EntrySpan, NodeSpan
+from dtrain.spec.yaml_text import Values
 
-Values = Mapping[str, object]
-"""Keys of one section, with int, bool or str values; None means that the key is absent."""
-
-_WIDTH = 100
-"""Longest section written on one line, in columns. A longer one gets a line for each key."""
 _ORDER = {
     "job": [*JOB.fields],
     "layout": [*LAYOUT.fields],
@@ -39,7 +35,6 @@ _ORDER = {
 }
 _REPLACED = ("layout", "expected")
 """Sections that get exactly the given keys. Other keys of `job.training` stay."""
-_UNQUOTED = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _BLANK = re.compile(r"[ \t]*")
 _REST = re.compile(r"[ \t]*(#.*)?", re.DOTALL)
 
@@ -99,12 +94,12 @@ def new_file(
         "  # CHANGE: your machines, named as in ~/.ssh/config, in node-rank order",
         f"  hosts: {machines}",
         f"  gpus: {gpus}  # on each host",
-        *([f"  gpu: {_literal(gpu)}"] if gpu else []),
+        *([f"  gpu: {yaml_text.literal(gpu)}"] if gpu else []),
         *([f"  network: {{gbps: {gbps:.12g}}}  # per host, all NICs together"] if gbps else []),
         "",
         "job:",
-        f"  framework: {_literal(framework)}",
-        *([f"  strategy: {_literal(strategy)}"] if strategy else []),
+        f"  framework: {yaml_text.literal(framework)}",
+        *([f"  strategy: {yaml_text.literal(strategy)}"] if strategy else []),
         "  # CHANGE: your training script; it gets the layout in the environment variables",
         "  # DTRAIN_LAYOUT and DTRAIN_TRAINING",
         "  script: train.py",
@@ -112,7 +107,7 @@ def new_file(
             line
             for name, values in wanted.items()
             if values
-            for line in _block(name, values, "  ", "  ")
+            for line in yaml_text.block(name, values, "  ", "  ")
         ),
     ]
     text = "\n".join([*lines, ""])
@@ -233,7 +228,7 @@ class _Edit:
         for part, value in sorted(places, key=lambda place: place[0].start, reverse=True):
             # The end of a block scalar includes the line breaks after it.
             end = part.start + len(self.text[part.start : part.end].rstrip())
-            self._splice(part.start, end, _literal(value, part.quote))
+            self._splice(part.start, end, yaml_text.literal(value, part.quote))
 
     def _insert(self, path: tuple[str, ...], key: str, value: Any) -> None:
         """Add a key to the mapping at ``path``, in the order of the schema."""
@@ -242,7 +237,7 @@ class _Edit:
         entries = mapping.entries
         if not entries:
             quote = '"' if self.text[head.start] == '"' else ""
-            self._splice(mapping.end - 1, mapping.end - 1, _item(key, value, quote))
+            self._splice(mapping.end - 1, mapping.end - 1, yaml_text.item(key, value, quote))
             return
         leaving = self._leaving(path[-1])
         entries = [entry for entry in entries if entry.key.value not in leaving] or entries
@@ -257,7 +252,7 @@ class _Edit:
 
     def _insert_lines(self, after: EntrySpan, key: str, value: Any, step: str) -> None:
         indent = self._indent(after.key)
-        self._add_lines(self._below(after, len(indent)), _lines(key, value, indent, step))
+        self._add_lines(self._below(after, len(indent)), yaml_text.lines(key, value, indent, step))
 
     def _add_lines(self, at: int, lines: list[str]) -> None:
         """Insert lines at the start of a line, or after the last line."""
@@ -284,7 +279,7 @@ class _Edit:
         return end
 
     def _insert_in_flow(self, mapping: NodeSpan, after: EntrySpan, key: str, value: Any) -> None:
-        item = _item(key, value, '"' if self.text[after.key.start] == '"' else "")
+        item = yaml_text.item(key, value, '"' if self.text[after.key.start] == '"' else "")
         end = after.value.end
         comma = self._comma(end, mapping.end)
         behind = end if comma is None else comma + 1
@@ -305,9 +300,9 @@ class _Edit:
         job, head = self._find(("job",))
         quote = '"' if job.flow and self.text[entry.key.start] == '"' else ""
         if job.flow:
-            self._splice(colon.end(), colon.end(), " " + _flow(values, quote))
+            self._splice(colon.end(), colon.end(), " " + yaml_text.flow(values, quote))
             return
-        first, *more = _lines(name, values, self._indent(entry.key), self._step(job, head))
+        first, *more = yaml_text.lines(name, values, self._indent(entry.key), self._step(job, head))
         if more:
             self._add_lines(spans.next_line(self.text, colon.end()), more)
         else:
@@ -368,9 +363,11 @@ class _Edit:
             self._refuse("dtrain cannot edit YAML that is written this way")
 
     def _refuse(self, reason: str) -> NoReturn:
-        changes = [f"  {_item(name, values)}" for name, values in self.wanted.items() if values]
+        changes = [
+            f"  {yaml_text.item(name, values)}" for name, values in self.wanted.items() if values
+        ]
         if self.strategy is not None:
-            changes.append(f"  {_item('strategy', self.strategy)}")
+            changes.append(f"  {yaml_text.item('strategy', self.strategy)}")
         raise UsageError(
             f"{self.file}: cannot be edited safely: {reason}",
             hint="\n".join(["write these keys of job by hand:", *changes]),
@@ -477,38 +474,3 @@ def _ordered(section: str, values: Values) -> dict[str, Any]:
     if unknown := [key for key in values if key not in _ORDER[section]]:
         raise InternalError(f"job.{section} has no key {unknown[0]!r}")
     return {key: values[key] for key in _ORDER[section] if values.get(key) is not None}
-
-
-def _literal(value: object, quote: str = "") -> str:
-    """A value as YAML. ``quote`` is the quote character to prefer for text, if any."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if not isinstance(value, str):
-        return str(value)
-    if quote == "'" and value.isprintable():
-        return "'" + value.replace("'", "''") + "'"
-    if quote == '"' or not _UNQUOTED.fullmatch(value):
-        return json.dumps(value, ensure_ascii=False)
-    return value
-
-
-def _item(key: str, value: object, quote: str = "") -> str:
-    """``key: value`` on one line, in JSON style if ``quote`` is ``"``."""
-    inner = _flow(value, quote) if isinstance(value, Mapping) else _literal(value, quote)
-    return f"{_literal(key, quote)}: {inner}"
-
-
-def _flow(values: Values, quote: str = "") -> str:
-    return "{" + ", ".join(_item(key, value, quote) for key, value in values.items()) + "}"
-
-
-def _lines(key: str, value: object, indent: str, step: str) -> list[str]:
-    """A key of a block mapping, on one line if it fits."""
-    line = indent + _item(key, value)
-    if len(line) <= _WIDTH or not isinstance(value, Mapping):
-        return [line]
-    return _block(key, value, indent, step)
-
-
-def _block(key: str, values: Values, indent: str, step: str) -> list[str]:
-    return [f"{indent}{key}:", *(indent + step + _item(k, v) for k, v in values.items())]

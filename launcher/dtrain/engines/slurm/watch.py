@@ -21,7 +21,7 @@ from dtrain.session.stragglers import StragglerReports
 from dtrain.session.telemetry import HostTelemetry
 
 
-class Machine:
+class WatchedMachine:
     """One machine of the job. See `dtrain.session.hang_watch.WatchedHost`."""
 
     def __init__(self, name: str, watch: JobWatch) -> None:
@@ -66,7 +66,7 @@ class JobWatch:
         self.steps = StepWatch(plan.world_size)
         self.progress = ProgressReports(plan, recorder, self.steps)
         self._stragglers = StragglerReports(self.steps, recorder)
-        self._machines: dict[str, Machine] = {}
+        self._machines: dict[str, WatchedMachine] = {}
         self.allocated(plan)
         self._hang = HangWatch(self, self._machines)
         self._begun = self._ended = False
@@ -75,7 +75,7 @@ class JobWatch:
         """Slurm has chosen the machines."""
         self.plan = plan
         self._machines.clear()
-        self._machines |= {name: Machine(name, self) for name in plan.host_names}
+        self._machines |= {name: WatchedMachine(name, self) for name in plan.host_names}
 
     @property
     def hang(self) -> str:

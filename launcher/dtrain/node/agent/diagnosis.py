@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dtrain.node.agent.wire import Json
 
-    class Events(Protocol):
+    class EventLog(Protocol):
         def append(self, kind: str, **body: Any) -> None: ...
 
 
@@ -35,7 +35,7 @@ class Diagnosis:
     of the run."""
 
     def __init__(
-        self, events: Events, flights: FlightRecorders, ras_address: tuple[str, int] | None
+        self, events: EventLog, flights: FlightRecorders, ras_address: tuple[str, int] | None
     ) -> None:
         self._events, self._flights, self._ras_address = events, flights, ras_address
         self._kernel_log = KernelLog()
