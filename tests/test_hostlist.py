@@ -76,6 +76,44 @@ def test_errors_and_positions(text: str) -> None:
     assert (caught.value.message, caught.value.offset) == MALFORMED[text]
 
 
+def test_the_limits_are_allowed() -> None:
+    assert len(unfold("gpu[1-16384]")) == 16384
+    assert unfold("ab[1-2],c", limit=3) == ("ab1", "ab2", "c")
+    assert unfold("a" * 253) == ("a" * 253,)
+    assert unfold("a" * 251 + "[8-10,9]")[2] == "a" * 251 + "10"
+    assert unfold("a[" + "9" * 18 + "]") == ("a" + "9" * 18,)
+    for beyond in ("gpu[1-16385]", "a" * 250 + "[1-9,1000]", "a[1-" + "9" * 19 + "]"):
+        with pytest.raises(HostListError):
+            unfold(beyond)
+
+
+@pytest.mark.parametrize(
+    ("text", "marked", "hint"),
+    [
+        ("x,gpu[8-1]", "8-1", "write 1-8"),
+        ("gpu[001-10]", "001-10", "write 001-010"),
+        ("gpu[1-08]", "1-08", "write 01-08"),
+        ("gpu[3, a-c ]", " a-c ", "write numbers and ranges in brackets, e.g. [01-08,11]"),
+        ("gpu01 gpu02", " ", "separate hosts with commas"),
+        ("a,b[1-99999]", "b[1-99999]", ""),
+        ("b," + "a" * 254, "a" * 254, ""),
+    ],
+)
+def test_an_error_marks_its_text_and_gives_a_remedy(text: str, marked: str, hint: str) -> None:
+    with pytest.raises(HostListError) as caught:
+        unfold(text)
+    error = caught.value
+    assert text[error.offset : error.offset + error.width] == marked
+    assert error.hint == hint
+
+
+def test_names_that_no_list_can_shorten() -> None:
+    long, digits = "a" * 253, "1" * 18
+    for names in ([f"{long}1", f"{long}2"], [f"a{digits}1", f"a{digits}2"]):
+        assert fold(names) == ",".join(names)
+    assert fold([f"a{digits}", f"a{digits[:-1]}2"]) == f"a[{digits}-{digits[:-1]}2]"
+
+
 FOLDED = {
     "": [],
     "login": ["login"],
