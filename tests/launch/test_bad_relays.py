@@ -28,9 +28,10 @@ WHO = {"role": "worker", "index": 0, "rank": 0, "pid": 7}
 STARTED = event(1, "started", **WHO)
 EXITED = event(2, "exited", **WHO, code=0, signal=None, stopping=False)
 RELAY = f"""#!{sys.executable}
-import json, os, sys
+import json, os, re, sys
 stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
-stdin.read(int(stdin.readline()))
+program = stdin.read(int(stdin.readline()))
+stdin.read(int(re.search(rb"stream.read\\((\\d+)\\)", program)[1]))
 op = json.loads(stdin.readline())["op"]
 def say(name):
     path = os.path.join(os.path.dirname(sys.argv[0]), name)

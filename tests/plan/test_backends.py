@@ -87,7 +87,7 @@ def test_the_planner_chooses_another_backend_if_the_user_names_none() -> None:
 
 
 def test_a_faster_backend_is_shown_in_one_line() -> None:
-    line = gain(ask("mixtral-8x7b", "h100-80gb", 32).answer())
+    line = gain(ask("qwen3-30b-a3b", "h100-80gb", 32).answer())
     assert line.startswith("--backend megatron")
     assert re.search(r"would be \d+ % faster: .*experts over \d", line)
 
