@@ -58,6 +58,17 @@ TORCH: dict[str, dict[str, Any]] = {
     "context, resumed from 3d": {"strategy": "3d", "layout": CONTEXT, "checkpoint": "dense"},
     "context": {"strategy": "3d", "layout": CONTEXT, "checkpoint": "context"},
     "3d, resumed from context": {"strategy": "3d", "layout": SPLIT, "checkpoint": "context"},
+    "compiled": {
+        "strategy": "3d",
+        "layout": {"data": 4, "compile": True},
+        "checkpoint": "compiled",
+    },
+    "offloaded, resumed from compiled": {
+        "strategy": "3d",
+        "layout": {"data": 4, "sharding": "full", "offload_activations": True},
+        "checkpoint": "compiled",
+    },
+    "reduced in bf16": {"strategy": "3d", "layout": {"data": 4, "reduce": "bf16"}},
 }
 EXPERTS = ["--experts", "4"]
 MIXTURE: dict[str, dict[str, Any]] = {
