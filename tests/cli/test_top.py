@@ -38,7 +38,7 @@ def dtrain(*argv: str) -> subprocess.CompletedProcess[str]:
 
 
 def sample(slowed: int) -> Sample:
-    gpu = [0, 97, 70_000, 81_559, 610, 700, 88, 1200, 1980, slowed, 0, 0]
+    gpu = [0, 97, 70_000, 81_559, 610, 700, 88, 1200, 1980, slowed, 0, 0, *[None] * 5]
     body = {"time": 1.0, "cpus": 4, "cpu": 2.0, "memory": [1, 4], "gpus": [gpu], "ranks": []}
     return Sample.read(body | dict.fromkeys(("disk", "network", "infiniband")))
 

@@ -18,7 +18,7 @@ from support.machines import MACHINES
 
 
 def sample(time, *, use=90, slowed=0, memory=1000, gpus=1):
-    row = [use, memory, 2000, 300.5, 400, 60, 1500, 1980, slowed, 0, 0]
+    row = [use, memory, 2000, 300.5, 400, 60, 1500, 1980, slowed, 0, 0, *[None] * 5]
     return {
         "time": time,
         "cpus": 8,
@@ -162,8 +162,8 @@ def test_lost_packets_are_counted(tmp_path, monkeypatch):
     [
         {"time": float("inf")},
         {"gpus": [[0]]},
-        {"gpus": [[0, "90", *[None] * 10]]},
-        {"gpus": [[0, *[None] * 11]] * 65},
+        {"gpus": [[0, "90", *[None] * 15]]},
+        {"gpus": [[0, *[None] * 16]] * 65},
         {"ranks": [["x" * 65, None, 0, 0]]},
         {"memory": [1, -1]},
         {"cpu": 10**400},

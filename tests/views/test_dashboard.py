@@ -17,7 +17,8 @@ HOSTS = {f"gpu{number:02}": "running" for number in range(1, 9)}
 
 
 def gpu(index, *, use=97, memory=70_000, heat=66, clock=1980, slowed=4, ecc=0, xids=0):
-    return [index, use, memory, 81_559, 610.0, 700, heat, clock, 1980, slowed, ecc, xids]
+    known = [index, use, memory, 81_559, 610.0, 700, heat, clock, 1980, slowed, ecc, xids]
+    return [*known, *[None] * 5]
 
 
 def sample(*gpus, **fields):

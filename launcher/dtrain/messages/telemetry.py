@@ -81,21 +81,6 @@ class RankUse:
 Pair = tuple[_Rate, _Rate]
 """Bytes per second: read or received, and written or sent."""
 
-_OldGpu = tuple[
-    Annotated[int, Range(0, 4096)],
-    _Amount | None,
-    _Amount | None,
-    _Amount | None,
-    _Amount | None,
-    _Amount | None,
-    Annotated[float, Range(-300, 10_000)] | None,
-    _Amount | None,
-    _Amount | None,
-    _Count | None,
-    _Count | None,
-    _Count | None,
-]
-"""As dtrain stored it before it knew the last five fields."""
 _Gpu = tuple[
     Annotated[int, Range(0, 4096)],
     _Amount | None,
@@ -129,7 +114,7 @@ class _Sent:
     disk: Pair | None
     network: Pair | None
     infiniband: Pair | None
-    gpus: Annotated[tuple[_Gpu | _OldGpu, ...], Length(64)]
+    gpus: Annotated[tuple[_Gpu, ...], Length(64)]
     ranks: Annotated[tuple[_Rank, ...], Length(1024)]
     storage: tuple[_Bytes, _Bytes] | None = None
     losses: _Rate | None = None
