@@ -169,7 +169,7 @@ def test_tensorflow(
 @pytest.mark.tensorflow
 def test_parameter_servers_reach_the_same_level(hosts: Hosts, launcher: Launcher) -> None:
     roles = {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
-    options = ["--loop", "custom", "--steps", "240", "--every", "20"]
+    options = ["--loop", "custom", "--steps", "320", "--every", "20"]
     options += ["--checkpoint", str(launcher.folder / "saved"), "--save-every", "40"]
     _, stdout = tensorflow_job(hosts, launcher, "parameter_server", 2, *options, roles=roles)
     (accuracy,) = [line for line in stdout.splitlines() if "chief0" in line and "held-out" in line]

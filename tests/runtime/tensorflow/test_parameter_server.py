@@ -17,13 +17,13 @@ def accuracy(output: str) -> float:
 
 
 def test_a_custom_loop_converges_and_an_evaluator_follows(start, tmp_path) -> None:
-    command = [RECIPES / "classify_images.py", "--loop", "custom", "--steps", "160"]
+    command = [RECIPES / "classify_images.py", "--loop", "custom", "--steps", "320"]
     command += ["--checkpoint", tmp_path / "saved"]
     tasks = start("parameter_server", command, chief=1, worker=2, ps=1, evaluator=1)
-    # A single process comes to 0.95 to 0.97.
+    # 36 runs, idle and under load, came to 0.95 to 0.99.
     assert accuracy(tasks["chief-0"].succeeds()) > 0.9
     tasks["evaluator-0"].succeeds()
-    assert "step 160 held-out accuracy" in tasks["evaluator-0"].output
+    assert "step 320 held-out accuracy" in tasks["evaluator-0"].output
     for name in ("worker-0", "worker-1", "ps-0"):
         assert tasks[name].process.poll() is None, "a server runs until it is stopped"
         tasks[name].signal(signal.SIGTERM)
