@@ -22,6 +22,7 @@ from dtrain.parallelism.constraints import check_sizes, option
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import parse_count, shape_for_size, shape_from_sizes
 from dtrain.parallelism.question import KEPT, Question, usual_batch
+from dtrain.parallelism.reliability import Reliability
 from dtrain.runtime.layout import BackendName
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ class PlanRequest:
     network_gbps: float | None = None
     hardware: Path | None = None
     calibrate: Path | None = None
+    failure_rate: float | None = None
+    """Failures in 1,000 days of a node with 8 GPUs; this and the next two need ``tokens``."""
+    restart_minutes: float | None = None
+    storage_gbs: float | None = None
+    """GB/s with which all hosts together write a checkpoint."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of a layout with required values."""
     framework: str | None = None
@@ -125,6 +131,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None) -> Posed:
         fixed=request.fixed,
         kept=_kept(request),
         tokens=None if request.tokens is None else parse_count(request.tokens, "--tokens"),
+        reliability=_reliability(request),
         cluster_source=where.source,
         batch_source=batch_source,
     )
@@ -142,6 +149,27 @@ def _check_digits(request: PlanRequest) -> None:
                 f"{option(name)}: a number of {len(str(abs(value)))} digits is too long",
                 hint=f"at most {LARGEST:,}",
             )
+
+
+def _reliability(request: PlanRequest) -> Reliability:
+    given = {
+        "failures": ("failure_rate", 1.0),
+        "restart": ("restart_minutes", 60.0),
+        "storage": ("storage_gbs", 1.0),
+    }
+    values = {}
+    for name, (key, unit) in given.items():
+        value = getattr(request, key)
+        if value is None:
+            continue
+        if not 0 < value < LARGEST:
+            raise UsageError(f"{option(key)} {value:g} is not possible", hint="a number above 0")
+        if request.tokens is None:
+            raise UsageError(
+                f"{option(key)} is for the days of a training", hint="add --tokens, such as 2T"
+            )
+        values[name] = value * unit
+    return Reliability(**values)
 
 
 def _framework(request: PlanRequest, spec: ClusterFile | None) -> str:

@@ -38,6 +38,8 @@ def test_the_reference_problem_beats_the_textbook_layout(shown: Shown) -> None:
     assert instead
     assert float(instead[2]) < 80
     assert re.search(r"2\.0T tokens take [\d,]+ days on 64 GPUs: .* GPU-hours", text)
+    assert re.search(r"With failures, expect [\d,]+ days \([\d,]+ to [\d,]+ with", text)
+    assert "a failure every 32 d 23 h (3.8 in 1,000 days of 8 GPUs, as Llama 3 had)" in text
     assert re.search(r"MFU \d+ % \(non-causal attention; \d+ % causal\)", text)
 
 

@@ -59,6 +59,18 @@ def plan(
         str | None,
         typer.Option(help="Tokens to train on: shows days and GPU-hours.", metavar="2T"),
     ] = None,
+    failure_rate: Annotated[
+        float | None,
+        typer.Option(help="With --tokens: failures in 1,000 days of 8 GPUs; default: 3.8."),
+    ] = None,
+    restart_minutes: Annotated[
+        float | None,
+        typer.Option(help="With --tokens: minutes from a failure to the next step; default: 10."),
+    ] = None,
+    storage_gbs: Annotated[
+        float | None,
+        typer.Option(help="With --tokens: GB/s of checkpoints; default: 1 for each host."),
+    ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
@@ -193,6 +205,9 @@ def plan(
             seq_len=seq_len,
             global_batch=global_batch,
             tokens=tokens,
+            failure_rate=failure_rate,
+            restart_minutes=restart_minutes,
+            storage_gbs=storage_gbs,
             precision=precision,
             gpus=gpus,
             gpu=gpu,

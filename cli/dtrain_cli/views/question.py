@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from dtrain.framing import clean
 from dtrain.parallelism.answer import explain
-from dtrain.parallelism.question import Answer, Question
+from dtrain.parallelism.question import Answer, Question, TrainingCost
 from dtrain_cli.views import names
 
 
@@ -59,6 +60,25 @@ def training_time(answer: Answer) -> str:
         return ""
     return (
         f"{explain.large(training.tokens)} tokens take {explain.amount(training.days)} days on "
-        f"{answer.question.cluster.gpus:,} GPUs: {training.steps:,} steps, "
-        f"{training.gpu_hours:,.0f} GPU-hours, if nothing fails."
+        f"{explain.count(answer.question.cluster.gpus, 'GPU')}: {training.steps:,} steps, "
+        f"{training.gpu_hours:,.0f} GPU-hours, if nothing fails. {_failures(training)}"
+    )
+
+
+def _failures(training: TrainingCost) -> str:
+    """Return what failures add to a training."""
+    found = training.with_failures
+    rate = f"{found.failures_per_1000_node_days:.2g} in 1,000 days of 8 GPUs"
+    source = f", as {found.source.partition(' (')[0]} had" if found.source else ""
+    often = f"a failure every {names.duration(found.seconds_between_failures)} ({rate}{source})"
+    if not math.isfinite(found.days):
+        return f"With {often}, it never ends: it fails before it saves a checkpoint."
+    least, most = map(explain.amount, (found.days_at_least, found.days_at_most))
+    spread = f" ({least} to {most} with other published rates)" if least != most else ""
+    return (
+        f"With failures, expect {explain.amount(found.days)} days{spread} and "
+        f"{found.gpu_hours:,.0f} GPU-hours, a goodput of {found.goodput * 100:.1f} %: {often}, "
+        f"{names.duration(found.restart_s)} until it trains again, and a checkpoint of "
+        f"{found.checkpoint_gb:,.0f} GB, saved in {names.duration(found.save_s)}, every "
+        f"{names.duration(found.interval_s)}."
     )

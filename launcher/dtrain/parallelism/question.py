@@ -15,6 +15,7 @@ from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
+from dtrain.parallelism.reliability import FailureCost, Reliability, cost
 from dtrain.parallelism.search import Plan, search
 from dtrain.runtime.layout import SIZES, BackendName, Layout
 
@@ -48,6 +49,8 @@ class Question:
     """Fields of `Layout` that must have this value."""
     tokens: int | None = None
     """Tokens of the whole training."""
+    reliability: Reliability = Reliability()
+    """What the training with failures assumes."""
     cluster_source: str = ""
     """Source of the cluster, for users; ``batch_source`` is the source of the batch."""
     batch_source: str = ""
@@ -163,20 +166,33 @@ class Answer:
         tokens = self.question.tokens
         if tokens is None:
             return None
-        gpus = self.question.cluster.gpus
+        shape, cluster = self.question.shape, self.question.cluster
+        gpus = cluster.gpus
         seconds = tokens / (candidate.speed.tokens_per_s_per_gpu * gpus)
-        per_step = self.question.global_batch * self.question.shape.seq_len
-        return TrainingCost(tokens, -(-tokens // per_step), seconds / 86400, seconds / 3600 * gpus)
+        per_step = self.question.global_batch * shape.seq_len
+        failures = cost(
+            self.question.reliability,
+            parameters=shape.parameters,
+            backend=candidate.layout.backend,
+            gpus=gpus,
+            hosts=cluster.hosts,
+            step=candidate.time.total,
+            days=seconds / 86400,
+        )
+        return TrainingCost(
+            tokens, -(-tokens // per_step), seconds / 86400, seconds / 3600 * gpus, failures
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingCost:
-    """The cost of training on a number of tokens, without failures."""
+    """The cost of training on a number of tokens; ``days`` and ``gpu_hours`` without failures."""
 
     tokens: int
     steps: int
     days: float
     gpu_hours: float
+    with_failures: FailureCost
 
 
 def distinct(layouts: Sequence[Candidate], count: int) -> tuple[Candidate, ...]:

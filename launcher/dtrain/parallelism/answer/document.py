@@ -8,6 +8,7 @@ of the GPU's memory that a layout may use; it is not a part.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
@@ -135,7 +136,17 @@ def _parts(costs: Any) -> dict[str, float]:
 
 
 def _rounded(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: _short(value) for key, value in values.items()}
+    """Return the values with numbers as in `_short`, and None for infinity."""
+    return {
+        key: _rounded(value)
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, str)
+        else _short(value)
+        if math.isfinite(value)
+        else None
+        for key, value in values.items()
+    }
 
 
 def _short(value: float) -> float:
