@@ -147,6 +147,9 @@ def test_the_training_belongs_to_the_first_layout(plan: Plan) -> None:
     assert training["gpu_hours"] == pytest.approx(training["days"] * 24 * 64, rel=1e-5)
     per_step = best["global_batch"] * found["model"]["seq_len"]
     assert training["steps"] == -(-2 * 10**12 // per_step)
+    failing = training["with_failures"]
+    assert failing["goodput"] == pytest.approx(training["days"] / failing["days"], rel=1e-4)
+    assert failing["days_at_least"] < failing["days"] < failing["days_at_most"]
     assert "training" not in plan("--model-size", "100B")
 
 

@@ -26,6 +26,8 @@ M = ("--model-size", "100B")
         ((*M, "--tensor", "7"), "--tensor 7 does not divide 64 GPUs", "1, 2, 4, 8"),
         ((*M, "--tensor", "32"), "80 heads", "1, 2, 4, 8 or 16"),
         ((*M, "--tensor", "0"), "--tensor 0", "at least 1"),
+        ((*M, "--failure-rate", "4"), "--failure-rate is for the days", "--tokens"),
+        ((*M, "--tokens", "1T", "--storage-gbs", "nan"), "--storage-gbs nan", "above 0"),
         ((*M, "--tensor", "8", "--pipeline", "16"), "= 128", "--pipeline 1, 2, 4 or 8"),
         ((*M, "--tensor", "8", "--pipeline", "8", "--data", "2"), "= 128", "--data 1"),
         ((*M, "--pipeline", "8", "--virtual-pipeline", "3"), "80 layers", "1, 2, 5 or 10"),
