@@ -49,7 +49,7 @@ class Question:
     """Fields of `Layout` that must have this value."""
     tokens: int | None = None
     """Tokens of the whole training."""
-    reliability: Reliability = Reliability()
+    reliability: Reliability = field(default_factory=Reliability)
     """What the training with failures assumes."""
     cluster_source: str = ""
     """Source of the cluster, for users; ``batch_source`` is the source of the batch."""
