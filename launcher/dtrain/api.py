@@ -428,6 +428,11 @@ def _examine_request(
     from dtrain.engines.slurm.inspection import examine
     from dtrain.transport.select import Transports
 
+    if request.spec().cluster.kubernetes is not None:
+        raise UsageError(
+            "this version of dtrain cannot check a Kubernetes cluster",
+            hint=f"dtrain launch {request.file} --dry-run | kubectl apply --dry-run=server -f -",
+        )
     if rendezvous:
         raise UsageError(
             "--rendezvous and --bandwidth need hosts by name, but an engine chooses them",

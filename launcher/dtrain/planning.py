@@ -306,7 +306,7 @@ class _Where:
         per_host = request.gpus_per_host
         gpus = request.gpus
         gpu_name = request.gpu or spec.cluster.gpu
-        if gpu_name is None and spec.cluster.allocated and self.ask is not None:
+        if gpu_name is None and spec.cluster.slurm is not None and self.ask is not None:
             gpu_name, of_queue = self._of_queue(spec, name)
             if per_host is None and not hosts[0].gpus:
                 per_host = of_queue

@@ -25,7 +25,7 @@ from dtrain_cli.views import Display, Filters
 if TYPE_CHECKING:
     from dtrain.launchplan.plan import LaunchPlan
 
-_RENDERED = re.compile(r"(?!\.\.?/)[A-Za-z0-9._:-]+/[a-z]+-[0-9]+\.(?:sh|env)|job\.sbatch")
+_RENDERED = re.compile(r"(?!\.\.?/)[A-Za-z0-9._:-]+/[a-z]+-[0-9]+\.(?:sh|env)|job\.(?:sbatch|yaml)")
 """Name patterns of the files that a dry run writes."""
 
 

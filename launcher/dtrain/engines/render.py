@@ -1,4 +1,4 @@
-"""What an engine runs, as text: the batch script, for an engine that takes one."""
+"""What an engine runs, as text, for an engine that takes a whole job."""
 
 from __future__ import annotations
 
@@ -7,5 +7,12 @@ from dtrain.launchplan.plan import LaunchPlan
 
 
 def batch_script(plan: LaunchPlan) -> dict[str, str]:
-    """The engine's batch script by its file name; empty for SSH, which needs none."""
-    return {} if plan.slurm is None else {script.NAME: script.render(plan)}
+    """The engine's job by its file name: a batch script or a manifest. Empty for SSH, which needs
+    none."""
+    if plan.slurm is not None:
+        return {script.NAME: script.render(plan)}
+    if plan.kubernetes is not None:
+        from dtrain.engines.kubernetes import manifest
+
+        return {manifest.NAME: manifest.render(plan)}
+    return {}

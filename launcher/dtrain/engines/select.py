@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from dtrain.diagnostics import UsageError
 from dtrain.engines import ssh
 from dtrain.engines.contract import Engine
 from dtrain.engines.ssh import SshEngine
@@ -27,6 +28,11 @@ def engine(
 ) -> Iterator[Engine]:
     """The engine of a launch. ``on_running`` gets the run's name once the job no longer needs this
     process to start: all workers run, or a queue has it. ``ask`` asks a person for passphrases."""
+    if request.spec().cluster.kubernetes is not None:
+        raise UsageError(
+            "this version of dtrain only writes the manifest of a Kubernetes job",
+            hint=f"dtrain launch {request.file} --dry-run | kubectl apply -f -",
+        )
     transport = Transports(request.base, ask, notice=observer.notice)
     kind: Callable[..., Engine] = SshEngine
     if request.spec().cluster.slurm is not None:
@@ -51,6 +57,10 @@ def targets(request: Request, record: Record | None) -> list[Target]:
 
     Raises UsageError if the hosts are not known.
     """
+    if request.spec().cluster.kubernetes is not None:
+        raise UsageError(
+            "dtrain exec does not reach pods", hint="use `kubectl exec POD -- COMMAND`"
+        )
     if request.spec().cluster.slurm is not None:
         from dtrain.engines.slurm import step
 

@@ -23,7 +23,7 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
     Where an engine chooses the hosts, their names and addresses are null. What depends on them has
     example values, and so has what is only known when the job starts.
     """
-    job, known = plan.job, plan.slurm is None
+    job, known = plan.job, plan.hosts_known
     return {
         "schema": SCHEMA,
         "name": plan.name,

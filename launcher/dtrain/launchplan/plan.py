@@ -24,9 +24,12 @@ from dtrain.launchplan.environment import (
     process_environment,
     process_variables,
 )
-from dtrain.spec.model import ClusterFile, Container, Host, Job, Slurm
+from dtrain.spec.model import ClusterFile, Container, Host, Job, Kubernetes, Slurm
 from dtrain.spec.placeholders import fill_all
 from dtrain.spec.tasks import tasks_listen, tensorflow_tasks
+
+CODE = "/dtrain/code"
+"""Folder in a pod that ``job.sync`` fills."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,9 @@ class LaunchPlan:
     slurm: Slurm | None = None
     """Set if Slurm allocates the hosts. Their names and addresses, and the numbers of processes,
     are then shell expansions (see `dtrain.environ.template`)."""
+    kubernetes: Kubernetes | None = None
+    """Set if the hosts are pods on Kubernetes. Their names are then known, and the environment has
+    shell expansions as on Slurm."""
 
     attempt: int = 1
 
@@ -155,7 +161,7 @@ def build(
     """
     launched = Launched.of(spec, run, port, attempt)
     if spec.cluster.allocated:
-        spec = _to_allocate(spec)
+        spec = _to_allocate(spec, run)
     if spec.job.container is not None:  # the image has its own interpreter
         local_python = ""
     if spec.job.framework == "tensorflow":
@@ -165,7 +171,7 @@ def build(
     if spec.job.container is not None:
         hosts = (_in_containers(spec.job, spec.job.container, part) for part in hosts)
     cluster = spec.cluster
-    return LaunchPlan(
+    plan = LaunchPlan(
         spec.name,
         tuple(hosts),
         spec.job,
@@ -173,22 +179,28 @@ def build(
         cluster.trust_group,
         run,
         cluster.slurm,
+        cluster.kubernetes,
         attempt,
     )
+    return plan if cluster.kubernetes is None else plan.on(names.pods(len(plan.hosts)))
 
 
-def _to_allocate(spec: ClusterFile) -> ClusterFile:
+def _to_allocate(spec: ClusterFile, run: str | None) -> ClusterFile:
     """``spec`` with shell expansions in place of the hosts' names and addresses: ``dtrain_hosts``
     and ``dtrain_addresses`` are arrays in node-rank order. A process uses the name of its own host
     only, and the address of any."""
-    hosts = (
-        replace(
-            host,
-            name=Template(Slot(host.name, "${dtrain_hosts[dtrain_node_rank]}")),
-            address=Template(Slot(host.address, f"${{dtrain_addresses[{node_rank}]}}")),
+    hosts = []
+    for node_rank, host in enumerate(spec.cluster.hosts):
+        address = host.address
+        if spec.cluster.kubernetes is not None:
+            address = names.pod_address(names.object_name(spec.name, run), node_rank)
+        hosts.append(
+            replace(
+                host,
+                name=Template(Slot(host.name, "${dtrain_hosts[dtrain_node_rank]}")),
+                address=Template(Slot(address, f"${{dtrain_addresses[{node_rank}]}}")),
+            )
         )
-        for node_rank, host in enumerate(spec.cluster.hosts)
-    )
     return replace(spec, cluster=replace(spec.cluster, hosts=tuple(hosts)))
 
 
@@ -220,7 +232,8 @@ def _ranks(spec: ClusterFile, launched: Launched, local_python: str) -> Iterator
         environment = host_environment(spec, host, launched, identity, values)
         processes = tuple(_bound(spec, process, environment) for process in processes)
         route_to = None
-        torch = job.framework == "torch"
+        # The host name of a pod resolves to the address of the pod, so Gloo finds the interface.
+        torch = job.framework == "torch" and spec.cluster.kubernetes is None
         if torch and len(hosts) > 1 and "GLOO_SOCKET_IFNAME" not in environment:
             route_to = hosts[0 if node_rank else 1].address
             if world.scripted:
@@ -444,6 +457,8 @@ def _python(host: Host, local_python: str) -> str:
 
 def _workdir(spec: ClusterFile, host: Host) -> str:
     workdir = spec.job.workdir
+    if spec.cluster.kubernetes is not None:
+        return workdir or (CODE if spec.job.sync is not None else ".")
     if workdir is None:
         if spec.job.sync is not None:
             return f"~/dtrain/{spec.name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dtrain.hostlist import MAX_HOSTS
 from dtrain.spec import value_rules as rules
 from dtrain.spec.hosts import HostList, Overrides
+from dtrain.spec.kubernetes_keys import KUBERNETES
 from dtrain.spec.scalars import Choice, Duration, Integer, Number, Text
 from dtrain.spec.schema import Field, SectionType
 from dtrain.spec.slurm_keys import SLURM
@@ -122,17 +123,22 @@ CLUSTER = SectionType(
             HostList(needed=True),
             "The machines, in node-rank order. Brackets expand to several names: gpu[01-08,11].",
             required=True,
-            unless="slurm",
+            unless=("slurm", "kubernetes"),
             example='["gpu[01-08]"]',
         ),
         "slurm": Field(
             SLURM,
             "Run the job on Slurm, which chooses the machines. Needs `nodes` instead of `hosts`.",
         ),
+        "kubernetes": Field(
+            KUBERNETES,
+            "Run the job on Kubernetes, as one pod for each machine. Needs `nodes` instead of "
+            "`hosts`.",
+        ),
         "nodes": Field(
             Integer(1, MAX_HOSTS),
-            "Number of machines that Slurm allocates.",
-            otherwise="required with `slurm`",
+            "Number of machines that Slurm allocates, or of pods on Kubernetes.",
+            otherwise="required with `slurm` and `kubernetes`",
             example="8",
         ),
         "gpus": Field(

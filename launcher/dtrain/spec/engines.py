@@ -1,4 +1,4 @@
-"""Engines start a job: SSH, or Slurm. The table of what works on which, and its checks.
+"""Engines start a job: SSH, Slurm or Kubernetes. The table of what works on which, and its checks.
 
 A cluster file names its engine by a key of `cluster`. A feature that the engine lacks is refused
 at its key.
@@ -6,10 +6,10 @@ at its key.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dtrain.spec.hosts import Named
+from dtrain.spec.kubernetes_keys import check_kubernetes
 from dtrain.spec.problems import Problems
 from dtrain.spec.schema import Section
 
@@ -22,9 +22,19 @@ class Feature:
     keys: tuple[str, ...] = ()
     ssh: bool = True
     slurm: bool = True
+    kubernetes: bool = True
     instead: str = ""
     """The alternative on Slurm, if the feature does not work there."""
+    on_kubernetes: str = ""
+    """The alternative on Kubernetes, if it is another one than on Slurm."""
 
+    def without(self, engine: str) -> str:
+        """The alternative on an engine that lacks the feature."""
+        return (engine == "kubernetes" and self.on_kubernetes) or self.instead
+
+
+NAMES = {"slurm": "Slurm", "kubernetes": "Kubernetes"}
+"""The engines that choose the machines, by their key below `cluster`."""
 
 FEATURES = (
     Feature("dry run, scripts to run by hand"),
@@ -35,83 +45,123 @@ FEATURES = (
     Feature("torchrun (static, c10d)", ("job.rendezvous.backend",)),
     Feature("setup lines", ("job.setup",)),
     Feature("secrets", ("job.secrets",)),
-    Feature("sync, on Slurm to a folder that all machines share", ("job.sync",)),
+    Feature(
+        "sync, on Slurm to a folder that all machines share, on Kubernetes of less than 1 MiB",
+        ("job.sync",),
+    ),
     Feature("restarts", ("job.restart.max",)),
-    Feature("containers of apptainer and enroot", ("job.container",)),
-    Feature("containers of pyxis", ssh=False),
+    Feature(
+        "containers of apptainer and enroot",
+        ("job.container",),
+        kubernetes=False,
+        on_kubernetes="remove it: cluster.kubernetes.image is the container of the job",
+    ),
+    Feature("containers of pyxis", ssh=False, kubernetes=False),
     Feature("network interface", ("cluster.network.interface",)),
-    Feature("training progress and slow ranks of `dtrain.runtime`"),
-    Feature("telemetry"),
-    Feature("hang diagnosis", ("job.watchdog",)),
-    Feature("`dtrain exec` on the machines of a run"),
-    Feature("number of machines, from a queue", ("cluster.nodes", "cluster.slurm"), ssh=False),
-    Feature("`dtrain check`, `dtrain init`, GPU types for `dtrain plan`"),
+    Feature("training progress and slow ranks of `dtrain.runtime`", kubernetes=False),
+    Feature("telemetry", kubernetes=False),
+    Feature(
+        "hang diagnosis",
+        ("job.watchdog",),
+        kubernetes=False,
+        on_kubernetes="remove it: nothing of dtrain runs in the pods, so it cannot see a hang",
+    ),
+    Feature("`dtrain exec` on the machines of a run", kubernetes=False),
+    Feature("number of machines, from a queue", ("cluster.nodes",), ssh=False),
+    Feature("`dtrain check`"),
+    Feature("`dtrain init`, GPU types for `dtrain plan`", kubernetes=False),
     Feature(
         "hosts by name",
         ("cluster.hosts",),
         slurm=False,
+        kubernetes=False,
         instead="Slurm chooses the machines: write how many, such as 'nodes: 8'",
+        on_kubernetes="Kubernetes chooses the machines: write how many pods, such as 'nodes: 8'",
     ),
     Feature(
         "settings of single hosts",
         ("cluster.overrides",),
         slurm=False,
+        kubernetes=False,
         instead="remove it: all machines of a Slurm job have the same settings",
+        on_kubernetes="remove it: all pods have the same settings",
     ),
     Feature(
         "SSH settings, local processes",
         ("cluster.ssh", "cluster.transport"),
         slurm=False,
+        kubernetes=False,
         instead="remove it; 'slurm: {login: HOST}' names the host where dtrain submits the job",
+        on_kubernetes="remove it: dtrain uses the API, see cluster.kubernetes.context",
     ),
     Feature(
         "TPU slices",
         ("cluster.tpu",),
         slurm=False,
+        kubernetes=False,
         instead="remove it, and use GPUs or CPUs",
     ),
     Feature(
         "folders of a trusted group",
         ("cluster.trust_group",),
         slurm=False,
+        kubernetes=False,
         instead="remove it: the job's script does not check who owns its folders",
+        on_kubernetes="remove it: the pods use volumes, see cluster.kubernetes.claims",
     ),
     Feature(
         "spares",
         ("cluster.spares",),
         slurm=False,
+        kubernetes=False,
         instead="remove it: 'restart: {max: 3}' in job queues the job again, on other machines",
+        on_kubernetes="remove it: 'restart: {max: 3}' in job starts all pods again",
     ),
     Feature(
         "elastic jobs",
         ("job.elastic",),
         slurm=False,
+        kubernetes=False,
         instead="remove it: 'restart: {max: 3}' in job queues the job again",
+        on_kubernetes="remove it: 'restart: {max: 3}' in job starts all pods again",
     ),
     Feature(
         "binding to NUMA nodes",
         ("job.binding",),
         slurm=False,
+        kubernetes=False,
         instead="remove it; 'slurm: {cpus: 12}' gives each process CPUs of its own",
+        on_kubernetes="remove it: the CPU manager of the kubelet binds pods to CPUs",
     ),
     Feature(
         "containers of docker and podman",
         slurm=False,
+        kubernetes=False,
         instead="remove 'engine', to use pyxis or apptainer",
     ),
-    Feature("checks before a launch", slurm=False),
-    Feature("TensorBoard of `dtrain.runtime`", slurm=False),
+    Feature("checks before a launch", slurm=False, kubernetes=False),
+    Feature("TensorBoard of `dtrain.runtime`", slurm=False, kubernetes=False),
+    Feature(
+        "folder of runs on the machines",
+        ("cluster.run_dir",),
+        kubernetes=False,
+        on_kubernetes="remove it: each pod has a folder of its own for the run",
+    ),
     Feature(
         "lease of the launcher",
         ("job.on_disconnect", "job.lease"),
         slurm=False,
+        kubernetes=False,
         instead="remove it: a Slurm job does not need its launcher",
+        on_kubernetes="remove it: the pods do not need the launcher",
     ),
     Feature(
         "time limit of an unreachable host",
         ("job.restart.node_timeout",),
         slurm=False,
+        kubernetes=False,
         instead="remove it: the Slurm administrator sets this time (SlurmdTimeout)",
+        on_kubernetes="remove it: Kubernetes itself replaces pods of a machine that is gone",
     ),
 )
 """In the order of the table in `dtrain help slurm`."""
@@ -119,18 +169,22 @@ FEATURES = (
 
 def table() -> str:
     """The features as a Markdown table."""
-    rows = [("feature", "keys", "SSH", "Slurm"), ("---",) * 4]
+    rows: list[tuple[str, ...]] = [
+        ("feature", "keys", "SSH", "Slurm", "Kubernetes"),
+        ("---",) * 5,
+    ]
     for one in FEATURES:
         keys = ", ".join(f"`{key}`" for key in one.keys)
-        rows.append((one.name, keys, "yes" if one.ssh else "no", "yes" if one.slurm else "no"))
+        has = ("yes" if engine else "no" for engine in (one.ssh, one.slurm, one.kubernetes))
+        rows.append((one.name, keys, *has))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def with_nodes(document: Section) -> Section:
-    """The file with names in place of the hosts that Slurm has yet to allocate."""
+    """The file with names in place of the hosts that its engine has yet to choose."""
     cluster = document.section("cluster")
     nodes = cluster.get("nodes")
-    if "slurm" not in cluster or "hosts" in cluster or nodes is None:
+    if _engine(cluster) == "" or "hosts" in cluster or nodes is None:
         return document
     place = cluster.place("nodes")
     hosts = tuple(Named(f"node{rank}", place) for rank in range(nodes))
@@ -141,34 +195,56 @@ def with_nodes(document: Section) -> Section:
 def check_engine(document: Section, problems: Problems) -> None:
     """Report features that the file's engine lacks, at their keys."""
     cluster = document.section("cluster")
-    if "slurm" not in cluster:
+    engine = _engine(cluster)
+    container = document.section("job").section("container")
+    if engine != "slurm" and container.get("engine") == "pyxis":
+        problems.add(
+            "containers of pyxis are available on Slurm only",
+            container.place("engine"),
+            "use docker, podman, apptainer or enroot",
+        )
+    if not engine:
         if "nodes" in cluster:
             problems.add(
-                "cluster.nodes counts the machines of a Slurm job",
+                "cluster.nodes counts the machines of a Slurm job, or pods on Kubernetes",
                 cluster.key_place("nodes"),
                 "remove it: cluster.hosts lists the machines; or add 'slurm: {}' instead of hosts",
             )
-        container = document.section("job").section("container")
-        if container.get("engine") == "pyxis":
-            problems.add(
-                "containers of pyxis are available on Slurm only",
-                container.place("engine"),
-                "use docker, podman, apptainer or enroot",
-            )
         return
-    _refuse(document, FEATURES, problems)
+    if "slurm" in cluster and "kubernetes" in cluster:
+        problems.add(
+            "cluster.slurm and cluster.kubernetes exclude each other",
+            cluster.key_place("kubernetes"),
+            "keep the one where the job runs",
+        )
+        return
+    _refuse(document, engine, problems)
     if "nodes" not in cluster:
         problems.add(
             "cluster.nodes is missing",
-            cluster.key_place("slurm"),
+            cluster.key_place(engine),
             "set the number of machines that the job needs, e.g. 'nodes: 8'",
         )
     if isinstance(cluster.get("gpus"), tuple):
         problems.add(
-            "Slurm chooses which GPUs a job gets, so cluster.gpus must be a count",
+            f"{NAMES[engine]} chooses which GPUs a job gets, so cluster.gpus must be a count",
             cluster.place("gpus"),
             f"write 'gpus: {len(cluster.get('gpus'))}'",
         )
+    job = document.section("job")
+    if job.get("strategy") == "tpu":
+        problems.add(
+            f"the strategy tpu is not available on {NAMES[engine]}",
+            job.place("strategy"),
+            "use GPUs or CPUs, with another strategy",
+        )
+    if engine == "slurm":
+        _check_slurm(cluster, container, problems)
+    else:
+        check_kubernetes(cluster.section("kubernetes"), job, problems)
+
+
+def _check_slurm(cluster: Section, container: Section, problems: Problems) -> None:
     slurm = cluster.section("slurm")
     if "gpu_type" in slurm and cluster.get("gpus") == 0:
         problems.add(
@@ -176,8 +252,6 @@ def check_engine(document: Section, problems: Problems) -> None:
             slurm.key_place("gpu_type"),
             "remove it, or set cluster.gpus",
         )
-    job = document.section("job")
-    container = job.section("container")
     engine = container.get("engine")
     if engine in ("docker", "podman"):
         problems.add(
@@ -185,22 +259,23 @@ def check_engine(document: Section, problems: Problems) -> None:
             container.place("engine"),
             "remove it, to use pyxis or apptainer",
         )
-    if job.get("strategy") == "tpu":
-        problems.add(
-            "the strategy tpu is not available on Slurm",
-            job.place("strategy"),
-            "use GPUs or CPUs, with another strategy",
-        )
 
 
-def _refuse(document: Section, features: Iterable[Feature], problems: Problems) -> None:
-    for feature in features:
-        for path in () if feature.slurm else feature.keys:
+def _engine(cluster: Section) -> str:
+    """``slurm`` or ``kubernetes``; empty for SSH."""
+    return next((name for name in NAMES if name in cluster), "")
+
+
+def _refuse(document: Section, engine: str, problems: Problems) -> None:
+    for feature in FEATURES:
+        for path in () if getattr(feature, engine) else feature.keys:
             *above, key = path.split(".")
             section = document
             for name in above:
                 section = section.section(name)
             if key in section:
                 problems.add(
-                    f"{path} is not available on Slurm", section.key_place(key), feature.instead
+                    f"{path} is not available on {NAMES[engine]}",
+                    section.key_place(key),
+                    feature.without(engine),
                 )

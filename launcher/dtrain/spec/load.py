@@ -24,6 +24,7 @@ from dtrain.spec.model import (
     Elastic,
     Expected,
     Job,
+    Kubernetes,
     Mount,
     Rendezvous,
     Restart,
@@ -164,6 +165,9 @@ def _cluster(cluster: Section) -> Cluster:
     return Cluster(
         hosts=machines(cluster, cluster.get("hosts", ())),
         slurm=Slurm(**cluster.section("slurm").values) if "slurm" in cluster else None,
+        kubernetes=Kubernetes(**cluster.section("kubernetes").values)
+        if "kubernetes" in cluster
+        else None,
         spares=machines(cluster, cluster.get("spares", ())),
         gbps=cluster.section("network").get("gbps"),
         **cluster.given("gpu", "tpu", "run_dir", "trust_group"),

@@ -86,11 +86,42 @@ class Slurm:
 
 
 @dataclass(frozen=True, slots=True)
+class Kubernetes:
+    """What a job asks of Kubernetes. ``None`` leaves the choice to the cluster. The rules of each
+    text are in `dtrain.spec.kubernetes_keys`."""
+
+    image: str
+    context: str | None = None
+    namespace: str | None = None
+    api: Literal["jobset", "trainjob"] = "jobset"
+    runtime: str = "torch-distributed"
+    queue: str | None = None
+    topology: str | None = None
+    priority: str | None = None
+    gpu_vendor: Literal["nvidia", "amd"] = "nvidia"
+    resources: Mapping[str, str] = field(default_factory=dict)
+    """Further resources of each pod, as Kubernetes quantities."""
+    shm: str | None = None
+    host_network: bool = False
+    claims: tuple[str, ...] = ()
+    """``CLAIM:FOLDER[:ro]``."""
+    host_paths: tuple[str, ...] = ()
+    """``FOLDER:FOLDER[:ro]``."""
+    service_account: str | None = None
+    pull_secrets: tuple[str, ...] = ()
+    tolerations: tuple[str, ...] = ()
+    """``KEY``, ``KEY:EFFECT`` or ``KEY=VALUE:EFFECT``."""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    run_as_user: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     hosts: tuple[Host, ...]
-    """In node-rank order; never empty. With ``slurm``, all are equal, and their names are
-    placeholders for the hosts that Slurm allocates."""
+    """In node-rank order; never empty. With ``slurm`` or ``kubernetes``, all are equal, and their
+    names are placeholders for the hosts that the engine chooses."""
     slurm: Slurm | None = None
+    kubernetes: Kubernetes | None = None
     spares: tuple[Host, ...] = ()
     gpu: str | None = None
     """Name of the GPU in the hardware table, for planning."""
@@ -106,7 +137,7 @@ class Cluster:
     @property
     def allocated(self) -> bool:
         """Whether the engine chooses the hosts when the job starts."""
-        return self.slurm is not None
+        return self.slurm is not None or self.kubernetes is not None
 
 
 @dataclass(frozen=True, slots=True)

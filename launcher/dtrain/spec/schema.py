@@ -103,8 +103,8 @@ class Field:
     description: str
     """What the key does, in one or two sentences. Editors show it and `reference` prints it."""
     required: bool = False
-    unless: str = ""
-    """Another key of the record, beside which this key is not required."""
+    unless: tuple[str, ...] = ()
+    """Other keys of the record, beside which this key is not required."""
     default: Any = None
     """The default, if it is one value."""
     otherwise: str = ""
@@ -187,7 +187,7 @@ class SectionType(Type[Section]):
             if value is not None:
                 values[key] = value
         for key, known in self.fields.items():
-            instead = known.unless and known.unless in entries
+            instead = any(other in entries for other in known.unless)
             if known.required and not instead and key not in entries and key not in meant:
                 purpose = known.description[0].lower() + known.description[1:].rstrip(".")
                 problems.add(f"{prefix}{key} is missing", node.head, f"add '{key}:', {purpose}")
@@ -216,7 +216,7 @@ class SectionType(Type[Section]):
         needed = {key: known for key, known in self.fields.items() if known.required}
         required = [key for key, known in needed.items() if not known.unless]
         choices = [
-            {"anyOf": [{"required": [key]}, {"required": [known.unless]}]}
+            {"anyOf": [{"required": [one]} for one in (key, *known.unless)]}
             for key, known in needed.items()
             if known.unless
         ]

@@ -16,6 +16,7 @@ import dtrain_cli
 from dtrain.diagnostics import SpecError
 from dtrain.engines.slurm import script
 from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.launchplan.tasks import exported_lines, tasks_of, uniform
 from dtrain.spec.engines import table
 from dtrain.spec.load import parse, read
 from dtrain_cli.commands.launch import rendered
@@ -52,9 +53,9 @@ def test_every_process_of_a_uniform_job_has_the_same_lines() -> None:
     """The script renders one of them."""
     for case in CASES:
         job = build(read(case))
-        tasks = script._tasks(job)
-        if script._uniform(job, tasks):
-            lines = {"\n".join(script._exported(task)) for task in tasks}
+        tasks = tasks_of(job)
+        if uniform(job, tasks):
+            lines = {"\n".join(exported_lines(task)) for task in tasks}
             assert len(lines) == 1, case.stem
             assert len({repr(getattr(task.process.argv, "parts", 0)) for task in tasks}) == 1
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 
 from dtrain.environ.template import Slot, Template
@@ -25,12 +25,12 @@ from dtrain.launchplan.shell import (
     command,
     comment,
     completed,
-    exported,
     find_interface,
     given_to_client,
 )
+from dtrain.launchplan.tasks import Task, exported_lines, numbers, tasks_of, uniform
 from dtrain.quoting import path, sh, word
-from dtrain.spec.model import LAUNCH_ROLES, Container, Slurm
+from dtrain.spec.model import Container, Slurm
 
 NAME = "job.sbatch"
 
@@ -55,20 +55,10 @@ _OF_A_JOB = re.compile(
 _BARE = re.compile(r"[A-Za-z0-9@%+:,./_=&|*()!\[\]-]+")
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """A process, and its number among all processes of the job."""
-
-    rank: int
-    local_rank: int
-    part: HostPlan
-    process: Process
-
-
 def render(plan: LaunchPlan, *, in_allocation: bool = False) -> str:
     """The whole text of ``job.sbatch``. ``plan.slurm`` must be set. ``in_allocation``: for a script
     that runs in an allocation without sbatch."""
-    tasks = _tasks(plan)
+    tasks = tasks_of(plan)
     main = [task for task in tasks if not task.process.service]
     services = [task for task in tasks if task.process.service]
     lines = [
@@ -94,7 +84,7 @@ def render(plan: LaunchPlan, *, in_allocation: bool = False) -> str:
     lines += [*_control(plan), ""]
     if (image := _by_pyxis(plan)) is not None:
         lines += [*_pyxis(plan, image), ""]
-    if not _uniform(plan, main):
+    if not uniform(plan, main):
         lines += ["dtrain_folder=$(mktemp -d) || exit", "trap 'rm -r -- \"$dtrain_folder\"' EXIT"]
     if services:
         lines += [
@@ -112,21 +102,7 @@ def render(plan: LaunchPlan, *, in_allocation: bool = False) -> str:
 
 def step_processes(plan: LaunchPlan) -> list[tuple[HostPlan, Process]]:
     """The processes of the main step, in the order of srun's task numbers."""
-    return [(task.part, task.process) for task in _tasks(plan) if not task.process.service]
-
-
-def _tasks(plan: LaunchPlan) -> list[_Task]:
-    """All processes in the order of their ranks."""
-    found = [(part, process) for part in plan.hosts for process in part.processes]
-    if not plan.job.ranked:
-        found.sort(key=lambda one: (LAUNCH_ROLES.index(one[1].role), one[1].index))
-    # By identity: processes are large to compare.
-    local = {
-        id(process): number for part in plan.hosts for number, process in enumerate(part.processes)
-    }
-    return [
-        _Task(rank, local[id(process)], part, process) for rank, (part, process) in enumerate(found)
-    ]
+    return [(task.part, task.process) for task in tasks_of(plan) if not task.process.service]
 
 
 def _options(plan: LaunchPlan) -> Iterator[str]:
@@ -233,11 +209,11 @@ def _hosts(plan: LaunchPlan) -> Iterator[str]:
     yield "done"
 
 
-def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[str]:
+def _function(name: str, plan: LaunchPlan, tasks: Sequence[Task]) -> Iterator[str]:
     """A shell function that becomes one of the ``tasks``."""
     part = tasks[0].part
     # The processes of a uniform job differ only in shell variables.
-    lines = [_exported(task) for task in (tasks[:1] if _uniform(plan, tasks) else tasks)]
+    lines = [exported_lines(task) for task in (tasks[:1] if uniform(plan, tasks) else tasks)]
     common = [line for line in lines[0] if all(line in other for other in lines)]
     folder = sh(path(plan.run_dir), "/nodes/$dtrain_run/${dtrain_hosts[dtrain_node_rank]}")
     yield f"{name}() {{"
@@ -246,8 +222,8 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[s
     if gpus := len(part.host.gpus):
         yield "  # The GPUs that Slurm gives the job on this node."
         yield '  IFS=, read -ra dtrain_gpus <<<"${CUDA_VISIBLE_DEVICES-}"'
-        numbers = " ".join(map(str, range(gpus)))
-        yield f"  ((${{#dtrain_gpus[@]}})) || dtrain_gpus=({numbers})"
+        first = " ".join(map(str, range(gpus)))
+        yield f"  ((${{#dtrain_gpus[@]}})) || dtrain_gpus=({first})"
         yield f"  if ((${{#dtrain_gpus[@]}} < {gpus})); then"
         count = f"{gpus} GPU{'s' * (gpus != 1)}"
         yield (
@@ -256,13 +232,13 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[s
         )
         yield "    exit 1"
         yield "  fi"
-    if _uniform(plan, tasks):
+    if uniform(plan, tasks):
         yield from _IDENTITY
         yield f"  dtrain_role={tasks[0].process.role} dtrain_index=$dtrain_rank"
     else:
         yield "  case $SLURM_PROCID in"
         for number, (task, its) in enumerate(zip(tasks, lines, strict=True)):
-            own = (*_numbers(task), *(line for line in its if line not in common))
+            own = (*numbers(task), *(line for line in its if line not in common))
             yield f"    {number}) {'; '.join(own)} ;;"
         yield "  esac"
     yield f"  DTRAIN_RUN_DIR={folder}"
@@ -304,45 +280,14 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[_Task]) -> Iterator[s
     yield "}"
 
 
-def _uniform(plan: LaunchPlan, tasks: Sequence[_Task]) -> bool:
-    """Whether Slurm's own numbers tell the tasks apart: each node runs as many as every other."""
-    size = len(plan.hosts[0].processes)
-    if len(tasks) != len(plan.hosts) * size or len({task.process.role for task in tasks}) > 1:
-        return False
-    return all(
-        task.process.index == task.rank == task.part.node_rank * size + task.local_rank
-        for task in tasks
-    )
-
-
-def _numbers(task: _Task) -> Iterator[str]:
-    yield f"dtrain_rank={task.rank}"
-    yield f"dtrain_local_rank={task.local_rank}"
-    yield f"dtrain_node_rank={task.part.node_rank}"
-    yield f"dtrain_role={task.process.role}"
-    yield f"dtrain_index={task.process.index}"
-
-
-def _exported(task: _Task) -> list[str]:
-    """Lines that export the environment of a task."""
-    part, process = task.part, task.process
-    environment = exported(part, process).items()
-    lines = ["unset PYTHONPATH # of the host"] if part.enclosure else []
-    lines += [str(sh("export ", name, "=", argument(text))) for name, text in environment]
-    for name, variable in {**part.node_variables, **process.node_variables}.items():
-        if name != "DTRAIN_RUN_DIR" and variable.kind != "interface":
-            lines.append(f"export {name}={completed(name, variable)}")
-    return lines
-
-
 def _srun(
-    name: str, plan: LaunchPlan, tasks: Sequence[_Task], *, in_allocation: bool
+    name: str, plan: LaunchPlan, tasks: Sequence[Task], *, in_allocation: bool
 ) -> Iterator[str]:
     """Lines that start the ``tasks`` in the background."""
     cpus = plan.slurm.cpus if plan.slurm else None
     options = [f"--ntasks={len(tasks)}"]
     prefix = ""
-    if _uniform(plan, tasks):
+    if uniform(plan, tasks):
         options += [
             f"--nodes={len(plan.hosts)}",
             f"--ntasks-per-node={len(plan.hosts[0].processes)}",

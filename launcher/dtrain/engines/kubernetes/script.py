@@ -1,0 +1,228 @@
+"""The script of each pod, ``job.sh``: all processes of one host. Pure.
+
+The script needs no dtrain in the image, only bash, sed and mkfifo. A pod knows its node rank from
+``JOB_COMPLETION_INDEX``, and all addresses from the name of the JobSet. Each process gets the
+environment of an SSH launch.
+
+Kubernetes keeps one log for each container. So the script puts the name of the process in front of
+each line, and adds a line about the end of each process. `dtrain.engines.kubernetes.lines` reads
+them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from math import ceil
+
+from dtrain.launchplan import names
+from dtrain.launchplan.plan import CODE, LaunchPlan
+from dtrain.launchplan.shell import command, comment, completed
+from dtrain.launchplan.tasks import Task, exported_lines, numbers, tasks_of, uniform
+from dtrain.quoting import path, word
+
+NAME = "job.sh"
+FOLDER = "/dtrain"
+"""Folder in the container for the files of the run."""
+FILES = "/etc/dtrain"
+"""Folder in the container with this script, ``runtime.zip`` and ``code.tar.gz``."""
+RUNTIME = "runtime.zip"
+SYNCED = "code.tar.gz"
+RESTARTS = "DTRAIN_RESTARTS"
+"""Variable with the number of restarts so far."""
+MARK = "[dtrain]"
+"""In front of the script's own lines."""
+
+
+def render(plan: LaunchPlan) -> str:
+    """The whole text of ``job.sh``. ``plan.kubernetes`` must be set."""
+    tasks = tasks_of(plan)
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {comment(plan.name)}: all processes of one pod.",
+        "",
+        *_values(plan),
+        "",
+        "# One process: becomes number $dtrain_local_rank of this pod.",
+        *_process(plan, tasks),
+        "",
+        *_start(plan, tasks),
+        "",
+        *_end(plan),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def serving_pods(plan: LaunchPlan) -> tuple[int, ...]:
+    """The node ranks of the pods that serve the others until they are done."""
+    return tuple(
+        part.node_rank
+        for part in plan.hosts
+        if part.processes and all(process.service for process in part.processes)
+    )
+
+
+def _serves(plan: LaunchPlan) -> bool:
+    return any(process.service for part in plan.hosts for process in part.processes)
+
+
+def _values(plan: LaunchPlan) -> Iterator[str]:
+    """What differs from pod to pod, and from one attempt to the next."""
+    objects = names.object_name(plan.name, plan.run)
+    yield "dtrain_node_rank=$JOB_COMPLETION_INDEX"
+    yield f"dtrain_attempt=$((${{{RESTARTS}:-0}} + 1))"
+    yield f"dtrain_run={word(plan.run or plan.name)}"
+    rendezvous = plan.job.rendezvous
+    if rendezvous.port is None:
+        first, last = rendezvous.ports
+        port = first
+        if plan.kubernetes is not None and plan.kubernetes.host_network:
+            # Another job may use the same machine.
+            spread = last - first + 2 - max(len(part.ports) for part in plan.hosts)
+            port += zlib.crc32(objects.encode()) % max(1, spread)
+        yield f"dtrain_port={port}"
+    yield "dtrain_hosts=() dtrain_addresses=()"
+    yield f"for ((dtrain_number = 0; dtrain_number < {len(plan.hosts)}; dtrain_number++)); do"
+    yield '  dtrain_hosts+=("node$dtrain_number")'
+    address = names.pod_address(objects, 0).replace("-0.", "-$dtrain_number.", 1)
+    yield f'  dtrain_addresses+=("{address}")'
+    yield "done"
+    if gpus := len(plan.hosts[0].host.gpus):
+        yield f"dtrain_gpus=({' '.join(map(str, range(gpus)))})"
+    yield f"export DTRAIN_RUN_DIR={FOLDER}/run"
+    yield '(umask 077 && mkdir -p -- "$DTRAIN_RUN_DIR") || exit'
+    if plan.run:
+        yield f'ln -s {FILES}/{RUNTIME} "$DTRAIN_RUN_DIR" || exit # dtrain.runtime'
+    if plan.job.sync is not None:
+        folder = path(plan.hosts[0].workdir if plan.job.workdir else CODE)
+        yield f"mkdir -p -- {folder} && tar -xzf {FILES}/{SYNCED} -C {folder} || exit"
+
+
+def _process(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
+    """The function that becomes a process."""
+    part = tasks[0].part
+    even = uniform(plan, tasks)
+    # The processes of a uniform job differ only in shell variables.
+    lines = [exported_lines(task) for task in (tasks[:1] if even else tasks)]
+    common = [line for line in lines[0] if all(line in other for other in lines)]
+    yield "dtrain_process() {"
+    yield f"  cd -- {path(part.workdir)} || exit"
+    yield "  dtrain_workdir=$PWD"
+    if plan.job.setup and "PATH" in part.node_variables:
+        # Setup lines find the programs beside cluster.python.
+        yield f"  export PATH={completed('PATH', part.node_variables['PATH'])}"
+    for line in plan.job.setup:
+        yield f"  eval {word(line)} || exit"
+    yield from (f"  {line}" for line in common)
+    programs = {str(command(task.process)) for task in tasks}
+    if not even:
+        yield "  case $dtrain_node_rank.$dtrain_local_rank in"
+        for task, its in zip(tasks, lines, strict=True):
+            own = "; ".join(line for line in its if line not in common) or ":"
+            yield f"    {task.part.node_rank}.{task.local_rank}) {own} ;;"
+        yield "  esac"
+    yield '  cd -- "$dtrain_workdir" || exit'
+    if len(programs) == 1 or even:
+        yield f"  exec {command(tasks[0].process)}"
+    else:
+        yield "  case $dtrain_node_rank.$dtrain_local_rank in"
+        for task in tasks:
+            number = f"{task.part.node_rank}.{task.local_rank}"
+            yield f"    {number}) exec {command(task.process)} ;;"
+        yield "  esac"
+    yield "}"
+
+
+def _start(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
+    """Lines that start the processes of the pod in the background."""
+    yield "# Puts a name in front of each line."
+    yield "dtrain_label() {"
+    yield "  trap '' TERM"
+    yield '  LC_ALL=C exec sed -u "s/^/[$1] /"'
+    yield "}"
+    yield ""
+    yield "# TERM for all processes, and KILL after job.grace."
+    yield "dtrain_status= dtrain_deadline= dtrain_processes=() dtrain_readers=() dtrain_names=()"
+    if _serves(plan):
+        yield "dtrain_main=() dtrain_done="
+    yield "dtrain_stop() {"
+    yield '  [ -z "$dtrain_deadline" ] || return'
+    yield f"  dtrain_deadline=$((SECONDS + {ceil(plan.job.grace)}))"
+    yield '  kill -TERM "${dtrain_processes[@]}" 2>/dev/null'
+    yield "}"
+    yield "trap 'dtrain_status=${dtrain_status:-143}; dtrain_stop' TERM"
+    yield ""
+    sizes = [len(part.processes) for part in plan.hosts]
+    if len(set(sizes)) == 1:
+        yield f"dtrain_count={sizes[0]}"
+    else:
+        yield f"dtrain_counts=({' '.join(map(str, sizes))})"
+        yield "dtrain_count=${dtrain_counts[dtrain_node_rank]}"
+    yield "for ((dtrain_local_rank = 0; dtrain_local_rank < dtrain_count; dtrain_local_rank++)); do"
+    if uniform(plan, tasks):
+        yield f"  dtrain_rank=$((dtrain_node_rank * {sizes[0]} + dtrain_local_rank))"
+        yield f"  dtrain_role={tasks[0].process.role} dtrain_index=$dtrain_rank"
+    else:
+        yield "  case $dtrain_node_rank.$dtrain_local_rank in"
+        for task in tasks:
+            own = "; ".join([*numbers(task), f"dtrain_service={'1' * task.process.service}"])
+            yield f"    {task.part.node_rank}.{task.local_rank}) {own} ;;"
+        yield "  esac"
+    yield "  dtrain_name=$dtrain_role-$dtrain_index"
+    yield "  dtrain_pipe=$DTRAIN_RUN_DIR/$dtrain_name"
+    yield '  mkfifo "$dtrain_pipe.out" "$dtrain_pipe.err" || exit'
+    yield '  dtrain_label "$dtrain_name" <"$dtrain_pipe.out" &'
+    yield "  dtrain_readers+=($!)"
+    yield '  dtrain_label "$dtrain_name err" <"$dtrain_pipe.err" &'
+    yield "  dtrain_readers+=($!)"
+    yield '  (trap - TERM; dtrain_process) </dev/null >"$dtrain_pipe.out" 2>"$dtrain_pipe.err" &'
+    yield "  dtrain_processes+=($!)"
+    yield '  dtrain_names+=("$dtrain_name")'
+    if _serves(plan):
+        yield '  [ -n "$dtrain_service" ] || dtrain_main+=("$dtrain_local_rank")'
+    yield "done"
+
+
+def _end(plan: LaunchPlan) -> Iterator[str]:
+    """Lines that wait until all processes have ended, and stop them if one fails."""
+    yield "# A pipe to which nobody writes, to wait without a process of its own."
+    yield 'mkfifo "$DTRAIN_RUN_DIR/never" && exec 9<>"$DTRAIN_RUN_DIR/never" || exit'
+    yield "while ((${#dtrain_processes[@]})); do"
+    yield "  read -r -t 0.2 -u 9"
+    yield '  for dtrain_number in "${!dtrain_processes[@]}"; do'
+    yield '    kill -0 "${dtrain_processes[dtrain_number]}" 2>/dev/null && continue'
+    yield '    wait "${dtrain_processes[dtrain_number]}"'
+    yield "    dtrain_ended=$?"
+    yield "    dtrain_time=${EPOCHREALTIME:-$(date +%s)}"
+    yield (
+        f'    echo "{MARK} ${{dtrain_names[dtrain_number]}} ended: $dtrain_ended'
+        ' at ${dtrain_time/,/.}"'
+    )
+    yield '    unset "dtrain_processes[dtrain_number]"'
+    if _serves(plan):
+        yield '    [ -z "$dtrain_done" ] || continue'
+    yield "    if ((dtrain_ended)); then"
+    yield "      dtrain_status=${dtrain_status:-$dtrain_ended}"
+    yield "      dtrain_stop"
+    yield "    fi"
+    yield "  done"
+    if _serves(plan):
+        yield "  # Processes that serve the others end with the last of those."
+        yield '  for dtrain_number in "${!dtrain_main[@]}"; do'
+        yield '    [ -z "${dtrain_processes[dtrain_main[dtrain_number]]}" ] || continue'
+        yield '    unset "dtrain_main[dtrain_number]"'
+        yield "    if ((! ${#dtrain_main[@]})); then"
+        yield "      dtrain_done=1"
+        yield "      dtrain_stop"
+        yield "    fi"
+        yield "  done"
+    yield '  if [ -n "$dtrain_deadline" ] && ((SECONDS >= dtrain_deadline)); then'
+    yield '    kill -KILL "${dtrain_processes[@]}" 2>/dev/null'
+    yield "  fi"
+    yield "done"
+    yield "# The last lines. A process that a worker has left may keep its pipe open."
+    yield "for ((dtrain_number = 0; dtrain_number < 25; dtrain_number++)); do"
+    yield '  kill -0 "${dtrain_readers[@]}" 2>/dev/null || break'
+    yield "  read -r -t 0.2 -u 9"
+    yield "done"
+    yield "exit $((dtrain_status))"

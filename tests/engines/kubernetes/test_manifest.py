@@ -1,0 +1,164 @@
+"""``job.yaml``: byte for byte what was reviewed, and valid for Kubernetes, JobSet and Trainer.
+
+``--update-golden`` writes the references anew; read the `git diff`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dtrain.diagnostics import SpecError
+from dtrain.engines.kubernetes import manifest, script
+from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.spec.load import parse, read
+from dtrain_cli.commands.launch import rendered
+from support.kubernetes_rules import problems
+from support.limits import HANG
+
+FOLDER = Path(__file__).parent / "cases"
+CONFIGS = Path(__file__).parents[3] / "configs"
+CASES = sorted(FOLDER.glob("*.yaml"))
+
+FILE = """
+cluster: {kubernetes: {image: "train:1"}, nodes: 2, gpus: 2}
+job: {framework: torch, script: t.py}
+"""
+
+
+@pytest.fixture(params=CASES, ids=lambda path: path.stem)
+def case(request: pytest.FixtureRequest) -> Path:
+    return Path(request.param)
+
+
+def plan(text: str) -> LaunchPlan:
+    return build(parse(text, "job.yaml"))
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(rendered(plan(text))))
+
+
+def test_golden(case: Path, update_golden: bool) -> None:
+    text = rendered(build(read(case)))
+    reference = case.with_suffix(".manifest")
+    if update_golden:
+        reference.write_text(text)
+    assert text == reference.read_text()
+
+
+def test_the_objects_are_valid(case: Path) -> None:
+    config, job = yaml.safe_load_all(rendered(build(read(case))))
+    subprocess.run(["bash", "-n"], input=config["data"]["job.sh"].encode(), check=True)
+    assert problems(config) == []
+    assert problems(job) == []
+
+
+REFUSED = {
+    "gpt-100b.yaml": ["job.elastic"],
+    "tensorflow-parameter-server.yaml": ["job.on_disconnect"],
+}
+"""Keys of a file of configs/ that Kubernetes has no feature for."""
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("api", ["jobset", "trainjob"])
+def test_a_shipped_file_moves_to_kubernetes_with_its_cluster_alone(path: Path, api: str) -> None:
+    document = yaml.safe_load(path.read_text())
+    cluster = document["cluster"]
+    kept = ("gpus", "slots", "gpu", "network", "python")
+    nodes = len(read(path).cluster.hosts)
+    document["cluster"] = {key: cluster[key] for key in kept if key in cluster}
+    document["cluster"] |= {"kubernetes": {"image": "train:1", "api": api}, "nodes": nodes}
+    try:
+        config, job = objects(yaml.safe_dump(document))
+    except SpecError as error:
+        found = {problem.message.split(" is not")[0] for problem in error.problems}
+        assert found <= {*REFUSED.get(path.name, ()), "a TrainJob cannot set job.restart.max"}
+    else:
+        assert path.name not in REFUSED
+        assert problems(config) + problems(job) == []
+
+
+def test_a_secret_is_a_reference() -> None:
+    """The value comes from the environment of a launch, and only the Secret has it."""
+    spec = parse(FILE.replace("script: t.py", "script: t.py, secrets: [TOKEN]"), "job.yaml")
+    launched = build(spec, run="job-20261122-100000-abc123")
+    secret = manifest.secret(launched, {"TOKEN": "hunter2"})
+    assert problems(secret) == []
+    name = secret["metadata"]["name"]
+    assert name == "job-abc123"
+    text = json.dumps(manifest.objects(launched))
+    assert "hunter2" not in text
+    assert f'"secretKeyRef": {{"name": "{name}", "key": "TOKEN"}}' in text
+
+
+def test_the_plan_has_the_dns_names_of_the_pods() -> None:
+    found = json.loads(rendered(plan(FILE), json=True))
+    assert [host["address"] for host in found["hosts"]] == ["job-node-0-0.job", "job-node-0-1.job"]
+    assert found["hosts"][1]["processes"][1]["environment"]["RANK"] == "3"
+    assert found["hosts"][1]["environment"]["MASTER_ADDR"] == "job-node-0-0.job"
+    assert list(found["files"]) == ["job.yaml"]
+
+
+def test_output_is_the_manifest_and_the_plan(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    rendered(plan(FILE), output=out)
+    assert sorted(path.name for path in out.iterdir()) == ["job.yaml", "plan.json"]
+    rendered(plan(FILE.replace('kubernetes: {image: "train:1"}', "slurm: {}")), output=out)
+    assert sorted(path.name for path in out.iterdir()) == ["job.sbatch", "plan.json"]
+
+
+def test_pods_that_serve_end_with_the_others() -> None:
+    _, job = objects((FOLDER / "tensorflow-parameter-server.yaml").read_text())
+    (replicated,) = job["spec"]["replicatedJobs"]
+    assert replicated["template"]["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+
+
+def test_processes_that_serve_end_with_the_last_other_one_of_their_pod(tmp_path: Path) -> None:
+    program = "case $TF_CONFIG in *chief*chief*) exit;; *) exec sleep 1000;; esac"
+    text = (FOLDER / "tensorflow-parameter-server.yaml").read_text()
+    text = text.replace("script: train.py", f"command: [sh, -c, {json.dumps(program)}]")
+    done = run_pod(script.render(plan(text.replace("  sync: {}\n", ""))), tmp_path)
+    assert done.returncode == 0
+    ended = [line.split(" at ")[0] for line in done.stdout.splitlines()]
+    assert ended == ["[dtrain] chief-0 ended: 0", "[dtrain] worker-0 ended: 143"]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_script_runs_the_processes_of_one_pod(tmp_path: Path, count: int) -> None:
+    """Each line has the name of its process; one that fails ends the others."""
+    program = (
+        'echo "rank $RANK of $WORLD_SIZE at $MASTER_ADDR"; echo "to stderr" >&2; '
+        "[ $RANK = 0 ] && exit 7; exec sleep 1000"
+    )
+    text = FILE.replace("gpus: 2", f"slots: {count}").replace(
+        "framework: torch, script: t.py",
+        f"framework: none, command: [sh, -c, {json.dumps(program)}]",
+    )
+    done = run_pod(script.render(plan(text)), tmp_path)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 7
+    for rank in range(count):
+        assert f"[worker-{rank}] rank {rank} of {2 * count} at job-node-0-0.job" in lines
+        assert f"[worker-{rank} err] to stderr" in lines
+    ended = [line.split(" at ")[0] for line in lines if line.startswith("[dtrain]")]
+    assert ended[0] == "[dtrain] worker-0 ended: 7"
+    assert set(ended[1:]) == {f"[dtrain] worker-{rank} ended: 143" for rank in range(1, count)}
+
+
+def run_pod(job: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the script of the first pod."""
+    return subprocess.run(
+        ["bash", "-c", job.replace("/dtrain/run", str(folder / "run"))],
+        env={"JOB_COMPLETION_INDEX": "0", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
