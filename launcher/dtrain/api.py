@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from dtrain.engines.contract import Engine
     from dtrain.failures.cause import Report
     from dtrain.parallelism.question import Answer
-    from dtrain.planning import PlanRequest, Posed, QueueGpus
+    from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan
+    from dtrain.planning import PlanRequest, QueueGpus
     from dtrain.runs.progress import Progress
     from dtrain.runs.record import Request
     from dtrain.session.callbacks import OnLine, OnState
@@ -398,7 +399,7 @@ def examine(
         )
     if bandwidth and file.job.framework != "torch":
         raise UsageError(
-            f"--bandwidth uses torch.distributed, but `job.framework` is {file.job.framework}",
+            f"`bandwidth` uses torch.distributed, but `job.framework` is {file.job.framework}",
             hint="check a copy of the file with `framework: torch`",
         )
     if rendezvous or bandwidth:
@@ -435,7 +436,7 @@ def _examine_request(
         )
     if rendezvous:
         raise UsageError(
-            "--rendezvous and --bandwidth need hosts by name, but an engine chooses them",
+            "`rendezvous` and `bandwidth` need hosts by name, but an engine chooses them",
             hint="leave the option out, or check a copy of the file with cluster.hosts",
         )
     transport = Transports(request.base, ask, notice=on_notice or (lambda text: None))
@@ -446,23 +447,28 @@ def _examine_request(
         transport.close()
 
 
-def plan(question: PlanRequest) -> Answer:
+@overload
+def plan(
+    request: PlanRequest, *, strategies: Literal[False] = False, ask: Ask | None = None
+) -> Answer: ...
+
+
+@overload
+def plan(
+    request: PlanRequest, *, strategies: Literal[True], ask: Ask | None = None
+) -> Answer | TensorFlowPlan: ...
+
+
+def plan(
+    request: PlanRequest, *, strategies: bool = False, ask: Ask | None = None
+) -> Answer | TensorFlowPlan:
     """How to split a model over a cluster: ``answer.best`` is the layout, if ``answer.fits``.
 
-    Raises UsageError and SpecError for wrong input.
+    - ``strategies``: whether to accept a job for TensorFlow, which has strategies, not layouts.
+    - ``ask`` asks a person for passphrases, if Slurm must say which GPUs a partition has.
+
+    Raises UsageError and SpecError for invalid input.
     """
-    posed = pose(question)
-    if posed.framework != "torch":
-        raise UsageError(
-            "for TensorFlow, the planner chooses a strategy, not a layout",
-            hint="run `dtrain plan --framework tensorflow`",
-        )
-    return posed.question.answer()
-
-
-def pose(question: PlanRequest, *, ask: Ask | None = None) -> Posed:
-    """The planner's question for a request. Asks Slurm which GPUs a partition has, if the cluster
-    file leaves that open. Raises UsageError and SpecError for wrong input."""
     from dtrain import planning
 
     def ask_queue(spec: ClusterFile) -> QueueGpus:
@@ -471,7 +477,7 @@ def pose(question: PlanRequest, *, ask: Ask | None = None) -> Posed:
         from dtrain.spec.model import Slurm
         from dtrain.transport.select import Transports
 
-        folder = question.file.absolute().parent if question.file else Path.cwd()
+        folder = request.file.absolute().parent if request.file else Path.cwd()
         slurm = spec.cluster.slurm or Slurm()
         transport = Transports(folder, ask, notice=lambda text: None)
         try:
@@ -479,4 +485,14 @@ def pose(question: PlanRequest, *, ask: Ask | None = None) -> Posed:
         finally:
             transport.close()
 
-    return planning.pose(question, ask_queue)
+    question = planning.pose(request, ask_queue)
+    if question.framework == "torch":
+        return question.answer()
+    if not strategies:
+        raise UsageError(
+            "for TensorFlow, the planner chooses a strategy, not a layout",
+            hint="call `plan` with strategies=True",
+        )
+    from dtrain.parallelism.tensorflow import judge
+
+    return judge.answer(question)

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
-from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cost.speed import flop_per_token
 from dtrain.parallelism.question import Answer
 from dtrain.runtime.layout import Layout
 
-if TYPE_CHECKING:
-    from dtrain.spec.model import ClusterFile
 
-
-def written(answer: Answer, text: str | None, spec: ClusterFile | None, *, file: str) -> str:
+def written(answer: Answer, text: str | None, *, file: str) -> str:
     """Return the cluster file ``text`` with the best layout, or a new file if ``text`` is None.
 
-    ``file`` is the name for messages. Raises UsageError if no layout fits, and SpecError if
-    ``text`` is not a cluster file.
+    ``file`` is the name for messages. Raises SpecError if ``text`` is not a cluster file.
     """
     from dtrain.spec.edit import new_file, write_layout
 
-    if not answer.fits:
-        raise UsageError(
-            f"no layout fits, so nothing is written to {file!r}",
-            hint="run without --output to see what would fit",
-        )
-    layout, training, strategy = _keys(answer, spec)
+    layout, training, strategy = _keys(answer)
     expected = _expected(answer)
     if text is not None:
         return write_layout(text, layout, training, strategy=strategy, expected=expected, file=file)
@@ -60,14 +49,12 @@ def _expected(answer: Answer) -> dict[str, object]:
     return {name: float(f"{value:.4g}") for name, value in values.items()}
 
 
-def _keys(
-    answer: Answer, spec: ClusterFile | None
-) -> tuple[dict[str, object], dict[str, object], str]:
+def _keys(answer: Answer) -> tuple[dict[str, object], dict[str, object], str]:
     """Return the layout and training keys for a cluster file, and the strategy."""
     # Import here: only written plans need it.
     from dtrain.spec.layouts import strategy_of
 
-    layout, plain = answer.best.layout, asdict(Layout())
+    layout, question, plain = answer.best.layout, answer.question, asdict(Layout())
     always: tuple[str, ...] = (
         "tensor",
         "pipeline",
@@ -86,13 +73,7 @@ def _keys(
     }
     training: dict[str, object] = {
         "global_batch": layout.global_batch,
-        "precision": _kept(answer.question.precision, spec),
-        "seq_len": answer.question.shape.seq_len,
+        "precision": "tf32" if question.tf32 else question.precision,
+        "seq_len": question.shape.seq_len,
     }
     return values, training, strategy_of(layout) if layout.backend == "runtime" else "none"
-
-
-def _kept(precision: str, spec: ClusterFile | None) -> str:
-    """Keep ``tf32`` if the file has it; the planner treats it as fp32."""
-    now = spec.job.training.precision if spec and spec.job.training else None
-    return "tf32" if now == "tf32" and precision == "fp32" else precision

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dtrain.diagnostics import DtrainError, UsageError
 from dtrain.parallelism.backends import BACKENDS
@@ -18,12 +18,12 @@ from dtrain.parallelism.cluster.hardware import (
     Precision,
     hardware,
 )
-from dtrain.parallelism.constraints import check_sizes, option
+from dtrain.parallelism.constraints import check_sizes
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import parse_count, shape_for_size, shape_from_sizes
 from dtrain.parallelism.question import KEPT, Question, usual_batch
 from dtrain.parallelism.reliability import Reliability
-from dtrain.runtime.layout import BackendName
+from dtrain.runtime.layout import SIZES, BackendName
 
 if TYPE_CHECKING:
     from dtrain.parallelism.cluster.efficiency import Efficiency
@@ -34,6 +34,13 @@ _T = TypeVar("_T")
 USUAL_GPU, USUAL_HOSTS = "a100-80gb", 8
 LARGEST = 10**15
 """The largest integer in a request."""
+MODEL_SIZES = (
+    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "experts", "experts_per_token",
+)  # fmt: skip
+FIXABLE = (
+    *SIZES, "virtual_pipeline", "expert", "sharding", "micro_batch", "recompute",
+    "sequence_parallel", "offload",
+)  # fmt: skip
 MAX_FILE = 16 << 20
 """Characters of a model, hardware or calibration file."""
 
@@ -54,8 +61,7 @@ class PlanRequest:
     model_config: Path | None = None
     """A Hugging Face ``config.json``."""
     sizes: Mapping[str, int | None] = field(default_factory=dict)
-    """``layers``, ``hidden``, ``heads``, ``kv_heads``, ``ffn_hidden``, ``experts`` and
-    ``experts_per_token``."""
+    """Values of `MODEL_SIZES`; at least ``layers`` and ``hidden``."""
     vocab: int | None = None
     seq_len: int | None = None
     global_batch: int | None = None
@@ -73,7 +79,7 @@ class PlanRequest:
     storage_gbs: float | None = None
     """GB/s with which all hosts together write a checkpoint."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of a layout with required values."""
+    """Required values of `FIXABLE` fields of a layout."""
     framework: str | None = None
     backend: str | None = None
 
@@ -92,25 +98,13 @@ AskQueue = Callable[["ClusterFile"], QueueGpus]
 """Asks an engine about the GPUs of a file's job. Raises DtrainError."""
 
 
-@dataclass(frozen=True, slots=True)
-class Posed:
-    """A question, with further values for the answer's views."""
-
-    question: Question
-    framework: str
-    """``torch`` or ``tensorflow``."""
-    spec: ClusterFile | None
-    hardware: Hardware
-    notes: tuple[str, ...]
-    """Assumed and overridden values, for users."""
-
-
-def pose(request: PlanRequest, ask: AskQueue | None = None) -> Posed:
+def pose(request: PlanRequest, ask: AskQueue | None = None) -> Question:
     """Return the planner's question for a request. ``ask`` is for a file that leaves the choice of
     its machines to an engine and does not name their GPU.
 
     Raises UsageError, or SpecError if the cluster file is invalid.
     """
+    _check_names(request)
     _check_digits(request)
     spec = _spec(request.file)
     table = _table(request.hardware)
@@ -120,23 +114,40 @@ def pose(request: PlanRequest, ask: AskQueue | None = None) -> Posed:
     precision, note = _precision(request, spec, cluster.gpu)
     batch, batch_source = _batch(request, spec, shape, cluster)
     check_sizes(shape, batch)
-    question = Question(
+    backend = _backend(request)
+    training = spec.job.training if spec else None
+    return Question(
         shape,
         cluster,
         _efficiency(request, cluster),
         batch,
         precision=precision,
-        backend=_backend(request) or "runtime",
-        backend_required=_backend(request) is not None,
+        framework=_framework(request, spec),
+        backend=backend or "runtime",
+        backend_required=backend is not None,
         fixed=request.fixed,
-        kept=_kept(request),
-        tokens=None if request.tokens is None else parse_count(request.tokens, "--tokens"),
+        kept=_kept(request.file, backend),
+        tokens=None if request.tokens is None else parse_count(request.tokens, "tokens"),
         reliability=_reliability(request),
         cluster_source=where.source,
         batch_source=batch_source,
+        notes=(*where.overruled, *([note] if note else [])),
+        hardware=table,
+        tf32=precision == "fp32" and training is not None and training.precision == "tf32",
     )
-    notes = (*where.overruled, *([note] if note else []))
-    return Posed(question, _framework(request, spec), spec, table, notes)
+
+
+def _check_names(request: PlanRequest) -> None:
+    """Raise UsageError for an unknown key in ``sizes`` or ``fixed``."""
+    for field_name, keys, known in (
+        ("sizes", request.sizes, MODEL_SIZES),
+        ("fixed", request.fixed, FIXABLE),
+    ):
+        for name in keys:
+            if name not in known:
+                raise UsageError(
+                    f"`{field_name}` has no key {name!r}", hint=f"one of {', '.join(known)}"
+                )
 
 
 def _check_digits(request: PlanRequest) -> None:
@@ -146,7 +157,7 @@ def _check_digits(request: PlanRequest) -> None:
     for name, value in given.items():
         if isinstance(value, int) and abs(value) > LARGEST:
             raise UsageError(
-                f"{option(name)}: a number of {len(str(abs(value)))} digits is too long",
+                f"`{name}`: a number of {len(str(abs(value)))} digits is too long",
                 hint=f"at most {LARGEST:,}",
             )
 
@@ -163,23 +174,30 @@ def _reliability(request: PlanRequest) -> Reliability:
         if value is None:
             continue
         if not 0 < value < LARGEST:
-            raise UsageError(f"{option(key)} {value:g} is not possible", hint="a number above 0")
+            raise UsageError(f"`{key}={value:g}` is not possible", hint="a number above 0")
         if request.tokens is None:
             raise UsageError(
-                f"{option(key)} is for the days of a training", hint="add --tokens, such as 2T"
+                f"`{key}` is for the days of a training", hint="add `tokens`, such as 2T"
             )
         values[name] = value * unit
     return Reliability(**values)
 
 
-def _framework(request: PlanRequest, spec: ClusterFile | None) -> str:
+def _framework(request: PlanRequest, spec: ClusterFile | None) -> Literal["torch", "tensorflow"]:
     framework = request.framework or (spec.job.framework if spec else "torch")
-    if framework not in ("torch", "tensorflow"):
+    if framework == "torch":
+        return "torch"
+    if framework != "tensorflow":
         raise UsageError(
-            f"--framework {framework}: dtrain cannot plan for it",
+            f"`framework={framework!r}`: dtrain cannot plan for it",
             hint="use torch or tensorflow",
         )
-    return framework
+    if request.fixed:
+        raise UsageError(
+            f"`{next(iter(request.fixed))}` applies only to torch layouts",
+            hint="leave it out, or use `framework='torch'`",
+        )
+    return "tensorflow"
 
 
 def _backend(request: PlanRequest) -> BackendName | None:
@@ -194,16 +212,16 @@ def _backend(request: PlanRequest) -> BackendName | None:
     for known in BACKENDS:
         if name == known:
             return known
-    raise UsageError(f"--backend {name} is not known", hint=f"one of {', '.join(BACKENDS)}")
+    raise UsageError(f"`backend={name!r}` is not known", hint=f"one of {', '.join(BACKENDS)}")
 
 
-def _kept(request: PlanRequest) -> dict[str, Any]:
+def _kept(file: Path | None, backend: BackendName | None) -> dict[str, Any]:
     """Return the keys of the cluster file's layout that the planner follows and never chooses."""
-    if request.file is None or (_backend(request) or "runtime") != "runtime":
+    if file is None or backend not in (None, "runtime"):
         return {}
     from dtrain.spec.load import layout_keys
 
-    return layout_keys(request.file, KEPT)
+    return layout_keys(file, KEPT)
 
 
 # The model.
@@ -213,18 +231,18 @@ def _shape(request: PlanRequest, spec: ClusterFile | None) -> Shape:
     """Return the model's shape, given in exactly one of four ways."""
     sizes = {name: value for name, value in request.sizes.items() if value is not None}
     ways = {
-        "--model-size": request.model_size,
-        "--model": request.model,
-        "--model-config": request.model_config,
-        " ".join(f"--{name.replace('_', '-')}" for name in sizes): sizes or None,
+        "`model_size`": request.model_size,
+        "`model`": request.model,
+        "`model_config`": request.model_config,
+        " ".join(f"`{name}`" for name in sizes): sizes or None,
     }
     given = [way for way, value in ways.items() if value is not None]
     if not given:
         raise UsageError(
             "no model to plan for",
             hint=(
-                "set --model-size 100B, --model llama-3-70b, --model-config config.json, or "
-                "--layers and --hidden"
+                "set `model_size='100B'`, `model='llama-3-70b'`, `model_config='config.json'`, or "
+                "`layers` and `hidden`"
             ),
         )
     if len(given) > 1:
@@ -232,15 +250,15 @@ def _shape(request: PlanRequest, spec: ClusterFile | None) -> Shape:
     training = spec.job.training if spec else None
     seq_len = request.seq_len or (training.seq_len if training else None)
     if request.seq_len is not None and request.seq_len < 1:
-        raise UsageError(f"--seq-len {request.seq_len} is not a length", hint="such as 4096")
+        raise UsageError(f"`seq_len={request.seq_len}` is not a length", hint="such as 4096")
     if request.model_size is not None:
         return shape_for_size(parse_count(request.model_size), seq_len=seq_len, vocab=request.vocab)
     if sizes:
-        missing = [name for name in ("layers", "hidden") if name not in sizes]
+        missing = [f"`{name}`" for name in ("layers", "hidden") if name not in sizes]
         if missing:
             raise UsageError(
-                f"{given[0]} requires --{' and --'.join(missing)}",
-                hint="sizes of a model include at least --layers and --hidden",
+                f"{given[0]} requires {' and '.join(missing)}",
+                hint="sizes of a model include at least `layers` and `hidden`",
             )
         return shape_from_sizes(
             layers=sizes["layers"],
@@ -254,7 +272,7 @@ def _shape(request: PlanRequest, spec: ClusterFile | None) -> Shape:
             experts_per_token=sizes.get("experts_per_token"),
         )
     if request.vocab is not None and request.vocab < 1:
-        raise UsageError(f"--vocab {request.vocab} is not a vocabulary", hint="such as 128256")
+        raise UsageError(f"`vocab={request.vocab}` is not a vocabulary", hint="such as 128256")
     if request.model_config is not None:
         from dtrain.parallelism.model.huggingface import shape_from_config
 
@@ -285,14 +303,14 @@ class _Where:
         chosen = (request.gpus, request.gpu, request.gpus_per_host, request.network_gbps)
         if self.spec is None:
             if all(value is None for value in chosen):
-                self.source = "assumed: give a cluster file, or --gpus and --gpu, for yours"
+                self.source = "assumed: give a cluster file, or `gpus` and `gpu`, for yours"
             gpu = self.table.gpu(request.gpu or USUAL_GPU)
             per_host = request.gpus_per_host
             usual = per_host or self.table.machine(gpu.machine).gpus_per_host
             gpus = USUAL_HOSTS * usual if request.gpus is None else request.gpus
             if self.source == "" and (request.gpus is None or request.gpu is None):
-                assumed = [f"--gpus {gpus}"] * (request.gpus is None)
-                assumed += [f"--gpu {gpu.name}"] * (request.gpu is None)
+                assumed = [f"`gpus={gpus}`"] * (request.gpus is None)
+                assumed += [f"`gpu={gpu.name!r}`"] * (request.gpu is None)
                 self.source = f"assumed: {', '.join(assumed)}"
             return self.table.cluster(
                 gpu, gpus, gpus_per_host=per_host, network_gbps=request.network_gbps
@@ -316,29 +334,29 @@ class _Where:
                 raise UsageError(
                     f"{name}: hosts have {', '.join(map(str, counts[:-1]))} and {counts[-1]} GPUs, "
                     "and a layout needs equal hosts",
-                    hint=f"list only equal hosts, or plan for --gpus-per-host {counts[0] or 1}",
+                    hint=f"list only equal hosts, or plan for `gpus_per_host={counts[0] or 1}`",
                 )
             per_host = counts[0]
             if not per_host and gpus is None:
                 raise UsageError(
                     f"{name}: its hosts have no GPUs, and layouts are planned for GPUs",
-                    hint="set cluster.gpus, or use --gpus and --gpus-per-host",
+                    hint="set cluster.gpus, or use `gpus` and `gpus_per_host`",
                 )
         if gpus is None:
             gpus = len(hosts) * per_host
         if gpu_name is None:
             raise UsageError(
                 f"{name} does not name the GPU of its hosts",
-                hint=f"add 'gpu: {USUAL_GPU}' to cluster, or use --gpu {USUAL_GPU}",
+                hint=f"add 'gpu: {USUAL_GPU}' to cluster, or use `gpu={USUAL_GPU!r}`",
             )
         gbps = spec.cluster.gbps if request.network_gbps is None else request.network_gbps
-        for name_of_option, value, of_file in (
-            ("--gpu", request.gpu, spec.cluster.gpu),
-            ("--gpus", request.gpus, sum(len(host.gpus) for host in hosts)),
-            ("--network-gbps", request.network_gbps, spec.cluster.gbps),
+        for given, value, of_file in (
+            ("gpu", request.gpu, spec.cluster.gpu),
+            ("gpus", request.gpus, sum(len(host.gpus) for host in hosts)),
+            ("network_gbps", request.network_gbps, spec.cluster.gbps),
         ):
             if value is not None and of_file is not None and value != of_file:
-                self.overruled.append(f"{name_of_option} {value} overrides {of_file} of {name}")
+                self.overruled.append(f"`{given}={value!r}` overrides {of_file} of {name}")
         cluster = self.table.cluster(
             self.table.gpu(gpu_name), gpus, gpus_per_host=per_host or None, network_gbps=gbps
         )
@@ -352,7 +370,7 @@ class _Where:
     def _of_queue(self, spec: ClusterFile, name: str) -> tuple[str, int]:
         """The GPU's name in the table, and the number of GPUs of a machine, from the engine."""
         assert self.ask is not None  # noqa: S101 (types)
-        hint = f"add 'gpu: {USUAL_GPU}' to cluster, or use --gpu {USUAL_GPU}"
+        hint = f"add 'gpu: {USUAL_GPU}' to cluster, or use `gpu={USUAL_GPU!r}`"
         try:
             found = self.ask(spec)
         except DtrainError as error:
@@ -365,14 +383,14 @@ class _Where:
         if not found.per_host:
             raise UsageError(
                 f"the machines of {where} have no GPUs, and layouts are planned for GPUs",
-                hint="set another partition in the file, or use --gpus and --gpu",
+                hint="set another partition in the file, or use `gpus` and `gpu`",
             )
         if not found.types:
             raise UsageError(f"{where} does not say which GPUs its machines have", hint=hint)
         if len(found.types) > 1:
             raise UsageError(
                 f"{where} has GPUs of {len(found.types)} types: {', '.join(found.types)}",
-                hint=f"set gpu_type in the file to one of them, or use --gpu {USUAL_GPU}",
+                hint=f"set gpu_type in the file to one of them, or use `gpu={USUAL_GPU!r}`",
             )
         (kind,) = found.types
         try:
@@ -456,7 +474,7 @@ def _precision(request: PlanRequest, spec: ClusterFile | None, gpu: Gpu) -> tupl
             gpu.peak(precision)
             return precision, ""
     raise UsageError(
-        f"--precision {wanted} is not one of {', '.join(PRECISIONS)}",
+        f"`precision={wanted!r}` is not one of {', '.join(PRECISIONS)}",
         hint="bf16 is typical; fp8 needs an H100 or newer",
     )
 
@@ -468,11 +486,11 @@ def _batch(
     if request.global_batch is not None:
         if request.global_batch < 1:
             raise UsageError(
-                f"--global-batch {request.global_batch} is not a batch", hint="at least 1 sequence"
+                f"`global_batch={request.global_batch}` is not a batch", hint="at least 1 sequence"
             )
         return request.global_batch, ""
     training = spec.job.training if spec else None
     if training and training.global_batch:
         return training.global_batch, f"from {request.file}"
     batch = usual_batch(shape.seq_len, cluster.gpus)
-    return batch, "assumed: set --global-batch to change it"
+    return batch, "assumed: set `global_batch` to change it"

@@ -37,7 +37,7 @@ def check(model: str, gpu: str, gpus: int) -> tuple[bool, str]:
         return True, "nothing fits"
     file = f"{model}.yaml"
     try:
-        spec = parse(written(answer, None, None, file=file), file)
+        spec = parse(written(answer, None, file=file), file)
         build(spec)
     except DtrainError as error:
         return False, f"REFUSED: {error}"

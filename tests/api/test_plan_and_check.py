@@ -19,6 +19,23 @@ def test_plan_refuses_invalid_requests() -> None:
         dtrain.plan(dtrain.PlanRequest(gpus=8))
     with pytest.raises(dtrain.UsageError, match="strategy"):
         dtrain.plan(dtrain.PlanRequest(model_size="7B", framework="tensorflow"))
+    with pytest.raises(dtrain.UsageError, match="`sizes` has no key 'layer'"):
+        dtrain.plan(dtrain.PlanRequest(sizes={"layer": 32, "hidden": 4096}))
+
+
+def test_messages_name_the_fields_of_the_request() -> None:
+    with pytest.raises(dtrain.UsageError) as refused:
+        dtrain.plan(dtrain.PlanRequest(model_size="100B", fixed={"data": 64}, global_batch=100))
+    assert refused.value.message == "`data=64` does not divide the batch of 100 sequences"
+    assert refused.value.hint == "use `data` 1, 2 or 4, or `global_batch=128`"
+
+
+def test_plan_strategies() -> None:
+    request = dtrain.PlanRequest(model_size="7B", framework="tensorflow")
+    found = dtrain.plan(request, strategies=True)
+    assert not isinstance(found, dtrain.Answer)
+    assert found.strategy is not None
+    assert found.question.shape.parameters == pytest.approx(7e9, rel=0.02)
 
 
 def test_check(scene: Scene) -> None:

@@ -107,7 +107,7 @@ def test_machines_hold_gpus_of_the_table() -> None:
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(UsageError, match="'a100-90gb' is not a GPU") as caught:
         gpu("a100-90gb")
-    assert "a100-80gb" in caught.value.hint and "--hardware" in caught.value.hint
+    assert "a100-80gb" in caught.value.hint and "`hardware=FILE`" in caught.value.hint
     with pytest.raises(UsageError) as caught:
         gpu("rtx")
     assert "rtx-" in caught.value.hint
@@ -132,14 +132,14 @@ def test_a_cluster_gets_defaults_from_the_usual_machine() -> None:
 @pytest.mark.parametrize(
     ("gpus", "options", "message"),
     [
-        (0, {}, "--gpus 0"),
-        (12, {}, "--gpus 12 does not fill hosts of 8"),
-        (8, {"gpus_per_host": 0}, "--gpus-per-host 0"),
-        (8, {"network_gbps": 0}, "--network-gbps 0"),
-        (8, {"network_gbps": float("nan")}, "--network-gbps nan"),
+        (0, {}, "`gpus=0`"),
+        (12, {}, "`gpus=12` does not fill hosts of 8"),
+        (8, {"gpus_per_host": 0}, "`gpus_per_host=0`"),
+        (8, {"network_gbps": 0}, "`network_gbps=0`"),
+        (8, {"network_gbps": float("nan")}, "`network_gbps=nan`"),
     ],
 )
-def test_an_impossible_cluster_names_the_option(gpus, options, message) -> None:
+def test_an_impossible_cluster_names_the_field(gpus, options, message) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         hardware().cluster(gpu("a100"), gpus, **options)
     assert caught.value.hint

@@ -36,9 +36,9 @@ def test_counts_as_people_write_them(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "B", "100X", "-1B", "nan", "inf", "8x7B", "1e999", "1..5B"])
-def test_an_invalid_count_names_the_option_and_the_format(text: str) -> None:
-    with pytest.raises(UsageError, match="--tokens") as caught:
-        parse_count(text, "--tokens")
+def test_an_invalid_count_names_the_field_and_the_format(text: str) -> None:
+    with pytest.raises(UsageError, match="`tokens`") as caught:
+        parse_count(text, "tokens")
     assert "1.5T" in caught.value.hint
 
 
@@ -92,12 +92,12 @@ def test_8b_is_llama_3() -> None:
 @pytest.mark.parametrize(
     ("parameters", "options", "message"),
     [
-        (1e5, {}, "--model-size 100000"),
-        (1e16, {}, "--model-size 1e\\+16"),
-        (math.nan, {}, "--model-size nan"),
-        (1e7, {"vocab": 256000}, "--vocab of 256000"),
-        (1e9, {"vocab": 0}, "--vocab 0"),
-        (1e9, {"seq_len": -1}, "--seq-len -1"),
+        (1e5, {}, "`model_size=100000`"),
+        (1e16, {}, "`model_size=1e\\+16`"),
+        (math.nan, {}, "`model_size=nan`"),
+        (1e7, {"vocab": 256000}, "`vocab` of 256000"),
+        (1e9, {"vocab": 0}, "`vocab=0`"),
+        (1e9, {"seq_len": -1}, "`seq_len=-1`"),
     ],
 )
 def test_impossible_sizes_are_refused_with_a_reason(
@@ -134,19 +134,19 @@ def test_options_for_a_mixture_of_experts() -> None:
 @pytest.mark.parametrize(
     ("sizes", "message", "hint"),
     [
-        ({"heads": 7}, "--heads 7 does not divide --hidden 4096", "--heads 8"),
-        ({"heads": 32, "kv_heads": 5}, "--kv-heads 5 does not divide --heads 32", "--kv-heads 4"),
-        ({"heads": 8, "kv_heads": 16}, "--kv-heads 16 does not divide --heads 8", "--kv-heads 8"),
-        ({"heads": 0}, "--heads 0", "at least 1"),
-        ({"vocab": 0}, "--vocab 0", "at least 1"),
-        ({"layers": -2}, "--layers -2", "at least 1"),
-        ({"hidden": 100}, "--hidden 100 does not divide into heads of 64", "--heads"),
-        ({"experts": 1}, "--experts 1", "at least 2"),
-        ({"experts_per_token": 2}, "--experts-per-token 2 without --experts", "how many"),
-        ({"experts": 4, "experts_per_token": 5}, "--experts-per-token 5 is not between", "2"),
+        ({"heads": 7}, "`heads=7` does not divide `hidden=4096`", "`heads=8`"),
+        ({"heads": 32, "kv_heads": 5}, "`kv_heads=5` does not divide `heads=32`", "`kv_heads=4`"),
+        ({"heads": 8, "kv_heads": 16}, "`kv_heads=16` does not divide `heads=8`", "`kv_heads=8`"),
+        ({"heads": 0}, "`heads=0`", "at least 1"),
+        ({"vocab": 0}, "`vocab=0`", "at least 1"),
+        ({"layers": -2}, "`layers=-2`", "at least 1"),
+        ({"hidden": 100}, "`hidden=100` does not divide into heads of 64", "`heads`"),
+        ({"experts": 1}, "`experts=1`", "at least 2"),
+        ({"experts_per_token": 2}, "`experts_per_token=2` without `experts`", "how many"),
+        ({"experts": 4, "experts_per_token": 5}, "`experts_per_token=5` is not between", "2"),
     ],
 )
-def test_contradicting_sizes_name_their_options(sizes, message: str, hint: str) -> None:
+def test_contradicting_sizes_name_their_fields(sizes, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         shape_from_sizes(**{"layers": 32, "hidden": 4096, **sizes})
     assert message in caught.value.message

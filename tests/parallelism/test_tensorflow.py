@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import hardware
 from dtrain.parallelism.cost.keras_memory import Part, Way, on_gpu, saved
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import shape_for_size
+from dtrain.parallelism.question import Question
+from dtrain.parallelism.tensorflow import judge
 from dtrain.parallelism.tensorflow.balance import split
-from dtrain.parallelism.tensorflow.judge import answer
 from dtrain.spec.strategies import STRATEGIES
 from support.limits import HANG
 
@@ -26,6 +28,13 @@ GIB = 2.0**30
 
 def cluster(gpus, per_host=8, gpu="a100-80gb"):
     return HARDWARE.cluster(HARDWARE.gpu(gpu), gpus, gpus_per_host=per_host)
+
+
+def answer(shape, cluster, *, global_batch, precision="bf16", host_memory=None):
+    asked = Question(
+        shape, cluster, of_family(cluster.gpu.family), global_batch, precision=precision
+    )
+    return judge.answer(asked, host_memory=host_memory)
 
 
 def oracle(*arguments):

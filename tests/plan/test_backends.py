@@ -51,7 +51,7 @@ def test_a_plan_launches_without_warnings(place: int) -> None:
         fitted += 1
         layout = answer.best.layout
         assert not [*refusals(question.shape, layout, question.precision)]
-        spec = parse(written(answer, None, None, file="new.yaml"), "new.yaml")
+        spec = parse(written(answer, None, file="new.yaml"), "new.yaml")
         assert not spec.warnings, known.name
         assert spec.job.layout == layout
         assert build(spec).world_size == layout.world_size
@@ -100,6 +100,6 @@ def test_a_backend_with_a_fitting_layout_is_shown_in_one_line() -> None:
 
 def test_a_layout_for_another_backend_is_the_scripts_own() -> None:
     answer = ask("llama-3-8b", "a100-80gb", 8, "megatron").answer()
-    text = written(answer, None, None, file="new.yaml")
+    text = written(answer, None, file="new.yaml")
     assert "backend: megatron" in text
     assert parse(text, "new.yaml").job.strategy == "none"

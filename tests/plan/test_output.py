@@ -201,8 +201,8 @@ def test_a_plan_keeps_what_it_never_chooses(tmp_path: Path) -> None:
         "  script: train.py\n"
         "  layout: {compile: true, reduce: bf16, offload_activations: true}\n"
     )
-    kept = pose(PlanRequest(model="gpt2", file=file)).question.answer().best.layout
+    kept = pose(PlanRequest(model="gpt2", file=file)).answer().best.layout
     assert (kept.compile, kept.reduce, kept.offload_activations) == (True, "bf16", True)
     assert kept.recompute == "none"
-    other = pose(PlanRequest(model="gpt2", file=file, backend="megatron")).question
+    other = pose(PlanRequest(model="gpt2", file=file, backend="megatron"))
     assert not other.answer().best.layout.compile

@@ -46,7 +46,7 @@ def test_the_line_on_other_backends_adds_little(monkeypatch: pytest.MonkeyPatch)
 
     search = Question.search
     monkeypatch.setattr(Question, "search", counted)
-    answer = pose(PlanRequest(model_size="100B")).question.answer()
+    answer = pose(PlanRequest(model_size="100B")).answer()
     assert gain(answer)
     first, *others = searched
     assert sum(others) < 0.3 * first

@@ -49,7 +49,7 @@ def files(answers, tmp_path_factory):
     paths = {}
     for case, answer in answers.items():
         paths[case] = folder / f"{case.replace(' ', '-')}.html"
-        text = page(answer, hardware(), count=8, notes=[f"a note: {HOSTILE}"])
+        text = page(answer, count=8, notes=[f"a note: {HOSTILE}"])
         paths[case].write_text(text, encoding="utf-8")
     return paths
 
@@ -318,7 +318,7 @@ def test_the_page_has_the_sentences_of_the_text_output(answers, browser, files):
         assert explain.fullness(answer.best) in text
         for rival in alternatives.rivals(answer):
             assert rival.verdict in text
-        for remedy in alternatives.remedies(answer, hardware()):
+        for remedy in alternatives.remedies(answer):
             assert remedy in text
 
 
@@ -330,7 +330,7 @@ def test_every_text_is_escaped(answers):
         shape=replace(answer.question.shape, name=HOSTILE),
         batch_source=HOSTILE,
     )
-    text = page(replace(answer, question=asked), hardware(), count=3, notes=[HOSTILE])
+    text = page(replace(answer, question=asked), count=3, notes=[HOSTILE])
     assert "<script" not in text
     assert "<img" not in text
     assert "\x1b" not in text
@@ -341,7 +341,7 @@ def test_a_model_may_have_any_name(browser, tmp_path):
     asked = question("one gpu")
     named = replace(asked, shape=replace(asked.shape, name=HOSTILE)).answer()
     path = tmp_path / "page.html"
-    path.write_text(page(named, hardware(), count=3), encoding="utf-8")
+    path.write_text(page(named, count=3), encoding="utf-8")
     browser.show(path, 400)
     assert "<script>alert(1)</script>" in browser.evaluate("document.title")
     assert browser.evaluate("document.documentElement.scrollWidth") <= 400

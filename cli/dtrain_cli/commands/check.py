@@ -20,6 +20,7 @@ from dtrain.framing import clean
 from dtrain.loading import load
 from dtrain_cli import completion, prompt
 from dtrain_cli.files import write_text
+from dtrain_cli.options import errors_name_options
 from dtrain_cli.output import write
 from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import can_redraw, names
@@ -60,7 +61,7 @@ def check(
         raise UsageError("--output requires --bandwidth", hint="add --bandwidth")
     begun = time.monotonic()
     hosts = names.count(len(request.spec().cluster.hosts), "host")
-    with progress(f"checking {hosts} …"):
+    with progress(f"checking {hosts} …"), errors_name_options():
         evidence = api.examine(
             request,
             rendezvous=rendezvous,

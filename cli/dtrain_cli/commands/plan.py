@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dtrain import api
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.answer.backends import gain
-from dtrain.parallelism.constraints import option
+from dtrain.parallelism.question import Answer
 from dtrain.plan_file import written
-from dtrain.planning import PlanRequest, Posed
+from dtrain.planning import PlanRequest
 from dtrain_cli import completion, prompt
+from dtrain_cli.options import as_options, errors_name_options
 from dtrain_cli.output import write
+
+if TYPE_CHECKING:
+    from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan
 
 
 def plan(
@@ -194,62 +198,71 @@ def plan(
         "sequence_parallel": sequence_parallel,
         "offload": offload,
     }
-    posed = api.pose(
-        PlanRequest(
-            file=file,
-            model_size=model_size,
-            model=model,
-            model_config=model_config,
-            sizes=sizes,
-            vocab=vocab,
-            seq_len=seq_len,
-            global_batch=global_batch,
-            tokens=tokens,
-            failure_rate=failure_rate,
-            restart_minutes=restart_minutes,
-            storage_gbs=storage_gbs,
-            precision=precision,
-            gpus=gpus,
-            gpu=gpu,
-            gpus_per_host=gpus_per_host,
-            network_gbps=network_gbps,
-            hardware=hardware,
-            calibrate=calibrate,
-            fixed={name: value for name, value in fixed.items() if value is not None},
-            framework=framework,
-            backend=backend,
-        ),
-        ask=prompt.asker(),
+    request = PlanRequest(
+        file=file,
+        model_size=model_size,
+        model=model,
+        model_config=model_config,
+        sizes=sizes,
+        vocab=vocab,
+        seq_len=seq_len,
+        global_batch=global_batch,
+        tokens=tokens,
+        failure_rate=failure_rate,
+        restart_minutes=restart_minutes,
+        storage_gbs=storage_gbs,
+        precision=precision,
+        gpus=gpus,
+        gpu=gpu,
+        gpus_per_host=gpus_per_host,
+        network_gbps=network_gbps,
+        hardware=hardware,
+        calibrate=calibrate,
+        fixed={name: value for name, value in fixed.items() if value is not None},
+        framework=framework,
+        backend=backend,
     )
-    if posed.framework == "tensorflow":
-        for name, path in (("--output", output), ("--html", html)):
-            if path is not None:
-                raise UsageError(
-                    f"{name} applies only to torch layouts",
-                    hint="set job.strategy in the cluster file to the strategy that is shown",
-                )
-        write(_tensorflow(posed, json=json))
-    else:
-        write(_torch(posed, top, json=json, file=file, output=output, html=html))
+    with errors_name_options():
+        answer = api.plan(request, strategies=True, ask=prompt.asker())
+    if isinstance(answer, Answer):
+        write(_layouts(answer, top, json=json, file=file, output=output, html=html))
+        return
+    for name, path in (("--output", output), ("--html", html)):
+        if path is not None:
+            raise UsageError(
+                f"{name} applies only to torch layouts",
+                hint="set job.strategy in the cluster file to the strategy that is shown",
+            )
+    write(_strategies(answer, json=json))
 
 
-def _torch(
-    posed: Posed, top: int, *, json: bool, file: Path | None, output: Path | None, html: Path | None
+def _layouts(
+    answer: Answer,
+    top: int,
+    *,
+    json: bool,
+    file: Path | None,
+    output: Path | None,
+    html: Path | None,
 ) -> str:
-    """Search, write the requested files, and return the text for stdout."""
+    """Write the requested files, and return the text for stdout."""
     # Each output imports what it needs: most plans read and write no file.
-    answer, table = posed.question.answer(), posed.hardware
     other = gain(answer)
-    notes = (*posed.notes, *answer.notes, *([other] if other else []))
+    notes = (*answer.question.notes, *([other] if other else []))
     done: list[str] = []
     if output is not None:
         from dtrain_cli.files import read_text, write_text
 
+        if not answer.fits:
+            raise UsageError(
+                f"no layout fits, so nothing is written to {str(output)!r}",
+                hint="run without --output to see what would fit",
+            )
         before = read_text(output)
         # A new file starts as a copy of the cluster file of the plan.
         base = before if before is not None or file is None else read_text(file)
         name = str(output if before is not None or file is None else file)
-        write_text(output, written(answer, base, posed.spec, file=name))
+        write_text(output, written(answer, base, file=name))
         done.append(
             f"{output}: a new cluster file; change its placeholder hosts and script"
             if base is None
@@ -259,44 +272,26 @@ def _torch(
         from dtrain_cli.files import write_text
         from dtrain_cli.views.layouts_html import page
 
-        write_text(html, page(answer, table, count=top, notes=notes))
+        write_text(html, page(answer, count=top, notes=notes))
         done.append(f"{html}: a page with charts")
     if json:
         from dtrain.parallelism.answer.document import document
 
-        return _as_json(document(answer, table, top, [*notes, *done]))
+        return _as_json(document(answer, top, [*notes, *done]))
     from dtrain_cli.sheet import stdout_paper
     from dtrain_cli.views import layouts
 
-    return layouts.as_text(answer, table, stdout_paper(), count=top, notes=notes, written=done)
+    return layouts.as_text(answer, stdout_paper(), count=top, notes=notes, written=done)
 
 
-def _tensorflow(posed: Posed, *, json: bool) -> str:
-    """Answer the question with the strategies of `tf.distribute`."""
-    from dtrain.parallelism.tensorflow import judge
-
-    question = posed.question
-    if question.fixed:
-        raise UsageError(
-            f"{option(next(iter(question.fixed)))} applies only to torch layouts",
-            hint="leave it out, or use --framework torch",
-        )
-    found = judge.answer(
-        question.shape,
-        question.cluster,
-        global_batch=question.global_batch,
-        precision=question.precision,
-    )
+def _strategies(found: TensorFlowPlan, *, json: bool) -> str:
     if json:
-        from dtrain.parallelism.answer.document import SCHEMA, cluster, model
-
-        head = {"schema": SCHEMA, "model": model(question), "cluster": cluster(question)}
-        return _as_json({**head, **found.to_document()})
+        return _as_json(found.to_document())
     from dtrain_cli.sheet import stdout_paper
     from dtrain_cli.views import strategies
 
-    return strategies.as_text(question, found, stdout_paper(), posed.notes)
+    return strategies.as_text(found, stdout_paper())
 
 
 def _as_json(found: dict[str, Any]) -> str:
-    return dumps(found, indent=2) + "\n"
+    return as_options(dumps(found, indent=2)) + "\n"

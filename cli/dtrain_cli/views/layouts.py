@@ -10,16 +10,15 @@ from rich.text import Text
 
 from dtrain.framing import clean
 from dtrain.parallelism.answer import alternatives, explain
-from dtrain.parallelism.cluster.hardware import Hardware
 from dtrain.parallelism.cost.candidate import CLOSE, Candidate
 from dtrain.parallelism.question import Answer, Question
+from dtrain_cli.options import as_options
 from dtrain_cli.views.paper import Paper
 from dtrain_cli.views.question import described, training_time
 
 
 def as_text(
     answer: Answer,
-    table: Hardware,
     paper: Paper,
     *,
     count: int,
@@ -36,7 +35,7 @@ def as_text(
         _memory(answer.best, paper),
         _time(answer.best, paper),
         _table(answer.shortlist(count), paper),
-        _others(answer, table, paper),
+        _others(answer, paper),
         [paper.entry("Written", clean(text)) for text in written],
     ]
     return paper.sections(sections)
@@ -193,14 +192,14 @@ def _legend(titles: Mapping[str, str], columns: Mapping[str, list[str]]) -> str:
     return "; ".join(notes) + "."
 
 
-def _others(answer: Answer, table: Hardware, paper: Paper) -> Iterator[RenderableType]:
+def _others(answer: Answer, paper: Paper) -> Iterator[RenderableType]:
     """Yield why other layouts are worse and, if no layout fits, what would fit."""
-    remedies = alternatives.remedies(answer, table)
+    remedies = alternatives.remedies(answer)
     if remedies:
         title = "Without offload" if answer.fits else "What would fit"
         yield paper.line((title, "bold"))
         for sentence in remedies:
-            yield paper.paragraph(sentence, head="  - ")
+            yield paper.paragraph(as_options(sentence), head="  - ")
     costs = [
         text for text in (alternatives.textbook(answer),) if text and not answer.question.pinned
     ]

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtrain.parallelism.answer import alternatives, explain
-from dtrain.parallelism.cluster.hardware import Hardware
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer
+from dtrain_cli.options import as_options
 from dtrain_cli.views.html import rendered
 from dtrain_cli.views.question import described, training_time
 
@@ -25,8 +25,8 @@ _NEGLIGIBLE = 0.0005
 """The legend leaves out parts below this share of the longest bar."""
 
 
-def page(answer: Answer, table: Hardware, *, count: int, notes: Sequence[str] = ()) -> str:
-    """Return the document. ``count`` layouts are compared; ``table`` is for hardware remedies."""
+def page(answer: Answer, *, count: int, notes: Sequence[str] = ()) -> str:
+    """Return the document. ``count`` layouts are compared."""
     question, best = answer.question, answer.best
     model = question.shape.name or explain.large(question.shape.parameters)
     shown = answer.shortlist(count)
@@ -45,7 +45,7 @@ def page(answer: Answer, table: Hardware, *, count: int, notes: Sequence[str] = 
         memory=_memory_chart(shown or (best,), best.limit),
         time=_time_chart(shown or (best,)),
         compared=_compared(shown),
-        remedies=alternatives.remedies(answer, table),
+        remedies=[*map(as_options, alternatives.remedies(answer))],
         others=[*_others(answer)],
         rejected=_rejected(answer),
     )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dtrain.framing import clean
 from dtrain.parallelism.answer import explain
 from dtrain.parallelism.question import Answer, Question, TrainingCost
+from dtrain_cli.options import as_options
 from dtrain_cli.views import names
 
 
@@ -46,11 +47,11 @@ def described(asked: Question, notes: Sequence[str]) -> list[tuple[str, str]]:
         f"{asked.precision}{_source(asked.batch_source)}"
     )
     entries = [("Model", model), ("Cluster", gpus), ("Batch", batch)]
-    return [*entries, *(("Note", clean(note)) for note in notes)]
+    return [*entries, *(("Note", as_options(clean(note))) for note in notes)]
 
 
 def _source(text: str) -> str:
-    return f" ({clean(text)})" if text else ""
+    return f" ({as_options(clean(text))})" if text else ""
 
 
 def training_time(answer: Answer) -> str:

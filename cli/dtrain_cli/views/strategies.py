@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rich.console import RenderableType
 
 from dtrain.parallelism.answer import explain
-from dtrain.parallelism.question import Question
 from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan
-from dtrain_cli.views.layouts import question as asked
+from dtrain_cli.views.layouts import question
 from dtrain_cli.views.paper import Paper
 
 
-def as_text(
-    question: Question, found: TensorFlowPlan, paper: Paper, notes: Sequence[str] = ()
-) -> str:
+def as_text(found: TensorFlowPlan, paper: Paper) -> str:
     """Return the whole text, with a final newline."""
     sections = [
-        asked(question, notes, paper),
+        question(found.question, found.question.notes, paper),
         [paper.paragraph(found.sentence, "bold" if found.strategy else "red")],
         _strategies(found, paper),
         _assignment(found, paper),

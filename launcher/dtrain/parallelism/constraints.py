@@ -30,12 +30,6 @@ MAX_BATCH = 10**9
 """Sequences in a step."""
 
 
-def option(field: str) -> str:
-    """Return the command-line option of a field: ``--virtual-pipeline`` for
-    ``virtual_pipeline``."""
-    return f"--{field.replace('_', '-')}"
-
-
 def sound(layout: Layout, shape: Shape) -> bool:
     """Whether separately fixed values are consistent."""
     pieces = layout.pipeline * layout.virtual_pipeline
@@ -63,25 +57,25 @@ def check_sizes(shape: Shape, global_batch: int) -> None:
 
 
 def check(shape: Shape, cluster: GpuCluster, global_batch: int, fixed: Mapping[str, Any]) -> None:
-    """Raise UsageError if a fixed size does not divide; name its option and sizes that do."""
+    """Raise UsageError if a fixed size does not divide; name its field and sizes that do."""
     for name in (*SIZES, "expert", "micro_batch", "virtual_pipeline"):
         if fixed.get(name, 1) < 1:
-            raise UsageError(f"{option(name)} {fixed[name]} is not a size", hint="at least 1")
+            raise UsageError(f"`{name}={fixed[name]}` is not a size", hint="at least 1")
     for name, kinds, hint in (
         ("sharding", get_args(Sharding), "ZeRO-1 is optimizer, ZeRO-2 gradients, FSDP full"),
         ("recompute", get_args(Recompute), "selective recomputes cheap operations, full all"),
     ):
         if fixed.get(name, "none") not in kinds:
             raise UsageError(
-                f"{option(name)} {fixed[name]!r} is not one of {', '.join(kinds)}", hint=hint
+                f"`{name}` {fixed[name]!r} is not one of {', '.join(kinds)}", hint=hint
             )
     _check_product(cluster, fixed)
     known, derived = completed(cluster, fixed)
 
     def refuse(name: str, reason: str, would: Iterable[int]) -> UsageError:
-        text = f"{option(name)} {known[name]}"
+        text = f"`{name}={known[name]}`"
         if name == derived:
-            given = ", ".join(f"{option(size)} {known[size]}" for size in SIZES if size != name)
+            given = ", ".join(f"`{size}={known[size]}`" for size in SIZES if size != name)
             text = f"{given} on {cluster.gpus} GPUs make {name} {known[name]}, which"
         return UsageError(f"{text} {reason}", hint=_use(name, would, derived))
 
@@ -111,13 +105,13 @@ def check(shape: Shape, cluster: GpuCluster, global_batch: int, fixed: Mapping[s
             (d for d in gpus if global_batch % d == 0),
         )
         near = max(1, round(global_batch / known["data"])) * known["data"]
-        raise UsageError(error.message, hint=f"{error.hint}, or --global-batch {near}")
+        raise UsageError(error.message, hint=f"{error.hint}, or `global_batch={near}`")
     _check_expert(shape, cluster, known)
     _check_batch(global_batch, known)
     # An unknown size can use all GPUs that the known sizes leave.
     rest = cluster.gpus // math.prod(known.get(size, 1) for size in SIZES)
     layout = Layout(**{**dict.fromkeys(SIZES, rest), **known})
-    for misfit in contradictions(layout, option):
+    for misfit in contradictions(layout, "`{}`".format):
         raise UsageError(misfit.message, hint=misfit.hint)
     _check_pieces(shape, global_batch, layout, known)
 
@@ -127,19 +121,19 @@ def none_left(
 ) -> UsageError:
     """Return the error for constraints that each can be met, but not together."""
     if fixed:
-        given = ", ".join(_spelled(name, value) for name, value in fixed.items())
+        given = ", ".join(f"`{name}={value!r}`" for name, value in fixed.items())
         together = f"no layout on {cluster.gpus} GPUs divides evenly with {given}"
         hint = f"leave one of them out; the batch is {global_batch} sequences"
         if len(fixed) == 1:
             together += f" and a batch of {global_batch} sequences"
-            hint = "leave it out, or give another --global-batch"
+            hint = "leave it out, or give another `global_batch`"
         if fixed.get("sharding") == "hybrid":
             hint = "hybrid sharding needs data ranks both within a host and across hosts"
         return UsageError(together, hint=hint)
     return UsageError(
         f"a batch of {global_batch} sequences and {shape.layers} layers cannot be spread over "
         f"{cluster.gpus} GPUs",
-        hint=f"use fewer GPUs, or a --global-batch that is a multiple of {cluster.gpus}",
+        hint=f"use fewer GPUs, or a `global_batch` that is a multiple of {cluster.gpus}",
     )
 
 
@@ -149,7 +143,7 @@ def _check_product(cluster: GpuCluster, fixed: Mapping[str, Any]) -> None:
     for name in SIZES:
         if gpus % fixed.get(name, 1):
             raise UsageError(
-                f"{option(name)} {fixed[name]} does not divide {gpus} GPUs",
+                f"`{name}={fixed[name]}` does not divide {gpus} GPUs",
                 hint=_use(name, _divisors(gpus), ""),
             )
     given = {name: fixed[name] for name in SIZES if name in fixed}
@@ -158,12 +152,12 @@ def _check_product(cluster: GpuCluster, fixed: Mapping[str, Any]) -> None:
         return
     last = next(reversed(given))
     others = product // given[last]
-    text = " x ".join(f"{option(name)} {size}" for name, size in given.items())
+    text = " x ".join(f"`{name}={size}`" for name, size in given.items())
     able = gpus // others if gpus % others == 0 else 0
     raise UsageError(
         f"{text} = {product} does not make up {gpus} GPUs",
         hint=(
-            f"use {option(last)} {able}"
+            f"use `{last}={able}`"
             if able and len(given) == len(SIZES)
             else _use(last, _divisors(able), "")
             if able
@@ -196,11 +190,11 @@ def _check_expert(shape: Shape, cluster: GpuCluster, known: Mapping[str, Any]) -
     if expert == 1:
         return
     if not shape.experts:
-        raise UsageError(f"--expert {expert}: the model has no experts", hint="leave it out")
+        raise UsageError(f"`expert={expert}`: the model has no experts", hint="leave it out")
     ranks = cluster.gpus // math.prod(known.get(name, 1) for name in ("tensor", "pipeline"))
     if shape.experts % expert or ranks % expert:
         raise UsageError(
-            f"--expert {expert} does not divide the model's {shape.experts} experts"
+            f"`expert={expert}` does not divide the model's {shape.experts} experts"
             + (f" and the {ranks} GPUs that they can be spread over" if ranks % expert else ""),
             hint=_use("expert", _divisors(math.gcd(shape.experts, ranks)), ""),
         )
@@ -211,9 +205,9 @@ def _check_batch(global_batch: int, known: Mapping[str, Any]) -> None:
     if share % micro:
         whose = f"each data rank's {share}" if known.get("data", 1) > 1 else f"the {share}"
         raise UsageError(
-            f"--micro-batch {micro} does not divide {whose} sequences",
+            f"`micro_batch={micro}` does not divide {whose} sequences",
             hint=_use("micro_batch", (size for size in _divisors(share) if size <= 64), "")
-            + ", or another --global-batch",
+            + ", or another `global_batch`",
         )
 
 
@@ -225,7 +219,7 @@ def _check_pieces(
         return
     if shape.layers % (stages * pieces):
         raise UsageError(
-            f"--virtual-pipeline {pieces} with {stages} stages does not divide the model's "
+            f"`virtual_pipeline={pieces}` with {stages} stages does not divide the model's "
             f"{shape.layers} layers",
             hint=_use("virtual_pipeline", _divisors(shape.layers // stages), "")
             if shape.layers % stages == 0
@@ -235,8 +229,8 @@ def _check_pieces(
         steps = global_batch // layout.data // layout.micro_batch
         for misfit in uneven_rounds(replace(layout, grad_accumulation=steps)):
             raise UsageError(
-                f"--virtual-pipeline {pieces}: {misfit.message}",
-                hint="leave it out, or change --global-batch or --micro-batch",
+                f"`virtual_pipeline={pieces}`: {misfit.message}",
+                hint="leave it out, or change `global_batch` or `micro_batch`",
             )
 
 
@@ -244,19 +238,13 @@ def _use(name: str, would: Iterable[int], derived: str) -> str:
     sizes = [str(size) for size in would]
     if name == derived:
         return f"choose them so that {name} comes to {_either(sizes)}"
-    return f"use {option(name)} {_either(sizes)}"
+    return f"use `{name}` {_either(sizes)}"
 
 
 def _either(sizes: list[str]) -> str:
     if len(sizes) > 12:
         sizes = [*sizes[:11], sizes[-1]]
     return sizes[0] if len(sizes) == 1 else f"{', '.join(sizes[:-1])} or {sizes[-1]}"
-
-
-def _spelled(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return option(name) if value else f"--no-{name.replace('_', '-')}"
-    return f"{option(name)} {value}"
 
 
 def _divisors(number: int) -> list[int]:

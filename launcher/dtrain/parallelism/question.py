@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism import constraints
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import BACKENDS, refusals
 from dtrain.parallelism.cluster.efficiency import Efficiency
-from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
+from dtrain.parallelism.cluster.hardware import GpuCluster, Hardware, Precision, hardware
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.reliability import FailureCost, Reliability, cost
@@ -40,13 +40,14 @@ class Question:
     global_batch: int
     """Sequences in one optimizer step."""
     precision: Precision = "bf16"
+    framework: Literal["torch", "tensorflow"] = "torch"
     backend: BackendName = "runtime"
     backend_required: bool = True
     """Whether the planner must not choose another backend if this one has no layout."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Layout` that must have this value."""
     kept: Mapping[str, Any] = field(default_factory=dict)
     """Values of `KEPT` fields, for the backend `runtime`."""
-    """Fields of `Layout` that must have this value."""
     tokens: int | None = None
     """Tokens of the whole training."""
     reliability: Reliability = field(default_factory=Reliability)
@@ -54,12 +55,18 @@ class Question:
     cluster_source: str = ""
     """Source of the cluster, for users; ``batch_source`` is the source of the batch."""
     batch_source: str = ""
+    notes: tuple[str, ...] = ()
+    """Assumed and overridden values, for users."""
+    hardware: Hardware = field(default_factory=hardware)
+    """The GPUs that may be suggested instead."""
+    tf32: bool = False
+    """Whether the cluster file has the precision ``tf32``, which is planned as fp32."""
 
     def answer(self) -> Answer:
         """Return the search's result.
 
         Raises:
-            UsageError: no layout divides evenly with the constraints; names the option.
+            UsageError: no layout divides evenly with the constraints; names the field.
         """
         constraints.check(self.shape, self.cluster, self.global_batch, self.fixed)
         plan = self.search()
@@ -89,13 +96,13 @@ class Question:
         if not self.backend_required:
             name, found = next(iter(others.items()))
             note = (
-                f"this plan is for {BACKENDS[name].title} (--backend {name}), because "
+                f"this plan is for {BACKENDS[name].title} (`backend={name!r}`), because "
                 f"the backend {self.backend} does not support {reason}"
             )
-            return Answer(replace(self, backend=name), found, (note,))
+            return Answer(replace(self, backend=name, notes=(*self.notes, note)), found)
         raise UsageError(
             f"the backend {self.backend} does not support {reason}",
-            hint=f"use --backend {' or '.join(others)}"
+            hint=f"use `backend` {' or '.join(others)}"
             + (", or leave a constraint out" if self.fixed else ""),
         )
 
@@ -133,8 +140,6 @@ class Question:
 class Answer:
     question: Question
     plan: Plan
-    notes: tuple[str, ...] = ()
-    """What users should know about the choice of the backend."""
 
     @property
     def fits(self) -> bool:

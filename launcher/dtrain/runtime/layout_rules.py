@@ -29,7 +29,7 @@ class MisfitError(ValueError):
 def contradictions(layout: Layout, name: Callable[[str], str] = str) -> Iterator[MisfitError]:
     """Every pair of fields that contradict each other, for any framework.
 
-    ``name`` returns how to write a field, for example ``--virtual-pipeline``.
+    ``name`` returns how to write a field, for example in quotes.
     """
     copies = layout.copies
     ranks = f"{copies} data{' and context' * (layout.context > 1)} rank{'s' * (copies > 1)}"

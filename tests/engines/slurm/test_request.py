@@ -13,7 +13,8 @@ from dtrain.engines.slurm import partitions
 from dtrain.engines.slurm.judgement import RequestJudge, duration
 from dtrain.engines.slurm.login_shell import CommandAnswer
 from dtrain.engines.slurm.queue_gpus import gpus_of
-from dtrain.planning import AskQueue, PlanRequest, Posed, QueueGpus, pose
+from dtrain.parallelism.question import Question
+from dtrain.planning import AskQueue, PlanRequest, QueueGpus, pose
 from dtrain.spec.load import parse, position
 from dtrain.spec.model import ClusterFile, Slurm
 from dtrain_cli import first_slurm_file
@@ -149,7 +150,7 @@ def test_a_first_file_asks_for_the_most_common_machines() -> None:
     parse(text, "cluster.yaml")
 
 
-def planned(tmp_path: Path, slurm: str, ask: AskQueue, gpus: int = 8) -> Posed:
+def planned(tmp_path: Path, slurm: str, ask: AskQueue, gpus: int = 8) -> Question:
     file = tmp_path / "job.yaml"
     file.write_text(
         f"cluster: {{slurm: {slurm}, nodes: 2, gpus: {gpus}}}\n"
@@ -164,12 +165,12 @@ def ask(spec: ClusterFile) -> QueueGpus:
 
 def test_a_plan_takes_the_gpus_of_the_partition(tmp_path: Path) -> None:
     posed = planned(tmp_path, "{partition: gpu, gpu_type: a100}", ask)
-    cluster = posed.question.cluster
+    cluster = posed.cluster
     assert (cluster.gpu.name, cluster.gpus, cluster.hosts) == ("a100-80gb", 16, 2)
     assert any("type a100, planned as a100-80gb" in note for note in posed.notes)
     # A file without GPUs does not say how many a machine has.
     posed = planned(tmp_path, "{}", lambda spec: QueueGpus("gpu", ("h100",), 4), gpus=0)
-    assert posed.question.cluster.gpus == 8
+    assert posed.cluster.gpus == 8
 
 
 @pytest.mark.parametrize(

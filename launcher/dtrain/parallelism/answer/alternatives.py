@@ -16,8 +16,7 @@ from dtrain.parallelism.answer.explain import (
     percent,
     seconds,
 )
-from dtrain.parallelism.cluster.hardware import Gpu, GpuCluster, Hardware
-from dtrain.parallelism.constraints import option
+from dtrain.parallelism.cluster.hardware import Gpu, GpuCluster
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer, Question
 from dtrain.runtime.layout import Layout
@@ -224,7 +223,7 @@ def cost_of_constraints(answer: Answer) -> str:
     )
 
 
-def remedies(answer: Answer, table: Hardware) -> tuple[str, ...]:
+def remedies(answer: Answer) -> tuple[str, ...]:
     """Return changes that would make the model fit, one sentence each, all verified by a search.
 
     If no layout fits; and if the optimizer is offloaded, changes that keep it on the GPUs.
@@ -245,7 +244,7 @@ def remedies(answer: Answer, table: Hardware) -> tuple[str, ...]:
         elif not fixed:
             found.append(_offload_too_little(answer))
     if not without:
-        found += [_more_gpus(question, table), _other_gpu(question, table)]
+        found += [_more_gpus(question), _other_gpu(question)]
     return tuple(sentence for sentence in found if sentence)
 
 
@@ -254,9 +253,8 @@ def _if_changed(question: Question, field: str, value: Any) -> str:
     if not plan.layouts:
         return ""
     one = plan.layouts[0]
-    spelled = option(field) if value is True else f"{option(field)} {value}"
     return (
-        f"With {spelled}, {brief(one)} fits: {gib(one.memory.total)}, "
+        f"With `{field}={value!r}`, {brief(one)} fits: {gib(one.memory.total)}, "
         f"{seconds(one.time.total)} a step."
     )
 
@@ -271,10 +269,11 @@ def _offload_too_little(answer: Answer) -> str:
     )
 
 
-def _more_gpus(question: Question, table: Hardware) -> str:
+def _more_gpus(question: Question) -> str:
     """Find the fewest GPUs of this kind on which the model fits, among counts that divide well."""
     cluster = question.cluster
-    per_host = max(cluster.gpus_per_host, table.machine(cluster.gpu.machine).gpus_per_host)
+    usual = question.hardware.machine(cluster.gpu.machine)
+    per_host = max(cluster.gpus_per_host, usual.gpus_per_host)
     if cluster.gpus % per_host:
         per_host = cluster.gpus_per_host
     for gpus in _counts(cluster.gpus, per_host):
@@ -312,10 +311,10 @@ def _leanest(question: Question, cluster: GpuCluster) -> Candidate | None:
     return plan.layouts[0] if plan.layouts else None
 
 
-def _other_gpu(question: Question, table: Hardware) -> str:
+def _other_gpu(question: Question) -> str:
     """Find the GPU with the least memory on which the model fits, with the same number of GPUs."""
     cluster = question.cluster
-    larger = [gpu for gpu in table.gpus if _like(gpu, cluster.gpu, question)]
+    larger = [gpu for gpu in question.hardware.gpus if _like(gpu, cluster.gpu, question)]
     for gpu in sorted(larger, key=lambda gpu: gpu.memory):
         one = _leanest(question, replace(cluster, gpu=gpu))
         if one is not None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from dtrain.parallelism.answer.explain import brief, percent, seconds
 from dtrain.parallelism.backends import BACKENDS
-from dtrain.parallelism.constraints import option
 from dtrain.parallelism.question import Answer
 
 WORTH = 0.02
@@ -31,7 +30,7 @@ def gain(answer: Answer) -> str:
     if not found:
         return ""
     total, name, best = min(found, key=lambda one: one[0])
-    what = f"{option('backend')} {name} ({BACKENDS[name].title})"
+    what = f"`backend={name!r}` ({BACKENDS[name].title})"
     if not answer.fits:
         return f"{what} fits: {brief(best)}, {seconds(total)} a step"
     faster = answer.best.time.total / total - 1

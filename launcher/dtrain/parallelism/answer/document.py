@@ -14,16 +14,13 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from dtrain.parallelism.answer import alternatives, explain
-from dtrain.parallelism.cluster.hardware import Hardware
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer, Question
 
 SCHEMA = 1
 
 
-def document(
-    answer: Answer, table: Hardware, count: int, notes: Sequence[str] = ()
-) -> dict[str, Any]:
+def document(answer: Answer, count: int, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Return the answer with its best ``count`` layouts; see `Answer.shortlist`.
 
     ``layouts`` is empty if no layout fits. With constraints, it then holds the nearest layout,
@@ -46,7 +43,7 @@ def document(
         ],
         "considered": answer.plan.considered,
         "fitting": len(answer.plan.layouts),
-        "explanation": _explanation(answer, table),
+        "explanation": _explanation(answer),
         "notes": list(notes),
     }
     if training := answer.training(answer.best) if answer.fits else None:
@@ -54,13 +51,13 @@ def document(
     return found
 
 
-def _explanation(answer: Answer, table: Hardware) -> list[str]:
+def _explanation(answer: Answer) -> list[str]:
     parts = [explain.headline(answer.best), explain.fullness(answer.best)]
     if answer.fits:
         parts.insert(1, explain.figures(answer.best))
     if not answer.question.pinned:
         parts.append(alternatives.textbook(answer))
-    return [text for text in (*parts, *alternatives.remedies(answer, table)) if text]
+    return [text for text in (*parts, *alternatives.remedies(answer)) if text]
 
 
 def model(question: Question) -> dict[str, Any]:

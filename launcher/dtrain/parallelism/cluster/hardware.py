@@ -62,7 +62,7 @@ class Gpu:
             return self.flops[precision]
         able = " or ".join(self.flops)
         raise UsageError(
-            f"{self.name} does not support {precision}", hint=f"use --precision {able}"
+            f"{self.name} does not support {precision}", hint=f"use `precision` {able}"
         )
 
 
@@ -123,7 +123,7 @@ class Hardware:
         Raises:
             UsageError: no GPU has this name; suggests the nearest.
         """
-        return cast(Gpu, _find(name, self.gpus, "GPU", "Describe another with --hardware FILE"))
+        return cast(Gpu, _find(name, self.gpus, "GPU", "Describe another with `hardware=FILE`"))
 
     def machine(self, name: str) -> Machine:
         """Return the machine with this name or alias, such as ``dgx-a100`` or ``p4d``.
@@ -133,7 +133,7 @@ class Hardware:
         """
         return cast(
             Machine,
-            _find(name, self.machines, "machine", "Set --gpus-per-host and --network-gbps instead"),
+            _find(name, self.machines, "machine", "Set `gpus_per_host` and `network_gbps` instead"),
         )
 
     def cluster(
@@ -154,23 +154,23 @@ class Hardware:
         usual = self.machine(gpu.machine)
         per_host = usual.gpus_per_host if gpus_per_host is None else gpus_per_host
         network = usual.network_gbps if network_gbps is None else network_gbps
-        for option, value in (("--gpus-per-host", per_host), ("--gpus", gpus)):
+        for field, value in (("gpus_per_host", per_host), ("gpus", gpus)):
             if not 1 <= value <= MAX_GPUS:
                 raise UsageError(
-                    f"{option} {value} is not a number of GPUs that dtrain plans for",
+                    f"`{field}={value}` is not a number of GPUs that dtrain plans for",
                     hint=f"at least 1, at most {MAX_GPUS:,}",
                 )
         if not 0 < network < 1e9:
             raise UsageError(
-                f"--network-gbps {network:g} is not a bandwidth",
+                f"`network_gbps={network:g}` is not a bandwidth",
                 hint="Gb/s of all NICs of one host together, such as 1600 for 8 × 200",
             )
         per_host = min(per_host, gpus)
         if gpus % per_host:
             full = gpus - gpus % per_host
             raise UsageError(
-                f"--gpus {gpus} does not fill hosts of {per_host}",
-                hint=f"use {full} or {full + per_host}, or set --gpus-per-host",
+                f"`gpus={gpus}` does not fill hosts of {per_host}",
+                hint=f"use {full} or {full + per_host}, or set `gpus_per_host`",
             )
         return GpuCluster(gpu=gpu, gpus=gpus, gpus_per_host=per_host, network=network / 8)
 

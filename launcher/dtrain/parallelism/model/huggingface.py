@@ -243,7 +243,7 @@ class _Config:
             raise UsageError(
                 f"{self.where}: {self.model_type or 'this model'} is {thing}; dtrain plans "
                 f"decoder-only transformers",
-                hint="plan for a similar size: --model-size, or --layers, --hidden, --heads",
+                hint="plan for a similar size: `model_size`, or `layers`, `hidden`, `heads`",
             )
 
     def head_size(self, hidden: int, heads: int) -> int:
@@ -352,5 +352,5 @@ class _Config:
     def refuse(self, message: str) -> None:
         raise UsageError(
             f"{self.where}: {message}",
-            hint="fix the file, or give the sizes as --layers, --hidden, --heads, --ffn-hidden",
+            hint="fix the file, or give the sizes as `layers`, `hidden`, `heads`, `ffn_hidden`",
         )

@@ -62,5 +62,5 @@ def model(name: str) -> Shape:
         index((known.name, known.aliases, known.shape) for known in models()),
         [known.name for known in models()],
         what="model",
-        otherwise="Give its Hugging Face file with --model-config, or a size with --model-size",
+        otherwise="Give its Hugging Face file with `model_config`, or a size with `model_size`",
     )

@@ -15,10 +15,10 @@ _UNITS = {"": 0, "k": 3, "m": 6, "b": 9, "g": 9, "bn": 9, "t": 12}
 _COUNT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(e\d{1,2})?\s*([a-z]*)")
 
 
-def parse_count(text: str, what: str = "--model-size") -> int:
+def parse_count(text: str, what: str = "model_size") -> int:
     """Parse a number such as ``350M``, ``100B``, ``1.5T``, ``7e9`` or ``1_000_000``.
 
-    ``what`` names the option in errors.
+    ``what`` names the field in errors.
 
     Raises:
         UsageError: the text is not a number, or not above 0.
@@ -27,7 +27,7 @@ def parse_count(text: str, what: str = "--model-size") -> int:
     match = _COUNT.fullmatch(plain) if len(plain) <= 40 else None
     if match is None or match[3] not in _UNITS:
         raise UsageError(
-            f"{what} {text!r} is not a number",
+            f"`{what}` {text!r} is not a number",
             hint="write it with K, M, B or T, such as 350M, 100B or 1.5T",
         )
     whole, _, decimals = match[1].partition(".")
@@ -37,7 +37,7 @@ def parse_count(text: str, what: str = "--model-size") -> int:
     count, rest = (digits * tens, 0) if power >= 0 else divmod(digits, tens)
     if rest or count < 1:
         raise UsageError(
-            f"{what} {text!r} is not a whole number above 0", hint="write a size such as 100B"
+            f"`{what}` {text!r} is not a whole number above 0", hint="write a size such as 100B"
         )
     return int(count)
 
@@ -73,13 +73,13 @@ def shape_for_size(
     """
     if not _SMALLEST <= parameters <= _LARGEST:
         raise UsageError(
-            f"--model-size {parameters:g} is not between 2M and 100T parameters",
-            hint="give the sizes of the model instead: --layers, --hidden, --heads",
+            f"`model_size={parameters:g}` is not between 2M and 100T parameters",
+            hint="give the sizes of the model instead: `layers`, `hidden`, `heads`",
         )
     if vocab is not None and vocab < 1:
-        raise UsageError(f"--vocab {vocab} is not a vocabulary", hint="such as 128256")
+        raise UsageError(f"`vocab={vocab}` is not a vocabulary", hint="such as 128256")
     if seq_len is not None and seq_len < 1:
-        raise UsageError(f"--seq-len {seq_len} is not a length", hint="such as 4096")
+        raise UsageError(f"`seq_len={seq_len}` is not a length", hint="such as 4096")
     vocab = _usual_vocab(parameters) if vocab is None else vocab
     seq_len = (2048 if parameters < 1e9 else 4096) if seq_len is None else seq_len
     tied = parameters < 4e9
@@ -89,9 +89,9 @@ def shape_for_size(
     )
     if found is None:
         raise UsageError(
-            f"--model-size {parameters:g} does not suit a --vocab of {vocab}: with its embedding, "
+            f"`model_size={parameters:g}` does not suit a `vocab` of {vocab}: with its embedding, "
             f"no typical layers reach that size",
-            hint="use a smaller vocabulary, or give --layers, --hidden and --heads",
+            hint="use a smaller vocabulary, or give `layers`, `hidden` and `heads`",
         )
     _, hidden, layers, ffn, head_size = found
     heads = hidden // head_size
@@ -202,39 +202,39 @@ def shape_from_sizes(
     head is treated as GPT-3's, which is not gated, unless ``gated`` is given.
 
     Raises:
-        UsageError: sizes do not fit together; names the options.
+        UsageError: sizes do not fit together; names the fields.
     """
-    for option, value in (
-        ("--layers", layers),
-        ("--hidden", hidden),
-        ("--heads", heads),
-        ("--kv-heads", kv_heads),
-        ("--ffn-hidden", ffn_hidden),
-        ("--vocab", vocab),
-        ("--seq-len", seq_len),
-        ("--head-size", head_size),
+    for field, value in (
+        ("layers", layers),
+        ("hidden", hidden),
+        ("heads", heads),
+        ("kv_heads", kv_heads),
+        ("ffn_hidden", ffn_hidden),
+        ("vocab", vocab),
+        ("seq_len", seq_len),
+        ("head_size", head_size),
     ):
         if value is not None and value < 1:
-            raise UsageError(f"{option} {value} is not a size", hint="at least 1")
+            raise UsageError(f"`{field}={value}` is not a size", hint="at least 1")
     if heads is None:
         size = head_size or (128 if hidden % 128 == 0 else 64)
         if hidden % size:
             raise UsageError(
-                f"--hidden {hidden} does not divide into heads of {size}", hint="set --heads"
+                f"`hidden={hidden}` does not divide into heads of {size}", hint="set `heads`"
             )
         heads = hidden // size
     if head_size is None:
         if hidden % heads:
             raise UsageError(
-                f"--heads {heads} does not divide --hidden {hidden}",
-                hint=f"use --heads {_divisor(hidden, heads)}",
+                f"`heads={heads}` does not divide `hidden={hidden}`",
+                hint=f"use `heads={_divisor(hidden, heads)}`",
             )
         head_size = hidden // heads
     kv_heads = heads if kv_heads is None else kv_heads
     if heads % kv_heads:
         raise UsageError(
-            f"--kv-heads {kv_heads} does not divide --heads {heads}",
-            hint=f"use --kv-heads {_divisor(heads, kv_heads)}",
+            f"`kv_heads={kv_heads}` does not divide `heads={heads}`",
+            hint=f"use `kv_heads={_divisor(heads, kv_heads)}`",
         )
     chosen = _experts_per_token(experts, experts_per_token)
     if gated is None:
@@ -261,18 +261,18 @@ def shape_from_sizes(
 def _experts_per_token(experts: int, chosen: int | None) -> int:
     if experts < 0 or experts == 1:
         raise UsageError(
-            f"--experts {experts} is not a mixture", hint="at least 2, or 0 for a dense model"
+            f"`experts={experts}` is not a mixture", hint="at least 2, or 0 for a dense model"
         )
     if chosen is None:
         return min(2, experts)
     if not experts and chosen:
         raise UsageError(
-            f"--experts-per-token {chosen} without --experts",
-            hint="set how many experts there are with --experts",
+            f"`experts_per_token={chosen}` without `experts`",
+            hint="set how many experts there are with `experts`",
         )
     if experts and not 1 <= chosen <= experts:
         raise UsageError(
-            f"--experts-per-token {chosen} is not between 1 and --experts {experts}",
+            f"`experts_per_token={chosen}` is not between 1 and `experts={experts}`",
             hint="2 and 8 are typical",
         )
     return chosen

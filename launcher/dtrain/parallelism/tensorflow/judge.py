@@ -11,6 +11,7 @@ from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
 from dtrain.parallelism.cost.keras_memory import KerasMemory, Part, Way, on_gpu
 from dtrain.parallelism.model.shape import Shape
+from dtrain.parallelism.question import Question
 from dtrain.parallelism.search import search
 from dtrain.parallelism.tensorflow.balance import split
 from dtrain.parallelism.tensorflow.verdict import Assignment, Placed, TensorFlowPlan, Verdict
@@ -18,26 +19,22 @@ from dtrain.parallelism.tensorflow.verdict import Assignment, Placed, TensorFlow
 _GIB = 2.0**30
 
 
-def answer(
-    shape: Shape,
-    cluster: GpuCluster,
-    *,
-    global_batch: int,
-    precision: Precision = "bf16",
-    host_memory: float | None = None,
-) -> TensorFlowPlan:
-    """Evaluate every strategy of ``tf.distribute`` for ``global_batch`` sequences a step.
+def answer(question: Question, *, host_memory: float | None = None) -> TensorFlowPlan:
+    """Evaluate every strategy of ``tf.distribute``.
 
     ``host_memory`` is one host's memory in GiB. If unknown, strategies that keep variables
     there are evaluated by their GPUs only, and state the memory that hosts need.
     """
-    job = _Job(shape, cluster, global_batch, precision, host_memory)
+    job = _Job(
+        question.shape, question.cluster, question.global_batch, question.precision, host_memory
+    )
     verdicts = tuple(sorted(job.verdicts(), key=lambda verdict: not verdict.fits))
     held = verdicts[0].fits
     assignment = None if held or job.tpu else job.assignment()
     # Reads limit training with variables in hosts' memory, so mention torch.
     torch = None if (held and not verdicts[0].host_gib) or job.tpu else job.torch()
     return TensorFlowPlan(
+        question,
         verdicts=verdicts,
         assignment=assignment,
         torch=torch,

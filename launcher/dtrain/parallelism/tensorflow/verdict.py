@@ -1,12 +1,14 @@
-"""The answer for ``--framework tensorflow``: each strategy, and a split by hand."""
+"""The answer for TensorFlow: each strategy, and a split by hand."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dtrain.parallelism.answer.document import SCHEMA, cluster, model
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.keras_memory import KerasMemory, Way
+from dtrain.parallelism.question import Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,9 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class TensorFlowPlan:
-    """The answer for ``--framework tensorflow``."""
+    """The answer for TensorFlow."""
 
+    question: Question
     verdicts: tuple[Verdict, ...]
     """The verdicts on all strategies, with the best that fits first."""
     assignment: Assignment | None
@@ -82,10 +85,13 @@ class TensorFlowPlan:
         return self.verdicts[0] if self.verdicts[0].fits else None
 
     def to_document(self) -> dict[str, Any]:
-        """Return the document for ``--json``: GiB, counts and sentences."""
+        """Return the document of `dtrain plan --json`: GiB, counts and sentences."""
         assignment = self.assignment
         best = self.strategy
         return {
+            "schema": SCHEMA,
+            "model": model(self.question),
+            "cluster": cluster(self.question),
             "framework": "tensorflow",
             "strategy": best.name if best else None,
             "sentence": self.sentence,
