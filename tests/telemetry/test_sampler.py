@@ -1,7 +1,9 @@
 """Averages, the bound of what a host keeps, and what GPU tools print."""
 
+import itertools
 import json
 import os
+import resource
 
 import pytest
 
@@ -12,7 +14,7 @@ from dtrain.node.telemetry import host, ranks, sampler
 from dtrain.node.telemetry.amd import rows_of
 from dtrain.node.telemetry.follow import TelemetryFiles
 from dtrain.node.telemetry.host import Devices
-from dtrain.node.telemetry.sampler import Files, average
+from dtrain.node.telemetry.sampler import STORED, Files, average
 from dtrain.runs import telemetry
 from support.machines import MACHINES
 
@@ -173,6 +175,58 @@ def test_lost_packets_are_counted(tmp_path, monkeypatch):
 def test_the_launcher_takes_nothing_else(change):
     with pytest.raises(ProtocolError):
         Sample.read({**sample(0.0), **change})
+
+
+def test_a_run_folder_thins_older_averages_evenly(tmp_path, monkeypatch):
+    monkeypatch.setattr(telemetry, "DAILY", 60_000)
+    writer = telemetry.TelemetryWriter(tmp_path, "gpu01", hosts=2)
+    file = tmp_path / "telemetry" / "gpu01.jsonl"
+    begin, every, days = 1e9 + 0.25, 300, 3
+    for number in range(days * 86400 // every):
+        stored = Sample.read(sample(begin + number * every))
+        assert writer.append(stored)
+        days_so_far = max(1.0, number * every / 86400)
+        assert file.stat().st_size <= 30_000 * days_so_far + 400
+    times = [one.time for one in telemetry.averages(tmp_path, "gpu01")]
+    newest = times[-50:]
+    assert times[0] == begin
+    assert newest == [stored.time - every * back for back in range(49, -1, -1)]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert max(gaps) < 7200
+    read = [one.time for one in telemetry.sampled(tmp_path, "gpu01", 12)]
+    assert 8 <= len(read) <= 12
+    spacing = [after - before for before, after in itertools.pairwise(read)]
+    assert max(spacing) < 3 * days * 86400 / 12
+
+
+def test_a_full_disk_loses_averages_only_until_it_has_space(tmp_path, monkeypatch):
+    """The limit of a file's size cuts a write short, as a full disk does."""
+    monkeypatch.setattr(sampler, "MAX_STORED", 1 << 21)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    files, writer = Files(folder), telemetry.TelemetryWriter(tmp_path / "run", "gpu01")
+    (tmp_path / "run").mkdir(mode=0o700)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    most = 1 << 20
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        time, lost = 0.0, 0
+        while lost < 3:
+            time += 10.0
+            size = os.stat(STORED, dir_fd=folder).st_size
+            files.store(sample(time))
+            unchanged = os.stat(STORED, dir_fd=folder).st_size == size
+            lost += unchanged and not writer.append(Sample.read(sample(time)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    files.store(sample(time + 10.0))
+    assert writer.append(Sample.read(sample(time + 10.0)))
+    read = [json.loads(line)["time"] for line in (tmp_path / "telemetry").open()]
+    assert read[-1] == time + 10.0
+    assert read[-2] < time
+    kept = [one.time for one in telemetry.averages(tmp_path / "run", "gpu01")]
+    assert kept[-1] == time + 10.0
+    assert kept[-2] < time
+    os.close(folder)
 
 
 def test_a_run_folder_gives_back_what_was_stored(tmp_path):

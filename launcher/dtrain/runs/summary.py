@@ -24,8 +24,8 @@ from dtrain.runs.measured import (
 from dtrain.runs.record import Record
 from dtrain.spec.model import Expected
 
-SAMPLES = 480
-"""Averages that are read of each host, evenly over the run."""
+SAMPLES, ALL_SAMPLES = 480, 1 << 14
+"""Averages that are read of each host, evenly over the run, and of all hosts."""
 EVENTS = 200
 """Events that are kept, half of them the first ones."""
 NOTABLE = ("unreachable", "lost", "failed")
@@ -77,7 +77,8 @@ def summary(folder: RunFolder, now: float) -> Summary:
     reader = JournalReader(folder.journal)
     records = list(reader.read())
     hosts = _hosts(records)
-    samples = {host: tuple(telemetry.sampled(folder.path, host, SAMPLES)) for host in hosts}
+    most = min(SAMPLES, max(1, ALL_SAMPLES // max(1, len(hosts))))
+    samples = {host: tuple(telemetry.sampled(folder.path, host, most)) for host in hosts}
     used = [
         gpu.memory_used
         for of_host in samples.values()

@@ -3,15 +3,19 @@
     <run>/telemetry/<host>.jsonl    averages of 10 s, a line each
     <run>/telemetry/<host>.now      the latest sample: one line, replaced every second
 
-`dtrain top` and reports read it while another process writes.
+`dtrain top` and reports read it while another process writes. The averages of a run take at most
+`DAILY` bytes for each day and 1,024 GPUs: a file that has reached its limit loses lines of its
+older part, evenly over time. The newest lines stay, an hour of them in a run of 128 hosts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dtrain.messages.decode import ProtocolError, parse
@@ -19,6 +23,11 @@ from dtrain.messages.telemetry import Sample
 from dtrain.runs.stored_file import open_stored
 
 MAX_LINE = 1 << 17
+DAILY, GPUS = 45_000_000, 1024
+RECENT, OLDER = 1 / 4, 3 / 8
+"""Parts of a file's limit: its newest lines, and what remains of older ones after thinning."""
+_TIME = re.compile(rb'\{"time": ?([0-9]{1,12}(?:\.[0-9]{1,9})?),')
+"""The begin of a line."""
 
 
 def latest(folder: Path, host: str) -> Sample | None:
@@ -42,23 +51,19 @@ def averages(folder: Path, host: str) -> Iterator[Sample]:
 
 
 def sampled(folder: Path, host: str, most: int) -> Iterator[Sample]:
-    """At most ``most`` averages of a host, evenly over its file, oldest first. Reads no more than
+    """At most ``most`` averages of a host, evenly over time, oldest first. Decodes no more than
     these, so that a report of a long run is quick."""
+    last = last_time(folder, host)
+    due, spacing = -math.inf, 0.0
     try:
         with os.fdopen(open_stored(_file(folder, host), os.O_RDONLY), "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            for number in range(most):
-                at = size * number // most
-                if at < file.tell() and number:
-                    at = file.tell()
-                elif at:
-                    file.seek(at - 1)
-                    file.readline(MAX_LINE)  # the rest of a line that began before
-                line = file.readline(MAX_LINE)
-                if not line:
-                    return
-                if line != b"\n" and (sample := _sample(line)) is not None:
-                    yield sample
+            while line := file.readline(MAX_LINE):
+                at = _time(line)
+                if at is None or at < due or (sample := _sample(line)) is None:
+                    continue
+                spacing = spacing or (last - at) / max(1, most - 1)
+                due = at + spacing
+                yield sample
     except (OSError, ValueError):
         return
 
@@ -71,8 +76,7 @@ def last_time(folder: Path, host: str) -> int:
         os.fdopen(open_stored(_file(folder, host), os.O_RDONLY), "rb") as file,
     ):
         file.seek(max(0, os.fstat(file.fileno()).st_size - 2 * MAX_LINE))
-        for line in file:
-            found = _sample(line) or found
+        found = next(filter(None, map(_sample, reversed(file.readlines()))), None)
     return round_up(found) if found is not None else 0
 
 
@@ -84,17 +88,43 @@ def round_up(sample: Sample) -> int:
 class TelemetryWriter:
     """Stores the telemetry of one host. A full disk only loses it."""
 
-    def __init__(self, folder: Path, host: str) -> None:
-        """Raises ValueError if ``host`` is not the name of a file."""
+    def __init__(self, folder: Path, host: str, hosts: int = 1) -> None:
+        """``hosts`` share the storage of the run. Raises ValueError if ``host`` is not the name of
+        a file."""
         self._averages, self._now = _file(folder, host), _file(folder, host, ".now")
-        self._begun = False
+        self._hosts = hosts
+        self._limit = 0
+        """Bytes; more time raises it."""
+        self._whole = False
+        """Whether the file ends with a whole line."""
 
     def append(self, average: Sample) -> bool:
         """Whether the average is stored."""
-        # A launcher that was killed may have left half a line.
-        stored = self._write(self._averages, average, os.O_APPEND, b"" if self._begun else b"\n")
-        self._begun |= stored
-        return stored
+        # A launcher that was killed, or a full disk, may have left half a line.
+        before = b"" if self._whole else b"\n"
+        self._whole = self._write(self._averages, average, os.O_APPEND, before)
+        if self._whole:
+            with contextlib.suppress(OSError):
+                self._keep_limit(average)
+        return self._whole
+
+    def _keep_limit(self, newest: Sample) -> None:
+        if self._limit and self._averages.stat().st_size <= self._limit:
+            return
+        daily = DAILY * max(1 / self._hosts, len(newest.gpus) / GPUS)
+        with os.fdopen(open_stored(self._averages, os.O_RDONLY), "rb") as file:
+            first = next((at for line in file if (at := _time(line)) is not None), newest.time)
+            self._limit = int(daily * max(1.0, (newest.time - first) / 86400))
+            if os.fstat(file.fileno()).st_size <= self._limit:
+                return
+            file.seek(0)
+            lines = file.read().splitlines(keepends=True)
+        draft = self._averages.with_suffix(".draft")
+        draft.unlink(missing_ok=True)
+        fd = open_stored(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        with os.fdopen(fd, "wb") as file:
+            file.writelines(thinned(lines, self._limit))
+        draft.replace(self._averages)
 
     def show(self, sample: Sample) -> None:
         self._write(self._now, sample, 0)
@@ -107,19 +137,44 @@ class TelemetryWriter:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             fd = open_stored(path, os.O_WRONLY | os.O_CREAT | flags)
             try:
-                if os.write(fd, line) == len(line) and not flags:
+                whole = os.write(fd, line) == len(line)
+                if whole and not flags:
                     os.ftruncate(fd, len(line))
             finally:
                 os.close(fd)
         except OSError:
             return False
-        return True
+        return whole
+
+
+def thinned(lines: Sequence[bytes], limit: int) -> list[bytes]:
+    """Lines of at most `RECENT` + `OLDER` of ``limit`` bytes: the newest ones, and older ones
+    evenly over time."""
+    begin, size = len(lines), 0.0
+    while begin and size + len(lines[begin - 1]) <= RECENT * limit:
+        begin -= 1
+        size += len(lines[begin])
+    older = [(at, line) for line in lines[:begin] if (at := _time(line)) is not None]
+    if not older:
+        return [*lines[begin:]]
+    count = OLDER * limit / max(len(line) for _, line in older)
+    slots: dict[int, bytes] = {}
+    start, spacing = older[0][0], (older[-1][0] - older[0][0]) / max(1.0, count - 1)
+    for at, line in older:
+        slots.setdefault(int((at - start) / spacing) if spacing else 0, line)
+    return [*slots.values(), *lines[begin:]]
 
 
 def _file(folder: Path, host: str, suffix: str = ".jsonl") -> Path:
     if not host or host in (".", "..") or "/" in host or "\0" in host:
         raise ValueError(f"not a host name: {host!r}")
     return folder / "telemetry" / f"{host}{suffix}"
+
+
+def _time(line: bytes) -> float | None:
+    """The time of an average; None for anything else."""
+    found = _TIME.match(line)
+    return float(found[1]) if found else None
 
 
 def _sample(line: bytes) -> Sample | None:

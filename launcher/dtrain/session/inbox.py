@@ -52,6 +52,7 @@ class Inbox:
             lambda sample: context.steps.sample(
                 part.host.name, sample, part.host.gpus, time.monotonic()
             ),
+            hosts=len(context.plan.hosts),
         )
         self._context = context
         self._host = part.host.name

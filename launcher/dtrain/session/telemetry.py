@@ -23,10 +23,13 @@ class HostTelemetry:
         observer: Observer,
         stored: Callable[[int], None],
         seen: Callable[[Sample], None],
+        *,
+        hosts: int,
     ) -> None:
-        """``stored`` gets the time up to which averages are stored, ``seen`` each sample."""
+        """``stored`` gets the time up to which averages are stored, ``seen`` each sample. ``hosts``
+        is the number of hosts of the run."""
         self._host = host
-        self._writer = TelemetryWriter(folder.path, host)
+        self._writer = TelemetryWriter(folder.path, host, hosts)
         self._observer = observer
         self._stored, self._seen = stored, seen
 

@@ -173,6 +173,7 @@ class SlurmJob:
 
     def begin_next_attempt(self) -> None:
         job, number = str(self.record.job_id), self.record.attempt
+        self.watch.close()
         report = self._complete(self._ending(job).before_restart())
         culprit = report.failures[0].host if report.failures else None
         result = AttemptResult(ran=True, step=self.watch.progress.step, culprit=culprit)
@@ -246,6 +247,7 @@ class SlurmJob:
 
     def leave(self, report: Report) -> Report:
         """The job goes on without this process."""
+        self.watch.close()
         self._notifications.close()
         self._observer.left(self.record.run)
         return replace(report, logs=str(self._folder.path))
@@ -253,6 +255,7 @@ class SlurmJob:
     def finish(self, report: Report) -> Report:
         self._sizes_due = 0.0
         self._record_sizes()
+        self.watch.close()
         report = self._complete(report)
         if report.exit_code is not ExitCode.INTERRUPTED:
             event: NotifyEvent = "done" if report.ok else "failed"

@@ -34,6 +34,7 @@ class WatchedMachine:
             watch.recorder.observer,
             lambda until: None,
             lambda sample: watch.steps.sample(name, sample, (), time.monotonic()),
+            hosts=len(watch.plan.hosts),
         )
 
     @property
@@ -111,6 +112,10 @@ class JobWatch:
                 machine.telemetry.keep(said)
             case messages.MachineEvent(event=event):
                 machine.evidence.add(event)
+
+    def close(self) -> None:
+        """No more reports follow."""
+        self.progress.close()
 
     def update(self, state: JobState | None) -> None:
         """``state`` of a job whose reports arrive; None while no connection is open."""
