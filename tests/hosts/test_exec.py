@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -100,9 +101,10 @@ def peak_memory(process: subprocess.Popen[bytes]) -> int:
             process.wait(0.05)
             return peak
         except subprocess.TimeoutExpired:
-            status = Path(f"/proc/{process.pid}/status").read_text()
-            if found := re.search(r"VmHWM:\s*(\d+) kB", status):
-                peak = int(found[1])
+            with contextlib.suppress(OSError):  # it has ended since
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                if found := re.search(r"VmHWM:\s*(\d+) kB", status):
+                    peak = int(found[1])
 
 
 def test_huge_and_binary_output(hosts: Hosts, launcher: Launcher) -> None:

@@ -14,8 +14,9 @@ ALONE = "print('trained', flush=True)"
 
 # A store at another port than MASTER_PORT, as Lightning and others have; each exits at once.
 OWN_PORT = """
-import os, pathlib, socket, sys, time
-rank, place = int(os.environ["RANK"]), pathlib.Path(sys.argv[1])
+import os, socket, sys, time
+from pathlib import Path
+rank, place = int(os.environ["RANK"]), Path(sys.argv[1])
 if rank == 0:
     server = socket.create_server(("127.0.0.1", 0))
     (place / "draft").write_text(str(server.getsockname()[1]))
@@ -25,7 +26,10 @@ else:
     while not (place / "port").exists():
         time.sleep(0.02)
     peer = socket.create_connection(("127.0.0.1", int((place / "port").read_text())))
-time.sleep(2)
+# The supervisor looks less often the longer it runs.
+ticks = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19])
+begun = ticks / os.sysconf("SC_CLK_TCK")
+time.sleep(1 + time.clock_gettime(time.CLOCK_BOOTTIME) - begun)
 """
 
 # The shortest connection at MASTER_PORT.

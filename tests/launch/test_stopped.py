@@ -21,7 +21,7 @@ while not (here / "go").exists():
 QUICK = """
 import sys
 from dtrain.session import liveness, relay
-relay.PING_SECONDS, liveness.SUPERVISOR_SILENCE = 0.2, 0.5
+relay.PING_SECONDS, liveness.SUPERVISOR_SILENCE = 0.5, 1.0
 sys.argv[0] = "dtrain"
 from dtrain_cli.app import main
 main()
@@ -90,7 +90,7 @@ def test_a_job_with_a_stopped_supervisor_can_be_stopped(scene: Scene) -> None:
 
 
 def test_a_host_whose_supervisor_stays_stopped_is_lost_after_its_time(scene: Scene) -> None:
-    run = launch(scene, restart={"node_timeout": "1s"})
+    run = launch(scene, restart={"node_timeout": "3s"})
     (supervisor,) = agents(scene, "dtrain-supervisor")
     os.kill(supervisor, signal.SIGSTOP)
     done = run.wait()

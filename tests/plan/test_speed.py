@@ -24,15 +24,17 @@ def _cpu() -> float:
 
 
 @pytest.mark.parametrize(("gpus", "bound"), [("64", 0.5), ("16384", 3.0)])
-def test_the_whole_search_is_fast(dtrain: Any, gpus: str, bound: float) -> None:
+def test_the_whole_search_is_fast(gpus: str, bound: float) -> None:
+    command = [sys.executable, "-m", "dtrain_cli", "plan", "--model-size", "100B", "--json"]
+
     def once() -> float:
         start = _cpu()
-        assert dtrain("plan", "--model-size", "100B", "--gpus", gpus, "--json").returncode == 0
+        subprocess.run([*command, "--gpus", gpus], stdout=subprocess.DEVNULL, check=True)
         return _cpu() - start
 
     # CPU time, because the machine may be busy. A limit of four times the goal still finds a search
     # that became slow.
-    assert min(once() for _ in range(3)) < 4 * bound
+    assert any(bound / 10 < once() < 4 * bound for _ in range(3))
 
 
 def test_the_line_on_other_backends_adds_little(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ class Field:
             "Host *\n"
             f"  ServerAliveInterval {alive / 2:g}\n"
             "  ServerAliveCountMax 2\n"
-            "  ConnectTimeout 2\n"
+            "  ConnectTimeout 5\n"
         )
         script = self.folder / "wait.py"
         script.write_text(WAIT)
@@ -180,7 +180,7 @@ class Field:
 
         One that was cut off notices within the minute.
         """
-        until(lambda: not self.left(list(hosts), relays=False), "the end of the job", patience=5)
+        until(lambda: not self.left(list(hosts), relays=False), "the end of the job")
         until(lambda: not self.left(list(hosts)), "the end of the relays")
 
     def left(

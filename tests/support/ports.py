@@ -28,6 +28,13 @@ def free_port(address: str = "127.0.0.1") -> int:
     return free_ports(1, address)[0]
 
 
+def free_pair(address: str = "127.0.0.1") -> tuple[int, int]:
+    """Two ports, one after the other."""
+    while not is_free((first := free_port(address)) + 1, address):
+        pass
+    return first, first + 1
+
+
 def is_free(address: str, port: int) -> bool:
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         try:

@@ -42,11 +42,9 @@ sys.exit(3 + int(rank))
 """
 
 
-@pytest.mark.parametrize("hours", [-1, 1])
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(("first", "hours"), [(0, -1), (1, 1)])
 def test_the_first_cause_is_the_first(field: Make, first: int, hours: int) -> None:
-    """Rank 1 is on the host with the wrong clock. What comes first there comes first, and what
-    comes later comes later, though its events say otherwise."""
+    """Rank 1 is on the host with the wrong clock. Its events say the opposite of what happened."""
     scene = field(2)
     wrong = scene.folder / "python"
     wrong.write_text(WRONG.format(hours=hours, python=sys.executable))
@@ -70,7 +68,7 @@ def test_the_first_cause_is_the_first(field: Make, first: int, hours: int) -> No
     (scene.folder / f"fail-{first}").touch()
     node = scene.cluster.hosts[first]
     until(lambda: not workers(scene, node.name), "the first failure")
-    (scene.folder / "second").write_text("2")
+    (scene.folder / "second").write_text("4")
     (scene.folder / "second").rename(scene.folder / f"fail-{1 - first}")
     launch.until("stopping the other workers")
     scene.cluster.heal()

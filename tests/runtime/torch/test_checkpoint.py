@@ -14,7 +14,7 @@ from dtrain.runtime.torch.checkpoint import _place_for
 from runtime.torch.ranks import HERE, ROOT, finish, run, start
 from support.warm import Process
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.torch
 
 RECIPE = ROOT / "scripts" / "recipes" / "train_gpt.py"
 SMALL = ["--width", "32", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--context", "32",

@@ -10,7 +10,7 @@ import pytest
 
 from runtime.torch.ranks import HERE, run
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.torch
 
 SPLIT = {"tensor": 2, "pipeline": 2}
 

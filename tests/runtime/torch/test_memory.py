@@ -6,7 +6,7 @@ import pytest
 
 from runtime.torch.ranks import ROOT, run
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.torch
 
 
 def test_the_reference_layout_needs_what_its_plan_says() -> None:
