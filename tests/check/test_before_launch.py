@@ -239,9 +239,7 @@ def test_an_unsuitable_spare_is_skipped(hosts: Hosts, launcher: Launcher) -> Non
     )
     restart = {"max": 3, "node_timeout": "2s"}
     job_ = {**JOB, "script": str(script), "workdir": "~/job", "restart": restart}
-    ssh = launcher.folder / ".ssh"
-    ssh.mkdir()
-    (ssh / "config").write_text("Host *\n  ServerAliveInterval 1\n  ServerAliveCountMax 2\n")
+    launcher.notice_silence()
     file = launcher.file(cluster, job_, hosts=["node1", "node2"], spares=["node3", "node4"])
     launch = launcher.start(file)
     launch.until("attempt 1", count=2)

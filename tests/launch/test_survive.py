@@ -134,7 +134,7 @@ def test_status_of_a_run_without_a_launcher_comes_from_its_hosts(runs: Runs) -> 
     runs.kill_launcher(run)
     shown = runs.dtrain("ps", run).wait()
     assert shown.code == 0, str(shown)
-    assert re.search(r"node\[0-1] +running +for \d+ s +ranks 0-3 running\n", shown.stdout)
+    assert re.search(r"node\[0-1] +running +for [\d min]+s +ranks 0-3 running\n", shown.stdout)
 
     (listed,) = json.loads(runs.dtrain("ps", run, "--json").wait().stdout)["runs"]
     worker = listed["hosts"]["node1"]["processes"][1]
@@ -144,12 +144,13 @@ def test_status_of_a_run_without_a_launcher_comes_from_its_hosts(runs: Runs) -> 
     def said(pattern: str) -> bool:
         return re.search(pattern, runs.dtrain("ps", run).wait().stdout) is not None
 
-    until(lambda: said(r"rank 2 running; rank 3 was killed by SIGKILL \d+ s ago\n"), "its death")
+    killed = r"rank 2 running; rank 3 was killed by SIGKILL [\d min]+s ago\n"
+    until(lambda: said(killed), "its death")
     for supervisor in _supervisors(f"{run} node1"):
         os.kill(supervisor, signal.SIGKILL)
     until(lambda: said(r"node1 +gone .*its supervisor was killed\n"), "the supervisor's death")
     runs.stop_file.touch()
-    ended = r"node0 +ended +for \d+ s +ranks 0-1 exited with status 0 \d+ s ago\n"
+    ended = r"node0 +ended +for [\d min]+s +ranks 0-1 exited with status 0 [\d min]+s ago\n"
     until(lambda: said(ended), "the end of the job")
     shutil.rmtree(runs.scene.nodes / "nodes" / run / "node1")
     assert said(r"node1 +missing +\S+node1 does not exist\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ ZERO_BUBBLE = Layout(pipeline=4, schedule="zb-v", virtual_pipeline=2, grad_accum
         (Layout(data=8, sharding="full", shard=4), "shard", True),
         (Layout(data=8, sharding="hybrid", shard=3), "shard", False),
         (Layout(data=8, expert=3), "expert", False),
+        (Layout(data=12, expert=6, sharding="hybrid", shard=4), "expert", False),
         (Layout(data=8, sequence_parallel=True), "sequence_parallel", True),
         (Layout(data=8, virtual_pipeline=2), "virtual_pipeline", True),
         (Layout(data=8, schedule="gpipe"), "schedule", True),
@@ -39,6 +41,58 @@ def test_states_and_experts_are_spread_over_data_and_context_ranks() -> None:
     layout = Layout(data=2, context=4, expert=8, sharding="hybrid", shard=8)
     assert not [*contradictions(layout)]
     assert not [*contradictions(Layout(context=2, sharding="optimizer"))]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(data=2, sharding="full"),
+        Layout(data=8, expert=2, sharding="hybrid", shard=4),
+        Layout(data=8, expert=4, sharding="hybrid", shard=2),
+        Layout(tensor=2, sequence_parallel=True),
+        Layout(pipeline=2, schedule="gpipe", virtual_pipeline=2),
+    ],
+)
+def test_layouts_without_a_contradiction(layout: Layout) -> None:
+    assert not [*contradictions(layout)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks"),
+    [
+        (Layout(tensor=2, expert=3), "1 data rank"),
+        (Layout(data=8, expert=3), "8 data ranks"),
+        (Layout(data=2, context=2, expert=3), "4 data and context ranks"),
+    ],
+)
+def test_the_ranks_that_experts_are_spread_over_are_named(layout: Layout, ranks: str) -> None:
+    (misfit,) = contradictions(layout)
+    assert str(misfit) == f"expert is 3, which does not divide the {ranks}"
+
+
+OFFLOAD = Layout(data=2, offload_activations=True)
+
+
+@pytest.mark.parametrize(
+    ("layout", "key", "unused"),
+    [
+        (OFFLOAD, None, False),
+        (replace(OFFLOAD, recompute="selective"), "offload_activations", True),
+        (Layout(data=2, recompute="selective"), None, False),
+        (Layout(data=2, recompute="selective", expert=2), "recompute", False),
+        (Layout(data=2, recompute="full", expert=2), None, False),
+        (Layout(pipeline=2, data=2, recompute="full"), None, False),
+        (Layout(data=2, recompute="full", schedule="zb-1p"), None, False),
+        (replace(ZERO_BUBBLE, data=2), "schedule", False),
+        (replace(ZERO_BUBBLE, context=2), "schedule", False),
+        (replace(ZERO_BUBBLE, virtual_pipeline=1), "virtual_pipeline", False),
+        (replace(ZERO_BUBBLE, schedule="zb-1p", virtual_pipeline=1), None, False),
+        (replace(ZERO_BUBBLE, recompute="full"), "recompute", False),
+    ],
+)
+def test_limits_of_torch(layout: Layout, key: str | None, unused: bool) -> None:
+    found = [(misfit.key, misfit.unused) for misfit in torch_limits(layout)]
+    assert found == ([(key, unused)] if key else [])
 
 
 def test_a_rule_names_fields_as_its_reader_writes_them() -> None:

@@ -68,11 +68,11 @@ class Launcher:
         return path
 
     def notice_silence(self) -> None:
-        """From now on a host that is silent for two seconds counts as cut off, and one that does
+        """From now on a host that is silent for four seconds counts as cut off, and one that does
         not answer is waited for no longer than five."""
         ssh = self.folder / ".ssh"
         ssh.mkdir()
-        options = ["ServerAliveInterval 1", "ServerAliveCountMax 2", "ConnectTimeout 5"]
+        options = ["ServerAliveInterval 2", "ServerAliveCountMax 2", "ConnectTimeout 5"]
         (ssh / "config").write_text("\n  ".join(["Host *", *options]) + "\n")
 
     def start(

@@ -26,7 +26,7 @@ class Field:
     ``alive`` is for how many seconds a host may be silent before its connection counts as cut.
     """
 
-    def __init__(self, cluster: Cluster, launcher: Launcher, *, alive: int = 2) -> None:
+    def __init__(self, cluster: Cluster, launcher: Launcher, *, alive: int = 4) -> None:
         self.cluster, self.launcher = cluster, launcher
         self.folder = launcher.folder / "shared"
         self.folder.mkdir()

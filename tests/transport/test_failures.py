@@ -324,10 +324,11 @@ def test_blocked_writers_detect_a_silent_peer(
 
 
 @pytest.mark.sshd
-@pytest.mark.usefixtures("quick")
-def test_an_idle_peer_stays_connected(transport: SshTransport, sshd: Sshd) -> None:
+def test_an_idle_peer_stays_connected(transport: SshTransport, sshd: Sshd, home: Path) -> None:
+    # Time for a busy machine to answer.
+    (home / ".ssh" / "config").write_text("ServerAliveInterval 1\nServerAliveCountMax 4\n")
     connection = transport.connect(host_on(sshd))
-    process = connection.start("sleep 3; echo done")
+    process = connection.start("sleep 6; echo done")
     assert process.read() == b"done\n"
     assert process.wait(HANG) == 0
     connection.close()

@@ -368,7 +368,7 @@ from dtrain_cli.views import Filters, make_view
 view = make_view(False, sys.stdout, sys.stderr, Filters(), False, lambda: None)
 view.notice("going on")
 view.finished(Report(ExitCode.OK, "done", seconds=1, logs=""))
-assert view.wait(60)
+assert view.wait(600)
 sys.exit("rich" in sys.modules)
 """
     environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}

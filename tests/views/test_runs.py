@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import time
+import pytest
 
 from dtrain.session.status import HostStatus, ProcessStatus, RunStatus
 from dtrain_cli.views import runs
 from dtrain_cli.views.paper import Paper
 
 PIPE = Paper(100, color=False, unicode=False)
+NOW = 1e9
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "age", lambda since: NOW - since)
 
 
 def run(hosts: dict[str, HostStatus]) -> RunStatus:
-    return RunStatus("run-1", "/runs/run-1", time.time(), workers=8, in_charge=7, hosts=hosts)
+    return RunStatus("run-1", "/runs/run-1", NOW, workers=8, in_charge=7, hosts=hosts)
 
 
 def lines(hosts: dict[str, HostStatus]) -> list[str]:
@@ -24,11 +30,10 @@ def process(label: str, *, ended: float | None = None, code: int | None = None) 
 
 
 def test_hosts_in_the_same_state_are_folded() -> None:
-    now = time.time()
     names = [f"node{number}" for number in (1, 2, 3, 4)]
-    hosts = {name: HostStatus("running", now - 100 - at) for at, name in enumerate(names)}
+    hosts = {name: HostStatus("running", NOW - 100 - at) for at, name in enumerate(names)}
     assert lines(hosts) == ["node[1-4]  running       for 1 min 40 s"]
-    hosts["node2"] = HostStatus("unreachable", now - 5, "no route")
+    hosts["node2"] = HostStatus("unreachable", NOW - 5, "no route")
     assert lines(hosts) == [
         "node[1,3-4]  running       for 1 min 40 s",
         "node2        unreachable   for 5 s  no route",
@@ -44,7 +49,7 @@ def test_processes_of_folded_hosts_share_a_line() -> None:
         for node in range(3)
     }
     assert lines(running) == ["n[0-2]  running       ranks 0-5 running"]
-    failed = (process("2", ended=time.time() - 3, code=1), process("3"))
+    failed = (process("2", ended=NOW - 3, code=1), process("3"))
     running["n1"] = HostStatus("running", None, processes=failed)
     assert lines(running) == [
         "n[0,2]  running       ranks 0-1,4-5 running",
