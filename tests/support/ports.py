@@ -30,7 +30,7 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 def free_pair(address: str = "127.0.0.1") -> tuple[int, int]:
     """Two ports, one after the other."""
-    while not is_free((first := free_port(address)) + 1, address):
+    while not is_free(address, (first := free_port(address)) + 1):
         pass
     return first, first + 1
 
