@@ -12,20 +12,13 @@ import pytest
 import yaml
 
 from dtrain_cli import app
-from support.limits import HANG
+from support.launching import completed
 
 JOB = {"framework": "torch", "script": "train.py"}
 
 
 def dtrain(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dtrain_cli", *argv],
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **environment},
-        check=False,
-    )
+    return completed(*argv, environment={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **environment})
 
 
 @pytest.fixture

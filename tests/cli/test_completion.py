@@ -18,6 +18,7 @@ from dtrain.failures.cause import Report
 from dtrain.runs.journal import Finished, Journal
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record, Request
+from support.launching import completed
 from support.limits import HANG
 
 DTRAIN = Path(sys.executable).with_name("dtrain")
@@ -47,23 +48,16 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def asked(desk: Path, *words: str, of: str = "bash") -> list[str]:
     """What a shell is offered for the last of ``words``."""
-    done = subprocess.run(
-        [DTRAIN],
-        cwd=desk,
-        env={
-            "PATH": "/usr/bin:/bin",
-            "DTRAIN_HOME": str(desk / "home"),
-            "_DTRAIN_COMPLETE": f"complete_{of}",
-            "COMP_WORDS": "\n".join(("dtrain", *words)),
-            "COMP_CWORD": str(len(words)),
-            "_TYPER_COMPLETE_ARGS": " ".join(("dtrain", *words)),
-            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-        },
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=False,
-    )
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "DTRAIN_HOME": str(desk / "home"),
+        "_DTRAIN_COMPLETE": f"complete_{of}",
+        "COMP_WORDS": "\n".join(("dtrain", *words)),
+        "COMP_CWORD": str(len(words)),
+        "_TYPER_COMPLETE_ARGS": " ".join(("dtrain", *words)),
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    done = completed(environment=environment, folder=desk)
     assert done.stderr == ""
     return done.stdout.splitlines()
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from dtrain.diagnostics import ExitCode
-from support.limits import HANG
+from support.launching import completed
 
 CLUSTER = """\
 cluster: {hosts: [a, b], transport: local, gpus: 0, run_dir: RUN_DIR}
@@ -23,16 +23,10 @@ sys.exit(os.environ["RANK"] == "1" and "--fail" in sys.argv)
 def launched(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     (folder / "cluster.yaml").write_text(CLUSTER.replace("RUN_DIR", str(folder / "nodes")))
     (folder / "train.py").write_text(SCRIPT)
-    return subprocess.run(
-        # The check would require torch.
-        [sys.executable, "-m", "dtrain_cli", "launch", "cluster.yaml", "--no-check", "--", *args],
-        cwd=folder,
-        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=False,
-    )
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(folder)}
+    # The check would require torch.
+    command = ("launch", "cluster.yaml", "--no-check", "--", *args)
+    return completed(*command, environment=environment, folder=folder)
 
 
 def test_every_rank_writes_to_the_terminal(tmp_path: Path) -> None:

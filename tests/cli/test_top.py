@@ -18,6 +18,7 @@ from dtrain.runs.log_store import RunFolder
 from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record, Request
 from dtrain.runs.telemetry import TelemetryWriter
+from support.launching import completed
 from support.limits import HANG
 from support.stored import END
 
@@ -28,13 +29,7 @@ job: {framework: torch, script: train.py}
 
 
 def dtrain(*argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dtrain_cli", *argv],
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=False,
-    )
+    return completed(*argv, environment=os.environ)
 
 
 def sample(slowed: int) -> Sample:

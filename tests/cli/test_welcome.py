@@ -14,18 +14,12 @@ from dtrain.failures.cause import Report
 from dtrain.runs.journal import Finished, Journal
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record, Request
-from support.limits import HANG
+from support.launching import completed
 
 
 def dtrain(home: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dtrain_cli"],
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "DTRAIN_HOME": str(home)},
-        check=False,
-    )
+    environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "DTRAIN_HOME": str(home)}
+    return completed(environment=environment)
 
 
 def test_a_newcomer_sees_where_to_start(tmp_path: Path) -> None:

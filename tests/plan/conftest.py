@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from support import warm
-from support.limits import HANG
+from support.launching import completed
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -21,14 +20,8 @@ def dtrain(tmp_path: Path) -> Run:
     """Run `dtrain` in an empty folder, without a terminal."""
 
     def run(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        process = warm.dtrain(
-            *argv,
-            environment={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **environment},
-            folder=tmp_path,
-            stderr=subprocess.PIPE,
-        )
-        stdout, stderr = process.communicate(HANG)
-        return subprocess.CompletedProcess(argv, process.wait(), stdout, stderr)
+        alone = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **environment}
+        return completed(*argv, environment=alone, folder=tmp_path)
 
     return run
 

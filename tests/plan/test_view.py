@@ -111,7 +111,7 @@ def on_terminal(cwd: Path, columns: int, *argv: str, **environment: str) -> str:
     os.close(follower)
     written = b""
     with suppress(OSError):
-        while select.select([leader], [], [], 60)[0] and (chunk := os.read(leader, 65536)):
+        while select.select([leader], [], [], HANG)[0] and (chunk := os.read(leader, 65536)):
             written += chunk
     os.close(leader)
     assert process.wait(timeout=HANG) == 0

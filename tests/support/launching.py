@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -230,6 +230,15 @@ class Scene:
         for pid, _ in marked(self.mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def completed(
+    *argv: str, environment: Mapping[str, str], folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A `dtrain` command that has ended. It gets this environment alone."""
+    process = dtrain(*argv, environment=environment, folder=folder, stderr=subprocess.PIPE)
+    stdout, stderr = process.communicate(HANG)
+    return subprocess.CompletedProcess(argv, process.wait(), stdout, stderr)
 
 
 def marked(mark: str) -> list[tuple[int, str]]:
