@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dtrain.launchplan.environment import host_variables
+from dtrain.node.agent import flight_recorder
 from dtrain.node.agent.environment import NodeVariables
 from dtrain.node.agent.flight_recorder import (
     FILES,
@@ -24,6 +25,13 @@ from dtrain.node.agent.wire import encode
 from dtrain.spec.model import Job, Watchdog
 from support.limits import HANG
 from support.node import written
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take longer to read a dump than a node has time for."""
+    monkeypatch.setattr(flight_recorder, "READ_LIMIT", HANG)
+
 
 ENTRY = {
     "process_group": ("0", "default_pg"),
