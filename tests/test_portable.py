@@ -18,6 +18,8 @@ PACKAGE = ROOT / "launcher/dtrain"
 ON_LINUX = ("node/", "runtime/", "transport/local.py")
 SHARED = ("boot", "programs", "protocol", "runtime_archive", "trust")
 """Modules of `node` that the launching machine runs too."""
+MESSAGES = ("agent", "facts", "slurm", "sync")
+"""Packages of `node` of which the launching machine imports the messages."""
 NAMES = re.compile(
     r"epoll|EPOLL\w+|prctl|pidfd_\w+|memfd_\w+|eventfd\w*|timerfd_\w+|inotify\w*|sched_\w+|unshare"
     r"|setns|splice|pipe2|close_range|\w+xattr|O_PATH|O_TMPFILE|O_DIRECT|SO_PEERCRED|AF_NETLINK"
@@ -70,10 +72,12 @@ def test_the_launching_machine_runs_no_other_module_of_the_nodes() -> None:
     for path in sources():
         if not place(path).startswith("node/"):
             imported |= set(re.findall(r"from dtrain\.node(?:\.(\w+))? import", path.read_text()))
-    assert imported <= {"", *SHARED, "agent", "facts", "sync"}  # of these three, the messages
+    assert imported <= {"", *SHARED, "command_orders", *MESSAGES}
     for path in sources():
-        inner = re.findall(r"from dtrain\.node\.(?:agent|facts|sync)[\w.]* ", path.read_text())
-        assert all(each.strip().endswith((".wire", ".commands")) for each in inner), place(path)
+        inner = re.findall(
+            rf"from dtrain\.node\.(?:{'|'.join(MESSAGES)})([\w.]*) ", path.read_text()
+        )
+        assert {*inner} <= {".wire", ".commands", ".orders"}, place(path)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,8 @@
 """Runs commands for `dtrain exec`, and ends them with all of their processes when asked, after a
 time limit, or when the launcher is gone.
 
-The launcher writes lines of JSON:
-
-    {"commands": [[word, …], …], "hidden": [name, …], "limit": seconds or null, "grace": seconds}
-             start the commands in the home folder, without the variables in ``hidden``. ``grace``
-             is for a stop without the launcher
-    {"op": "stop", "grace": seconds}
-             TERM to every process of the commands, and KILL after ``grace`` seconds
-
-The frames of `dtrain.node.agent.wire` answer. DATA of stream 2n+1 is the stdout of command n, and
+The launcher writes the orders of `dtrain.node.command_orders`. The frames of
+`dtrain.node.agent.wire` answer. DATA of stream 2n+1 is the stdout of command n, and
 of stream 2n+2 its stderr. Messages, by ``type``:
 
     exited   command, code, signal (one of the two is null), late (whether the limit ended it),
@@ -44,6 +37,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO, Callable
 
     from dtrain.node.agent.wire import Json
+    from dtrain.node.command_orders import CommandRequest, StopCommands
     from dtrain.node.importer import Importer
 
 PIECE = 1 << 16
@@ -125,7 +119,7 @@ class CommandRelay:
     slow launcher slows the commands down instead of filling the memory. A second thread reads
     orders."""
 
-    def __init__(self, request: Json) -> None:
+    def __init__(self, request: CommandRequest) -> None:
         prctl = load_prctl()
         self._subreaper = adopt_orphans(prctl)
         self._wake, self._waker = os.pipe()
@@ -144,7 +138,8 @@ class CommandRelay:
         self._grace = request["grace"]
         limit = request["limit"]
         self._deadline = None if limit is None else time.monotonic() + limit
-        self._orders: queue.SimpleQueue[Json] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[StopCommands | None] = queue.SimpleQueue()
+        """None: the launcher is gone."""
         self._outbox = bytearray(PREAMBLE)
         self._sweep: Sweep | None = None
         self._lost = False
@@ -239,10 +234,10 @@ class CommandRelay:
         with contextlib.suppress(queue.Empty):
             while True:
                 order = self._orders.get_nowait()
-                if order["op"] == "stop":
-                    self._stop(order["grace"])
-                else:
+                if order is None:
                     self._lose()
+                else:
+                    self._stop(order["grace"])
 
     def _lose(self) -> None:
         """The launcher is gone: nobody reads the output, and nobody could stop the commands."""
@@ -266,7 +261,7 @@ class CommandRelay:
         for line in iter(stream.readline, b""):
             self._orders.put(json.loads(line))
             self._rouse()
-        self._orders.put({"op": "lost"})
+        self._orders.put(None)
         self._rouse()
 
     def _rouse(self) -> None:

@@ -20,6 +20,7 @@ from dtrain.messages import command as messages
 from dtrain.messages.agent import Bye
 from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
+from dtrain.node.command_orders import CommandRequest, StopCommands
 from dtrain.session.control import Control
 from dtrain.spec.model import Host
 from dtrain.transport import node_program
@@ -203,8 +204,9 @@ class Commands:
                     self._give_up(group, "interrupted before it answered")
                 elif requests > acted and group.process is not None:
                     grace = 0.0 if requests > 1 else GRACE
+                    stop: StopCommands = {"op": "stop", "grace": grace}
                     with suppress(NodeError):
-                        group.process.write(protocol.encode_command({"op": "stop", "grace": grace}))
+                        group.process.write(protocol.encode_command(stop))
             acted = requests
 
     def _give_up(self, group: _Group, why: str) -> None:
@@ -256,7 +258,7 @@ class Commands:
                 group.connection.close()
         self._end(group, lambda host: failure)
 
-    def _request(self, group: _Group) -> dict[str, object]:
+    def _request(self, group: _Group) -> CommandRequest:
         commands = [[*target.prefix, *self._argv] for target in group.targets]
         return {"commands": commands, "hidden": self._hidden, "limit": self._limit, "grace": GRACE}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.node import programs
+from dtrain.node.facts.orders import GatherOrder
 
 INTERPRETER_SECONDS = 180.0
 """Limit for setup and the import of a framework, with cold caches and slow file servers."""
@@ -44,7 +44,7 @@ finding: a real problem shows when the host is prepared."""
 
 def gather_order(
     plan: LaunchPlan, part: HostPlan, depth: Depth, *, token: str, workdir: str
-) -> dict[str, Any]:
+) -> GatherOrder:
     """The order to gather facts on one host. ``workdir`` is the job's working folder there, and
     ``token`` identifies the hosts of this check to each other."""
     job, thorough = plan.job, depth.thorough
@@ -79,7 +79,7 @@ def gather_order(
         "trust_group": plan.trust_group,
         "workdir": workdir,
         "script": plan.script_on_host,
-        "container": job.container and asdict(job.container),
+        "container": asdict(job.container) if job.container else None,
         "code": thorough and job.sync is None and job.workdir is not None,
         "setup": list(job.setup) if thorough else [],
         "environment": for_a_check({**part.environment, **own}),

@@ -27,6 +27,7 @@ from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.messages import facts
 from dtrain.messages.decode import ProtocolError, decode, parse_object
 from dtrain.node import programs
+from dtrain.node.facts.orders import DialOrder, Order
 from dtrain.node.facts.wire import PREAMBLE
 from dtrain.session.gather_order import MARGIN, Depth, for_a_check, gather_order
 from dtrain.transport import node_program
@@ -65,7 +66,7 @@ class Conversation:
                 if python == pythons[-1]:
                     raise
 
-    def ask(self, order: Mapping[str, Any], read: Callable[[dict[str, Any]], _Answer]) -> _Answer:
+    def ask(self, order: Order, read: Callable[[dict[str, Any]], _Answer]) -> _Answer:
         """Send one request and return the answer, decoded by ``read`` from a JSON object.
 
         Raises NodeError, also if ``read`` raises ProtocolError.
@@ -306,7 +307,12 @@ class Preflight:
             for peer in [*hosts[place + 1 :], *hosts[:place]]
             for target in _targets(host, peer, ports[peer.name])
         ]
-        order = {"op": "dial", "targets": targets, "token": self._token, "limit": DIAL_SECONDS}
+        order: DialOrder = {
+            "op": "dial",
+            "targets": targets,
+            "token": self._token,
+            "limit": DIAL_SECONDS,
+        }
         dialed = self.conversations[host.name].ask(
             order, partial(facts.read_dialed, targets=targets)
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from dtrain.diagnostics import AnswerError, ConnectError, ExitCode, NodeError
@@ -22,6 +22,7 @@ from dtrain.messages import slurm as messages
 from dtrain.messages.agent import Bye
 from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
+from dtrain.node.slurm.orders import FirstOrder, LaterOrder, Submission
 from dtrain.runs.log_store import StorageError
 from dtrain.session.control import Control
 from dtrain.session.liveness import PingLimit
@@ -38,7 +39,7 @@ class JobFollower:
         self._job = job
         self._login = login
         self._control = control
-        self._writer = CommandWriter[Mapping[str, object]](lambda: PingLimit.NORMAL)
+        self._writer = CommandWriter[LaterOrder](lambda: PingLimit.NORMAL)
         self._asked = 0
         self._ordered = False
         """Whether the order to submit was sent: the job may exist although its number is
@@ -69,7 +70,7 @@ class JobFollower:
 
     # The connection ----------------------------------------------------------------------------
 
-    def follow(self, order: Mapping[str, Any] | None) -> Report:
+    def follow(self, order: Submission | None) -> Report:
         """Follow the job until it is over, or left. ``order`` submits it first."""
         job = self._job
         self._control.hand_to(self)
@@ -88,7 +89,7 @@ class JobFollower:
             thread.join()
         return job.leave(report) if self._control.left else job.finish(report)
 
-    def _follow(self, order: Mapping[str, Any] | None) -> Report:
+    def _follow(self, order: Submission | None) -> Report:
         job, delay = self._job, FIRST_DELAY
         inside = job.record.request.allocation
         if order is not None and inside is not None:
@@ -99,9 +100,9 @@ class JobFollower:
         while True:
             again = job.follow_order()
             submits = order is not None and job.record.job_id is None and not self._asked
-            chosen = order if submits and order else again
+            files = job.files()
             try:
-                if self._serve({**chosen, **job.files()}):
+                if self._serve({**order, **files} if submits and order else {**again, **files}):
                     if not job.has_restarted():
                         return job.ended(self._control.why if self._asked else "")
                     job.begin_next_attempt()
@@ -123,7 +124,7 @@ class JobFollower:
             self._control.wait(delay)
             delay = min(LAST_DELAY, 2 * delay)
 
-    def _serve(self, order: Mapping[str, Any]) -> bool:
+    def _serve(self, order: FirstOrder) -> bool:
         """Handle what one program sends. Whether the job is over. Raises NodeError."""
         job = self._job
         job.output.begin_connection()

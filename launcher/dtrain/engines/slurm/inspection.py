@@ -32,6 +32,7 @@ from dtrain.launchplan.plan import HostPlan, LaunchPlan, build
 from dtrain.messages.decode import ProtocolError, parse_object
 from dtrain.messages.facts import MAX_ANSWER, read_gathered
 from dtrain.node.boot import framed
+from dtrain.node.facts.orders import StepOrder
 from dtrain.node.programs import program
 from dtrain.quoting import path, sh, word
 from dtrain.runs.record import Request
@@ -151,7 +152,7 @@ def _in_step(
     return _evidence(plan, done)
 
 
-def _order(plan: LaunchPlan, token: str, shared: str) -> dict[str, Any]:
+def _order(plan: LaunchPlan, token: str, shared: str) -> StepOrder:
     part = plan.hosts[0]
     # The check leaves out the variables that only the allocation decides.
     part = replace(

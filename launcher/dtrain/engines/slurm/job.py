@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from dtrain.diagnostics import ExitCode, NodeError
 from dtrain.engines.slurm import submission
@@ -25,6 +24,7 @@ from dtrain.failures.cause import Failure, Report, in_order_of_blame
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.node import protocol
+from dtrain.node.slurm.orders import Following, OutputFiles
 from dtrain.runs import journal
 from dtrain.runs.log_store import RunFolder, tail
 from dtrain.runs.record import Record
@@ -73,12 +73,12 @@ class SlurmJob:
         self._state: JobState | None = None
         self._script = ""
 
-    def follow_order(self) -> dict[str, Any]:
+    def follow_order(self) -> Following:
         """The order to follow the job from what has arrived."""
         known = offsets(self._folder, self.plan)
         return submission.follow_order(self.record, self.plan.run_dir, known)
 
-    def files(self) -> dict[str, Any]:
+    def files(self) -> OutputFiles:
         """The part of each order that names the job's output files."""
         return {
             "outputs": self.record.on_hosts,

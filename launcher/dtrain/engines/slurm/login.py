@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from dtrain.diagnostics import AnswerError, NodeError
 from dtrain.engines.slurm.state import JobState, parse
@@ -15,6 +14,7 @@ from dtrain.messages import slurm as messages
 from dtrain.messages.agent import Bye
 from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
+from dtrain.node.slurm.orders import FirstOrder
 from dtrain.runs.record import Record
 from dtrain.runs.shown_state import ShownState
 from dtrain.session.relay import RelayChannel
@@ -50,7 +50,7 @@ class Login:
         return self._host.transport == "local"
 
     @contextmanager
-    def opened(self, order: Mapping[str, Any]) -> Iterator[RelayChannel]:
+    def opened(self, order: FirstOrder) -> Iterator[RelayChannel]:
         """A new program with its first order. Raises NodeError."""
         connection = self._transport.connect(self._host)
         try:

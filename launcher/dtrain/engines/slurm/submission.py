@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from dtrain.diagnostics import NodeError
 from dtrain.messages import slurm as messages
 from dtrain.node.runtime_archive import runtime_archive
+from dtrain.node.slurm.orders import Following, JobOrder, LookOrder, Submission
 from dtrain.runs.record import Record
 from dtrain.spec.model import Host, Slurm
 
@@ -80,7 +80,7 @@ def submit_order(
     script: str,
     secrets: Mapping[str, str],
     hidden: Sequence[str],
-) -> dict[str, Any]:
+) -> Submission:
     """``hidden``: variables of the launcher's environment that are not for the job."""
     return {
         "op": "submit",
@@ -95,21 +95,14 @@ def submit_order(
     }
 
 
-def follow_order(
-    record: Record, run_dir: str, offsets: Mapping[str, Mapping[str, int]]
-) -> dict[str, Any]:
-    return {**_order("follow", record, run_dir), "offsets": offsets}
+def follow_order(record: Record, run_dir: str, offsets: dict[str, dict[str, int]]) -> Following:
+    return {"op": "follow", **_job(record, run_dir), "job": record.job_id, "offsets": offsets}
 
 
-def look_order(record: Record, run_dir: str) -> dict[str, Any]:
-    return {**_order("look", record, run_dir), "job": record.job_id or record.request.allocation}
+def look_order(record: Record, run_dir: str) -> LookOrder:
+    job = record.job_id or record.request.allocation
+    return {"op": "look", **_job(record, run_dir), "job": job}
 
 
-def _order(op: str, record: Record, run_dir: str) -> dict[str, Any]:
-    return {
-        "op": op,
-        "run": record.run,
-        "run_dir": run_dir,
-        "allocation": record.request.allocation,
-        "job": record.job_id,
-    }
+def _job(record: Record, run_dir: str) -> JobOrder:
+    return {"run": record.run, "run_dir": run_dir, "allocation": record.request.allocation}

@@ -6,11 +6,11 @@ The watchers on the job's machines report it. Without them, a hang is still dete
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from dtrain.engines.slurm.state import JobState
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages import slurm as messages
+from dtrain.node.slurm.orders import Fail, StacksOfMachine
 from dtrain.runs.log_store import RunFolder
 from dtrain.session.evidence import HostEvidence
 from dtrain.session.hang_watch import HangWatch
@@ -47,8 +47,7 @@ class WatchedMachine:
 
     def request_stacks(self, *, abort: bool, ras: bool) -> None:
         self.evidence.expect_stacks()
-        order = {"op": "stacks", "host": self._name, "abort": abort, "ras": ras}
-        self._watch.orders.append(order)
+        self._watch.orders.append({"op": "stacks", "host": self._name, "abort": abort, "ras": ras})
 
 
 class JobWatch:
@@ -58,7 +57,7 @@ class JobWatch:
         self.plan = plan
         self.folder = folder
         self.recorder = recorder
-        self.orders: list[dict[str, Any]] = []
+        self.orders: list[StacksOfMachine | Fail] = []
         """For the program on the login node."""
         self.follows = False
         """Whether the job runs, and reports of it arrive."""

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from typing import Iterator
 
     from dtrain.node.facts.files import Json
+    from dtrain.node.facts.orders import GatherOrder, JobOrder
 
 CODE = (".py", ".yaml", ".yml", ".json", ".toml", ".sh", ".cfg", ".ini")
 MAX_FILES = 400
 MAX_CODE = 1 << 20
 
 
-def script(request: Json) -> Json:
+def script(request: GatherOrder) -> Json:
     """The digests of the script and of the code in the working folder."""
     workdir = expand(request["workdir"])
     found: Json = {
@@ -29,25 +30,25 @@ def script(request: Json) -> Json:
         "workdir_exists": os.path.isdir(workdir),
         "unsafe": why_unsafe_to_run(request),
     }
-    if request.get("script"):
+    if request["script"]:
         path = os.path.normpath(os.path.join(workdir, request["script"]))
         found.update(path=path, exists=os.path.isfile(path))
         if found["exists"]:
             found["digest"] = digest(path)
     # A home folder contains many files that are not part of the job.
-    if request.get("code") and workdir != os.path.expanduser("~"):
+    if request["code"] and workdir != os.path.expanduser("~"):
         found["code"] = dict(code_below(workdir))
     return found
 
 
-def why_unsafe_to_run(request: Json) -> Json | None:
+def why_unsafe_to_run(request: JobOrder) -> Json | None:
     """Why a launch would refuse to run the job's code. None if it would not."""
 
     def check(trust: Trust) -> None:
         workdir = os.fsencode(expand(request["workdir"]))
         os.close(trust.open_folder(workdir)[0])
-        if request.get("script"):
-            trust.check_script(os.path.join(workdir, os.fsencode(request["script"])))
+        if script := request.get("script"):
+            trust.check_script(os.path.join(workdir, os.fsencode(script)))
 
     return why_unsafe(request, "job.workdir", check)
 

@@ -10,16 +10,19 @@ from dtrain.node.facts.programs import find_program, plain, run
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dtrain.node.facts.files import Json
+    from dtrain.node.facts.orders import GatherOrder
 
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 MAX_SPEC = 1 << 20
 """Bytes of a CDI file to search."""
 
 
-def containers(request: Json) -> Json:
+def containers(request: GatherOrder) -> Json:
     """``engine``: whether it is there. ``failed``: why it does not work. ``image``: whether the
     host has it. ``gpus``: whether containers can have the GPUs, if that is known."""
     wanted = request["container"]
+    if wanted is None:
+        return {}
     name, image = wanted["engine"], wanted["image"]
     program = find_program(name)
     found: Json = {"engine": program is not None}
@@ -47,7 +50,7 @@ def enroot_containers(program: str) -> list[str]:
     return run([program, "list"], environment=plain())[1].split()
 
 
-def path_of(request: Json, image: str) -> str:
+def path_of(request: GatherOrder, image: str) -> str:
     """A relative path starts at the working folder."""
     return os.path.join(expand(request["workdir"]), expand(image) if image[:1] == "~" else image)
 

@@ -12,6 +12,8 @@ TYPE_CHECKING = False  # importing typing would cost as much as importing json
 if TYPE_CHECKING:
     from typing import Any, Callable
 
+    from dtrain.node.facts.orders import JobOrder
+
     Json = dict[str, Any]
 
 
@@ -47,13 +49,13 @@ def expand(path: str) -> str:
     return os.path.normpath(os.path.join(home, os.path.expanduser(path)))
 
 
-def why_unsafe(request: Json, key: str, check: Callable[[Trust], None]) -> Json | None:
+def why_unsafe(request: JobOrder, key: str, check: Callable[[Trust], None]) -> Json | None:
     """Why the folder or file in the setting ``key`` is unsafe, and the remedy. None if it is safe
     or cannot be read, which other facts report. Also None if the job's engine does not care."""
     if request.get("any_owner"):
         return None
     try:
-        check(Trust(request.get("trust_group")))
+        check(Trust(request["trust_group"]))
     except UnsafeError as error:
         return {"seen": error.reason, "remedy": error.hint(key)}
     except OSError:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from typing import Callable
 
     from dtrain.node.facts.files import Json
+    from dtrain.node.facts.orders import GatherOrder
 
-PROBES: dict[str, Callable[[Json], Json]] = {
+PROBES: dict[str, Callable[[GatherOrder], Json]] = {
     "machine": machine,
     "memory": memory,
     "leftovers": leftovers,
@@ -37,10 +38,10 @@ PROBES: dict[str, Callable[[Json], Json]] = {
 }
 
 
-def gather(request: Json) -> Json:
+def gather(request: GatherOrder) -> Json:
     """All requested facts. Ports come first, because they stay open for other hosts to dial."""
     listener = Listener(request["host"], request["token"])
-    facts: Json = {"ports": guarded(lambda order: ports(order, listener), request)}
+    facts: Json = {"ports": guarded(lambda: ports(request, listener))}
     answers: queue.SimpleQueue[tuple[str, Json]] = queue.SimpleQueue()
     limits = dict.fromkeys(request["probes"], LIMIT)
     if "gpus" in limits:
@@ -57,7 +58,7 @@ def gather(request: Json) -> Json:
         def work(name: str = name) -> None:
             if name == "script":
                 is_set_up.wait()  # the setup lines may create it
-            answers.put((name, guarded(PROBES[name], request)))
+            answers.put((name, guarded(lambda: PROBES[name](request))))
             if name == "interpreter":
                 is_set_up.set()
 
@@ -73,5 +74,5 @@ def gather(request: Json) -> Json:
                     facts[name] = {"error": "no answer within %g s" % limits[name]}
             continue
         facts.setdefault(name, fact)
-    listening = guarded(lambda _: {"port": listener.open(0)}, request)
+    listening = guarded(lambda: {"port": listener.open(0)})
     return {"facts": facts, "listening": listening}

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dtrain.node.facts.files import Json
+    from dtrain.node.facts.orders import GatherOrder
 
 
-def gpus(_request: Json) -> Json:
+def gpus(_request: GatherOrder) -> Json:
     found: Json = {"pci": pci_gpus()}
     if find_program("nvidia-smi"):
         found.update(nvidia())

@@ -18,6 +18,7 @@ from dtrain.node.trust import Trust
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dtrain.node.facts.files import Json
+    from dtrain.node.facts.orders import GatherOrder, JobOrder, Program
 
 LABEL = "dtrain-check"
 STAGE = (
@@ -27,7 +28,7 @@ STAGE = (
 """Reads unbuffered: the data after the first line are for the program that it executes."""
 
 
-def in_job(request: Json, program: Json, limit: float) -> Json:
+def in_job(request: JobOrder, program: Program, limit: float) -> Json:
     """Run a program in the job's Python like a process of the job: in its folder, after the setup
     lines, with the job's environment on top of theirs. ``program`` has its packed ``code`` and its
     ``options``, see `dtrain.node.boot`. The answer's ``said`` has the lines that it wrote to the
@@ -41,11 +42,11 @@ def in_job(request: Json, program: Json, limit: float) -> Json:
             os.listdir(workdir)
         else:
             # If this succeeds, no other user can create or replace the folder.
-            os.close(Trust(request.get("trust_group")).open_folder(os.fsencode(workdir))[0])
+            os.close(Trust(request["trust_group"]).open_folder(os.fsencode(workdir))[0])
     except OSError:
         workdir = os.path.expanduser("~")
     reports, report_fd = os.pipe()
-    setup = request.get("setup") or []
+    setup = request["setup"]
     environment = {**request["environment"], "DTRAIN_REPORT_FD": str(report_fd)}
     python = request["python"]
     python = expand(python) if python.startswith("~/") else python
@@ -116,7 +117,7 @@ def read_lines(fd: int, lines: list[str]) -> None:
             lines.append(line.rstrip("\n"))
 
 
-def interpreter(request: Json) -> Json:
+def interpreter(request: GatherOrder) -> Json:
     """The facts that `dtrain.node.interpreter`, sent by the launcher, reports in the job's
     Python."""
     program = request["interpreter"]

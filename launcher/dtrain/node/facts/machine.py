@@ -14,9 +14,10 @@ from dtrain.node.numa import gpu_nodes, node_cpus
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dtrain.node.facts.files import Json
+    from dtrain.node.facts.orders import GatherOrder
 
 
-def machine(_request: Json) -> Json:
+def machine(_request: GatherOrder) -> Json:
     release = os.uname()
     return {
         "hostname": socket.gethostname(),
@@ -81,7 +82,7 @@ def governors() -> dict[str, int]:
     return found
 
 
-def memory(_request: Json) -> Json:
+def memory(_request: GatherOrder) -> Json:
     """The memory in bytes. ``limit`` is that of a cgroup, if it is below the machine's memory."""
     rows = dict(line.split(":", 1) for line in read("/proc/meminfo").splitlines() if ":" in line)
     found = {name: (number(rows.get(key)) or 0) << 10 for name, key in MEMINFO}
@@ -95,7 +96,7 @@ def memory(_request: Json) -> Json:
 MEMINFO = (("total", "MemTotal"), ("available", "MemAvailable"))
 
 
-def leftovers(_request: Json) -> Json:
+def leftovers(_request: GatherOrder) -> Json:
     """The process ids of this user's earlier runs, by run id."""
     runs: dict[str, list[int]] = {}
     for name in listed("/proc"):

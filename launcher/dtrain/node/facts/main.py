@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from dtrain.node.facts.files import Json
+    from dtrain.node.facts.orders import Order
     from dtrain.node.importer import Importer
 
 
-def answer(order: Json) -> Json:
+def answer(order: Order) -> Json:
     if order["op"] == "clock":
         return {"time": time.time()}
     if order["op"] == "gather":
@@ -31,11 +32,11 @@ def answer(order: Json) -> Json:
     if order["op"] == "dial":
         return {"dialed": dial(order)}
     stop_listening()
-    return guarded(lambda order: in_job(order, order["program"], order["limit"]), order)
+    return guarded(lambda: in_job(order, order["program"], order["limit"]))
 
 
 def main(stream: BinaryIO, importer: Importer) -> None:
-    orders: queue.SimpleQueue[Json] = queue.SimpleQueue()
+    orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
 
     def listen() -> None:
         for line in iter(stream.readline, b""):

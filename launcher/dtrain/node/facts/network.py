@@ -15,6 +15,7 @@ from dtrain.node.facts.probing import at_once
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dtrain.node.facts.files import Json
+    from dtrain.node.facts.orders import GatherOrder
 
 
 def resolve(name: str) -> Json:
@@ -25,7 +26,7 @@ def resolve(name: str) -> Json:
     return {"addresses": list(dict.fromkeys(str(entry[4][0]) for entry in found))}
 
 
-def names(request: Json) -> Json:
+def names(request: GatherOrder) -> Json:
     """The addresses of all host names on this host, and the name of the first host's address."""
     wanted = list(dict.fromkeys(request["addresses"].values()))
     answers = at_once(resolve, wanted)
@@ -76,7 +77,7 @@ def interfaces() -> dict[str, Json]:
     return found
 
 
-def network(request: Json) -> Json:
+def network(request: GatherOrder) -> Json:
     there = interfaces()
     owner: dict[str, str] = {}
     for name, one in there.items():
@@ -98,7 +99,7 @@ def source_towards(address: str) -> str | None:
     return None
 
 
-def infiniband(_request: Json) -> Json:
+def infiniband(_request: GatherOrder) -> Json:
     """The ports of all RDMA devices, by ``device/port``."""
     found: Json = {}
     base = "/sys/class/infiniband"

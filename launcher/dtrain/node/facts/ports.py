@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any, Collection
 
     from dtrain.node.facts.files import Json
+    from dtrain.node.facts.orders import DialOrder, GatherOrder
 
 BULK = 256 << 10
 """Bytes that each dialed connection carries, to detect a path that drops large packets."""
@@ -93,14 +94,14 @@ def stop_listening() -> None:
         sock.close()
 
 
-def ports(request: Json, listener: Listener) -> Json:
+def ports(request: GatherOrder, listener: Listener) -> Json:
     """Whether the job's ports are free. Free ports stay open for other hosts to dial.
 
     ``draw`` in the request: the first and last port that a launch may draw instead, and how many
     it needs.
     """
     found: Json = {}
-    draw = request.get("draw")
+    draw = request["draw"]
     for port in request["ports"]:
         try:
             listener.open(port)
@@ -139,7 +140,7 @@ def can_bind(port: int) -> bool:
     return True
 
 
-def dial(order: Json) -> list[Json]:
+def dial(order: DialOrder) -> list[Json]:
     """Connect to every target. Returns the error or the measurements of each. A target is
     ``[host, kind, address, port, own address or null]``."""
     token, limit = order["token"], order["limit"]

@@ -40,8 +40,8 @@ def at_once(function: Callable[[Any], Any], items: list[Any]) -> dict[Any, Any]:
     return found
 
 
-def guarded(probe: Callable[[Json], Json], request: Json) -> Json:
+def guarded(probe: Callable[[], Json]) -> Json:
     try:
-        return probe(request)
+        return probe()
     except Exception as failure:  # noqa: BLE001 - a probe that fails is a fact
         return {"error": ("%s: %s" % (type(failure).__name__, failure))[:MAX_ERROR]}

@@ -11,6 +11,7 @@ from dtrain.node.trust import Trust
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dtrain.node.facts.files import Json
+    from dtrain.node.facts.orders import GatherOrder
 
 
 def mounts() -> list[tuple[str, str, str, str]]:
@@ -25,16 +26,16 @@ def mounts() -> list[tuple[str, str, str, str]]:
     return found
 
 
-def storage(request: Json) -> Json:
+def storage(request: GatherOrder) -> Json:
     """The file system under each folder that the job will use."""
     table = mounts()
     found = {name: folder(path, table) for name, path in request["folders"].items()}
-    for name, path in request.get("own_folders", {}).items():
+    for name, path in request["own_folders"].items():
         found[name]["unsafe"] = unsafe(request, name, path)
     return found
 
 
-def unsafe(request: Json, name: str, path: str) -> Json | None:
+def unsafe(request: GatherOrder, name: str, path: str) -> Json | None:
     """Why a launch would refuse a folder that it creates, or a folder above it. None if it would
     not."""
 

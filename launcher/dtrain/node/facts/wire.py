@@ -2,12 +2,13 @@
 
 The program writes `PREAMBLE`. Then it answers each order, a line of JSON, by a line of JSON:
 
-    {"op": "clock"}                        -> {"time": seconds since the epoch}
-    {"op": "gather", ...}                  -> {"facts": {...}, "listening": {...}}
-    {"op": "dial", "targets": [...]}       -> {"dialed": [...]}
-    {"op": "run", ...}                     -> {"said": [...], "status": ...}
+    clock   {"time": seconds since the epoch}
+    gather  {"facts": {...}, "listening": {...}}
+    dial    {"dialed": [...]}
+    run     {"said": [...], "status": ...}
 
-`dtrain.messages.facts` has the types of the answers.
+`dtrain.node.facts.orders` has the types of the orders, `dtrain.messages.facts` those of the
+answers.
 
 Shipped to nodes, and the launcher imports it too: Python 3.8, standard library only.
 """

@@ -28,7 +28,7 @@ from dtrain.node.slurm.commands import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dtrain.node.agent.wire import Json
+    from dtrain.node.slurm.orders import SubmitOrder
 
 PROCESS, STATUS = b"process", b"status"
 MAX_OUTPUT = 1 << 20
@@ -69,7 +69,7 @@ class AllocationScript(BatchJob):
     def _begun(self) -> bool:
         return os.path.exists(self.path(PROCESS))
 
-    def submit(self, order: Json) -> CommandResult:
+    def submit(self, order: SubmitOrder) -> CommandResult:
         paths = [self.path(name) for name in (SCRIPT, OUTPUT, STATUS)]
         command = ["bash", "-c", _SESSION, "dtrain", *map(shown, paths)]
         variables = environment(order)

@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterator
 
-    from dtrain.node.agent.wire import Json
+    from dtrain.node.slurm.orders import SubmitOrder
 
 JOB_FILE = b"job-id"
 SCRIPT = b"job.sbatch"
@@ -53,7 +53,7 @@ class BatchJob:
         self.number = ""
         """Empty until the job is submitted, or found."""
 
-    def submit(self, order: Json) -> CommandResult:
+    def submit(self, order: SubmitOrder) -> CommandResult:
         """Submit the job's script. Sets `number`."""
         output = re.sub(r"([\\%])", r"\\\1", shown(self.path(OUTPUT)))
         command = ["sbatch", "--parsable", "--job-name=" + self.run,
@@ -136,7 +136,7 @@ class BatchJob:
         steps = [step[1] for step in found if step]
         return _run(["scancel", "--signal=KILL", *steps]) if steps else answer
 
-    def prepare(self, order: Json) -> None:
+    def prepare(self, order: SubmitOrder) -> None:
         """Write what the job needs. Raises OSError."""
         self.save(SCRIPT, raw(order["script"]))
         self.save(b"runtime.zip", binascii.a2b_base64(order["runtime"]))
@@ -156,7 +156,7 @@ class BatchJob:
         return (read_regular(self.path(name), 512) or b"").decode("ascii", "replace").strip()
 
 
-def environment(order: Json) -> dict[str, str]:
+def environment(order: SubmitOrder) -> dict[str, str]:
     """The variables of a job."""
     inherited = {key: value for key, value in os.environ.items() if key not in order["hidden"]}
     return dict(inherited, **order["environment"])

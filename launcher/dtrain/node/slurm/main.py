@@ -1,29 +1,7 @@
 """The Slurm program: submits a job on a login node, and reports its state and its output.
 
-It speaks as a relay does, with the frames of `dtrain.node.agent.wire`. The launcher writes lines of
-JSON; the first is ``submit``, ``follow`` or ``look``:
-
-    submit   run, run_dir, allocation, workdir, script, runtime, environment, hidden: save the
-             script and submit it from the working folder, unless the run was submitted before. Then
-             do what ``follow`` does. Paths start at the home folder. ``allocation`` is the number
-             of the job in whose allocation the script runs at once, or null. ``runtime`` is a zip
-             archive in base64 that is saved as ``runtime.zip``. The job gets ``environment`` and
-             this program's own variables without those in ``hidden``
-    follow   run, run_dir, allocation, job, outputs, offsets {host: {name: offset}}: report the job
-             and the output files of its machines, each from its offset. Without ``job`` (null),
-             find the job of the run. For ``submit`` too: ``outputs`` is the folder of the attempt,
-             beside that of the run. ``roles`` {role: number of processes} have output files there,
-             and ``torchruns`` {name: [first rank, number of ranks]} have one for each rank.
-             ``watch`` is for `dtrain.node.slurm.watchers`: nodes, world_size, folder, start, the
-             line for ``sh`` that starts a program
-    look     run, run_dir, allocation, job: report the job once, and end
-    cancel   kill: end the job; with ``kill``, with KILL at once
-    stacks   host, abort, ras: the watcher of a machine collects stacks
-    fail     restart: kill the processes of the job; without ``restart``, the job does not start
-             again
-    finish   the job is over: send the rest of its output, and end
-    leave    end; the job goes on
-    ping     answered with ``alive``
+It speaks as a relay does, with the frames of `dtrain.node.agent.wire`. The launcher writes the
+orders of `dtrain.node.slurm.orders`; ``ping`` is answered at once.
 
 It writes messages, by ``type``:
 
@@ -70,8 +48,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from dtrain.node.agent.wire import Json
     from dtrain.node.importer import Importer
+    from dtrain.node.slurm.orders import FirstOrder, LaterOrder
 
 STREAM = re.compile(rb"([a-z]+)-(0|[1-9][0-9]{0,8})\.(?:out|err)")
 QUEUED = re.compile(r"\bJobState=(?:PENDING|CONFIGURING)\b")
@@ -225,7 +203,7 @@ class StateWatch(threading.Thread):
 
 class JobRelay:
     def __init__(self, stream: BinaryIO, channel: LauncherChannel, importer: Importer) -> None:
-        self._orders: queue.SimpleQueue[Json] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[LaterOrder] = queue.SimpleQueue()
         self._channel = channel
         self._importer = importer
         self._queued = True
@@ -234,20 +212,18 @@ class JobRelay:
         self._wake, self._woken = os.pipe()
         threading.Thread(target=self._listen, args=(stream,), daemon=True).start()
 
-    def serve(self) -> None:
-        order = self._orders.get()
+    def serve(self, order: FirstOrder) -> None:
         run, allocation = order["run"], order["allocation"]
         nodes = os.path.join(expand(order["run_dir"]), b"nodes")
         folder = os.path.join(nodes, raw(run))
         job = AllocationScript(run, folder, allocation) if allocation else BatchJob(run, folder)
-        job.number = order.get("job") or ""
-        only_look = order["op"] == "look"
+        job.number = "" if order["op"] == "submit" else order["job"] or ""
         while not job.number:
             found = job.find()
             if not found.status:
                 break
             self._report(found)
-            if only_look:
+            if order["op"] == "look":
                 return
             time.sleep(LAST_LOOK)
         if order["op"] == "submit" and not job.number:
@@ -261,12 +237,12 @@ class JobRelay:
         self._channel.report("submitted", job=job.number or None)
         if not job.number:
             return
-        if only_look:
+        if order["op"] == "look":
             self._report(job.describe())
             return
         place = os.path.join(nodes, raw(order["outputs"]))
-        offsets, roles = order.get("offsets", {}), order["roles"]
-        outputs = Outputs(place, offsets, roles, order["torchruns"], self._channel)
+        offsets = order["offsets"] if order["op"] == "follow" else {}
+        outputs = Outputs(place, offsets, order["roles"], order["torchruns"], self._channel)
         reports = SlurmWorkerReports(place, order["op"] == "follow", self._channel)
         watchers = Watchers(order["watch"], self._importer, self._channel)
         self._follow(job, outputs, reports, watchers)
@@ -354,7 +330,9 @@ class JobRelay:
 def main(stream: BinaryIO, importer: Importer) -> None:
     channel = LauncherChannel()
     channel.write(PREAMBLE)
-    JobRelay(stream, channel, importer).serve()
+    line = stream.readline()
+    if line:
+        JobRelay(stream, channel, importer).serve(json.loads(line))
     channel.report("bye")
     sys.stdout.flush()
     os._exit(0)

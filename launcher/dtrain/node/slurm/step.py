@@ -1,8 +1,7 @@
 """The step program: gathers facts on each machine of an allocation, for `dtrain check`.
 
-srun starts one on each machine and gives each the same order, a line of JSON: the order ``gather``
-of the facts program, with ``shared``: the path of a file on the login node, and its content. The
-answer is that of ``gather``, with two more facts.
+srun starts one on each machine and gives each the same order, a line of JSON: a `StepOrder`. The
+answer is that of the facts program to ``gather``, with two more facts.
 
 Shipped to nodes: Python 3.8, standard library only.
 """
@@ -24,13 +23,14 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from dtrain.node.facts.files import Json
+    from dtrain.node.facts.orders import StepOrder
     from dtrain.node.importer import Importer
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Slurm sets one of them to the GPUs of the step."""
 
 
-def shared(order: Json) -> Json:
+def shared(order: StepOrder) -> Json:
     """Whether this machine sees a file that the login node has just written."""
     path = expand(order["shared"]["path"])
     folder = os.path.dirname(path)
@@ -44,7 +44,7 @@ def shared(order: Json) -> Json:
     return {"path": folder, "missing": "", "not_writable": why_not_writable(folder)}
 
 
-def granted(_order: Json) -> Json:
+def granted() -> Json:
     """The GPUs that the step has on this machine."""
     given = [os.environ[name].split(",") for name in VISIBLE if os.environ.get(name)]
     count = os.environ.get("SLURM_GPUS_ON_NODE", "")
@@ -52,8 +52,8 @@ def granted(_order: Json) -> Json:
 
 
 def main(stream: BinaryIO, importer: Importer) -> None:
-    order = json.loads(stream.readline())
+    order: StepOrder = json.loads(stream.readline())
     answer = gather(order)
-    answer["facts"].update(shared=guarded(shared, order), granted=guarded(granted, order))
+    answer["facts"].update(shared=guarded(lambda: shared(order)), granted=guarded(granted))
     StepOutput().send(answer)
     leave()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dtrain.node.agent.launcher_channel import LauncherChannel
     from dtrain.node.agent.wire import Json
     from dtrain.node.importer import Importer
+    from dtrain.node.slurm.orders import WatchOrder
 
 PROGRAM = "dtrain.node.slurm.watcher"
 FIRST_START, AGAIN = 2.0, 60.0
@@ -31,7 +32,7 @@ MAX_LINE = 4096
 
 
 class Watchers:
-    def __init__(self, order: Json, importer: Importer, channel: LauncherChannel) -> None:
+    def __init__(self, order: WatchOrder, importer: Importer, channel: LauncherChannel) -> None:
         """``order`` is ``watch`` in the order of the launcher."""
         self._order = order
         self._importer = importer

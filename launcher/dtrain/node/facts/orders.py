@@ -1,0 +1,105 @@
+"""The orders of the launcher to the facts program: lines of JSON, told apart by ``op``. Each is
+answered before the next.
+
+Not shipped: the launcher imports it, and the type checks of the modules that run on nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+
+class ClockOrder(TypedDict):
+    """Report the time."""
+
+    op: Literal["clock"]
+
+
+class Program(TypedDict):
+    """A program that runs in the job's Python, see `dtrain.node.boot`."""
+
+    code: str
+    """Packed."""
+    options: Mapping[str, Any]
+
+
+class LimitedProgram(Program):
+    limit: float
+    """Seconds."""
+
+
+class OptionalKeys(TypedDict, total=False):
+    any_owner: bool
+    """The working folder may have any owner."""
+    script: str | None
+
+
+class JobOrder(OptionalKeys):
+    """How the job's Python is started."""
+
+    workdir: str
+    trust_group: str | None
+    """A Unix group whose members may own the job's folders and write to them."""
+    setup: list[str]
+    environment: dict[str, str]
+    python: str
+
+
+class GatherOrder(JobOrder):
+    """Report facts about the machine. Ports that are free stay open for other hosts to dial."""
+
+    op: Literal["gather"]
+    host: str
+    token: str
+    """Identifies the hosts of this check to each other."""
+    probes: list[str]
+    ports: list[int]
+    draw: list[int] | None
+    """The first and the last port that a launch may draw instead, and how many it needs."""
+    addresses: dict[str, str]
+    """{host: address} of all hosts."""
+    folders: dict[str, str]
+    """{key of the cluster file: folder} to look at."""
+    own_folders: dict[str, str]
+    """Folders that dtrain creates."""
+    container: dict[str, Any] | None
+    """The fields of `dtrain.spec.model.Container`."""
+    code: bool
+    """Whether to report the version of the code in the working folder."""
+    interpreter: LimitedProgram
+
+
+class SharedFile(TypedDict):
+    path: str
+    content: str
+
+
+class StepOrder(GatherOrder):
+    """For `dtrain.node.slurm.step`."""
+
+    shared: SharedFile
+    """A file that the login node has just written."""
+
+
+class DialOrder(TypedDict):
+    """Connect to ports of other hosts."""
+
+    op: Literal["dial"]
+    targets: Sequence[tuple[str, str, str, int, str | None]]
+    """Host, kind, address, port, and the own address to connect from."""
+    token: str
+    limit: float
+    """Seconds for each target."""
+
+
+class RunOrder(JobOrder):
+    """Close the ports, and run a program in the job's Python."""
+
+    op: Literal["run"]
+    program: Program
+    limit: float
+    """Seconds."""
+
+
+Order = ClockOrder | GatherOrder | DialOrder | RunOrder
