@@ -39,7 +39,7 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
     conversation.begin([sys.executable])
 
     def gather(*probes: str, **request: Any) -> dict[str, Any]:
-        order = {
+        order: Any = {
             "op": "gather",
             "host": "here",
             "token": "t",
@@ -47,6 +47,12 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
             "ports": [],
             "addresses": {"here": "127.0.0.1"},
             "folders": {},
+            "own_folders": {},
+            "draw": None,
+            "container": None,
+            "code": False,
+            "script": None,
+            "trust_group": None,
             "workdir": str(tmp_path),
             "environment": {},
             "setup": [],
