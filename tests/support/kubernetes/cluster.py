@@ -173,6 +173,17 @@ class Kubernetes:
         """Wait for a condition of an object."""
         self.wait(f"{type_} {name}", lambda: condition(self.get(plural, name) or {}, type_))
 
+    def wait_for_end(self, plural: str, name: str) -> None:
+        """Wait until a job is over, with or without success."""
+        ends = ("Completed", "Complete", "Failed")
+        found = lambda: self.get(plural, name) or {}  # noqa: E731
+        self.wait(f"end of {name}", lambda: any(condition(found(), end) for end in ends))
+
+    def all_logs(self) -> str:
+        """For the message of a failed test."""
+        logs = [log for log in self.server.logs.values() if isinstance(log, Log)]
+        return "\n".join(b"".join(log.read()).decode(errors="replace") for log in logs)
+
     # Faults
 
     def evict(self, pod: str) -> None:
