@@ -1,15 +1,20 @@
-"""`dtrain ps`: list the runs of this machine, or show one run with its hosts."""
+"""`dtrain ps`: list the runs of this machine, show one run with its hosts, or remove old runs."""
 
 from __future__ import annotations
 
+import sys
+import time
 from typing import Annotated
 
 import typer
 
 from dtrain import api
 from dtrain.diagnostics import UsageError
+from dtrain.messages.decode import excerpt
 from dtrain.runs.log_store import RunFolder
+from dtrain.session import prune
 from dtrain.session.status import RunStatus, statuses
+from dtrain.spec.scalars import seconds
 from dtrain_cli import completion, output
 from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import runs as view
@@ -26,8 +31,28 @@ def ps(
     everything: Annotated[
         bool, typer.Option("--all", "-a", help="All runs; default: active ones, or the last five.")
     ] = False,
+    pruning: Annotated[
+        bool,
+        typer.Option("--prune", help="Remove old runs that are over, after a question."),
+    ] = False,
+    older_than: Annotated[
+        str | None,
+        typer.Option(help="With --prune: ended longer ago; default: 30d.", metavar="AGE"),
+    ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(help="With --prune: keep the latest N runs that are over.", metavar="N"),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --prune: do not ask.")] = False,
 ) -> None:
     """List the runs of this machine."""
+    if pruning:
+        if run is not None or everything:
+            raise UsageError("--prune removes old runs, so it takes no run and no --all")
+        _prune(_age(older_than), keep, yes=yes, json=json)
+        return
+    if older_than is not None or keep is not None or yes:
+        raise UsageError("--older-than, --keep and --yes are for --prune", hint="add --prune")
     if run is not None:
         one = _one(run)
         output.write(view.as_json([one]) if json else view.details(one, stdout_paper()))
@@ -35,6 +60,37 @@ def ps(
     found = statuses()
     shown = found if everything else [one for one in found if one.active] or found[-5:]
     output.write(view.as_json(shown) if json else view.table(shown, stdout_paper(), of=len(found)))
+
+
+def _age(text: str | None) -> float | None:
+    if text is None:
+        return None
+    found = None if text.isdecimal() else seconds(text)
+    if found is None:
+        raise UsageError(
+            f"--older-than {excerpt(text)}: not an age", hint="write e.g. 30d, 12h or 1d12h"
+        )
+    return found
+
+
+def _prune(older_than: float | None, keep: int | None, *, yes: bool, json: bool) -> None:
+    """List the old runs, and remove them after a question, or with ``yes``."""
+    if keep is not None and keep < 0:
+        raise UsageError(f"--keep {keep} is not possible", hint="0 or more")
+    found = prune.sizes(prune.old_runs(statuses(), time.time(), older_than=older_than, keep=keep))
+    if not json:
+        output.write(view.old(found, stdout_paper()))
+    ask = not (yes or json) and sys.stdin is not None and sys.stdin.isatty()
+    removing = bool(found) and (yes or (ask and typer.confirm("Remove them?", err=True)))
+    if removing:
+        for one in found:
+            prune.remove(one.run)
+    if json:
+        output.write(view.old_as_json(found, removed=removing))
+    elif removing:
+        output.write("removed\n")
+    elif found:
+        output.write("nothing is removed" + ("" if ask else ": add --yes") + "\n")
 
 
 def _one(run: str) -> RunStatus:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dtrain.framing import clean
+from dtrain.session.prune import OldRun
 from dtrain.session.status import HostStatus, ProcessStatus, RunStatus, age
 from dtrain_cli.views import names
 from dtrain_cli.views.report import render
@@ -40,6 +41,36 @@ def table(runs: Sequence[RunStatus], paper: Paper, *, of: int) -> str:
     if of > len(runs):
         lines += ["", f"{of - len(runs)} more with --all"]
     return paper.draw(_plain(lines, paper))
+
+
+def old(found: Sequence[OldRun], paper: Paper) -> str:
+    """Return one line for each run that may be removed, and the size of all."""
+    if not found:
+        return "no run is old enough to be removed\n"
+    rows = [
+        (one.run.run, one.run.state, f"{_age(one.run, short=False)} ago", _size(one.size))
+        for one in found
+    ]
+    total = f"{names.count(len(found), 'run')}, {_size(sum(one.size for one in found))}"
+    table = paper.table("lllr", rows, titles=("RUN", "STATE", "STARTED", "SIZE"))
+    return paper.draw([table, "", total])
+
+
+def old_as_json(found: Sequence[OldRun], *, removed: bool) -> str:
+    """Return one object with ``runs``, which were ``removed`` or could be."""
+    body = [
+        {"run": one.run.run, "state": one.run.state, "started": one.run.started, "bytes": one.size}
+        for one in found
+    ]
+    return json.dumps({"schema": SCHEMA, "removed": removed, "runs": body}, indent=2) + "\n"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
 
 
 def _table(runs: Sequence[RunStatus], paper: Paper, *, short: bool) -> Table:
