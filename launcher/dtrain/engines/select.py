@@ -29,10 +29,10 @@ def engine(
     """The engine of a launch. ``on_running`` gets the run's name once the job no longer needs this
     process to start: all workers run, or a queue has it. ``ask`` asks a person for passphrases."""
     if request.spec().cluster.kubernetes is not None:
-        raise UsageError(
-            "this version of dtrain only writes the manifest of a Kubernetes job",
-            hint=f"dtrain launch {request.file} --dry-run | kubectl apply -f -",
-        )
+        from dtrain.engines.kubernetes.session import KubernetesEngine
+
+        yield KubernetesEngine(request, observer=observer, control=control, on_running=on_running)
+        return
     transport = Transports(request.base, ask, notice=observer.notice)
     kind: Callable[..., Engine] = SshEngine
     if request.spec().cluster.slurm is not None:

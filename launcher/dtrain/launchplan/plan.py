@@ -308,9 +308,15 @@ def _torchrun(
         index=node_rank,
         ranks=world.ranks_by_node[node_rank],
         argv=(python, "-m", "torch.distributed.run", *options, *fill_all(program, values)),
-        environment=torchrun.LOGS_OF_RANKS if world.scripted else torchrun.LOGS,
+        environment=_torchrun_logs(spec),
         node_variables=process_variables("torchrun", node_rank, scripted=world.scripted),
     )
+
+
+def _torchrun_logs(spec: ClusterFile) -> Mapping[str, str]:
+    if spec.cluster.kubernetes is not None:
+        return {}  # A pod has one log: torchrun's own output, with that of its ranks.
+    return torchrun.LOGS_OF_RANKS if spec.cluster.slurm is not None else torchrun.LOGS
 
 
 def _tensorflow(spec: ClusterFile, launched: Launched, local_python: str) -> Iterator[HostPlan]:

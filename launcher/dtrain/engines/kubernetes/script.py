@@ -40,6 +40,7 @@ def render(plan: LaunchPlan) -> str:
     lines = [
         "#!/usr/bin/env bash",
         f"# {comment(plan.name)}: all processes of one pod.",
+        "exec 2>&1 # Kubernetes does not keep the order of two streams.",
         "",
         *_values(plan),
         "",
@@ -138,7 +139,7 @@ def _start(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
     yield "# Puts a name in front of each line."
     yield "dtrain_label() {"
     yield "  trap '' TERM"
-    yield '  LC_ALL=C exec sed -u "s/^/[$1] /"'
+    yield "  LC_ALL=C exec sed -u -e \"s/^/[$1] /\" -e '$a\\'"
     yield "}"
     yield ""
     yield "# TERM for all processes, and KILL after job.grace."

@@ -35,11 +35,6 @@ _REQUEUED = re.compile(
 )
 _CAUSES = {"PREEMPTION": "PREEMPTED", "NODE FAILURE": "NODE_FAIL", "TIME LIMIT": "TIMEOUT"}
 """Slurm's words for why it ended a job, with the state of such a job without a restart."""
-_ROOT_CAUSE = re.compile(
-    r"Root Cause \(first observed failure\):.{0,500}?\brank +: (\d{1,6}) .{0,200}?"
-    r"exitcode +: (-?\d{1,3})\b",
-    re.DOTALL,
-)
 _SIGNALS = {signal.strsignal(each): each.name for each in signal.Signals}
 _SCRIPT_LINES = 20
 """Lines of the script's output that a report shows."""
@@ -240,23 +235,6 @@ def _failure(
         signal=name,
         out_of_memory=part.host.name in full
         and (name == "SIGKILL" or code == 128 + signal.SIGKILL),
-    )
-
-
-def root_rank(failure: Failure, stderr: str) -> Failure:
-    """The rank that torchrun blames in its summary, in place of torchrun."""
-    root = _ROOT_CAUSE.search(stderr) if failure.role == "torchrun" else None
-    if root is None:
-        return failure
-    rank, code = int(root[1]), int(root[2])
-    killed = {each.value: each.name for each in signal.Signals}.get(-code)
-    return replace(
-        failure,
-        role="worker",
-        index=rank,
-        rank=rank,
-        code=code if code >= 0 else None,
-        signal=killed,
     )
 
 

@@ -14,13 +14,13 @@ from dtrain.engines.slurm.ending import (
     latest_attempt,
     lost_hosts,
     of_attempt,
-    root_rank,
 )
 from dtrain.engines.slurm.output import JobOutput, offsets, roles, torchruns
 from dtrain.engines.slurm.state import JobState
 from dtrain.engines.slurm.step import program_start
 from dtrain.engines.slurm.watch import JobWatch
 from dtrain.failures.cause import Failure, Report, in_order_of_blame
+from dtrain.failures.torchrun import root_rank
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.node import protocol

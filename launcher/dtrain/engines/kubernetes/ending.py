@@ -1,0 +1,144 @@
+"""How a job on Kubernetes ended: its report, from its last state and that of its pods. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dtrain.diagnostics import ExitCode
+from dtrain.engines.kubernetes.lines import ProcessEnd
+from dtrain.engines.kubernetes.objects import JobState, Pod
+from dtrain.failures.cause import Failure, Report
+from dtrain.launchplan.plan import HostPlan, LaunchPlan
+
+_SIGNALS = {each.value: each.name for each in signal.Signals}
+_OUT_OF_MEMORY = "OOMKilled"
+
+
+@dataclass(frozen=True, slots=True)
+class PodEnding:
+    """What is known about the end of one pod."""
+
+    pod: Pod
+    """Its last state."""
+    ends: Sequence[ProcessEnd]
+    words: Sequence[str]
+    """The last lines that its script wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnding:
+    """What is known about the end of an attempt."""
+
+    name: str
+    state: JobState | None
+    """None if the job is gone."""
+    plan: LaunchPlan
+    pods: Sequence[PodEnding]
+    failures: tuple[Failure, ...]
+    """The first cause first."""
+    stopped_by: str = ""
+    """Source of the request to stop, such as ``Ctrl-C``."""
+
+    def report(self) -> Report:
+        if self.state is not None and self.state.done:
+            count = self.plan.world_size
+            done = "the worker finished" if count == 1 else f"all {count} workers finished"
+            return Report(ExitCode.OK, done)
+        if self.stopped_by:
+            return Report(ExitCode.INTERRUPTED, self.stopped_by)
+        if self.state is None and not self.failures:
+            return Report(
+                ExitCode.JOB_FAILED,
+                f"{self.name} was deleted outside dtrain",
+                hint="another `kubectl delete`, an administrator, or a limit of the cluster",
+            )
+        return self.failed()
+
+    def failed(self) -> Report:
+        """The report of an attempt that failed."""
+        if disrupted := [ending.pod for ending in self.pods if ending.pod.disrupted]:
+            pod = disrupted[0]
+            return Report(
+                ExitCode.NODE_FAILED,
+                f"Kubernetes ended {self._host(pod)}: pod {pod.name}"
+                + (f" on {pod.machine}" if pod.machine else ""),
+                failures=self.failures,
+                problems=tuple(dict.fromkeys(pod.disrupted for pod in disrupted)),
+                hint="with job.restart.max: 3, Kubernetes starts all pods again after such an end",
+            )
+        words = [line for ending in self.pods for line in ending.words]
+        if self.failures:
+            first = self.failures[0]
+            return Report(
+                ExitCode.JOB_FAILED,
+                first.summary,
+                failures=self.failures,
+                problems=() if first.words or not words else ("\n".join(dict.fromkeys(words)),),
+                hint=_hint(first),
+            )
+        reason = self.state.failed if self.state is not None else ""
+        problems = [
+            f"{self._host(ending.pod)}: {ended.reason}: {ended.message}".rstrip(": ")
+            for ending in self.pods
+            if (ended := ending.pod.ended) is not None and (ended.exitCode or ended.message)
+        ]
+        if words:
+            problems.append("\n".join(dict.fromkeys(words)))
+        return Report(
+            ExitCode.JOB_FAILED,
+            f"{self.name} failed" + (f": {reason}" if reason else ""),
+            problems=tuple(dict.fromkeys(problems)),
+        )
+
+    def _host(self, pod: Pod) -> str:
+        return self.plan.hosts[pod.index].host.name
+
+
+def failures(plan: LaunchPlan, pods: Sequence[PodEnding], time: float) -> list[Failure]:
+    """The processes that failed. ``time``: when the attempt ended, in seconds since the epoch."""
+    found = [failure for ending in pods for failure in _of_pod(plan, ending, time)]
+    # The script and Kubernetes end the other processes after the first failure.
+    own = [one for one in found if one.ended_by not in ("SIGTERM", "SIGKILL") or one.out_of_memory]
+    return own or found
+
+
+def _of_pod(plan: LaunchPlan, ending: PodEnding, time: float) -> Iterator[Failure]:
+    pod, part = ending.pod, plan.hosts[ending.pod.index]
+    full = pod.ended is not None and pod.ended.reason == _OUT_OF_MEMORY
+    by_name = {process.name: process for process in part.processes}
+    failed = [end for end in ending.ends if end.status and end.process in by_name]
+    for end in failed:
+        yield _failure(part, end.process, end.status, end.time, full=full)
+    code = pod.ended.exitCode if pod.ended is not None else 0
+    # The whole container was killed. Without that, the script has said what failed.
+    if not failed and not pod.disrupted and code and (full or code > 128):
+        ended = {end.process for end in ending.ends}
+        left = [process.name for process in part.processes if process.name not in ended]
+        name = (left or [part.processes[0].name])[0]
+        yield _failure(part, name, code, time, full=full)
+
+
+def _failure(part: HostPlan, name: str, status: int, time: float, *, full: bool) -> Failure:
+    process = next(one for one in part.processes if one.name == name)
+    killed = _SIGNALS.get(status - 128)
+    return Failure(
+        host=part.host.name,
+        role=process.role,
+        index=process.index,
+        rank=process.rank,
+        time=time,
+        code=None if killed else status,
+        signal=killed,
+        out_of_memory=full and killed == "SIGKILL",
+    )
+
+
+def _hint(first: Failure) -> str:
+    if first.out_of_memory:
+        return (
+            "the pod may use only the memory that it asks for: raise memory in"
+            f" cluster.kubernetes.resources\n{first.hint}".rstrip()
+        )
+    return first.hint

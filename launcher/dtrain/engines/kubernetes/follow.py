@@ -1,0 +1,195 @@
+"""Follows one job on Kubernetes until it has ended and its objects are deleted."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from typing import Any
+
+from dtrain.diagnostics import ExitCode, NodeError
+from dtrain.engines.kubernetes.client import Client
+from dtrain.engines.kubernetes.job import FollowedPod, KubernetesJob
+from dtrain.engines.kubernetes.launched import Launched
+from dtrain.engines.kubernetes.reading import (
+    Event,
+    JobSeen,
+    Lines,
+    LogEnded,
+    PodChanged,
+    PodRemoved,
+    PodsListed,
+    Readers,
+    Recovered,
+    Trouble,
+)
+from dtrain.failures.cause import Report
+from dtrain.runs.log_store import StorageError
+from dtrain.session.control import Control
+
+TICK = 0.2
+"""Seconds between two looks at requests to stop."""
+LOG_SECONDS = 30.0
+"""Seconds to wait for the last lines of pods that have ended."""
+GIVE_UP = 3
+"""Number of stop requests after which dtrain stops waiting for Kubernetes."""
+
+
+class JobFollower:
+    def __init__(self, job: KubernetesJob, client: Client, control: Control) -> None:
+        self._job = job
+        self._launched = Launched(client, job.record, job.plan)
+        self._control = control
+        self._readers = Readers(client, self._launched.path, self._launched.name)
+        self._asked = self._done = 0
+        """Requests to stop, and those that the server has."""
+        self._over_since: float | None = None
+
+    # Requests, from any thread and from signal handlers ----------------------------------------
+
+    def interrupt(self, why: str) -> None:
+        self._asked += 1
+
+    def detach(self) -> None:
+        """`_follow` asks the control."""
+
+    # Following ---------------------------------------------------------------------------------
+
+    def follow(self, submit: dict[str, Any] | None) -> Report:
+        """Follow the job until it is over, or left. ``submit``: the objects to create first, in
+        order."""
+        job = self._job
+        self._control.hand_to(self)
+        if submit is not None:
+            if self._asked:
+                return job.finish(Report(ExitCode.INTERRUPTED, self._control.why))
+            try:
+                self._launched.create(submit)
+            except NodeError as error:
+                return job.finish(job.failed(error))
+            job.created()
+        self._readers.start()
+        try:
+            report = self._follow()
+        except StorageError as error:
+            problem = f"{error.message}\n{self._launched.still_there}"
+            report = Report(
+                error.exit_code,
+                "this machine cannot store the run's files",
+                problems=(problem,),
+                hint=error.hint,
+            )
+            self._launched.delete_or_report()
+        finally:
+            self._readers.stop()
+        if self._control.left and not job_over(report):
+            return job.leave(report)
+        return job.finish(report)
+
+    def _follow(self) -> Report:
+        job, readers = self._job, self._readers
+        while True:
+            with contextlib.suppress(queue.Empty):
+                self._handle(readers.events.get(timeout=TICK))
+            if self._control.left:
+                return Report(ExitCode.INTERRUPTED, "left")
+            if self._asked > self._done and (report := self._stop()) is not None:
+                return report
+            if self._attempt_is_read():
+                if job.restarts and not self._done:
+                    self._over_since = None
+                    for pod in job.begin_next_attempt():
+                        self._read(pod)
+                    continue
+                return self._end()
+
+    def _handle(self, event: Event) -> None:
+        job = self._job
+        match event:
+            case PodsListed(pods):
+                for new in job.listed(pods):
+                    self._read(new)
+            case PodChanged(pod):
+                self._read(job.pod_seen(pod))
+            case PodRemoved(pod):
+                job.pod_seen(pod, removed=True)
+            case JobSeen(state):
+                job.job_seen(state)
+            case Lines():
+                job.keep(event)
+            case LogEnded(uid):
+                job.log_ended(uid)
+            case Trouble(text):
+                job.notice(f"{text}; the job goes on, trying again")
+            case Recovered():
+                job.notice("the API server answers again")
+
+    def _read(self, pod: FollowedPod | None) -> None:
+        if pod is not None:
+            self._readers.read_log(pod.pod, pod.cursor, pod.over)
+
+    def _attempt_is_read(self) -> bool:
+        """Whether the attempt is over, and its output is stored or no longer awaited."""
+        job = self._job
+        state = job.state
+        gone = job.seen and state is None
+        over = gone or (state is not None and state.over) or job.restarts
+        if not over:
+            # A job that was deleted before this process has seen it.
+            if state is None and self._launched.created_before and self._launched.is_gone():
+                job.seen = True
+            return False
+        if self._over_since is None:
+            try:
+                # The watch may be late.
+                for new in job.listed(self._launched.pods()):
+                    self._read(new)
+            except NodeError:
+                return False
+            self._over_since = time.monotonic()
+        if gone or job.restarts:
+            for pod in job.pods.values():
+                pod.over.set()
+        waited = time.monotonic() - self._over_since
+        return job.all_read or waited > LOG_SECONDS
+
+    def _stop(self) -> Report | None:
+        """Delete the job, or kill its pods. The report, once dtrain gives up."""
+        job = self._job
+        if self._asked >= GIVE_UP:
+            problems = (self._launched.still_there,)
+            return Report(ExitCode.INTERRUPTED, self._control.why, problems=problems)
+        try:
+            if not self._done:
+                job.stopping(self._control.why)
+                self._launched.delete_job()
+            if self._asked > 1:
+                self._launched.kill_pods()
+        except NodeError as error:
+            job.notice_once(f"{error.message}; trying again")
+            self._control.wait(1.0)
+            return None
+        self._done = self._asked
+        return None
+
+    def _end(self) -> Report:
+        """Delete what is left, and wait until it is gone."""
+        job = self._job
+        report = job.ended(self._control.why if self._asked else "")
+        problem = self._launched.delete_or_report()
+        if problem:
+            job.left_over()
+            return Report(
+                report.exit_code,
+                report.reason,
+                failures=report.failures,
+                problems=(*report.problems, problem),
+                hint=report.hint or f"`dtrain stop {job.record.run}` tries again",
+            )
+        if report.exit_code is ExitCode.INTERRUPTED:
+            job.notice(f"{job.name} is deleted; nothing of it runs")
+        return report
+
+
+def job_over(report: Report) -> bool:
+    return report.reason != "left"

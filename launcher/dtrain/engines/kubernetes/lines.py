@@ -1,0 +1,108 @@
+"""The log of a container: which lines are new, and which process wrote them. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from dtrain.engines.kubernetes.script import MARK
+
+_STAMPED = re.compile(
+    rb"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?"
+    rb"(Z|[+-][0-9]{2}:[0-9]{2}) ?"
+)
+_LABELLED = re.compile(rb"\[([a-z]{1,20}-[0-9]{1,7})( err)?\] ?")
+_ENDED = re.compile(
+    re.escape(MARK).encode() + rb" ([a-z]{1,20}-[0-9]{1,7}) ended: ([0-9]{1,3}) at ([0-9.]{1,20})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLine:
+    """A line that a process wrote."""
+
+    process: str
+    stderr: bool
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """The script's line about the end of a process."""
+
+    process: str
+    status: int
+    time: float
+    """Seconds since the epoch, on the clock of the pod's machine."""
+
+
+def labelled(text: bytes) -> ProcessLine | ProcessEnd | None:
+    """What a line of the script means; None if another program wrote the line."""
+    if found := _LABELLED.match(text):
+        return ProcessLine(found[1].decode(), found[2] is not None, text[found.end() :])
+    if found := _ENDED.match(text):
+        try:
+            return ProcessEnd(found[1].decode(), int(found[2]), float(found[3]))
+        except ValueError:
+            return None
+    return None
+
+
+def stamped(line: bytes) -> tuple[int, bytes] | None:
+    """The time of a line, in nanoseconds since the epoch, and its text; None without a time."""
+    found = _STAMPED.match(line)
+    if found is None:
+        return None
+    zone = "+00:00" if found[3] == b"Z" else found[3].decode()
+    try:
+        moment = datetime.fromisoformat(found[1].decode() + zone)
+    except ValueError:
+        return None
+    fraction = int((found[2] or b"").decode().ljust(9, "0"))
+    return int(moment.timestamp()) * 10**9 + fraction, line[found.end() :]
+
+
+class Cursor:
+    """Finds the new lines of a log that is read again from the second of the last known line."""
+
+    def __init__(self, last: int = -1, count: int = 0) -> None:
+        """``last``: time of the last line, in nanoseconds since the epoch; ``count``: lines that
+        were read with this time."""
+        self.last = last
+        self.count = count
+        self._skip = 0
+
+    @property
+    def since(self) -> str | None:
+        """The value of ``sinceTime``, which counts in seconds; None to read from the start."""
+        if self.last < 0:
+            return None
+        return datetime.fromtimestamp(self.last // 10**9, timezone.utc).strftime(
+            "%Y-%m-%dT%H:%M:%SZ"
+        )
+
+    def begin(self) -> None:
+        """A new stream begins, at `since`."""
+        self._skip = self.count
+
+    def is_new(self, time: int) -> bool:
+        """Whether a line with this time was not read before; counts it then."""
+        if time < self.last:
+            return False
+        if time == self.last:
+            if self._skip:
+                self._skip -= 1
+                return False
+            self.count += 1
+            return True
+        self.last, self.count = time, 1
+        return True
+
+    def takes_gap(self, time: int) -> bool:
+        """Whether lines before the line with this time are missing: the last known one is not there
+        any more, because the kubelet has rotated the log. True once for each stream."""
+        gap = self._skip > 0 and time > self.last
+        if gap:
+            self._skip = 0
+        return gap

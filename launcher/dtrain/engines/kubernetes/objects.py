@@ -1,0 +1,259 @@
+"""What dtrain reads of Kubernetes objects: typed and limited where it enters. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from dtrain.launchplan import names
+from dtrain.messages.decode import Length, Range, decode
+from dtrain.runs.shown_state import ShownState
+
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+RESTART_LABEL = "jobset.sigs.k8s.io/restart-attempt"
+
+Word = Annotated[str, Length(300)]
+Sentence = Annotated[str, Length(1 << 15)]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    type: Word = ""
+    status: Word = ""
+    reason: Word = ""
+    message: Sentence = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    reason: Word = ""
+    message: Sentence = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Terminated:
+    exitCode: Annotated[int, Range(-(1 << 31), 1 << 31)] = 0  # noqa: N815 (Kubernetes)
+    reason: Word = ""
+    message: Sentence = ""
+    finishedAt: Word | None = None  # noqa: N815 (Kubernetes)
+
+
+@dataclass(frozen=True, slots=True)
+class _ContainerState:
+    waiting: Waiting | None = None
+    running: Mapping[str, Any] | None = None
+    terminated: Terminated | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Container:
+    name: Word = ""
+    state: _ContainerState = _ContainerState()
+
+
+@dataclass(frozen=True, slots=True)
+class _Metadata:
+    name: Annotated[str, re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")]
+    uid: Annotated[str, re.compile(r"[A-Za-z0-9-]{1,64}")] = ""
+    labels: Mapping[str, Word] = field(default_factory=dict)
+    deletionTimestamp: Word | None = None  # noqa: N815 (Kubernetes)
+
+
+@dataclass(frozen=True, slots=True)
+class _PodStatus:
+    phase: Word = ""
+    reason: Word = ""
+    message: Sentence = ""
+    conditions: tuple[Condition, ...] = ()
+    containerStatuses: tuple[_Container, ...] = ()  # noqa: N815 (Kubernetes)
+
+
+@dataclass(frozen=True, slots=True)
+class _PodSpec:
+    nodeName: Word = ""  # noqa: N815 (Kubernetes)
+
+
+@dataclass(frozen=True, slots=True)
+class _PodObject:
+    metadata: _Metadata
+    spec: _PodSpec = _PodSpec()
+    status: _PodStatus = _PodStatus()
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod of the job."""
+
+    name: str
+    uid: str
+    index: int
+    """The node rank."""
+    attempt: int
+    machine: str
+    """Name of the machine; empty until the pod is scheduled."""
+    phase: str
+    state: ShownState
+    detail: str = ""
+    """Why it does not run."""
+    ended: Terminated | None = None
+    """How the container ended."""
+    disrupted: str = ""
+    """Why Kubernetes ended the pod: evicted, preempted, a lost machine. Empty otherwise."""
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a log."""
+        return self.state in (ShownState.RUNNING, ShownState.ENDED) or self.ended is not None
+
+    @property
+    def over(self) -> bool:
+        return self.ended is not None or self.phase in ("Succeeded", "Failed")
+
+
+_DISRUPTIONS = ("Evicted", "NodeLost", "Shutdown", "Terminated", "NodeShutdown")
+_PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+
+
+def pod(value: Any) -> Pod | None:
+    """The pod in a JSON object; None if it has no number in a job. Raises ProtocolError."""
+    found = decode(_PodObject, value, "pod")
+    index = found.metadata.labels.get(INDEX_LABEL, "")
+    restarts = found.metadata.labels.get(RESTART_LABEL, "0")
+    if not re.fullmatch("[0-9]{1,6}", index) or not re.fullmatch("[0-9]{1,6}", restarts):
+        return None
+    status = found.status
+    container = next(
+        (one.state for one in status.containerStatuses if one.name == names.REPLICATED_JOB),
+        _ContainerState(),
+    )
+    state, detail = _state(found, container)
+    return Pod(
+        name=found.metadata.name,
+        uid=found.metadata.uid,
+        index=int(index),
+        attempt=int(restarts) + 1,
+        machine=found.spec.nodeName,
+        phase=status.phase,
+        state=state,
+        detail=detail,
+        ended=container.terminated,
+        disrupted=_disruption(status),
+    )
+
+
+def _state(found: _PodObject, container: _ContainerState) -> tuple[ShownState, str]:
+    status = found.status
+    if status.phase in ("Succeeded", "Failed") or container.terminated is not None:
+        return ShownState.ENDED, ""
+    if found.metadata.deletionTimestamp is not None:
+        return ShownState.STOPPING, ""
+    if container.running is not None:
+        return ShownState.RUNNING, f"pod {found.metadata.name} on {found.spec.nodeName}"
+    if not found.spec.nodeName:
+        scheduled = next((one for one in status.conditions if one.type == "PodScheduled"), None)
+        if scheduled is not None and scheduled.status == "False":
+            return ShownState.QUEUED, _sentence(scheduled.reason, scheduled.message)
+        return ShownState.QUEUED, "not scheduled yet"
+    waiting = container.waiting
+    if waiting is not None and waiting.reason not in ("", "ContainerCreating", "PodInitializing"):
+        what = "the image cannot be pulled: " if waiting.reason in _PULL else ""
+        return ShownState.PREPARING, what + _sentence(waiting.reason, waiting.message)
+    return ShownState.PREPARING, ""
+
+
+def _disruption(status: _PodStatus) -> str:
+    target = next((one for one in status.conditions if one.type == "DisruptionTarget"), None)
+    if target is not None and target.status == "True":
+        return _sentence(target.reason, target.message)
+    if status.phase == "Failed" and status.reason in _DISRUPTIONS:
+        return _sentence(status.reason, status.message)
+    return ""
+
+
+def _sentence(reason: str, message: str) -> str:
+    text = " ".join(message.split())[:400]
+    return f"{reason}: {text}" if reason and text else reason or text
+
+
+@dataclass(frozen=True, slots=True)
+class _JobSpec:
+    suspend: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _JobStatus:
+    restarts: Annotated[int, Range(0, 10**6)] | None = None
+    conditions: tuple[Condition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _JobObject:
+    metadata: _Metadata
+    spec: _JobSpec = _JobSpec()
+    status: _JobStatus = _JobStatus()
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """The state of the JobSet or the TrainJob."""
+
+    uid: str
+    attempt: int
+    suspended: bool = False
+    """Whether a queue holds it back."""
+    done: bool = False
+    failed: str = ""
+    """Why it has failed; empty if it has not."""
+
+    @property
+    def over(self) -> bool:
+        return self.done or bool(self.failed)
+
+
+def job(value: Any) -> JobState:
+    """The state of a job in a JSON object. Raises ProtocolError."""
+    found = decode(_JobObject, value, "job")
+    true = {one.type: one for one in found.status.conditions if one.status == "True"}
+    failed = true.get("Failed")
+    return JobState(
+        uid=found.metadata.uid,
+        attempt=(found.status.restarts or 0) + 1,
+        suspended=bool(found.spec.suspend),
+        done="Completed" in true or "Complete" in true,
+        failed=(_sentence(failed.reason, failed.message) or "failed") if failed else "",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _ListMetadata:
+    resourceVersion: Annotated[str, Length(100)] = ""  # noqa: N815 (Kubernetes)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectList:
+    metadata: _ListMetadata = _ListMetadata()
+    items: tuple[Mapping[str, Any], ...] = ()
+
+
+def object_list(value: Any) -> ObjectList:
+    """A list of objects. Raises ProtocolError."""
+    return decode(ObjectList, value, "list")
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    type: Word
+    object: Mapping[str, Any]
+
+    @property
+    def version(self) -> str:
+        metadata = self.object.get("metadata")
+        version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+        return version if isinstance(version, str) and len(version) < 100 else ""
+
+
+def watch_event(value: Any) -> WatchEvent:
+    """Raises ProtocolError."""
+    return decode(WatchEvent, value, "event")
