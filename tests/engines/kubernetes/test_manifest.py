@@ -126,7 +126,7 @@ def test_processes_that_serve_end_with_the_last_other_one_of_their_pod(tmp_path:
     text = text.replace("script: train.py", f"command: [sh, -c, {json.dumps(program)}]")
     done = run_pod(script.render(plan(text.replace("  sync: {}\n", ""))), tmp_path)
     assert done.returncode == 0
-    ended = [line.split(" at ")[0] for line in done.stdout.splitlines()]
+    ended = [line.split(" at ")[0] for line in done.stdout.splitlines() if line]
     assert ended == ["[dtrain] chief-0 ended: 0", "[dtrain] worker-0 ended: 143"]
 
 

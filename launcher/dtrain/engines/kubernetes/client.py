@@ -53,8 +53,9 @@ class Client:
 
     def _load(self) -> None:
         try:
-            from kubernetes import client, config
             from kubernetes.client import rest
+
+            from kubernetes import client, config
         except ImportError:
             raise UsageError(
                 "a launch on Kubernetes needs the Python package kubernetes",

@@ -14,6 +14,7 @@ from dtrain.launchplan.plan import HostPlan, LaunchPlan
 
 _SIGNALS = {each.value: each.name for each in signal.Signals}
 _OUT_OF_MEMORY = "OOMKilled"
+_KILLED = 128 + signal.SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def _of_pod(plan: LaunchPlan, ending: PodEnding, time: float) -> Iterator[Failur
         ended = {end.process for end in ending.ends}
         left = [process.name for process in part.processes if process.name not in ended]
         name = (left or [part.processes[0].name])[0]
-        yield _failure(part, name, code, time, full=full)
+        yield _failure(part, name, _KILLED if full else code, time, full=full)
 
 
 def _failure(part: HostPlan, name: str, status: int, time: float, *, full: bool) -> Failure:

@@ -139,7 +139,8 @@ def _start(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
     yield "# Puts a name in front of each line."
     yield "dtrain_label() {"
     yield "  trap '' TERM"
-    yield "  LC_ALL=C exec sed -u -e \"s/^/[$1] /\" -e '$a\\'"
+    # Without a look at the next line, which would delay each line: no address `$`.
+    yield '  LC_ALL=C exec sed -u "s/^/[$1] /"'
     yield "}"
     yield ""
     yield "# TERM for all processes, and KILL after job.grace."
@@ -195,8 +196,10 @@ def _end(plan: LaunchPlan) -> Iterator[str]:
     yield '    wait "${dtrain_processes[dtrain_number]}"'
     yield "    dtrain_ended=$?"
     yield "    dtrain_time=${EPOCHREALTIME:-$(date +%s)}"
+    # The last line of a process may have no newline.
+    yield "    printf '\\n%s\\n' \\"
     yield (
-        f'    echo "{MARK} ${{dtrain_names[dtrain_number]}} ended: $dtrain_ended'
+        f'      "{MARK} ${{dtrain_names[dtrain_number]}} ended: $dtrain_ended'
         ' at ${dtrain_time/,/.}"'
     )
     yield '    unset "dtrain_processes[dtrain_number]"'

@@ -1,0 +1,237 @@
+"""Launches on a cluster: output, the first cause, restarts, Ctrl-C, and what disturbs a job."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.cluster import Launcher
+from support.kubernetes.cluster import Kubernetes
+from support.launching import Launch
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.netns]
+
+WAIT = "echo up; exec sleep 500"
+
+
+class Desk:
+    """Runs dtrain on the machine of a user."""
+
+    def __init__(self, kubernetes: Kubernetes, launcher: Launcher) -> None:
+        self.kubernetes = kubernetes
+        self._launcher = launcher
+        self.folder = launcher.folder
+
+    def file(self, program: str, keys: dict[str, Any] | None = None, **job: Any) -> Path:
+        section = {"image": "test:1", **(keys or {})}
+        cluster = {"kubernetes": section, "nodes": 2, "gpus": 0, "slots": 2}
+        job = {"framework": "none", "command": ["bash", "-c", program], "grace": 1, **job}
+        path = self.folder / "cluster.yaml"
+        path.write_text(yaml.safe_dump({"name": "test", "cluster": cluster, "job": job}))
+        return path
+
+    def start(self, *argv: str, **env: str) -> Launch:
+        return self._launcher.command(*argv, env={**self.kubernetes.environment, **env})
+
+    def launch(self, program: str, *options: str, **job: Any) -> Launch:
+        return self.start("launch", str(self.file(program, **job)), *options)
+
+    def log(self, rank: int, stream: str = "out") -> str:
+        return self._launcher.log(f"node{rank // 2}", f"worker-{rank}.{stream}").decode()
+
+    def pod(self, index: int) -> str:
+        (job,) = self.kubernetes.list("jobsets")
+        pods = self.kubernetes.pods(job["metadata"]["name"])
+        return str(pods[index]["metadata"]["name"])
+
+    @property
+    def runs(self) -> list[Path]:
+        return [*(self._launcher.home / "runs").iterdir()]
+
+    def is_empty(self) -> bool:
+        kinds = ("jobsets", "pods", "configmaps", "secrets")
+        return not any(self.kubernetes.list(kind) for kind in kinds)
+
+
+@pytest.fixture
+def desk(kubernetes: Kubernetes, launcher: Launcher) -> Desk:
+    return Desk(kubernetes, launcher)
+
+
+def test_a_job_runs_and_leaves_nothing(desk: Desk) -> None:
+    done = desk.launch('echo "rank $RANK at $MASTER_ADDR"; echo oops >&2').wait()
+    assert done.code == 0, str(done)
+    for rank in range(4):
+        assert re.fullmatch(rf"rank {rank} at test-[0-9a-f]+-node-0-0\..*\n", desk.log(rank))
+        assert desk.log(rank, "err") == "oops\n"
+    assert desk.is_empty()
+
+
+def test_the_first_cause_of_a_failure(desk: Desk) -> None:
+    program = '[ $RANK = 3 ] && { echo "ValueError: bad batch" >&2; exit 7; }; exec sleep 500'
+    done = desk.launch(program).wait()
+    assert done.code == 1, str(done)
+    assert "rank 3 on node1 exited with status 7" in done.stderr
+    assert "ValueError: bad batch" in done.stderr
+    assert desk.is_empty()
+
+
+def test_ctrl_c_deletes_the_job(desk: Desk) -> None:
+    launch = desk.launch(WAIT)
+    launch.until("up", count=4)
+    launch.send(signal.SIGINT)
+    done = launch.wait()
+    assert done.code == 130, str(done)
+    assert "nothing of it runs" in done.stderr
+    assert desk.is_empty()
+
+
+def test_a_failed_job_starts_again(desk: Desk) -> None:
+    program = 'echo "attempt $DTRAIN_ATTEMPT"; [ $DTRAIN_ATTEMPT = 1 ] && exit 5; exit 0'
+    done = desk.launch(program, restart={"max": 1}).wait()
+    assert done.code == 0, str(done)
+    assert "exited with status 5; all pods start again (restart 1)" in done.stderr
+    (run,) = desk.runs
+    for folder, text in (("logs", "attempt 1\n"), ("logs-2", "attempt 2\n")):
+        found = [path.read_text() for path in (run / folder).glob("node*/worker-*.out")]
+        assert found == [text] * 4
+    assert desk.is_empty()
+
+
+def test_secrets_reach_the_processes_and_nothing_else(desk: Desk) -> None:
+    file = desk.file("echo ${#TOKEN}; exec sleep 500", secrets=["TOKEN"])
+    launch = desk.start("launch", str(file), TOKEN="hunter2-hunter2")  # noqa: S106
+    launch.until("15", count=4)
+    (secret,) = desk.kubernetes.list("secrets")
+    (job,) = desk.kubernetes.list("jobsets")
+    assert "hunter2" not in json.dumps(desk.kubernetes.list("jobsets"))
+    assert "hunter2" not in json.dumps(desk.kubernetes.list("configmaps"))
+    assert secret["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
+    launch.send(signal.SIGINT)
+    assert launch.wait().code == 130
+    (run,) = desk.runs
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"hunter2" in path.read_bytes()]
+    assert desk.is_empty()
+
+
+def test_code_of_sync_comes_from_the_config_map(desk: Desk) -> None:
+    source = desk.folder / "src"
+    source.mkdir()
+    (source / "train.py").write_text("import os; print('from', os.environ['RANK'])\n")
+    file = desk.file("", framework="none", command=["python3", "train.py"], sync={"source": "src"})
+    done = desk.start("launch", str(file)).wait()
+    assert done.code == 0, str(done)
+    assert desk.log(3) == "from 3\n"
+
+
+def test_attach_goes_on_at_the_same_line(desk: Desk) -> None:
+    """A killed launcher: another process stores each line once."""
+    program = 'for n in {1..600}; do echo "line $n"; sleep 0.01; done'
+    launch = desk.launch(program)
+    launch.until("line 30\n")
+    launch.kill()
+    (run,) = desk.runs
+    assert "running" in desk.start("ps", run.name).wait().stdout
+    done = desk.start("attach", run.name).wait()
+    assert done.code == 0, str(done)
+    expected = "".join(f"line {number}\n" for number in range(1, 601))
+    assert [desk.log(rank) for rank in range(4)] == [expected] * 4
+
+
+def test_detach_and_stop(desk: Desk) -> None:
+    done = desk.launch(WAIT, "--detach").wait()
+    assert done.code == 0, str(done)
+    run = done.stdout.strip()
+    stopped = desk.start("stop", run).wait()
+    assert stopped.code == 0, str(stopped)
+    assert desk.is_empty()
+
+
+def test_disturbances_lose_and_double_no_line(desk: Desk) -> None:
+    program = 'for n in {1..900}; do echo "line $n"; sleep 0.01; done'
+    launch = desk.launch(program)
+    launch.until("line 50\n")
+    desk.kubernetes.end_watches(gone=True)
+    desk.kubernetes.cut_logs()
+    launch.until("line 200\n")
+    with desk.kubernetes.down():
+        launch.until("the job goes on, trying again")
+    launch.until("the API server answers again")
+    desk.kubernetes.cut_logs()
+    desk.kubernetes.end_watches()
+    done = launch.wait()
+    assert done.code == 0, str(done)
+    expected = "".join(f"line {number}\n" for number in range(1, 901))
+    assert [desk.log(rank) for rank in range(4)] == [expected] * 4
+    assert "lines are missing" not in done.stderr
+
+
+def test_a_pod_that_ran_out_of_memory(desk: Desk) -> None:
+    launch = desk.launch(WAIT)
+    launch.until("up", count=4)
+    desk.kubernetes.run_out_of_memory(desk.pod(1))
+    done = launch.wait()
+    assert done.code == 1, str(done)
+    assert "on node1 was killed: the host ran out of memory" in done.stderr, done.stderr
+    assert "cluster.kubernetes.resources" in done.stderr
+
+
+def test_an_evicted_pod(desk: Desk) -> None:
+    launch = desk.launch(WAIT)
+    launch.until("up", count=4)
+    desk.kubernetes.evict(desk.pod(1))
+    done = launch.wait()
+    assert done.code == 3, str(done)
+    assert "Kubernetes ended node1" in done.stderr
+
+
+def test_an_image_that_cannot_be_pulled_is_shown(desk: Desk) -> None:
+    desk.kubernetes.break_image("test:1", "no such image")
+    launch = desk.launch("echo done")
+    launch.until("the image cannot be pulled")
+    desk.kubernetes.repair_image("test:1")
+    assert launch.wait().code == 0
+
+
+def test_pods_that_cannot_be_scheduled_are_shown(desk: Desk) -> None:
+    file = desk.file(WAIT, {"resources": {"nvidia.com/mig-1g.5gb": "64"}})
+    launch = desk.start("launch", str(file))
+    launch.until("node0 waits: Unschedulable")
+    launch.send(signal.SIGINT)
+    assert launch.wait().code == 130
+
+
+def test_a_queue(desk: Desk) -> None:
+    desk.kubernetes.add_queue("gpu")
+    launch = desk.start("launch", str(desk.file("echo done", {"queue": "gpu"})))
+    launch.until("waits in the queue gpu")
+    (job,) = desk.kubernetes.list("jobsets")
+    desk.kubernetes.release(job["metadata"]["name"])
+    assert launch.wait().code == 0
+
+
+def test_a_token_that_expires(desk: Desk) -> None:
+    launch = desk.launch('for n in {1..300}; do echo "line $n"; sleep 0.01; done')
+    launch.until("line 50\n")
+    desk.kubernetes.access.expire()
+    launch.until("trying again")
+    desk.kubernetes.access.renew()
+    desk.kubernetes.cut_logs()
+    done = launch.wait()
+    assert done.code == 0, str(done)
+    assert desk.log(3) == "".join(f"line {number}\n" for number in range(1, 301))
+
+
+def test_a_missing_permission_is_named(desk: Desk) -> None:
+    desk.kubernetes.deny("create", "jobsets")
+    done = desk.launch(WAIT).wait()
+    assert done.code == 3, str(done)
+    assert "forbidden" in done.stderr
+    assert desk.is_empty()
