@@ -1,0 +1,257 @@
+"""Exports a run while it is watched: OpenMetrics over HTTP or in a file, and TensorBoard scalars.
+
+`Exports` is an observer. Observers return at once, so it only notes what it gets; a thread computes
+the goodput and writes the file. A failure to export never ends the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from socket import AF_INET6
+from typing import TYPE_CHECKING, Any
+
+from dtrain.diagnostics import DtrainError, UsageError
+from dtrain.messages.decode import excerpt
+from dtrain.runs.goodput import goodput
+from dtrain.runs.journal import JournalEvent, JournalReader
+from dtrain.runs.log_store import RunFolder
+from dtrain.runs.progress import Pace, Progress, speaker
+from dtrain.session.observer import NullObserver
+from dtrain_cli.views import open_metrics
+from dtrain_cli.views.open_metrics import Metrics
+
+if TYPE_CHECKING:
+    from dtrain.launchplan.plan import LaunchPlan
+    from dtrain.messages.telemetry import Sample
+
+PERIOD = 5.0
+"""Seconds between two writes of the file."""
+BUSY = 0.02
+"""Most part of a CPU that the computation of the goodput takes."""
+CLIENT_LIMIT = 5.0
+"""Seconds for the request of one client; others wait."""
+
+
+class _Both:
+    """Passes the calls of an observer to two."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self._observers = (first, second)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        methods = [getattr(one, name) for one in self._observers]
+
+        def call(*args: Any, **keywords: Any) -> None:
+            for method in methods:
+                method(*args, **keywords)
+
+        return call
+
+
+class Exports(NullObserver):
+    """Use as a context manager around the run."""
+
+    def __init__(
+        self, port: str | None = None, file: Path | None = None, scalars: Path | None = None
+    ) -> None:
+        """``port`` is ``[ADDRESS:]PORT``, ``scalars`` a folder for TensorBoard. Raises UsageError
+        if something cannot be exported."""
+        self._metrics = Metrics()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._pace, self._speaker = Pace(), ""
+        self._journal: JournalReader | None = None
+        self._records: list[tuple[float, JournalEvent]] = []
+        self._file, self._folder = file, scalars
+        self._scalars: Any = None
+        if scalars is not None:
+            _event_writer()  # fail before the launch
+        if file is not None:
+            _write(file, "# EOF\n")
+        self._server = _server(port, self._text) if port is not None else None
+        self._threads = [threading.Thread(target=self._tick, daemon=True)]
+        if self._server is not None:
+            self._threads.append(threading.Thread(target=self._server.serve_forever, daemon=True))
+
+    def beside(self, view: Any) -> Any:
+        """An observer that passes its calls to ``view`` and to this."""
+        return _Both(view, self)
+
+    @property
+    def address(self) -> str:
+        """Where the metrics can be read; empty without a port."""
+        if self._server is None:
+            return ""
+        host, port = self._server.server_address[:2]
+        name = f"[{host!s}]" if ":" in str(host) else str(host)
+        return f"http://{name}:{port}/metrics"
+
+    def __enter__(self) -> Exports:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+        for thread in self._threads:
+            thread.join()
+        if self._scalars is not None:
+            self._scalars.close()
+
+    # What it observes ----------------------------------------------------------------------------
+
+    def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        with self._lock:
+            self._metrics.run = run
+            self._speaker = speaker(plan)
+            self._journal = JournalReader(RunFolder(Path(folder)).journal)
+        if self._folder is not None:
+            self._scalars = _event_writer()(str(self._folder / run))
+
+    def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
+        with self._lock:
+            self._metrics.attempt = attempt
+            for known in (self._metrics.states, self._metrics.progress, self._metrics.samples):
+                known.clear()
+            self._pace = Pace()
+
+    def host_state(self, host: str, state: str, detail: str = "") -> None:
+        with self._lock:
+            self._metrics.states[host] = str(state)
+
+    def telemetry(self, host: str, sample: Sample) -> None:
+        with self._lock:
+            self._metrics.samples[host] = sample
+
+    def progress(self, host: str, report: Progress) -> None:
+        with self._lock:
+            self._metrics.progress[report.process] = report
+            if report.process != self._speaker:
+                return
+            self._pace.add(report)
+            self._metrics.tokens_per_second = self._pace.tokens_per_second
+            values = {
+                "loss": report.loss,
+                "tokens_per_second": self._pace.tokens_per_second,
+                "goodput": self._metrics.goodput.share if self._metrics.goodput else None,
+                **report.metrics,
+            }
+        if self._scalars is not None:
+            known = {name: value for name, value in values.items() if value is not None}
+            _add(self._scalars, report, known)
+
+    # Its threads ---------------------------------------------------------------------------------
+
+    def _text(self) -> str:
+        with self._lock:
+            return open_metrics.text(self._metrics)
+
+    def _tick(self) -> None:
+        due = 0.0
+        over = False
+        while not over:
+            over = self._over.wait(PERIOD)
+            begin = time.monotonic()
+            if begin >= due or over:
+                self._count_goodput()
+                due = begin + (time.monotonic() - begin) / BUSY
+            if self._file is not None:
+                with contextlib.suppress(UsageError):  # the next write may succeed
+                    _write(self._file, self._text())
+
+    def _count_goodput(self) -> None:
+        if self._journal is None:
+            return
+        with contextlib.suppress(DtrainError):
+            self._records += self._journal.read()
+            found = goodput(self._records, time.time())
+            with self._lock:
+                self._metrics.goodput = found
+
+
+def _write(path: Path, content: str) -> None:
+    """Replace a file, so that a reader never sees half of it. Raises UsageError."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(content, encoding="utf-8")
+        draft.chmod(0o644)
+        draft.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise UsageError(f"--metrics-file {path}: cannot write: {error.strerror}") from None
+
+
+def _server(text: str, metrics: Callable[[], str]) -> HTTPServer:
+    host, _, digits = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+    if not (digits.isdecimal() and len(digits) <= 5 and int(digits) <= 65535):
+        raise UsageError(
+            f"--metrics-port {excerpt(text)}: not a port", hint="write 9400 or 0.0.0.0:9400"
+        )
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = CLIENT_LIMIT
+
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] not in ("/", "/metrics"):
+                self.send_error(404)
+                return
+            body = metrics().encode()
+            self.send_response(200)
+            self.send_header("Content-Type", open_metrics.CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """The terminal shows the run."""
+
+    class Server(HTTPServer):
+        def handle_error(self, *_: object) -> None:
+            """A client that goes away is none."""
+
+        def server_bind(self) -> None:
+            # HTTPServer asks DNS for the name of the address.
+            self.socket.bind(self.server_address)
+            self.server_address = self.socket.getsockname()
+
+    if ":" in host:
+        Server.address_family = AF_INET6
+    try:
+        return Server((host, int(digits)), Handler)
+    except OSError as error:
+        raise UsageError(
+            f"--metrics-port {excerpt(text)}: cannot listen: {error.strerror}",
+            hint="choose another port; 0 takes a free one",
+        ) from None
+
+
+def _event_writer() -> Any:
+    """The class that writes TensorBoard's event files. Raises UsageError."""
+    try:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError:
+        raise UsageError(
+            "--tensorboard-dir needs the package tensorboard", hint="pip install tensorboard"
+        ) from None
+    return EventFileWriter
+
+
+def _add(writer: Any, report: Progress, values: dict[str, float]) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+    event = Event(wall_time=report.time, step=report.step, summary=Summary(value=scalars))
+    with contextlib.suppress(OSError):
+        writer.add_event(event)

@@ -1,0 +1,157 @@
+"""What a launch exports: OpenMetrics over HTTP and in a file, and TensorBoard scalars."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as node_exporter
+
+from dtrain.diagnostics import ExitCode, UsageError
+from dtrain.failures.cause import Report
+from dtrain.launchplan.plan import build
+from dtrain.messages.telemetry import GpuSample, RankUse, Sample
+from dtrain.runs import journal
+from dtrain.runs.log_store import RunFolder
+from dtrain.runs.progress import Progress
+from dtrain.spec.load import parse_once
+from dtrain_cli import export
+from dtrain_cli.export import Exports
+from support import warm
+from support.limits import HANG
+
+SPEC = 'cluster: {hosts: [n1, "n2"], gpus: 1}\njob: {framework: torch, script: train.py}\n'
+HOSTILE = 'a"b\\c\nd'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(export, "PERIOD", 0.05)
+    return RunFolder.create("run-1")
+
+
+def play(exports: Exports, folder: RunFolder) -> None:
+    """Two hosts do three steps of 10 s, after a start of 10 s."""
+    gpu = GpuSample(0, 87.5, 2048, 81920, 500, 700, 60, 1400, 1980, 0, 0, None)
+    exports.started("run-1", build(parse_once(SPEC, "c.yaml")), str(folder.path))
+    for host, rank in (("n1", "rank-0"), ("n2", "rank-1")):
+        exports.host_state(host, "running")
+        used = (RankUse(rank, None, 4096, 12),)
+        exports.telemetry(
+            host, Sample(1e9, 8, 2.0, (10, 100), None, (5.0, 6.0), None, (gpu,), used)
+        )
+    events: list[tuple[float, journal.JournalEvent]] = [
+        (1e9, journal.RunStarted("run-1", ("n1", "n2")))
+    ]
+    for step in (1, 2, 3):
+        at = 1e9 + 10 * step
+        for rank in (0, 1):
+            metrics = {HOSTILE: 0.5, "grad_norm": float("nan")}
+            report = Progress(f"rank-{rank}", at, step, 3, 1.5 / step, 1000 * step, metrics)
+            exports.progress(f"n{rank + 1}", report)
+        events.append((at, journal.Progressed(Progress("rank-0", at, step, 3, 1.5, None, {}))))
+    events.append((1e9 + 30, journal.Finished(Report(ExitCode.OK, "done"))))
+    folder.journal.write_bytes(b"".join(journal.encode(at, event) for at, event in events))
+    folder.journal.chmod(0o600)
+
+
+def get(address: str, path: str) -> tuple[str, str]:
+    """The type and the text of a page."""
+    connection = http.client.HTTPConnection(address.split("/")[2], timeout=HANG)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.headers["Content-Type"], answer.read().decode()
+
+
+def values(families: Iterable[object]) -> dict[tuple[str, str, str], float]:
+    """The value by name, host and rank or other label."""
+    found = {}
+    for family in families:
+        for sample in family.samples:  # type: ignore[attr-defined]
+            labels = dict(sample.labels)
+            assert labels.pop("run") == "run-1"
+            host = labels.pop("host", "")
+            found[sample.name, host, " ".join(labels.values())] = sample.value
+    return found
+
+
+def test_metrics_are_served_and_kept_in_a_file(folder: RunFolder, tmp_path: Path) -> None:
+    file = tmp_path / "run.prom"
+    with Exports("0", file) as exports:
+        play(exports, folder)
+        kind, text = get(exports.address, "/metrics")
+        assert kind.startswith("application/openmetrics-text; version=1.0.0")
+        served = values(openmetrics(text))
+        assert "404" in get(exports.address, "/secrets")[1]
+        with pytest.raises(UsageError, match="cannot listen"):
+            Exports(exports.address.split("/")[2])
+    assert exports.address.startswith("http://127.0.0.1:")
+    assert served["dtrain_gpu_use_ratio", "n2", "0"] == 0.875
+    assert served["dtrain_gpu_memory_used_bytes", "n1", "0"] == 2**31
+    assert served["dtrain_rank_memory_bytes", "n2", "1"] == 4096
+    assert served["dtrain_host_state", "n1", "running"] == 1
+    assert served["dtrain_step", "", "1"] == 3
+    assert served["dtrain_loss", "", "0"] == 0.5
+    assert served["dtrain_tokens_per_second", "", ""] == 100
+    assert served["dtrain_metric", "", f"0 {HOSTILE}"] == 0.5
+    text = file.read_text()
+    for read in (openmetrics, node_exporter):
+        kept = values(read(text))
+        assert kept["dtrain_goodput_ratio", "", ""] == pytest.approx(2 / 3, abs=0.01)
+        assert kept["dtrain_time_seconds", "", "start"] == pytest.approx(10)
+    assert [path.name for path in tmp_path.iterdir() if "prom" in path.name] == ["run.prom"]
+
+
+def test_tensorboard_reads_the_scalars_of_the_first_rank(folder: RunFolder, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with Exports(scalars=tmp_path / "scalars") as exports:
+        play(exports, folder)
+    found = EventAccumulator(str(tmp_path / "scalars" / "run-1")).Reload()
+    losses = [(one.step, one.value) for one in found.Scalars("loss")]
+    assert losses == [(1, 1.5), (2, 0.75), (3, 0.5)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
+        with pytest.raises(UsageError, match="needs the package tensorboard"):
+            Exports(scalars=tmp_path)
+    assert [one.wall_time for one in found.Scalars("tokens_per_second")] == [1e9 + 20, 1e9 + 30]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--metrics-port", "http"], "--metrics-port http: not a port"),
+        (["--metrics-port", "65536"], "not a port"),
+        (["--metrics-port", "192.0.2.1:0"], "cannot listen"),
+        (["--metrics-file", "nowhere/run.prom"], "cannot write: No such file"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_exported_ends_the_launch_before_it_begins(
+    options: list[str], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "cluster: {hosts: [a], gpus: 1, transport: local}\n"
+        "job: {framework: torch, script: train.py}\n"
+    )
+    (tmp_path / "train.py").touch()
+    process = warm.dtrain(
+        "launch",
+        "c.yaml",
+        *options,
+        environment={"PATH": "/usr/bin:/bin", "DTRAIN_HOME": str(tmp_path / "home")},
+        folder=tmp_path,
+        stderr=subprocess.PIPE,
+    )
+    _, stderr = process.communicate(timeout=HANG)
+    assert process.wait() == 2
+    assert message in stderr
+    assert not (tmp_path / "home").exists()
