@@ -239,11 +239,14 @@ def _server(text: str, metrics: Callable[[], str]) -> HTTPServer:
 def _event_writer() -> Any:
     """The class that writes TensorBoard's event files. Raises UsageError."""
     try:
+        from tensorboard.compat import tf
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError:
         raise UsageError(
             "--tensorboard-dir needs the package tensorboard", hint="pip install tensorboard"
         ) from None
+    # If TensorFlow is installed, this loads it, which writes to stderr: not below a dashboard.
+    _ = tf.io
     return EventFileWriter
 
 
