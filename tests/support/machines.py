@@ -44,7 +44,9 @@ def gathered(host: str) -> dict[str, Any]:
     conversation = Conversation(plan.hosts[0], connection)
     conversation.begin([plan.hosts[0].python])
     try:
-        order = {"op": "gather", "host": host, "token": "", "probes": ["gpus"], "ports": []}
+        order: Any = {
+            "op": "gather", "host": host, "token": "", "probes": ["gpus"], "ports": [], "draw": None,
+        }  # fmt: skip
         answer = conversation.ask(order, partial(read_gathered, ports=(), setup=()))
         facts: dict[str, Any] = dict(answer["facts"]["gpus"])
     finally:
