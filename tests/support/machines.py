@@ -45,7 +45,8 @@ def gathered(host: str) -> dict[str, Any]:
     conversation.begin([plan.hosts[0].python])
     try:
         order: Any = {
-            "op": "gather", "host": host, "token": "", "probes": ["gpus"], "ports": [], "draw": None,
+            "op": "gather", "host": host, "token": "", "probes": ["gpus"], "ports": [],
+            "draw": None,
         }  # fmt: skip
         answer = conversation.ask(order, partial(read_gathered, ports=(), setup=()))
         facts: dict[str, Any] = dict(answer["facts"]["gpus"])

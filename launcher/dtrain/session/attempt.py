@@ -19,6 +19,7 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal, restart
 from dtrain.session import machine
 from dtrain.session.context import AttemptContext
+from dtrain.session.control import Force
 from dtrain.session.ending import Ending
 from dtrain.session.hang_watch import HangWatch
 from dtrain.session.host_state import Leftovers, Post
@@ -65,7 +66,8 @@ class Attempt:
         self._failed_since: float | None = None
         """When a worker failed; None before, and again once a notice has named the first cause."""
 
-    def interrupt(self, why: str) -> None:
+    def interrupt(self, why: str, force: Force) -> None:
+        # The machine's phase decides the force, because time limits and failures raise it, too.
         self._ending.interrupted_by = why
         self._posts.put(Post(machine.Interrupted()))
 

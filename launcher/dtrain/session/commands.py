@@ -21,7 +21,7 @@ from dtrain.messages.agent import Bye
 from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
 from dtrain.node.command_orders import CommandRequest, StopCommands
-from dtrain.session.control import Control
+from dtrain.session.control import Control, Force
 from dtrain.spec.model import Host
 from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess, Transport
@@ -147,7 +147,7 @@ class Commands:
             else:
                 group.targets.append(target)
         self._events: queue.Queue[_Event] = queue.Queue(QUEUED)
-        self._requests = 0
+        self._force = Force.NONE
         self._over = threading.Event()
 
     def run(self, receiver: Receiver, control: Control) -> list[Outcome]:
@@ -181,33 +181,33 @@ class Commands:
             self._over.set()
         return [outcomes[target.host] for group in self._groups for target in group.targets]
 
-    def interrupt(self, why: str) -> None:
+    def interrupt(self, why: str, force: Force) -> None:
         # A signal handler may call this, so it takes no lock.
-        self._requests += 1
+        self._force = force
 
     def detach(self) -> None:
-        self._requests += 1
+        self._force = max(self._force, Force.TERM)
 
     def _watch(self) -> None:
         """Send stop requests, and give up on hosts that do not answer in time."""
-        acted = 0
+        acted = Force.NONE
         deadline = float("inf") if self._limit is None else time.monotonic() + self._limit + LATE
         while not self._over.wait(POLL):
             late = time.monotonic() > deadline
-            requests = self._requests
+            force = self._force
             for group in self._groups:
                 if group.over or group.given_up:
                     continue
                 if late:
                     self._give_up(group, f"no answer within {LATE:g} s after the time limit")
-                elif requests > 2 or (requests and group.process is None):
+                elif force is Force.GIVE_UP or (force and group.process is None):
                     self._give_up(group, "interrupted before it answered")
-                elif requests > acted and group.process is not None:
-                    grace = 0.0 if requests > 1 else GRACE
+                elif force > acted and group.process is not None:
+                    grace = 0.0 if force is Force.KILL else GRACE
                     stop: StopCommands = {"op": "stop", "grace": grace}
                     with suppress(NodeError):
                         group.process.write(protocol.encode_command(stop))
-            acted = requests
+            acted = force
 
     def _give_up(self, group: _Group, why: str) -> None:
         # The closed connection ends the commands, if they have started.

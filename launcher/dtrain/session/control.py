@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import queue
 import threading
+from enum import IntEnum
 from typing import Protocol
+
+
+class Force(IntEnum):
+    """What a stop request does: the first, the second, and all later ones."""
+
+    NONE = 0
+    TERM = 1
+    """TERM, and KILL after a while."""
+    KILL = 2
+    """KILL at once."""
+    GIVE_UP = 3
+    """Wait no longer for hosts that do not answer."""
 
 
 class Controlled(Protocol):
     """Passes requests on to the hosts: the current attempt."""
 
-    def interrupt(self, why: str) -> None: ...
+    def interrupt(self, why: str, force: Force) -> None:
+        """Called for each request, maybe in a signal handler."""
 
     def detach(self) -> None: ...
 
@@ -50,8 +64,7 @@ class Control:
         return self._why
 
     def stop(self, why: str = "stopped", *, once: bool = False) -> None:
-        """Stop the launch: workers get TERM, and KILL after ``job.grace``. A second call kills them
-        at once. A third call gives up on hosts that do not answer.
+        """Stop the launch with the next `Force`: TERM, then KILL, then giving up.
 
         ``why`` becomes the report's reason. ``once``: do nothing if a stop was requested before.
         """
@@ -106,4 +119,5 @@ class Control:
         self._roused.put(None)
         while self._attempt is not None and self._passed_on < max(self._asked, self._hung_up):
             self._passed_on += 1
-            self._attempt.interrupt(self._why)
+            force = Force(min(self._passed_on, Force.GIVE_UP))
+            self._attempt.interrupt(self._why, force)

@@ -24,14 +24,12 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import FirstOrder, LaterOrder, Submission
 from dtrain.runs.log_store import StorageError
-from dtrain.session.control import Control
+from dtrain.session.control import Control, Force
 from dtrain.session.liveness import PingLimit
 from dtrain.session.relay import CommandWriter
 
 FIRST_DELAY, LAST_DELAY = 1.0, 30.0
 """Seconds before the first and the later attempts to connect again."""
-GIVE_UP = 3
-"""Number of stop requests after which dtrain stops waiting for Slurm."""
 
 
 class JobFollower:
@@ -40,15 +38,15 @@ class JobFollower:
         self._login = login
         self._control = control
         self._writer = CommandWriter[LaterOrder](lambda: PingLimit.NORMAL)
-        self._asked = 0
+        self._force = Force.NONE
         self._ordered = False
         """Whether the order to submit was sent: the job may exist although its number is
         unknown."""
 
     # Requests, from any thread and from signal handlers ----------------------------------------
 
-    def interrupt(self, why: str) -> None:
-        self._asked += 1
+    def interrupt(self, why: str, force: Force) -> None:
+        self._force = force
         self._send_request()
 
     def detach(self) -> None:
@@ -57,12 +55,13 @@ class JobFollower:
     def _send_request(self) -> None:
         if self._gave_up:
             self._writer.send({"op": "leave"})
-        elif self._asked:
-            self._writer.send({"op": "cancel", "kill": self._asked > 1})
+        elif self._force:
+            self._writer.send({"op": "cancel", "kill": self._force is Force.KILL})
 
     @property
     def _gave_up(self) -> bool:
-        return self._asked >= GIVE_UP
+        """Whether dtrain no longer waits for Slurm."""
+        return self._force is Force.GIVE_UP
 
     def refuse(self, error: NodeError) -> Report:
         """End a run whose job cannot be submitted."""
@@ -74,7 +73,7 @@ class JobFollower:
         """Follow the job until it is over, or left. ``order`` submits it first."""
         job = self._job
         self._control.hand_to(self)
-        if order is not None and self._asked:
+        if order is not None and self._force:
             return job.finish(Report(ExitCode.INTERRUPTED, self._control.why))
         thread = threading.Thread(target=self._writer.run, name="dtrain-slurm", daemon=True)
         thread.start()
@@ -99,12 +98,12 @@ class JobFollower:
                 return job.failed(error)
         while True:
             again = job.follow_order()
-            submits = order is not None and job.record.job_id is None and not self._asked
+            submits = order is not None and job.record.job_id is None and not self._force
             files = job.files()
             try:
                 if self._serve({**order, **files} if submits and order else {**again, **files}):
                     if not job.has_restarted():
-                        return job.ended(self._control.why if self._asked else "")
+                        return job.ended(self._control.why if self._force else "")
                     job.begin_next_attempt()
                     delay = FIRST_DELAY
                     continue

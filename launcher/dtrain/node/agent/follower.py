@@ -10,6 +10,7 @@ from dtrain.node.agent.events import EventReader
 from dtrain.node.agent.progress import ProgressFiles
 from dtrain.node.agent.wire import CHUNK, raw
 from dtrain.node.agent.worker_files import open_regular
+from dtrain.node.names import process_name, rank_name
 from dtrain.node.telemetry.follow import TelemetryFiles
 
 TYPE_CHECKING = False
@@ -76,14 +77,14 @@ class Follower:
         found = self._events.read()
         for event, end in found:
             if event["event"] == "started":
-                name = "%s-%d" % (event["role"], event["index"])
+                name = process_name(event["role"], event["index"])
                 path = os.path.join(self._folder, raw(name))
                 self._add(name, path + b".out", path + b".err", event["role"], event)
             elif event["event"] == "rank":
                 with contextlib.suppress(UnicodeEncodeError):  # a forged event
                     place = os.path.join(self._folder, raw(event["logs"]))
                     paths = os.path.join(place, b"stdout.log"), os.path.join(place, b"stderr.log")
-                    self._add("rank-%d" % event["rank"], *paths, "worker", event)
+                    self._add(rank_name(event["rank"]), *paths, "worker", event)
             elif event["event"] == "ended":
                 self.ended = True
             if end > self._events_from:
@@ -101,7 +102,7 @@ class Follower:
     def open_outputs(self, command: LaunchRequest) -> None:
         """Open the output files before workers can remove them."""
         for process in command["processes"]:
-            name = "%s-%d" % (process["role"], process["index"])
+            name = process_name(process["role"], process["index"])
             for suffix in (".out", ".err"):
                 path = os.path.join(self._folder, raw(name + suffix))
                 with contextlib.suppress(OSError):

@@ -9,6 +9,7 @@ from dtrain.node.agent.processes import environment_of, look
 from dtrain.node.agent.spawn import missing, spawn, why_not_executed
 from dtrain.node.agent.sweep import members
 from dtrain.node.agent.wire import raw
+from dtrain.node.names import process_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Worker:
 
     @property
     def name(self) -> bytes:
-        return b"%s-%d" % (raw(self.role), self.index)
+        return raw(process_name(self.role, self.index))
 
     def identity(self) -> Json:
         """The fields that identify it in events."""

@@ -39,6 +39,7 @@ from dtrain.node.agent.folder import RESERVED, expand, listed
 from dtrain.node.agent.launcher_channel import LauncherChannel
 from dtrain.node.agent.wire import CHUNK, PREAMBLE, raw, shown
 from dtrain.node.agent.worker_files import open_regular, read_regular
+from dtrain.node.names import rank_name
 from dtrain.node.slurm.allocated import AllocationScript
 from dtrain.node.slurm.commands import OUTPUT, BatchJob, CommandResult
 from dtrain.node.slurm.reports import SlurmWorkerReports
@@ -135,7 +136,7 @@ class Outputs:
             if suffix and local.isdigit() and len(local) <= 6 and int(local) < count:
                 with contextlib.suppress(OSError):
                     began = os.stat(os.path.dirname(os.path.dirname(path))).st_mtime
-                    found.append((began, path, "rank-%d%s" % (first + int(local), suffix)))
+                    found.append((began, path, rank_name(first + int(local)) + suffix))
         return [(path, stream) for _, path, stream in sorted(found)]
 
     def _add(self, path: bytes, host: str, name: str) -> None:

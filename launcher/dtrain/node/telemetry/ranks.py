@@ -6,6 +6,7 @@ import os
 import time
 
 from dtrain.node.agent.processes import processes, read_file
+from dtrain.node.names import process_name, rank_name
 from dtrain.node.telemetry.host import TICKS, listed
 
 TYPE_CHECKING = False
@@ -72,7 +73,12 @@ class RankCounters:
         self._trees, self._files = {}, {}
         running = self._running()
         for place, (identity, root) in enumerate(running):
-            name = process_name(identity)
+            rank = identity["rank"]
+            name = (
+                process_name(identity["role"], identity["index"])
+                if rank is None
+                else rank_name(rank)
+            )
             # So that no rank is left out because others have many processes.
             share = left // (len(running) - place)
             found: list[int] = []
@@ -83,9 +89,3 @@ class RankCounters:
             left -= len(found)
             self._trees[name] = found
             self._files[name] = sum(len(listed("/proc/%d/fd" % pid)) for pid in found)
-
-
-def process_name(identity: Json) -> str:
-    if identity["rank"] is not None:
-        return "rank-%d" % identity["rank"]
-    return "%s-%d" % (identity["role"], identity["index"])
