@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dtrain.quoting import Command, path, sh, word, words
+from dtrain.quoting import ShellCommand, path, sh, word, words
 from support.limits import HANG
 
 SHOW = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
@@ -52,7 +52,7 @@ texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 shells = pytest.mark.parametrize("shell", ["sh", "bash"])
 
 
-def through(shell: str, command: Command, home: str = "/home/me") -> bytes:
+def through(shell: str, command: ShellCommand, home: str = "/home/me") -> bytes:
     env = {"PATH": os.environ["PATH"], "HOME": home, "LC_ALL": "C.UTF-8"}
     return subprocess.run(
         [shell, "-c", str(command)], env=env, stdout=subprocess.PIPE, timeout=HANG, check=True

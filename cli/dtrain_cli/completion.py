@@ -25,7 +25,7 @@ inserts it without quotes. Other file names remain to the shell's own completion
 _SECTION = re.compile(rb"^\s*[\"']?cluster[\"']?\s*:", re.MULTILINE)
 _HEAD = 1 << 16
 
-Values = Callable[[str], list[str]]
+_Values = Callable[[str], list[str]]
 
 
 def without_rich() -> None:
@@ -36,7 +36,7 @@ def without_rich() -> None:
         shells._sanitize_help_text = lambda text: text
 
 
-def one_of(*words: str) -> Values:
+def one_of(*words: str) -> _Values:
     """A function that offers ``words``."""
     return lambda incomplete: [*words]
 

@@ -21,7 +21,7 @@ _RESERVED = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ShellCommand:
     """Shell text that is safe to pass to a POSIX shell. ``str()`` returns the text."""
 
     text: str
@@ -30,37 +30,37 @@ class Command:
         return self.text
 
 
-def sh(*parts: str | Command) -> Command:
+def sh(*parts: str | ShellCommand) -> ShellCommand:
     """Join shell text and quoted words, adding nothing between them.
 
     Raises ValueError if a part contains a NUL, which a command line cannot contain.
     """
-    return Command(_without_nul("".join(str(part) for part in parts)))
+    return ShellCommand(_without_nul("".join(str(part) for part in parts)))
 
 
-def word(text: str) -> Command:
+def word(text: str) -> ShellCommand:
     """Quote ``text`` so that the shell passes it on as exactly one argument.
 
     Raises ValueError on a NUL.
     """
-    return Command(_quoted(_without_nul(text)))
+    return ShellCommand(_quoted(_without_nul(text)))
 
 
-def words(argv: Iterable[str]) -> Command:
+def words(argv: Iterable[str]) -> ShellCommand:
     """Quote each argument and separate them by spaces. Raises ValueError on a NUL."""
-    return Command(" ".join(str(word(argument)) for argument in argv))
+    return ShellCommand(" ".join(str(word(argument)) for argument in argv))
 
 
-def path(text: str) -> Command:
+def path(text: str) -> ShellCommand:
     """Quote a path as `word` does, except that a leading ``~`` or ``~/`` stays the home folder.
 
     Raises ValueError on a NUL.
     """
     if text == "~":
-        return Command("~")
+        return ShellCommand("~")
     if text.startswith("~/"):
         rest = text[2:]
-        return Command("~/" + (_quoted(_without_nul(rest)) if rest else ""))
+        return ShellCommand("~/" + (_quoted(_without_nul(rest)) if rest else ""))
     return word(text)
 
 

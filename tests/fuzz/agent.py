@@ -23,7 +23,7 @@ from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record, Request
 from dtrain.session.attempt import Attempt
 from dtrain.session.context import AttemptContext
-from dtrain.session.host_state import Post
+from dtrain.session.host_events import Post
 from dtrain.session.inquiry import ask
 from dtrain.session.observer import NullObserver
 from dtrain.session.recorder import Recorder

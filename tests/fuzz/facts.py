@@ -94,7 +94,7 @@ def _dialed() -> dict[str, Any]:
     }
 
 
-DIALED: list[facts.Target] = [
+DIALED: list[facts.DialTarget] = [
     ("good", "address", "good", 40000, None),
     ("good", "interface", "10.0.0.8", 40000, "10.0.0.7"),
     ("fine", "port", "fine", 29500, None),

@@ -12,20 +12,16 @@ from dtrain.diagnostics import ConnectError, InternalError, PortBusyError
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
 from dtrain.session import machine
-from dtrain.session.host_state import (
-    TABLE,
+from dtrain.session.host_events import (
     AbortLaunch,
-    Action,
     CheckFailed,
     Close,
     Connecting,
     Disconnect,
-    Event,
-    HostPhase,
     KillWorkers,
-    Leftovers,
+    LinkAction,
+    LinkEvent,
     LinkFailed,
-    LinkState,
     Malformed,
     Post,
     Requested,
@@ -37,15 +33,14 @@ from dtrain.session.host_state import (
     SupervisorTimedOut,
     TimedOut,
     Unreachable,
-    attached,
-    step,
 )
+from dtrain.session.host_state import TABLE, HostPhase, Leftovers, LinkState, attached, step
 
 ERROR = ConnectError("a", "following the job", "it broke")
 GONE = messages.Refused("gone", "no run")
 BUSY = messages.Refused("port", "port 29500 is taken")
 SURVIVOR = messages.Survivor(9, "python3")
-EVENTS: list[Event] = [
+EVENTS: list[LinkEvent] = [
     StartWorkers(),
     StopWorkers(3.0, "rank 1 failed"),
     KillWorkers(),
@@ -76,9 +71,9 @@ EVENTS: list[Event] = [
 ENDS = machine.HostRefused | machine.HostEnded | machine.HostLost
 
 
-def walk() -> list[tuple[LinkState, Event, LinkState, list[Action]]]:
+def walk() -> list[tuple[LinkState, LinkEvent, LinkState, list[LinkAction]]]:
     """Every transition out of every state that events in any order lead to."""
-    found: list[tuple[LinkState, Event, LinkState, list[Action]]] = []
+    found: list[tuple[LinkState, LinkEvent, LinkState, list[LinkAction]]] = []
     seen: set[str] = set()
     ahead = deque([LinkState("a"), LinkState("a", movable_port=True), attached("a")])
     while ahead:
@@ -96,9 +91,9 @@ def walk() -> list[tuple[LinkState, Event, LinkState, list[Action]]]:
 TRANSITIONS = walk()
 
 
-def run(state: LinkState, *events: Event) -> tuple[LinkState, list[Action]]:
+def run(state: LinkState, *events: LinkEvent) -> tuple[LinkState, list[LinkAction]]:
     """The state after all events, and the actions of the last."""
-    actions: list[Action] = []
+    actions: list[LinkAction] = []
     for event in events:
         state, actions = step(state, event)
     return state, actions
@@ -112,19 +107,19 @@ def running() -> LinkState:
     return run(preparing(), messages.Prepared(), StartWorkers())[0]
 
 
-def posts(actions: list[Action]) -> list[Post]:
+def posts(actions: list[LinkAction]) -> list[Post]:
     return [action for action in actions if isinstance(action, Post)]
 
 
-def commands(actions: list[Action]) -> list[str]:
+def commands(actions: list[LinkAction]) -> list[str]:
     return [action.command["op"] for action in actions if isinstance(action, Send)]
 
 
 def test_the_walk_meets_every_cell_of_the_table() -> None:
-    assert set(TABLE) == set(get_args(Event))
+    assert set(TABLE) == set(get_args(LinkEvent))
     assert all(len(row) == len(HostPhase) for row in TABLE.values())
     met = {(state.phase, type(event)) for state, event, *_ in TRANSITIONS}
-    assert met == set(product(HostPhase, get_args(Event)))
+    assert met == set(product(HostPhase, get_args(LinkEvent)))
 
 
 def test_the_end_is_posted_once() -> None:
@@ -245,7 +240,7 @@ def test_a_silent_supervisor_is_killed_and_its_host_lost() -> None:
         (messages.Lost("it died", (SURVIVOR,)), Leftovers.UNKNOWN, True),
     ],
 )
-def test_leftovers_of_a_host_are_known(event: Event, left: Leftovers, *, lost: bool) -> None:
+def test_leftovers_of_a_host_are_known(event: LinkEvent, left: Leftovers, *, lost: bool) -> None:
     state, actions = run(attached("a"), event)
     assert state.leftovers is left
     assert isinstance(posts(actions)[0].event, machine.HostLost) is lost

@@ -14,13 +14,13 @@ from dtrain.session.machine import (
     FAILURE_GRACE,
     TABLE,
     AbortHost,
-    Action,
     Alarm,
+    AttemptAction,
+    AttemptEvent,
     AttemptOutcome,
     AttemptPhase,
     AttemptState,
     Detached,
-    Event,
     HostCondition,
     HostEnded,
     HostLost,
@@ -42,7 +42,7 @@ from dtrain.session.machine import (
 HOSTS = ["a", "b"]
 WORKERS = [WorkerId("a", "worker", 0), WorkerId("b", "worker", 1)]
 SERVICE = WorkerId("b", "ps", 0)
-EVENTS: list[Event] = [
+EVENTS: list[AttemptEvent] = [
     *(kind(host) for kind in (HostReady, HostRefused, HostEnded, HostLost) for host in HOSTS),
     *(WorkerExited(worker, failed) for worker in [*WORKERS, SERVICE] for failed in (True, False)),
     Interrupted(),
@@ -58,9 +58,9 @@ def start(*, service: bool = False) -> AttemptState:
     return begin(HOSTS, WORKERS, [SERVICE] if service else [], grace=10.0)
 
 
-def run(state: AttemptState, *events: Event) -> tuple[AttemptState, list[Action]]:
+def run(state: AttemptState, *events: AttemptEvent) -> tuple[AttemptState, list[AttemptAction]]:
     """The state after all events, and the actions of the last."""
-    actions: list[Action] = []
+    actions: list[AttemptAction] = []
     for event in events:
         state, actions = step(state, event)
     return state, actions
@@ -70,9 +70,9 @@ def running(*, service: bool = False) -> AttemptState:
     return run(start(service=service), HostReady("a"), HostReady("b"))[0]
 
 
-def reachable() -> list[tuple[AttemptState, Event, AttemptState, list[Action]]]:
+def reachable() -> list[tuple[AttemptState, AttemptEvent, AttemptState, list[AttemptAction]]]:
     """Every transition out of every state that events in any order lead to."""
-    found: list[tuple[AttemptState, Event, AttemptState, list[Action]]] = []
+    found: list[tuple[AttemptState, AttemptEvent, AttemptState, list[AttemptAction]]] = []
     seen: set[str] = set()
     ahead = deque([start(), start(service=True)])
     while ahead:
@@ -91,7 +91,7 @@ TRANSITIONS = reachable()
 
 
 def test_the_walk_fires_every_event() -> None:
-    assert {type(event) for event in EVENTS} == set(get_args(Event))
+    assert {type(event) for event in EVENTS} == set(get_args(AttemptEvent))
 
 
 def test_a_hung_job_is_killed_at_once() -> None:
@@ -103,7 +103,7 @@ def test_a_hung_job_is_killed_at_once() -> None:
 
 
 def test_the_table_has_every_phase_and_event() -> None:
-    assert set(TABLE) == set(product(AttemptPhase, get_args(Event)))
+    assert set(TABLE) == set(product(AttemptPhase, get_args(AttemptEvent)))
 
 
 def test_every_phase_is_reached() -> None:
@@ -217,7 +217,7 @@ def test_a_refusal_waits_for_the_other_hosts() -> None:
 @pytest.mark.parametrize(
     "last", [HostReady("b"), HostRefused("b"), Alarm(), Interrupted(), LauncherFailed()]
 )
-def test_a_refusal_never_starts_anything(last: Event) -> None:
+def test_a_refusal_never_starts_anything(last: AttemptEvent) -> None:
     state, actions = run(start(), HostRefused("a"), last)
     assert state.outcome is AttemptOutcome.HOST_FAILED
     assert not any(isinstance(action, StartHost) for action in actions)

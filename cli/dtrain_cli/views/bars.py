@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-Source = TypeVar("Source", bound=Hashable)
+_Source = TypeVar("_Source", bound=Hashable)
 
 BETWEEN_BARS = 30.0
 """Seconds between two lines about the same bar."""
@@ -19,14 +19,14 @@ class _Bar:
     shown: str = ""
 
 
-class Bars(Generic[Source]):
+class Bars(Generic[_Source]):
     """Says every ``between`` seconds what each unfinished line shows, if that has changed."""
 
     def __init__(self, between: float = BETWEEN_BARS) -> None:
         self._between = between
-        self._bars: dict[Source, _Bar] = {}  # The one that is due first is the first.
+        self._bars: dict[_Source, _Bar] = {}  # The one that is due first is the first.
 
-    def update(self, now: float, source: Source, partial: str, *, ended: bool) -> None:
+    def update(self, now: float, source: _Source, partial: str, *, ended: bool) -> None:
         """``partial``: what the last line shows; ``ended``: whether lines before it have ended."""
         if ended or not partial:
             self._bars.pop(source, None)
@@ -40,7 +40,7 @@ class Bars(Generic[Source]):
         """When `take` next has something; None without bars."""
         return next((bar.until for bar in self._bars.values()), None)
 
-    def take(self, now: float) -> Iterator[tuple[Source, str]]:
+    def take(self, now: float) -> Iterator[tuple[_Source, str]]:
         """The bars to show now."""
         while (due := self.due) is not None and due <= now:
             source = next(iter(self._bars))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Generic, TypeVar
 
-Source = TypeVar("Source", bound=Hashable)
+_Source = TypeVar("_Source", bound=Hashable)
 
 WINDOW = 0.2
 """Seconds that a line waits for the same line from other ranks."""
@@ -17,15 +17,15 @@ _MAX_WAITING = 20_000
 
 
 @dataclass(slots=True)
-class Folded(Generic[Source]):
+class Folded(Generic[_Source]):
     """Consecutive lines and the sources that wrote all of them, in order of writing."""
 
     texts: list[str]
     kind: str
-    sources: list[Source]
+    sources: list[_Source]
 
 
-class LineFolder(Generic[Source]):
+class LineFolder(Generic[_Source]):
     """Holds each line for a short time and joins equal lines.
 
     Returns each line exactly once for each rank that wrote it, and keeps the order of each rank's
@@ -37,20 +37,20 @@ class LineFolder(Generic[Source]):
         # The waiting lines, in the order of output. Line numbers follow it, too.
         self._texts: list[str] = []
         self._kinds: list[str] = []
-        self._sources: list[list[Source]] = []
+        self._sources: list[list[_Source]] = []
         self._first = 0
         self._places: dict[str, dict[str, int | list[int]]] = {}
         """The numbers of the waiting lines by kind and text."""
         self._batches: deque[tuple[float, int]] = deque()
         """Time by which the lines below a number must be printed."""
-        self._last: dict[Source, int] = {}
+        self._last: dict[_Source, int] = {}
 
     @property
     def due(self) -> float | None:
         """Time by which the next line must be printed; None if no line waits."""
         return self._batches[0][0] if self._batches else None
 
-    def add(self, now: float, source: Source, kind: str, lines: Sequence[str]) -> None:
+    def add(self, now: float, source: _Source, kind: str, lines: Sequence[str]) -> None:
         if not lines:
             return
         places = self._places.setdefault(kind, {})
@@ -68,7 +68,7 @@ class LineFolder(Generic[Source]):
         if end > begin:
             self._batches.append((now + self._window, end))
 
-    def _join(self, source: Source, kind: str, lines: Sequence[str]) -> int:
+    def _join(self, source: _Source, kind: str, lines: Sequence[str]) -> int:
         """Join each line with a waiting one or append it. Returns the last line's number."""
         places, first = self._places[kind], self._first
         last = self._last.get(source, -1)
@@ -98,23 +98,23 @@ class LineFolder(Generic[Source]):
             last = number
         return last
 
-    def take(self, now: float) -> list[Folded[Source]]:
+    def take(self, now: float) -> list[Folded[_Source]]:
         """The lines that have waited long enough, and the oldest if too many wait."""
         end = self._first + max(0, len(self._texts) - _MAX_WAITING)
         while self._batches and (self._batches[0][0] <= now or self._batches[0][1] <= end):
             end = max(end, self._batches.popleft()[1])
         return self._release(end - self._first)
 
-    def flush(self) -> list[Folded[Source]]:
+    def flush(self) -> list[Folded[_Source]]:
         """All waiting lines."""
         self._batches.clear()
         return self._release(len(self._texts))
 
-    def _release(self, count: int) -> list[Folded[Source]]:
+    def _release(self, count: int) -> list[Folded[_Source]]:
         texts, kinds, sources = self._texts[:count], self._kinds[:count], self._sources[:count]
         del self._texts[:count], self._kinds[:count], self._sources[:count]
         self._first += count
-        groups: list[Folded[Source]] = []
+        groups: list[Folded[_Source]] = []
         start = 0
         for at in range(1, count + 1):
             if at < count and kinds[at] == kinds[start] and sources[at] == sources[start]:

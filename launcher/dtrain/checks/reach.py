@@ -12,7 +12,7 @@ from dtrain.checks.names import wrong_host
 from dtrain.checks.skew import folded
 from dtrain.spec.model import Rendezvous
 
-Pair = tuple[str, str]
+_Pair = tuple[str, str]
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -24,7 +24,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
     ]
     yield from _others_answer(found for _, found in failed if found["error"] == "wrong")
     yield from _stalled(evidence, [one for one in failed if one[1]["error"] == "stalled"])
-    blocked: dict[Pair, str] = {}
+    blocked: dict[_Pair, str] = {}
     port_only: dict[tuple[str, int], dict[str, str]] = defaultdict(dict)
     refused = [one for one in failed if one[1]["error"] not in ("wrong", "stalled")]
     for source, found in refused:
@@ -85,7 +85,7 @@ def _stalled(evidence: Evidence, stalled: list[tuple[str, Facts]]) -> Iterator[F
         )
 
 
-def _blocked(evidence: Evidence, blocked: Mapping[Pair, str]) -> Iterator[Finding]:
+def _blocked(evidence: Evidence, blocked: Mapping[_Pair, str]) -> Iterator[Finding]:
     for group in groups([host.name for host in evidence.hosts], blocked):
         first, second = group.example
         there = evidence[second].part.host.address
@@ -110,7 +110,7 @@ class HostGroup:
     firsts: tuple[str, ...]
     seconds: tuple[str, ...]
     """Empty if ``firsts`` fail with all other hosts."""
-    example: Pair
+    example: _Pair
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ class HostGroup:
         return f"{folded(self.firsts)} and {there}"
 
 
-def groups(names: Sequence[str], failed: Collection[Pair]) -> Iterator[HostGroup]:
+def groups(names: Sequence[str], failed: Collection[_Pair]) -> Iterator[HostGroup]:
     """Combine failing pairs, of either direction, into few groups. Hosts that fail with all other
     hosts come first.
 
@@ -131,7 +131,7 @@ def groups(names: Sequence[str], failed: Collection[Pair]) -> Iterator[HostGroup
     if not pairs:
         return
 
-    def example(first: str, others: Iterable[str]) -> Pair:
+    def example(first: str, others: Iterable[str]) -> _Pair:
         both = [pair for other in others for pair in ((first, other), (other, first))]
         return next(pair for pair in both if pair in failed)
 

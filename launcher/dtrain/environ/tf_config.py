@@ -10,7 +10,7 @@ from dtrain.environ.torchrun import address_and_port
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TensorFlowTask:
     """One TensorFlow task and the address of its server."""
 
     role: str
@@ -19,7 +19,7 @@ class Task:
     port: str
 
 
-def tf_cluster(tasks: Sequence[Task]) -> str:
+def tf_cluster(tasks: Sequence[TensorFlowTask]) -> str:
     """The ``cluster`` of ``TF_CONFIG`` as JSON: the same for every task. It omits evaluators, which
     are not part of the training cluster."""
     cluster: dict[str, list[str]] = {}
@@ -35,7 +35,7 @@ def tf_cluster(tasks: Sequence[Task]) -> str:
     return joined("", ("{", joined(", ", roles), "}"))
 
 
-def tf_config(cluster: str, task: Task, *, scripted: bool = False) -> str:
+def tf_config(cluster: str, task: TensorFlowTask, *, scripted: bool = False) -> str:
     """The value of ``TF_CONFIG`` for ``task`` in a ``cluster`` from `tf_cluster`."""
     role = number("role", task.role, scripted=scripted)
     index = number("index", task.index, scripted=scripted)

@@ -323,11 +323,13 @@ def _tensorflow(spec: ClusterFile, launched: Launched, local_python: str) -> Ite
     job, hosts = spec.job, spec.cluster.hosts
     placed, scripted = tensorflow_tasks(spec), launched.scripted
     listening: Counter[str] = Counter()
-    tasks: list[tf_config.Task] = []
+    tasks: list[tf_config.TensorFlowTask] = []
     for role, index, on in placed:
         # Hosts with the same address are one machine and share its ports.
         address = hosts[on].address
-        tasks.append(tf_config.Task(role, index, address, launched.later_port(listening[address])))
+        tasks.append(
+            tf_config.TensorFlowTask(role, index, address, launched.later_port(listening[address]))
+        )
         listening[address] += 1
     shared, own = _tensorflow_identity(spec, tasks)
     for node_rank, host in enumerate(hosts):
@@ -371,8 +373,8 @@ def _tensorflow(spec: ClusterFile, launched: Launched, local_python: str) -> Ite
 
 
 def _tensorflow_identity(
-    spec: ClusterFile, tasks: list[tf_config.Task]
-) -> tuple[dict[str, str], Callable[[tf_config.Task], dict[str, str]]]:
+    spec: ClusterFile, tasks: list[tf_config.TensorFlowTask]
+) -> tuple[dict[str, str], Callable[[tf_config.TensorFlowTask], dict[str, str]]]:
     """The variables by which tasks find each other: those that all tasks share, and a function that
     returns those of one task."""
     if spec.job.strategy == "tpu":
@@ -391,8 +393,8 @@ def _tensorflow_identity(
 
 
 def _gpus_by_task(
-    tasks: list[tf_config.Task], roles: Mapping[str, int], host: Host
-) -> dict[tf_config.Task, tuple[int, ...]]:
+    tasks: list[tf_config.TensorFlowTask], roles: Mapping[str, int], host: Host
+) -> dict[tf_config.TensorFlowTask, tuple[int, ...]]:
     """The GPUs of a host, divided among its tasks that train. An evaluator gets them only if no
     task trains there."""
     wanting = [task for task in tasks if trains(task.role, roles)]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dtrain.environ.template import Slot, Template
 from dtrain.launchplan.environment import NodeVariable
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
-from dtrain.quoting import Command, path, sh, word
+from dtrain.quoting import ShellCommand, path, sh, word
 
 
 def files(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
@@ -101,14 +101,14 @@ def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
     return "\n".join(lines) + "\n"
 
 
-def command(process: Process) -> Command:
+def command(process: Process) -> ShellCommand:
     """The process's program and arguments. ``~`` in front of the program is the home folder."""
     program, *arguments = (*process.container, *process.argv)
     first = path(program) if program.startswith("~/") else argument(program)
-    return Command(" ".join(map(str, (first, *map(argument, arguments)))))
+    return ShellCommand(" ".join(map(str, (first, *map(argument, arguments)))))
 
 
-def argument(text: str) -> Command:
+def argument(text: str) -> ShellCommand:
     """``text`` as one argument, with shell expansions for the values only known at launch."""
     if not isinstance(text, Template):
         return word(text)
@@ -116,7 +116,7 @@ def argument(text: str) -> Command:
     return sh(*parts)
 
 
-def assigned(value: str) -> Command:
+def assigned(value: str) -> ShellCommand:
     """``value`` for an assignment, in which a shell does not split expansions into words."""
     if isinstance(value, Template) and len(value.parts) == 1:
         return sh(*(part.shell if isinstance(part, Slot) else word(part) for part in value.parts))

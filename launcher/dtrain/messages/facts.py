@@ -16,28 +16,28 @@ from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
 
 MAX_ANSWER = 8 << 20
 """Bytes."""
-Text = Annotated[str, Length(16 << 10)]
+_Text = Annotated[str, Length(16 << 10)]
 Path = Annotated[str, Length(16 << 10)]
 Count = Annotated[int, Range(0, (1 << 31) - 1)]
 Size = Annotated[int, Range(0, 1 << 96)]
 """Bytes or inodes. Some file systems report more than 64 bits."""
 Seconds = Annotated[float, Range(0, 1e9)]
-Duration = Annotated[float, Range(1e-9, 1e9)]
+_Duration = Annotated[float, Range(1e-9, 1e9)]
 """Seconds of a measurement. Positive, because it is a divisor."""
 Port = Annotated[int, Range(1, 65535)]
 Address = Annotated[str, re.compile(r"[0-9A-Fa-f:.]{2,45}(?:%[^\s%]{1,64})?")]
 InterfaceName = Annotated[str, re.compile(r"[^\s/\ud800-\udfff]{1,15}")]
-Number = Annotated[str, re.compile(r"[0-9]{1,5}")]
+_Number = Annotated[str, re.compile(r"[0-9]{1,5}")]
 
 
-Target = tuple[str, str, str, int, str | None]
+DialTarget = tuple[str, str, str, int, str | None]
 """A target to dial: host, kind, address, port, and the source address if it matters."""
 
 
 class ProbeFailed(TypedDict):
     """A probe that failed."""
 
-    error: Text
+    error: _Text
 
 
 class _Machine(TypedDict):
@@ -61,7 +61,7 @@ class MachineFacts(_Machine, total=False):
     numa_nodes: Count
     gpu_nodes: Annotated[tuple[Count | None, ...], Length(1024)]
     """The NUMA node of each GPU, by index."""
-    node_cpus: dict[Number, Count]
+    node_cpus: dict[_Number, Count]
     """The cores of each NUMA node that this user's processes may use."""
     governors: dict[Name, Count]
     frequency_driver: Name | None
@@ -79,8 +79,8 @@ class MemoryFacts(_Memory, total=False):
 class Unsafe(TypedDict):
     """Why a launch refuses a folder or file: another user can change it."""
 
-    seen: Text
-    remedy: Text
+    seen: _Text
+    remedy: _Text
 
 
 class _Folder(TypedDict):
@@ -95,7 +95,7 @@ class _Folder(TypedDict):
     type: Name
     source: Path
     inode: Size
-    not_writable: Text
+    not_writable: _Text
 
 
 class Folder(_Folder, total=False):
@@ -160,7 +160,7 @@ class InfinibandPort(_InfinibandPort, total=False):
 
 class GpuProcess(TypedDict):
     pid: Pid
-    name: Text
+    name: _Text
     user: Name
     used: Size | None
 
@@ -209,7 +209,7 @@ class ProcessLimits(TypedDict, total=False):
     nproc: Size | None
 
 
-class Framework(TypedDict, total=False):
+class FrameworkFacts(TypedDict, total=False):
     missing: bool
     version: Name | None
     cuda: Name | None
@@ -231,7 +231,7 @@ class _Interpreter(TypedDict):
 
 
 class Interpreter(_Interpreter, total=False):
-    output: Text
+    output: _Text
     unsafe: bool
     """The interpreter was not started, because another user can change the job's folder."""
     failed_setup: Annotated[int, Range(1, 1 << 20)]
@@ -239,7 +239,7 @@ class Interpreter(_Interpreter, total=False):
     python: Name
     executable: Path
     limits: ProbeFailed | ProcessLimits
-    framework: ProbeFailed | Framework
+    framework: ProbeFailed | FrameworkFacts
     packages: ProbeFailed | dict[Name, Name | None]
     module_found: ProbeFailed | ModuleFound
 
@@ -249,7 +249,7 @@ class _ContainerEngine(TypedDict):
 
 
 class ContainerEngine(_ContainerEngine, total=False):
-    failed: Text
+    failed: _Text
     image: bool
     gpus: bool | None
 
@@ -259,20 +259,20 @@ class _Port(TypedDict):
 
 
 class PortFound(_Port, total=False):
-    reason: Text | None
-    holder: Text
+    reason: _Text | None
+    holder: _Text
     room: bool
     """Whether a launch can choose other ports."""
 
 
 class _Shared(TypedDict):
     path: Path
-    missing: Text
+    missing: _Text
     """Why the machine does not see a file that the login node has written; empty if it does."""
 
 
 class Shared(_Shared, total=False):
-    not_writable: Text
+    not_writable: _Text
 
 
 class Granted(TypedDict):
@@ -283,7 +283,7 @@ class Granted(TypedDict):
     """As ``CUDA_VISIBLE_DEVICES`` names them; empty if nothing does."""
 
 
-class Facts(TypedDict, total=False):
+class GatheredFacts(TypedDict, total=False):
     """By probe."""
 
     machine: ProbeFailed | MachineFacts
@@ -297,7 +297,7 @@ class Facts(TypedDict, total=False):
     gpus: FailedTool | Gpus
     interpreter: ProbeFailed | Interpreter
     container: ProbeFailed | ContainerEngine
-    ports: ProbeFailed | dict[Number, PortFound]
+    ports: ProbeFailed | dict[_Number, PortFound]
     shared: ProbeFailed | Shared
     granted: ProbeFailed | Granted
 
@@ -309,7 +309,7 @@ class Listening(TypedDict):
 class Gathered(TypedDict):
     """The answer to ``gather``."""
 
-    facts: Facts
+    facts: GatheredFacts
     listening: ProbeFailed | Listening
 
 
@@ -329,7 +329,7 @@ class _Dial(TypedDict):
 class Dial(_Dial, total=False):
     """The result of dialing one target."""
 
-    error: Text
+    error: _Text
     answered: Name
     """The host that answered if ``error`` is ``wrong``; empty for another program than dtrain."""
     mss: Count
@@ -351,7 +351,7 @@ class Ran(TypedDict, total=False):
     said: Annotated[tuple[str, ...], Length(1024)]
     """The report of each rank, as JSON."""
     output: str
-    error: Text
+    error: _Text
     failed_setup: Annotated[int, Range(1, 1 << 20)]
 
 
@@ -363,12 +363,12 @@ class RankFailed(TypedDict):
     """A rank or task that failed."""
 
     failed: Literal["import", "start", "store", "group", "server"]
-    error: Text
+    error: _Text
 
 
 class RehearsalFailed(RankFailed, total=False):
     missing: tuple[_Rank, ...]
-    pairs: tuple[tuple[_Rank, _Rank, Text], ...]
+    pairs: tuple[tuple[_Rank, _Rank, _Text], ...]
     """First ranks of two hosts that cannot form a group, and the reason."""
     silent: tuple[tuple[Name, _Rank], ...]
 
@@ -380,7 +380,7 @@ class _Rehearsed(TypedDict):
 class Rehearsed(_Rehearsed, total=False):
     """The report of one rank or task about a rehearsal."""
 
-    error: Text
+    error: _Text
     backend: Name
     seconds: Seconds
     silent: tuple[tuple[Name, _Rank], ...]
@@ -392,9 +392,9 @@ class RankMeasured(TypedDict):
 
     failed: Literal[""]
     backend: Name
-    all: tuple[tuple[_Bytes, Duration], ...]
-    inside: tuple[tuple[_Bytes, Duration], ...]
-    pairs: tuple[tuple[_Rank, _Rank, _Bytes, Duration], ...]
+    all: tuple[tuple[_Bytes, _Duration], ...]
+    inside: tuple[tuple[_Bytes, _Duration], ...]
+    pairs: tuple[tuple[_Rank, _Rank, _Bytes, _Duration], ...]
 
 
 REHEARSED: Any = Rehearsed | RehearsalFailed
@@ -420,7 +420,7 @@ def read_gathered(
     return found
 
 
-def read_dialed(answer: Mapping[str, Any], targets: Collection[Target]) -> tuple[Dial, ...]:
+def read_dialed(answer: Mapping[str, Any], targets: Collection[DialTarget]) -> tuple[Dial, ...]:
     """The answer to ``dial``. Raises ProtocolError."""
     asked = {target[:4] for target in targets}
     dialed = decode(Dialed, answer, "dial")["dialed"]

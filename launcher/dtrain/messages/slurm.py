@@ -12,7 +12,7 @@ from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
 
 JobId = Annotated[str, re.compile(r"[0-9]{1,10}")]
 """The number of a job."""
-Text = Annotated[str, Length(1 << 17)]
+_Text = Annotated[str, Length(1 << 17)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +22,20 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class SubmitRefused:
-    command: Text
+    command: _Text
     status: Status
-    text: Text
+    text: _Text
 
 
 @dataclass(frozen=True, slots=True)
 class JobDescribed:
-    text: Text
+    text: _Text
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    command: Text
-    text: Text
+    command: _Text
+    text: _Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,13 @@ class MachineEvent:
 
 @dataclass(frozen=True, slots=True)
 class Unwatched:
-    text: Text
+    text: _Text
     """Why no watcher runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptOutput:
-    text: Text
+    text: _Text
 
 
 @dataclass(frozen=True, slots=True)

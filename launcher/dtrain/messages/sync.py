@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt, parse_object
 
-Number = Annotated[int, Range(0, (1 << 32) - 1)]
+_Number = Annotated[int, Range(0, (1 << 32) - 1)]
 """The index of a file in the announced tree."""
 
 
@@ -16,7 +16,7 @@ Number = Annotated[int, Range(0, (1 << 32) - 1)]
 class Want:
     """The files to send, in this order."""
 
-    indices: Annotated[tuple[Number, ...], Length(1 << 32)]
+    indices: Annotated[tuple[_Number, ...], Length(1 << 32)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Done:
 class SyncRefused:
     reason: str
     hint: str = ""
-    changed: Number | None = None
+    changed: _Number | None = None
     """A file whose content differs from the tree's hash."""
 
 
-Answer = Want | Done | SyncRefused
-_ANSWERS: dict[str, type[Answer]] = {"want": Want, "done": Done, "refused": SyncRefused}
+_Answer = Want | Done | SyncRefused
+_ANSWERS: dict[str, type[_Answer]] = {"want": Want, "done": Done, "refused": SyncRefused}
 
 
 def max_answer(files: int) -> int:
@@ -42,13 +42,13 @@ def max_answer(files: int) -> int:
     return (1 << 20) + 16 * files
 
 
-def read_answer(data: bytes, files: int) -> Answer:
+def read_answer(data: bytes, files: int) -> _Answer:
     """An answer about a tree with ``files`` files. Raises ProtocolError."""
     body: dict[str, Any] = parse_object(data)
     kind = body.get("type")
     if not isinstance(kind, str) or kind not in _ANSWERS:
         raise ProtocolError(f"unknown answer {excerpt(kind)}")
-    answer: Answer = cast(Answer, decode(_ANSWERS[kind], body, kind))
+    answer: _Answer = cast(_Answer, decode(_ANSWERS[kind], body, kind))
     match answer:
         case Want(indices):
             named: tuple[int, ...] = indices

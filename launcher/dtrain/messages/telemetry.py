@@ -78,7 +78,7 @@ class RankUse:
     """Open files."""
 
 
-Pair = tuple[_Rate, _Rate]
+_Pair = tuple[_Rate, _Rate]
 """Bytes per second: read or received, and written or sent."""
 
 _Gpu = tuple[
@@ -111,9 +111,9 @@ class _Sent:
     cpus: _Count | None
     cpu: _Amount | None
     memory: tuple[_Bytes, _Bytes] | None
-    disk: Pair | None
-    network: Pair | None
-    infiniband: Pair | None
+    disk: _Pair | None
+    network: _Pair | None
+    infiniband: _Pair | None
     gpus: Annotated[tuple[_Gpu, ...], Length(64)]
     ranks: Annotated[tuple[_Rank, ...], Length(1024)]
     storage: tuple[_Bytes, _Bytes] | None = None
@@ -131,9 +131,9 @@ class Sample:
     """Busy CPUs."""
     memory: tuple[int, int] | None
     """Bytes used, and in total."""
-    disk: Pair | None
-    network: Pair | None
-    infiniband: Pair | None
+    disk: _Pair | None
+    network: _Pair | None
+    infiniband: _Pair | None
     gpus: tuple[GpuSample, ...]
     ranks: tuple[RankUse, ...]
     storage: tuple[int, int] | None = None

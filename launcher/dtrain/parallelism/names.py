@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from dtrain.diagnostics import UsageError
 
-Entry = TypeVar("Entry")
+_Entry = TypeVar("_Entry")
 
 
 def key(name: str) -> str:
@@ -16,9 +16,9 @@ def key(name: str) -> str:
     return "".join(letter for letter in words if letter.isalnum() or letter == ".")
 
 
-def index(entries: Iterable[tuple[str, Iterable[str], Entry]]) -> dict[str, Entry]:
+def index(entries: Iterable[tuple[str, Iterable[str], _Entry]]) -> dict[str, _Entry]:
     """Map the keys of names and aliases to entries. A later entry replaces one with its key."""
-    found: dict[str, Entry] = {}
+    found: dict[str, _Entry] = {}
     for name, aliases, entry in entries:
         for alias in aliases:
             found[key(alias)] = entry
@@ -27,8 +27,8 @@ def index(entries: Iterable[tuple[str, Iterable[str], Entry]]) -> dict[str, Entr
 
 
 def find(
-    name: str, entries: Mapping[str, Entry], names: Iterable[str], *, what: str, otherwise: str
-) -> Entry:
+    name: str, entries: Mapping[str, _Entry], names: Iterable[str], *, what: str, otherwise: str
+) -> _Entry:
     """Return the entry of ``name`` in an ``index``.
 
     ``what`` is the kind of thing in words, ``otherwise`` what to do if it is in no table, and

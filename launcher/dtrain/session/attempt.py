@@ -22,7 +22,8 @@ from dtrain.session.context import AttemptContext
 from dtrain.session.control import Force
 from dtrain.session.ending import Ending
 from dtrain.session.hang_watch import HangWatch
-from dtrain.session.host_state import Leftovers, Post
+from dtrain.session.host_events import Post
+from dtrain.session.host_state import Leftovers
 from dtrain.session.link import Link
 from dtrain.session.machine import AttemptOutcome, AttemptPhase, HostCondition
 from dtrain.session.relay import close_all
@@ -210,7 +211,7 @@ class Attempt:
                 reason = "the host stopped its workers before they finished"
                 self.problems.append(PrepareError(host, "running the job", reason))
 
-    def _act(self, action: machine.Action) -> None:
+    def _act(self, action: machine.AttemptAction) -> None:
         match action:
             case machine.StartHost(host):
                 self._links[host].start()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs.log_store import RunFolder
-from dtrain.session.host_state import Post
+from dtrain.session.host_events import Post
 from dtrain.session.inspection import Inspection
 from dtrain.session.recorder import Recorder
 from dtrain.session.steps import StepWatch

@@ -28,7 +28,7 @@ from dtrain.session.beginning import earlier_run, files_to_send, new_run, save
 from dtrain.session.cleanup import Cleanups
 from dtrain.session.context import AttemptContext
 from dtrain.session.control import Control
-from dtrain.session.host_state import Post
+from dtrain.session.host_events import Post
 from dtrain.session.inspection import Inspection
 from dtrain.session.notifications import Notifications
 from dtrain.session.observer import Observer

@@ -30,19 +30,37 @@ from typing import Any
 
 from dtrain.diagnostics import (
     AnswerError,
-    ConnectError,
-    DtrainError,
-    InternalError,
     NodeError,
     PortBusyError,
     PrepareError,
 )
-from dtrain.failures.cause import Failure
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
-from dtrain.node.agent.commands import Command, Kill, Start, Stop
+from dtrain.node.agent.commands import Kill, Start, Stop
 from dtrain.runs.shown_state import ShownState
 from dtrain.session import machine, problems
+from dtrain.session.host_events import (
+    AbortLaunch,
+    CheckFailed,
+    Close,
+    Connecting,
+    Disconnect,
+    KillWorkers,
+    LinkAction,
+    LinkEvent,
+    LinkFailed,
+    Malformed,
+    Post,
+    Requested,
+    Send,
+    Settle,
+    Show,
+    StartWorkers,
+    StopWorkers,
+    SupervisorTimedOut,
+    TimedOut,
+    Unreachable,
+)
 
 
 class HostPhase(Enum):
@@ -97,159 +115,10 @@ def attached(host: str) -> LinkState:
     return LinkState(host, HostPhase.RUNNING, shown=ShownState.ATTACHING)
 
 
-# Events: requests of the controller -------------------------------------------------------------
+_Step = tuple[LinkState, list[LinkAction]]
 
 
-@dataclass(frozen=True, slots=True)
-class StartWorkers:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class StopWorkers:
-    """TERM, ``grace`` seconds, KILL. The host stores ``reason`` for later launchers."""
-
-    grace: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class KillWorkers:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class AbortLaunch:
-    """Undo the preparation of a host that has not started; it answers with `HostEnded`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """The attempt is over: show a final state if the last shown state is not final."""
-
-    lost: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Send and observe nothing more."""
-
-
-# Events: observations of the reader -------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Connecting:
-    """The link begins one of its first steps: connecting, checking or syncing."""
-
-    step: ShownState
-
-
-@dataclass(frozen=True, slots=True)
-class CheckFailed:
-    """The check of all hosts found errors. ``reason`` is this host's, or empty."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Requested:
-    """The launch request is sent next."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unreachable:
-    """The host cannot be reached or prepared, or its relay ended."""
-
-    error: NodeError
-
-
-@dataclass(frozen=True, slots=True)
-class TimedOut:
-    """The host was unreachable for too long."""
-
-    error: NodeError
-
-
-@dataclass(frozen=True, slots=True)
-class SupervisorTimedOut:
-    error: ConnectError
-
-
-@dataclass(frozen=True, slots=True)
-class Malformed:
-    """The host broke the protocol: it is faulty or hostile. A new connection does not help."""
-
-    error: ProtocolError
-
-
-@dataclass(frozen=True, slots=True)
-class LinkFailed:
-    """A bug in dtrain."""
-
-    error: InternalError
-
-
-Event = (
-    StartWorkers
-    | StopWorkers
-    | KillWorkers
-    | AbortLaunch
-    | Settle
-    | Close
-    | Connecting
-    | CheckFailed
-    | Requested
-    | Unreachable
-    | TimedOut
-    | SupervisorTimedOut
-    | Malformed
-    | LinkFailed
-    | messages.Prepared
-    | messages.Attached
-    | messages.Refused
-    | messages.Lost
-    | messages.Bye
-    | messages.Stopping
-    | messages.Ended
-)
-
-
-# Actions ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    command: Command
-
-
-@dataclass(frozen=True, slots=True)
-class Show:
-    """Show the host's state to observers."""
-
-    state: ShownState
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnect:
-    """Close the connection, even if the reader is using it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Post:
-    """Pass an event to the attempt's state machine, with facts for the report."""
-
-    event: machine.Event | None
-    problem: DtrainError | None = None
-    failures: tuple[Failure, ...] = ()
-
-
-Action = Send | Show | Disconnect | Post
-Step = tuple[LinkState, list[Action]]
-
-
-def step(state: LinkState, event: Event) -> Step:
+def step(state: LinkState, event: LinkEvent) -> _Step:
     """Return the state after ``event`` and the actions to carry out, in order."""
     state, actions = TABLE[type(event)][_COLUMN[state.phase]](state, event)
     for action in actions:
@@ -261,59 +130,59 @@ def step(state: LinkState, event: Event) -> Step:
 # Transitions --------------------------------------------------------------------------------------
 
 
-def _ignore(state: LinkState, event: Any) -> Step:
+def _ignore(state: LinkState, event: Any) -> _Step:
     return state, []
 
 
-def _show_step(state: LinkState, event: Connecting) -> Step:
+def _show_step(state: LinkState, event: Connecting) -> _Step:
     return state, [Show(event.step)]
 
 
-def _request(state: LinkState, event: Requested) -> Step:
+def _request(state: LinkState, event: Requested) -> _Step:
     return replace(state, phase=HostPhase.PREPARING), [Show(ShownState.PREPARING)]
 
 
-def _check(state: LinkState, event: CheckFailed) -> Step:
-    shown: list[Action] = [Show(ShownState.FAILED, event.reason)] if event.reason else []
+def _check(state: LinkState, event: CheckFailed) -> _Step:
+    shown: list[LinkAction] = [Show(ShownState.FAILED, event.reason)] if event.reason else []
     return _over(state), [*shown, Post(machine.HostRefused(state.host))]
 
 
-def _start(state: LinkState, event: StartWorkers) -> Step:
+def _start(state: LinkState, event: StartWorkers) -> _Step:
     command: Start = {"op": "start"}
     state = replace(state, phase=HostPhase.RUNNING, command=command)
     return state, [Show(ShownState.RUNNING), Send(command)]
 
 
-def _stop(state: LinkState, event: StopWorkers) -> Step:
+def _stop(state: LinkState, event: StopWorkers) -> _Step:
     command: Stop = {"op": "stop", "grace": event.grace, "reason": event.reason}
     state = replace(state, phase=HostPhase.STOPPING, command=command)
     return state, [Show(ShownState.STOPPING), Send(command)]
 
 
-def _kill(state: LinkState, event: KillWorkers | SupervisorTimedOut) -> Step:
+def _kill(state: LinkState, event: KillWorkers | SupervisorTimedOut) -> _Step:
     command: Kill = {"op": "kill"}
     state = replace(state, phase=HostPhase.STOPPING, command=command)
     return state, [Send(command)]
 
 
-def _discard(state: LinkState, event: KillWorkers) -> Step:
+def _discard(state: LinkState, event: KillWorkers) -> _Step:
     return state, [Send({"op": "kill"})]
 
 
-def _forget(state: LinkState, event: AbortLaunch) -> Step:
+def _forget(state: LinkState, event: AbortLaunch) -> _Step:
     ended = Post(machine.HostEnded(state.host))
     return _over(state), [Disconnect(), Show(ShownState.ENDED), ended]
 
 
-def _abort(state: LinkState, event: AbortLaunch) -> Step:
+def _abort(state: LinkState, event: AbortLaunch) -> _Step:
     return replace(state, phase=HostPhase.ABORTING), [Send({"op": "abort"})]
 
 
-def _close(state: LinkState, event: Close) -> Step:
+def _close(state: LinkState, event: Close) -> _Step:
     return replace(state, phase=HostPhase.CLOSED), []
 
 
-def _settle(state: LinkState, event: Settle) -> Step:
+def _settle(state: LinkState, event: Settle) -> _Step:
     if not event.lost and state.shown not in (ShownState.ENDED, ShownState.FAILED):
         return state, [Show(ShownState.ENDED)]
     if event.lost and state.shown not in (
@@ -325,21 +194,21 @@ def _settle(state: LinkState, event: Settle) -> Step:
     return state, []
 
 
-def _prepared(state: LinkState, event: messages.Prepared) -> Step:
+def _prepared(state: LinkState, event: messages.Prepared) -> _Step:
     return state, [Show(ShownState.READY), Post(machine.HostReady(state.host))]
 
 
-def _follow(state: LinkState, event: messages.Attached) -> Step:
-    resend: list[Action] = [Send(state.command)] if state.command is not None else []
+def _follow(state: LinkState, event: messages.Attached) -> _Step:
+    resend: list[LinkAction] = [Send(state.command)] if state.command is not None else []
     return state, [Show(ShownState.STOPPING if state.stopping else ShownState.RUNNING), *resend]
 
 
-def _refuse(state: LinkState, event: messages.Refused) -> Step:
+def _refuse(state: LinkState, event: messages.Refused) -> _Step:
     error = problems.refused(state.host, event)
     return _cannot_prepare(_record_missing_run(state, event), error)
 
 
-def _refuse_to_follow(state: LinkState, event: messages.Refused) -> Step:
+def _refuse_to_follow(state: LinkState, event: messages.Refused) -> _Step:
     error = problems.refused(state.host, event)
     state = _over(_record_missing_run(state, event))
     if event.what == "gone":
@@ -351,86 +220,86 @@ def _record_missing_run(state: LinkState, event: messages.Refused) -> LinkState:
     return replace(state, leftovers=Leftovers.NO_RUN) if event.what == "gone" else state
 
 
-def _supervisor_died(state: LinkState, event: messages.Lost) -> Step:
+def _supervisor_died(state: LinkState, event: messages.Lost) -> _Step:
     if not event.survivors:
         state = replace(state, leftovers=Leftovers.NONE)
     error = problems.supervisor_died(state.host, event)
     return _drain(state), [Post(machine.HostLost(state.host), error)]
 
 
-def _bye(state: LinkState, event: messages.Bye) -> Step:
+def _bye(state: LinkState, event: messages.Bye) -> _Step:
     return _over(state), [Show(ShownState.ENDED), Post(machine.HostEnded(state.host))]
 
 
-def _bye_early(state: LinkState, event: messages.Bye) -> Step:
+def _bye_early(state: LinkState, event: messages.Bye) -> _Step:
     return _reject(state, Malformed(ProtocolError("bye: the job has not ended on this host")))
 
 
-def _finish(state: LinkState, event: messages.Bye | messages.Refused) -> Step:
+def _finish(state: LinkState, event: messages.Bye | messages.Refused) -> _Step:
     return _over(state), []
 
 
-def _stopped_itself(state: LinkState, event: messages.Stopping) -> Step:
+def _stopped_itself(state: LinkState, event: messages.Stopping) -> _Step:
     return state, [Post(None, PrepareError(state.host, "running the job", event.reason))]
 
 
-def _end(state: LinkState, event: messages.Ended) -> Step:
+def _end(state: LinkState, event: messages.Ended) -> _Step:
     error = problems.ended_badly(state.host, event)
     return _drain(state), [Show(ShownState.ENDED), Post(machine.HostEnded(state.host), error)]
 
 
-def _fail_early(state: LinkState, event: Unreachable) -> Step:
+def _fail_early(state: LinkState, event: Unreachable) -> _Step:
     return _cannot_prepare(state, event.error)
 
 
-def _cut_off(state: LinkState, event: Unreachable) -> Step:
+def _cut_off(state: LinkState, event: Unreachable) -> _Step:
     return state, [Show(ShownState.UNREACHABLE, event.error.reason)]
 
 
-def _give_up(state: LinkState, event: TimedOut) -> Step:
+def _give_up(state: LinkState, event: TimedOut) -> _Step:
     return _over(state), [Post(machine.HostLost(state.host), event.error)]
 
 
-def _give_up_output(state: LinkState, event: TimedOut) -> Step:
+def _give_up_output(state: LinkState, event: TimedOut) -> _Step:
     # The job has ended there, but some of its output has not arrived.
     return _over(state), [Post(None, event.error)]
 
 
-def _give_up_supervisor(state: LinkState, event: SupervisorTimedOut) -> Step:
+def _give_up_supervisor(state: LinkState, event: SupervisorTimedOut) -> _Step:
     state, actions = _kill(state, event)
     return _drain(state), [*actions, Post(machine.HostLost(state.host), event.error)]
 
 
-def _reject_early(state: LinkState, event: Malformed) -> Step:
+def _reject_early(state: LinkState, event: Malformed) -> _Step:
     state, actions = _cannot_prepare(
         state, AnswerError(state.host, "preparing the job", event.error)
     )
     return state, [Send({"op": "kill"}), *actions]
 
 
-def _reject(state: LinkState, event: Malformed) -> Step:
+def _reject(state: LinkState, event: Malformed) -> _Step:
     error = AnswerError(state.host, "following the job", event.error)
     lost = Post(machine.HostLost(state.host), error)
     return _over(state), [Send({"op": "kill"}), Show(ShownState.FAILED, error.reason), lost]
 
 
-def _reject_late(state: LinkState, event: Malformed) -> Step:
+def _reject_late(state: LinkState, event: Malformed) -> _Step:
     error = AnswerError(state.host, "following the job", event.error)
     return _over(state), [Send({"op": "kill"}), Post(None, error)]
 
 
-def _fail(state: LinkState, event: LinkFailed) -> Step:
+def _fail(state: LinkState, event: LinkFailed) -> _Step:
     failed = Post(machine.LauncherFailed(), event.error)
     lost = Post(machine.HostLost(state.host))
     return _over(state), [failed, Send({"op": "kill"}), lost]
 
 
-def _fail_late(state: LinkState, event: LinkFailed) -> Step:
+def _fail_late(state: LinkState, event: LinkFailed) -> _Step:
     return state, [Post(machine.LauncherFailed(), event.error)]
 
 
-def _cannot_prepare(state: LinkState, error: NodeError) -> Step:
-    shown: list[Action] = [Show(ShownState.FAILED, error.reason)]
+def _cannot_prepare(state: LinkState, error: NodeError) -> _Step:
+    shown: list[LinkAction] = [Show(ShownState.FAILED, error.reason)]
     if isinstance(error, PortBusyError) and state.movable_port:
         shown = []
     return _over(state), [*shown, Post(machine.HostRefused(state.host), error)]
@@ -444,10 +313,10 @@ def _over(state: LinkState) -> LinkState:
     return replace(state, phase=HostPhase.OVER)
 
 
-_Row = tuple[Callable[[LinkState, Any], Step], ...]
+_Row = tuple[Callable[[LinkState, Any], _Step], ...]
 _COLUMN = {phase: number for number, phase in enumerate(HostPhase)}
 # fmt: off
-TABLE: dict[type[Event], _Row] = {
+TABLE: dict[type[LinkEvent], _Row] = {
     # CONNECTING PREPARING ABORTING RUNNING STOPPING DRAINING OVER CLOSED
     StartWorkers: (
         _ignore, _start, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore),

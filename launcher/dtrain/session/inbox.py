@@ -15,10 +15,11 @@ from dtrain.node import protocol
 from dtrain.runs import journal
 from dtrain.runs.log_store import StorageError
 from dtrain.runs.telemetry import last_time
-from dtrain.session import host_state, machine
+from dtrain.session import host_events, machine
 from dtrain.session.context import AttemptContext
 from dtrain.session.evidence import HostEvidence
-from dtrain.session.host_state import HostPhase, LinkState, Post
+from dtrain.session.host_events import Post
+from dtrain.session.host_state import HostPhase, LinkState
 from dtrain.session.liveness import SupervisorLiveness
 from dtrain.session.outage import Outage
 from dtrain.session.output import HostOutput
@@ -40,7 +41,7 @@ class Inbox:
         evidence: HostEvidence,
         reports: WorkerReports,
         outage: Outage,
-        step: Callable[[host_state.Event], object],
+        step: Callable[[host_events.LinkEvent], object],
     ) -> None:
         """``step`` passes an event to the host's state machine."""
         self.output = HostOutput(part.host.name, context.folder)
@@ -173,7 +174,7 @@ class Inbox:
         if notice:
             self._context.recorder.notice(notice)
         if error is not None:
-            self._step(host_state.SupervisorTimedOut(error))
+            self._step(host_events.SupervisorTimedOut(error))
 
     def _pass_on(self, notice: str) -> None:
         """Show a notice of the host to the user, within limits: workers can cause notices."""

@@ -23,10 +23,11 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.node.agent.commands import AttachRequest, Command, FirstCommand
 from dtrain.runs import journal
 from dtrain.runs.shown_state import ShownState
-from dtrain.session import agent, host_state, problems
+from dtrain.session import agent, host_events, host_state, problems
 from dtrain.session.context import AttemptContext
 from dtrain.session.evidence import HostEvidence
-from dtrain.session.host_state import HostPhase, Leftovers, LinkState, Post
+from dtrain.session.host_events import Post
+from dtrain.session.host_state import HostPhase, Leftovers, LinkState
 from dtrain.session.inbox import Inbox
 from dtrain.session.liveness import PingLimit
 from dtrain.session.outage import Outage
@@ -69,26 +70,26 @@ class Link:
         have arrived."""
         self._state = host_state.attached(self.host)
         self._inbox.resume(offsets)
-        self._show(host_state.Show(ShownState.ATTACHING))
+        self._show(host_events.Show(ShownState.ATTACHING))
         self._writer.start()
         self._reader.start()
 
     def start(self) -> None:
         """Start the workers on the prepared host."""
-        self._step(host_state.StartWorkers())
+        self._step(host_events.StartWorkers())
 
     def stop(self, grace: float, reason: str) -> None:
         """Stop the host's workers: TERM, ``grace`` seconds, KILL. The host stores ``reason`` for
         later launchers."""
-        self._step(host_state.StopWorkers(grace, reason))
+        self._step(host_events.StopWorkers(grace, reason))
 
     def kill(self) -> None:
         """Kill the host's workers at once."""
-        self._step(host_state.KillWorkers())
+        self._step(host_events.KillWorkers())
 
     def abort(self) -> None:
         """Undo the launch on a host that has not started; it answers with `HostEnded`."""
-        self._step(host_state.AbortLaunch())
+        self._step(host_events.AbortLaunch())
 
     def request_stacks(self, *, abort: bool, ras: bool) -> None:
         """Request the workers' stacks. ``abort``: the host may kill workers to get them. ``ras``:
@@ -98,11 +99,11 @@ class Link:
 
     def settle(self, *, lost: bool) -> None:
         """Show a final state, unless the last shown state is final."""
-        self._step(host_state.Settle(lost))
+        self._step(host_events.Settle(lost))
 
     def close(self) -> None:
         """Send no commands beyond those already queued, and open no new connection."""
-        self._step(host_state.Close())
+        self._step(host_events.Close())
         self._closed.set()
         self.reports.close()
         self._commands.finish()
@@ -146,24 +147,24 @@ class Link:
 
     # Running the state machine ------------------------------------------------------------------
 
-    def _step(self, event: host_state.Event) -> HostPhase:
+    def _step(self, event: host_events.LinkEvent) -> HostPhase:
         """Pass ``event`` to the state machine and run its actions. Returns the new phase."""
         with self._lock:
             self._state, actions = host_state.step(self._state, event)
             phase = self._state.phase
             for action in actions:
                 match action:
-                    case host_state.Send(command):
+                    case host_events.Send(command):
                         self._commands.send(command)
-                    case host_state.Show():
+                    case host_events.Show():
                         self._show(action)
                     case Post():
                         self._context.post(action)
-                    case host_state.Disconnect() if self._connection is not None:
+                    case host_events.Disconnect() if self._connection is not None:
                         self._connection.close()
         return phase
 
-    def _show(self, now: host_state.Show) -> None:
+    def _show(self, now: host_events.Show) -> None:
         self._context.recorder.record(journal.HostState(self.host, now.state, now.detail))
 
     def _patience(self) -> int | None:
@@ -181,7 +182,7 @@ class Link:
                 with contextlib.suppress(OSError):
                     report.write_text(traceback.format_exc())
                 fault = InternalError(f"a bug in dtrain; please report the file {report}")
-                self._step(host_state.LinkFailed(fault))
+                self._step(host_events.LinkFailed(fault))
 
         return threading.Thread(target=guarded, name=f"{self.host} {name}", daemon=True)
 
@@ -192,7 +193,7 @@ class Link:
             try:
                 relay = self._launch()
             except NodeError as error:
-                self._step(host_state.Unreachable(error))
+                self._step(host_events.Unreachable(error))
                 if self._context.inspection is not None:
                     self._context.inspection.drop(self.host)
                 return
@@ -208,23 +209,23 @@ class Link:
         Raises NodeError.
         """
         context, part = self._context, self._part
-        self._step(host_state.Connecting(ShownState.CONNECTING))
+        self._step(host_events.Connecting(ShownState.CONNECTING))
         connection = self._connect()
         if connection is None:
             return None
         if context.inspection is not None:
-            self._step(host_state.Connecting(ShownState.CHECKING))
+            self._step(host_events.Connecting(ShownState.CHECKING))
             if not context.inspection.check_host(self.host, connection):
                 wrong = [one.seen for one in context.inspection.errors if self.host in one.hosts]
-                self._step(host_state.CheckFailed(wrong[0] if wrong else ""))
+                self._step(host_events.CheckFailed(wrong[0] if wrong else ""))
                 return None
         workdir = part.workdir
         if part.host.transport == "local" and not workdir.startswith("~"):
             workdir = str(context.base / workdir)
         if context.tree is not None:
-            self._step(host_state.Connecting(ShownState.SYNCING))
+            self._step(host_events.Connecting(ShownState.SYNCING))
             workdir = self._sync(connection, context.tree, workdir)
-        if self._step(host_state.Requested()) is not HostPhase.PREPARING:
+        if self._step(host_events.Requested()) is not HostPhase.PREPARING:
             return None
         request = launch_request(
             context.plan,
@@ -294,11 +295,11 @@ class Link:
             except NodeError as error:
                 problem = error
                 if at_once:
-                    self._step(host_state.Unreachable(error))
+                    self._step(host_events.Unreachable(error))
                 at_once = False
         job = self._context.plan.job
         problem = problem or problems.cut_off(self.host, self._timeout, job)
-        self._step(host_state.TimedOut(problem))
+        self._step(host_events.TimedOut(problem))
         return None
 
     def _attach_request(self) -> AttachRequest:
@@ -326,11 +327,11 @@ class Link:
         except ConnectError as error:
             if isinstance(error, SilentRelayError) and not self._closed.is_set():
                 self._context.recorder.notice(f"{self.host}: {error.reason}; starting a new one")
-            self._step(host_state.Unreachable(error))
+            self._step(host_events.Unreachable(error))
         except ProtocolError as error:
-            self._step(host_state.Malformed(error))
+            self._step(host_events.Malformed(error))
         else:
             if self._state.phase is HostPhase.ABORTING:
                 self._step(messages.Bye())
             else:
-                self._step(host_state.Unreachable(relay.failure(self._python)))
+                self._step(host_events.Unreachable(relay.failure(self._python)))

@@ -150,7 +150,7 @@ class Alarm:
     """The alarm has expired."""
 
 
-Event = (
+AttemptEvent = (
     HostReady
     | HostRefused
     | WorkerExited
@@ -197,8 +197,8 @@ class SetAlarm:
     seconds: float
 
 
-Action = StartHost | AbortHost | StopHost | KillHost | SetAlarm
-Step = tuple[AttemptState, list[Action]]
+AttemptAction = StartHost | AbortHost | StopHost | KillHost | SetAlarm
+_Step = tuple[AttemptState, list[AttemptAction]]
 
 
 def begin(
@@ -223,7 +223,7 @@ def attached(
     return replace(state, phase=AttemptPhase.RUNNING, hosts=running, started=True)
 
 
-def step(state: AttemptState, event: Event) -> Step:
+def step(state: AttemptState, event: AttemptEvent) -> _Step:
     """Return the state after ``event`` and the actions to carry out, in order."""
     return TABLE[state.phase, type(event)](state, event)
 
@@ -231,11 +231,11 @@ def step(state: AttemptState, event: Event) -> Step:
 # Transitions ----------------------------------------------------------------------------------
 
 
-def _ignore(state: AttemptState, event: Event) -> Step:
+def _ignore(state: AttemptState, event: AttemptEvent) -> _Step:
     return state, []
 
 
-def _host_ready(state: AttemptState, event: Event) -> Step:
+def _host_ready(state: AttemptState, event: AttemptEvent) -> _Step:
     assert isinstance(event, HostReady)
     state = _mark(state, event.host, HostCondition.READY)
     if any(host is not HostCondition.READY for host in state.hosts.values()):
@@ -246,17 +246,17 @@ def _host_ready(state: AttemptState, event: Event) -> Step:
     ]
 
 
-def _ready_after_failure(state: AttemptState, event: Event) -> Step:
+def _ready_after_failure(state: AttemptState, event: AttemptEvent) -> _Step:
     assert isinstance(event, HostReady)
     return _abort_if_all_answered(_mark(state, event.host, HostCondition.READY))
 
 
-def _ready_too_late(state: AttemptState, event: Event) -> Step:
+def _ready_too_late(state: AttemptState, event: AttemptEvent) -> _Step:
     assert isinstance(event, HostReady)
     return state, [AbortHost(event.host)]
 
 
-def _cannot_start(state: AttemptState, event: Event) -> Step:
+def _cannot_start(state: AttemptState, event: AttemptEvent) -> _Step:
     assert isinstance(event, HostRefused | HostEnded | HostLost)
     first = state.phase is AttemptPhase.PREPARING
     state = replace(
@@ -268,13 +268,13 @@ def _cannot_start(state: AttemptState, event: Event) -> Step:
     return state, actions
 
 
-def _abort_if_all_answered(state: AttemptState) -> Step:
+def _abort_if_all_answered(state: AttemptState) -> _Step:
     if HostCondition.PREPARING in state.hosts.values():
         return state, []
     return _abort(state)
 
 
-def _abort(state: AttemptState) -> Step:
+def _abort(state: AttemptState) -> _Step:
     waiting = [
         host
         for host, now in state.hosts.items()
@@ -284,15 +284,15 @@ def _abort(state: AttemptState) -> Step:
     return state, [*(AbortHost(host) for host in waiting), *_alarm(state, CLEANING)]
 
 
-def _give_up(state: AttemptState, event: Event) -> Step:
+def _give_up(state: AttemptState, event: AttemptEvent) -> _Step:
     return _abort(state)
 
 
-def _interrupted_early(state: AttemptState, event: Event) -> Step:
+def _interrupted_early(state: AttemptState, event: AttemptEvent) -> _Step:
     return _abort(replace(state, outcome=state.outcome or AttemptOutcome.INTERRUPTED))
 
 
-def _worker_exited(state: AttemptState, event: Event) -> Step:
+def _worker_exited(state: AttemptState, event: AttemptEvent) -> _Step:
     assert isinstance(event, WorkerExited)
     if event.failed:
         grace = min(state.grace, FAILURE_GRACE)
@@ -309,7 +309,7 @@ def _worker_exited(state: AttemptState, event: Event) -> Step:
     return replace(state, phase=AttemptPhase.STOPPING), [SetAlarm(CLEANING)]
 
 
-def _host_ended(state: AttemptState, event: Event) -> Step:
+def _host_ended(state: AttemptState, event: AttemptEvent) -> _Step:
     assert isinstance(event, HostEnded)
     # A host may finish while others still run. But if one of its workers has not ended, something
     # outside this launcher stopped the job there.
@@ -319,7 +319,7 @@ def _host_ended(state: AttemptState, event: Event) -> Step:
     return _mark_over(state, event), []
 
 
-def _host_lost(state: AttemptState, event: Event) -> Step:
+def _host_lost(state: AttemptState, event: AttemptEvent) -> _Step:
     assert isinstance(event, HostLost | HostRefused)
     state = replace(
         _mark(state, event.host, HostCondition.LOST), outcome=AttemptOutcome.HOST_FAILED
@@ -327,26 +327,26 @@ def _host_lost(state: AttemptState, event: Event) -> Step:
     return _stop(state, min(state.grace, FAILURE_GRACE))
 
 
-def _broken_early(state: AttemptState, event: Event) -> Step:
+def _broken_early(state: AttemptState, event: AttemptEvent) -> _Step:
     return _abort(replace(state, outcome=AttemptOutcome.HOST_FAILED))
 
 
-def _broken(state: AttemptState, event: Event) -> Step:
+def _broken(state: AttemptState, event: AttemptEvent) -> _Step:
     return _stop(
         replace(state, outcome=AttemptOutcome.HOST_FAILED), min(state.grace, FAILURE_GRACE)
     )
 
 
-def _hung(state: AttemptState, event: Event) -> Step:
+def _hung(state: AttemptState, event: AttemptEvent) -> _Step:
     # Hung processes ignore TERM, and their stacks are already collected.
     return _stop(replace(state, outcome=AttemptOutcome.WORKER_FAILED), 0.0)
 
 
-def _interrupted(state: AttemptState, event: Event) -> Step:
+def _interrupted(state: AttemptState, event: AttemptEvent) -> _Step:
     return _stop(replace(state, outcome=AttemptOutcome.INTERRUPTED), state.grace)
 
 
-def _stop(state: AttemptState, grace: float) -> Step:
+def _stop(state: AttemptState, grace: float) -> _Step:
     state = _end_if_clean(replace(state, phase=AttemptPhase.STOPPING))
     return state, [
         *(StopHost(host, grace) for host in state.running),
@@ -354,17 +354,17 @@ def _stop(state: AttemptState, grace: float) -> Step:
     ]
 
 
-def _host_over(state: AttemptState, event: Event) -> Step:
+def _host_over(state: AttemptState, event: AttemptEvent) -> _Step:
     assert isinstance(event, HostRefused | HostEnded | HostLost)
     return _end_if_clean(_mark_over(state, event)), []
 
 
-def _force(state: AttemptState, event: Event) -> Step:
+def _force(state: AttemptState, event: AttemptEvent) -> _Step:
     state = replace(state, phase=AttemptPhase.KILLING)
     return state, [*(KillHost(host) for host in state.running), SetAlarm(CLEANING)]
 
 
-def _give_up_hosts(state: AttemptState, event: Event) -> Step:
+def _give_up_hosts(state: AttemptState, event: AttemptEvent) -> _Step:
     lost = {
         host: HostCondition.CLEAN if now is HostCondition.CLEAN else HostCondition.LOST
         for host, now in state.hosts.items()
@@ -372,7 +372,7 @@ def _give_up_hosts(state: AttemptState, event: Event) -> Step:
     return replace(state, phase=AttemptPhase.ENDED, hosts=lost), []
 
 
-def _detach(state: AttemptState, event: Event) -> Step:
+def _detach(state: AttemptState, event: AttemptEvent) -> _Step:
     return replace(state, phase=AttemptPhase.DETACHED), []
 
 
@@ -389,11 +389,13 @@ def _end_if_clean(state: AttemptState) -> AttemptState:
     return state if state.running else replace(state, phase=AttemptPhase.ENDED)
 
 
-def _alarm(state: AttemptState, seconds: float) -> list[Action]:
+def _alarm(state: AttemptState, seconds: float) -> list[AttemptAction]:
     return [] if state.phase is AttemptPhase.ENDED else [SetAlarm(seconds)]
 
 
-TABLE: dict[tuple[AttemptPhase, type[Event]], Callable[[AttemptState, Event], Step]] = {
+TABLE: dict[
+    tuple[AttemptPhase, type[AttemptEvent]], Callable[[AttemptState, AttemptEvent], _Step]
+] = {
     (AttemptPhase.PREPARING, HostReady): _host_ready,
     (AttemptPhase.PREPARING, HostRefused): _cannot_start,
     (AttemptPhase.PREPARING, WorkerExited): _ignore,

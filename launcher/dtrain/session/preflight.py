@@ -330,11 +330,11 @@ class Preflight:
         return (self._base / Path(job.sync.source).expanduser() / job.script).is_file()
 
 
-def _targets(host: HostFacts, peer: HostFacts, port: int | None) -> list[facts.Target]:
+def _targets(host: HostFacts, peer: HostFacts, port: int | None) -> list[facts.DialTarget]:
     """The targets that ``host`` must dial at ``peer``: its address, its chosen interface, and the
     job's ports."""
     address = peer.part.host.address
-    targets: list[facts.Target] = []
+    targets: list[facts.DialTarget] = []
     if port is not None:
         targets.append((peer.name, "address", address, port, None))
         theirs = peer.interface_address

@@ -14,7 +14,7 @@ from dtrain.diagnostics import Problem
 from dtrain.runtime.layout import Layout, Training
 
 Framework = Literal["torch", "tensorflow", "jax", "none"]
-Backend = Literal["direct", "static", "c10d"]
+RendezvousBackend = Literal["direct", "static", "c10d"]
 HostKeys = Literal["strict", "accept-new"]
 TransportName = Literal["ssh", "local"]
 NotifyEvent = Literal["failed", "done", "restarted"]
@@ -150,7 +150,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    backend: Backend = "direct"
+    backend: RendezvousBackend = "direct"
     port: int | None = None
     """``None``: each launch chooses a free port from ``ports``."""
     ports: tuple[int, int] = (29500, 30523)

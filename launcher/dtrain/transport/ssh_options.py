@@ -129,7 +129,7 @@ _DEFAULTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedValues:
     accepted: tuple[str, ...]
     """Values that dtrain's connections satisfy, in addition to OpenSSH's default."""
     hint: str
@@ -137,28 +137,30 @@ class Refusal:
     """The refused option has no effect unless this one is set."""
 
 
-REFUSED: Mapping[str, Refusal] = {
-    "BindInterface": Refusal((), "give the interface's address as BindAddress instead"),
-    "CheckHostIP": Refusal(("no",), "set `CheckHostIP no` for this host"),
-    "KnownHostsCommand": Refusal(("none",), "put the keys in a file: `known_hosts` under `ssh`"),
-    "PermitLocalCommand": Refusal(
+REFUSED: Mapping[str, RefusedValues] = {
+    "BindInterface": RefusedValues((), "give the interface's address as BindAddress instead"),
+    "CheckHostIP": RefusedValues(("no",), "set `CheckHostIP no` for this host"),
+    "KnownHostsCommand": RefusedValues(
+        ("none",), "put the keys in a file: `known_hosts` under `ssh`"
+    ),
+    "PermitLocalCommand": RefusedValues(
         ("no",), "set `PermitLocalCommand no` for this host", "localcommand"
     ),
-    "PKCS11Provider": Refusal(("none",), "load the token's keys into the agent: ssh-add -s"),
-    "ProxyUseFdpass": Refusal(
+    "PKCS11Provider": RefusedValues(("none",), "load the token's keys into the agent: ssh-add -s"),
+    "ProxyUseFdpass": RefusedValues(
         ("no",), "use a ProxyCommand that relays data, or ProxyJump", "proxycommand"
     ),
-    "PubkeyAuthentication": Refusal(
+    "PubkeyAuthentication": RefusedValues(
         ("yes", "unbound", "host-bound"), "dtrain logs in with keys: allow them for this host"
     ),
-    "RefuseConnection": Refusal((), "ssh refuses this host as well"),
-    "RekeyLimit": Refusal(
+    "RefuseConnection": RefusedValues((), "ssh refuses this host as well"),
+    "RekeyLimit": RefusedValues(
         ("default", "default none", "0 0", "0"),
         "paramiko renews keys after every 512 MiB: set `RekeyLimit default none` for this host",
     ),
-    "RemoteCommand": Refusal(("none",), "set `RemoteCommand none` for this host"),
-    "SessionType": Refusal(("default",), "dtrain runs commands: set `SessionType default`"),
-    "Tunnel": Refusal(("no",), "set `Tunnel no` for this host"),
+    "RemoteCommand": RefusedValues(("none",), "set `RemoteCommand none` for this host"),
+    "SessionType": RefusedValues(("default",), "dtrain runs commands: set `SessionType default`"),
+    "Tunnel": RefusedValues(("no",), "set `Tunnel no` for this host"),
 }
 
 CHOICES: Mapping[str, tuple[str, ...]] = {

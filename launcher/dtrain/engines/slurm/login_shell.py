@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from dtrain.diagnostics import PrepareError
 from dtrain.engines.slurm.partitions import MACHINES, PARTITIONS, Partition, read
 from dtrain.engines.slurm.submission import hint_for, login_host
-from dtrain.quoting import Command, words
+from dtrain.quoting import ShellCommand, words
 from dtrain.spec.model import Slurm
 from dtrain.transport.contract import Connection, Transport
 
@@ -57,7 +57,7 @@ class LoginShell:
         self._connection = connection
 
     def run(
-        self, command: Sequence[str] | Command, stdin: bytes = b"", limit: float = LIMIT
+        self, command: Sequence[str] | ShellCommand, stdin: bytes = b"", limit: float = LIMIT
     ) -> CommandAnswer:
         """Run a command to its end. Raises ConnectError if the connection is lost."""
         return self._run(command, stdin, limit, held=False)
@@ -68,9 +68,9 @@ class LoginShell:
         return replace(self._run(held, stdin, limit, held=True), name=command[0])
 
     def _run(
-        self, command: Sequence[str] | Command, stdin: bytes, limit: float, *, held: bool
+        self, command: Sequence[str] | ShellCommand, stdin: bytes, limit: float, *, held: bool
     ) -> CommandAnswer:
-        text = command if isinstance(command, Command) else words(command)
+        text = command if isinstance(command, ShellCommand) else words(command)
         process = self._connection.start(str(text))
         late = threading.Event()
 
@@ -94,7 +94,7 @@ class LoginShell:
         finally:
             timer.cancel()
             process.close()
-        name = str(text).partition(" ")[0] if isinstance(command, Command) else command[0]
+        name = str(text).partition(" ")[0] if isinstance(command, ShellCommand) else command[0]
         return CommandAnswer(name, status, _text(bytes(out)), _text(process.stderr()))
 
     def partitions(self) -> tuple[Partition, ...]:

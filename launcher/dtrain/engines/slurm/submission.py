@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dtrain.diagnostics import NodeError
 from dtrain.messages import slurm as messages
 from dtrain.node.runtime_archive import runtime_archive
-from dtrain.node.slurm.orders import Following, JobOrder, LookOrder, Submission
+from dtrain.node.slurm.orders import Following, LookOrder, SlurmJobOrder, Submission
 from dtrain.runs.record import Record
 from dtrain.spec.model import Host, Slurm
 
@@ -104,5 +104,5 @@ def look_order(record: Record, run_dir: str) -> LookOrder:
     return {"op": "look", **_job(record, run_dir), "job": job}
 
 
-def _job(record: Record, run_dir: str) -> JobOrder:
+def _job(record: Record, run_dir: str) -> SlurmJobOrder:
     return {"run": record.run, "run_dir": run_dir, "allocation": record.request.allocation}

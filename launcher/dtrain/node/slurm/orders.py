@@ -13,7 +13,7 @@ from typing import Literal, TypedDict
 from dtrain.node.agent.commands import Ping
 
 
-class JobOrder(TypedDict):
+class SlurmJobOrder(TypedDict):
     """What every first order has."""
 
     run: str
@@ -43,7 +43,7 @@ class OutputFiles(TypedDict):
     watch: WatchOrder
 
 
-class Submission(JobOrder):
+class Submission(SlurmJobOrder):
     """Save the script and submit it from the working folder, unless the run was submitted before.
     Then do what `FollowOrder` does."""
 
@@ -61,7 +61,7 @@ class SubmitOrder(Submission, OutputFiles):
     pass
 
 
-class Following(JobOrder):
+class Following(SlurmJobOrder):
     """Report the job and the output files of its machines, each from its offset."""
 
     op: Literal["follow"]
@@ -75,7 +75,7 @@ class FollowOrder(Following, OutputFiles):
     pass
 
 
-class LookOrder(JobOrder):
+class LookOrder(SlurmJobOrder):
     """Report the job once, and end."""
 
     op: Literal["look"]

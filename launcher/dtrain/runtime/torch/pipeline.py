@@ -28,7 +28,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 from dtrain.runtime.layout import Layout
 from dtrain.runtime.torch.anatomy import Anatomy
 
-Schedule = PipelineScheduleSingle | PipelineScheduleMulti
+_Schedule = PipelineScheduleSingle | PipelineScheduleMulti
 
 
 class PassThrough(nn.Module):
@@ -156,7 +156,7 @@ def build_schedule(
     group: dist.ProcessGroup,
     device: torch.device,
     loss: Callable[[Tensor, Tensor], Tensor],
-) -> Schedule:
+) -> _Schedule:
     """The schedule of a pipeline rank that holds ``stages``, by number."""
     count = layout.pipeline * len(stages)
     parts = [
