@@ -25,14 +25,12 @@ from dtrain.engines.kubernetes.reading import (
 )
 from dtrain.failures.cause import Report
 from dtrain.runs.log_store import StorageError
-from dtrain.session.control import Control
+from dtrain.session.control import Control, Force
 
 TICK = 0.2
 """Seconds between two looks at requests to stop."""
 LOG_SECONDS = 30.0
 """Seconds to wait for the last lines of pods that have ended."""
-GIVE_UP = 3
-"""Number of stop requests after which dtrain stops waiting for Kubernetes."""
 
 
 class JobFollower:
@@ -41,14 +39,14 @@ class JobFollower:
         self._launched = Launched(client, job.record, job.plan)
         self._control = control
         self._readers = Readers(client, self._launched.path, self._launched.name)
-        self._asked = self._done = 0
-        """Requests to stop, and those that the server has."""
+        self._asked = self._done = Force.NONE
+        """The force of the last stop request, and of the last one that the server has."""
         self._over_since: float | None = None
 
     # Requests, from any thread and from signal handlers ----------------------------------------
 
-    def interrupt(self, why: str) -> None:
-        self._asked += 1
+    def interrupt(self, why: str, force: Force) -> None:
+        self._asked = force
 
     def detach(self) -> None:
         """`_follow` asks the control."""
@@ -156,14 +154,14 @@ class JobFollower:
     def _stop(self) -> Report | None:
         """Delete the job, or kill its pods. The report, once dtrain gives up."""
         job = self._job
-        if self._asked >= GIVE_UP:
+        if self._asked is Force.GIVE_UP:
             problems = (self._launched.still_there,)
             return Report(ExitCode.INTERRUPTED, self._control.why, problems=problems)
         try:
             if not self._done:
                 job.stopping(self._control.why)
                 self._launched.delete_job()
-            if self._asked > 1:
+            if self._asked is Force.KILL:
                 self._launched.kill_pods()
         except NodeError as error:
             job.notice_once(f"{error.message}; trying again")
