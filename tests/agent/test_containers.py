@@ -1,7 +1,9 @@
-"""The command line of a container engine's client, completed on its host."""
+"""Workers that run through the client of a container engine."""
 
 from __future__ import annotations
 
+import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 
 from dtrain.node.agent.containers import Containers
 from dtrain.node.agent.wire import RefusedError
+from support.limits import HANG
+from support.node import Node, wait_until
 
 
 @pytest.mark.parametrize(
@@ -37,3 +41,27 @@ def test_a_folder_whose_name_the_engine_cannot_mount(
     with pytest.raises(RefusedError) as caught:
         one.argv(words)
     assert said in caught.value.message["reason"]
+
+
+def test_a_slow_engine_does_not_silence_the_supervisor(host: Node) -> None:
+    """The relay kills a supervisor that does not answer while its job ends."""
+    wait = 'touch "$0/removing"; until test -e "$0/go"; do sleep 0.05; done'
+    engine = {
+        "program": "env",
+        "prefix": "",
+        "left_out": [],
+        "waits": True,
+        "remove": ["sh", "-c", wait, str(host.workdir)],
+    }
+    agent = host.start(host.shell("true", container=[["env"]]), containers=engine)
+    agent.event("started")
+    record = json.loads((host.folder() / "supervisor").read_text())
+    wait_until((host.workdir / "removing").exists)
+    with socket.socket(socket.AF_UNIX) as relay:
+        relay.settimeout(HANG)
+        relay.connect(record["socket"])
+        relay.sendall(b'{"op":"ping"}\n')
+        assert relay.recv(4096) == b'{"type":"pong"}\n'
+    (host.workdir / "go").touch()
+    assert agent.event("ended")["survivors"] == []
+    assert agent.wait() == 0

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from dtrain.node.agent.processes import Proc
 
 SILENCE = 15.0
-"""Seconds without an answer after which the relay kills a supervisor that is to end the job. It may
-be busy for ten seconds while it collects evidence."""
+"""Seconds without an answer after which the relay kills a supervisor that is to end the job. Its
+loop answers at any time: work that takes seconds runs in other threads, see
+`dtrain.node.agent.closing`."""
 
 
 class Pulse:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 
+from dtrain.node.agent.closing import Closing
 from dtrain.node.agent.connections import Connections
 from dtrain.node.agent.containers import remove
 from dtrain.node.agent.control import CONTROL_FD, control_name, machine_id
@@ -49,12 +50,10 @@ class Supervisor:
         self._workers: dict[int, Worker] = {}
         self._groups: set[int] = set()
         self._sweep: Sweep | None = None
-        self._stopping = False
-        self._started = False
-        self._over = False
+        self._closing: Closing | None = None
+        self._stopping = self._started = self._over = False
         self._next_step = self._next_scan = 0.0
-        self._oom_kills = 0
-        self._stop_signal = 0
+        self._oom_kills = self._stop_signal = 0
         self._prctl = load_prctl()
         self._subreaper = adopt_orphans(self._prctl)
         self._connections = Connections(request.get("job_ports") or ())
@@ -160,6 +159,10 @@ class Supervisor:
                 reason = "no start command came within %d seconds" % waited
                 self._give_up(RefusedError("agent", reason).message)
             return max(left, 0.0)
+        if self._closing is not None:
+            if self._closing.over:
+                self._end()
+            return 0.02
         self._diagnosis.poll()
         if self._sweep is None and not self._workers:
             # All workers have exited: end what they left running.
@@ -169,7 +172,11 @@ class Supervisor:
             if now >= self._next_step:
                 pause = self._sweep.step()
                 if pause is None:
-                    self._finish(self._sweep.survivors)
+                    self._closing = Closing(
+                        self._diagnosis.finish,
+                        self._sampler.stop,
+                        lambda: remove(self._containers),
+                    )
                     return 0.0
                 self._next_step = time.monotonic() + pause
             due.append(self._next_step)
@@ -253,10 +260,8 @@ class Supervisor:
             remove(self._containers)
         return survivors
 
-    def _finish(self, survivors: list[Proc]) -> None:
-        self._diagnosis.finish()
-        self._sampler.stop()
-        remove(self._containers)
+    def _end(self) -> None:
+        survivors = self._sweep.survivors if self._sweep is not None else []
         connected = self._connections.found
         self._events.append("ended", survivors=name_list(survivors), connected=connected)
         self._over = True

@@ -1,0 +1,36 @@
+"""The last work of a run, beside the supervisor's loop: the relay kills a supervisor that does not
+answer it meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+CLOSE_LIMIT = 12.0
+"""Seconds after which the run ends without the rest: a program that hangs in the kernel ignores its
+own limit. Longer than the limit of each piece of work."""
+
+
+class Closing:
+    """Pieces of work that run at the same time, each in a thread of its own."""
+
+    def __init__(self, *pieces: Callable[[], object]) -> None:
+        self._until = time.monotonic() + CLOSE_LIMIT
+        self._threads: list[threading.Thread] = []
+        for piece in pieces:
+            thread = threading.Thread(target=piece, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # too many threads
+                piece()
+            else:
+                self._threads.append(thread)
+
+    @property
+    def over(self) -> bool:
+        busy = any(thread.is_alive() for thread in self._threads)
+        return not busy or time.monotonic() >= self._until
