@@ -475,7 +475,7 @@ def _precision(request: PlanRequest, spec: ClusterFile | None, gpu: Gpu) -> tupl
             return precision, ""
     raise UsageError(
         f"`precision={wanted!r}` is not one of {', '.join(PRECISIONS)}",
-        hint="bf16 is typical; fp8 needs an H100 or newer",
+        hint="bf16 is typical; fp8 needs an H100 or newer, nvfp4 a Blackwell GPU",
     )
 
 

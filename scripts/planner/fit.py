@@ -47,10 +47,10 @@ from validate_planner import RUNS
 FREE: Mapping[str, tuple[str, ...]] = {
     "ampere": ("gemm", "attention", "passes", "launch", "exposed_data", "stream"),
     "hopper": ("gemm", "attention", "passes", "exposed_data", "fp8"),
-    "blackwell": ("gemm", "attention", "exposed_data", "exposed_expert", "fp8"),
+    "blackwell": ("gemm", "attention", "exposed_data", "exposed_expert", "fp8", "nvfp4"),
 }
 """The constants that are fitted, by architecture."""
-SHARES = {"gemm", "attention", "stream", "fp8", "exposed_data", "exposed_expert"}
+SHARES = {"gemm", "attention", "stream", "fp8", "nvfp4", "exposed_data", "exposed_expert"}
 """Constants that are shares, and so at most 1."""
 LAUNCHES = (6e-6, 2e-5, 4e-5)
 """Seconds to start one kernel: the start values of the search."""

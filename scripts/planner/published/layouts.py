@@ -135,11 +135,12 @@ def _recompute(row: Row) -> Recompute:
 
 def _precision(row: Row, practice: Practice, gpu: Gpu) -> Precision:
     text = row.get("precision", "").casefold()
-    if re.search(r"fp4|int8|int4", text):
+    if re.search(r"mxfp4|int8|int4", text):
         raise UnusableError(f"the precision is not known: {text}")
     precision = practice.precision
     # fp32 last: notes on mixed precision often also name the 32-bit parts.
     names: tuple[tuple[str, Precision], ...] = (
+        (r"nvfp4", "nvfp4"),
         (r"fp8|float8", "fp8"),
         (r"bf16|bfloat16", "bf16"),
         (r"fp16|float16|half", "fp16"),

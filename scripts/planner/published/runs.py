@@ -16,8 +16,8 @@ The columns:
 - ``sharding``: DDP is none; ZeRO-1 and the distributed optimizer are ``optimizer``; ZeRO-2 and
   SHARD_GRAD_OP ``gradients``; ZeRO-3 and FSDP ``full``; HSDP ``hybrid``. Blank is the default of
   the source's software.
-- ``precision``: fp8, bf16, fp16 or fp32, in this order, if the cell names it. Gradients have 16
-  bits with fp16, with MosaicML's PURE and in NeMo.
+- ``precision``: nvfp4, fp8, bf16, fp16 or fp32, in this order, if the cell names it. Gradients have
+  16 bits with fp16, with MosaicML's PURE and in NeMo.
 - ``recompute``: full, uniform, block or just yes mean full; blank means none.
 - ``interconnect``: Gb/s of all NICs of one host. ``8x200Gb/s`` is 1600, ``400Gb/s per GPU`` counts
   for each GPU, a machine's name or a blank means that machine. An InfiniBand rate without a unit of
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dtrain.parallelism.assumptions import Assumptions
@@ -105,6 +105,7 @@ def run_of(row: Row) -> PublishedRun:
     if re.search(r"\blora\b", f"{source} {row.get('id', '')}", re.IGNORECASE):
         raise UnusableError("the planner does not model LoRA")
     gpu = gpu_of(row.get("gpu_type", ""), row.get("interconnect", ""))
+    gpu = replace(gpu, sustained=gpu.sustained * practice.sustained)
     layout, known_batch = layout_of(row, practice)
     assumed = assumptions_of(row, practice, gpu)
     shape = shape_of(row, tensor=layout.tensor, seq_len=practice.seq_len)

@@ -53,6 +53,7 @@ def test_the_cluster_file_overrides_the_script() -> None:
         ("dpp", None, Training(), "strategy 'dpp' is not one of"),
         ("3d", None, Training(), "strategy 3d needs a layout"),
         ("fsdp", None, Training(precision="fp8"), "fp8 needs"),
+        ("fsdp", None, Training(precision="nvfp4"), "nvfp4 needs"),
         (
             "3d",
             Layout(data=2),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from dtrain.parallelism.cluster.hardware import Precision
+
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
@@ -18,6 +20,8 @@ class Efficiency:
     """Share of the peak that large matrix products sustain."""
     fp8: float = 0.9
     """Fraction of that share with fp8; casts and transposes take the rest."""
+    nvfp4: float = 0.5
+    """Fraction of that share with nvfp4, including the layers that stay in bf16."""
     gemm_half: float = 4e9
     """FLOP at which a matrix product reaches half of that."""
     attention: float = 0.55
@@ -59,6 +63,10 @@ class Efficiency:
     has not seen are between these two (``scripts/planner/fit.py --held-out``). The default, for
     architectures without measurements, is a guess: wider than all measured ones."""
 
+    def gemm_share(self, precision: Precision) -> float:
+        """Share of the peak for ``precision`` that large matrix products sustain."""
+        return self.gemm * {"fp8": self.fp8, "nvfp4": self.nvfp4}.get(precision, 1.0)
+
 
 AMPERE = Efficiency(
     gemm=0.71, gemm_half=6e9, attention=0.37, scores=5.1, passes=0.75, stream=0.77,
@@ -68,19 +76,20 @@ AMPERE = Efficiency(
 """Fitted to public runs on A100s (Megatron-LM, MegaScale, BLOOM, MosaicML, InternEvo, torchtitan,
 vTrain)."""
 HOPPER = Efficiency(
-    gemm=0.66, gemm_half=2e9, attention=0.47, flash2=0.56, passes=1.25, stream=0.75, launch=10e-6,
-    hop=1e-5, exposed_tensor=0.3, exposed_data=0.2, fp8=0.85, fixed=0.02,
-    interval_low=0.79, interval_high=1.11,
+    gemm=0.67, gemm_half=2e9, attention=0.6, flash2=0.56, passes=2.0, stream=0.75, launch=10e-6,
+    hop=1e-5, exposed_tensor=0.3, exposed_data=0.1, fp8=0.92, fixed=0.02,
+    interval_low=0.80, interval_high=1.12,
 )  # fmt: skip
 """Fitted to public runs on H100s (Megatron-LM, NeMo, Megatron-Bridge, torchtitan). Megatron-LM
 overlaps most of tensor parallelism's traffic there."""
 BLACKWELL = Efficiency(
-    gemm=0.50, gemm_half=5e9, attention=0.46, flash2=0.56, passes=1.0, stream=0.75, launch=8e-6,
-    hop=1e-5, link=0.67, exposed_data=0.6, exposed_expert=0.5, fp8=1.0, fixed=0.02,
-    interval_low=0.72, interval_high=1.39,
+    gemm=0.56, gemm_half=5e9, attention=0.5, flash2=0.56, passes=1.0, stream=0.75, launch=8e-6,
+    hop=1e-5, link=0.67, exposed_data=0.97, exposed_expert=1.0, fp8=1.0, nvfp4=0.8,
+    fixed=0.02,
+    interval_low=0.74, interval_high=1.19,
 )  # fmt: skip
-"""Fitted to Megatron-Bridge on B200s and GB200s, and to Megatron-LM on 8 B200s (SimuMax), whose
-GPUs were slower: they sustained 48 % of their peak in plain matrix products."""
+"""Fitted to Megatron-Bridge on B200s and GB200s, and to Megatron-LM on 8 B200s (SimuMax), which
+sustained 48 % of their peak in plain matrix products, and so count as GPUs of 0.8 of the speed."""
 FAMILIES = {"ampere": AMPERE, "hopper": HOPPER, "blackwell": BLACKWELL}
 
 

@@ -12,8 +12,8 @@ from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
-BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4}
-"""Bytes of one activation. With fp8, only copies of the inputs of matrix products are smaller."""
+BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "nvfp4": 2, "fp32": 4}
+"""Bytes of one activation. In fp8 and nvfp4 are only copies of the inputs of matrix products."""
 
 
 UNALIGNED = 1 / 16
@@ -94,8 +94,9 @@ class Kernels:
 
     @property
     def _wide(self) -> Precision:
-        """The precision of the output layer and attention, for which fp8 is too coarse."""
-        return "bf16" if self.assumed.precision == "fp8" else self.assumed.precision
+        """The output layer's and attention's precision: fp8 and nvfp4 are too coarse for them."""
+        narrow = self.assumed.precision in ("fp8", "nvfp4")
+        return "bf16" if narrow else self.assumed.precision
 
     def product_seconds(self, product: Product, *, wide: bool = False) -> float:
         """Return a product's time, bound by FLOP if it is large, by memory reads if it is thin."""
@@ -104,7 +105,7 @@ class Kernels:
         one = product.flop / product.count
         # A faster unit needs a larger product to reach its peak.
         half = efficiency.gemm_half * gpu.peak(precision) / 312
-        best = efficiency.gemm * (efficiency.fp8 if precision == "fp8" else 1.0)
+        best = efficiency.gemm_share(precision)
         busy = (one + half) / (self._peak(precision) * best)
         moved = BYTES[precision] * (
             product.m * product.k + product.k * product.n + product.m * product.n
@@ -157,7 +158,8 @@ class Kernels:
         """Approximate number of kernel launches for one layer and micro-batch, over all passes."""
         forward = 24.0 if self.assumed.flash_attention else 32.0
         if self.shape.experts:
-            forward += 30
+            # Routing, permutation and quantization: fitted to Qwen3-30B with micro-batches of 1.
+            forward += 300
         recompute = {"full": 1.0, "selective": 0.5, "none": 0.0}[self.layout.recompute]
         return forward * (1 + 1.6 + recompute)
 

@@ -294,6 +294,8 @@ class _Job:
     def notes(self, held: bool) -> Iterator[str]:
         if self.precision == "fp8":
             yield "Keras trains in fp8 by rounding inputs of Dense alone: counted as 16 bits."
+        if self.precision == "nvfp4":
+            yield "Keras does not train in nvfp4: counted as bf16."
         if held or self.tpu:
             return
         each = 16 * self.gigabytes / self.cluster.gpus

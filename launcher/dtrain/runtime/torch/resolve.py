@@ -43,10 +43,10 @@ def resolve(
     Raises ValueError for a layout that the runtime cannot train or would train incorrectly.
     """
     _one_of("strategy", strategy, STRATEGIES)
-    if training.precision == "fp8":
+    if training.precision in ("fp8", "nvfp4"):
         raise ValueError(
-            "precision fp8 needs Transformer Engine or torchao, which this runtime does not"
-            " support; use bf16"
+            f"precision {training.precision} needs Transformer Engine or torchao, which this"
+            " runtime does not support; use bf16"
         )
     _one_of("precision", training.precision or "fp32", PRECISIONS)
     fixed = layout is not None and layout.grad_accumulation != 1 and not own_batch
