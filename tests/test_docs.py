@@ -116,10 +116,27 @@ class Desk:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    def detach(self) -> None:
+        """Launch a job that goes on in the background."""
+        self.on_this_machine(f"{TRAIN}import time\nsys.stdout.flush()\ntime.sleep(600)\n")
+        self.succeeds("dtrain launch cluster.yaml --detach")
+
+    def stop(self) -> None:
+        self.succeeds("dtrain stop cluster")
+
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def background(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """A run for all commands that only look at it."""
+    desk = Desk(tmp_path_factory.mktemp("background"))
+    desk.detach()
+    yield desk
+    desk.stop()
 
 
 def run_by_ci(desk: Desk, command: str) -> None:
@@ -229,32 +246,35 @@ def plan_page(desk: Desk, command: str) -> None:
 
 
 def detached(desk: Desk, command: str) -> None:
-    """Each command of the section, on one run that goes on in the background."""
-    desk.on_this_machine(f"{TRAIN}import time\nsys.stdout.flush()\ntime.sleep(600)\n")
-    desk.succeeds("dtrain launch cluster.yaml --detach")
-    try:
-        if command.startswith("dtrain attach"):
-            # Ctrl-C ends watching, here as soon as it shows the run.
-            assert "left the run; the job keeps running" in desk.interrupted(command)
-        elif command.startswith("dtrain exec"):
-            assert re.search(r"^\[gpu\S+\] +MemTotal:", desk.succeeds(command), re.MULTILINE)
-        elif command == "dtrain ps":
-            assert re.search(r"^cluster-\S+ +running ", desk.succeeds(command), re.MULTILINE)
-        elif command == "dtrain ps cluster":
-            assert re.search(r"^gpu\[01-08] +running ", desk.succeeds(command), re.MULTILINE)
-        elif command.startswith("dtrain top"):
-            assert "8 hosts running · 8 workers" in desk.succeeds(command)
-        elif command.startswith("dtrain report"):
-            shown = desk.succeeds(command)
-            assert re.search(r"^State +not over$", shown, re.MULTILINE)
-            assert "start" in shown
-        elif command.startswith("dtrain logs"):
-            while not (shown := desk.succeeds(command)):
-                pass
-            assert shown == "[gpu01 0] 0 8 []\n"
-    finally:
-        desk.succeeds("dtrain stop cluster")
+    """Both commands: the launch, and the stop."""
+    desk.detach()
+    assert re.search(r"^cluster-\S+ +running ", desk.succeeds("dtrain ps"), re.MULTILINE)
+    desk.stop()
     assert re.search(r"^cluster-\S+ +stopped ", desk.succeeds("dtrain ps"), re.MULTILINE)
+
+
+def observed(desk: Desk, command: str) -> None:
+    """Each command that looks at a run in the background."""
+    if command.startswith("dtrain attach"):
+        # Ctrl-C ends watching, here as soon as it shows the run.
+        assert "left the run; the job keeps running" in desk.interrupted(command)
+    elif command.startswith("dtrain exec"):
+        assert re.search(r"^\[gpu\S+\] +MemTotal:", desk.succeeds(command), re.MULTILINE)
+    elif command == "dtrain ps":
+        assert re.search(r"^cluster-\S+ +running ", desk.succeeds(command), re.MULTILINE)
+    elif command == "dtrain ps cluster":
+        assert re.search(r"^gpu\[01-08] +running ", desk.succeeds(command), re.MULTILINE)
+    elif command.startswith("dtrain top"):
+        assert "8 hosts running · 8 workers" in desk.succeeds(command)
+    elif command.startswith("dtrain report"):
+        shown = desk.succeeds(command)
+        assert re.search(r"^State +not over$", shown, re.MULTILINE)
+        assert "start" in shown
+    else:
+        assert command.startswith("dtrain logs")
+        while not (shown := desk.succeeds(command)):
+            pass
+        assert shown == "[gpu01 0] 0 8 []\n"
 
 
 def init(desk: Desk, command: str) -> None:
@@ -312,15 +332,15 @@ COVERED: dict[str, Callable[[Desk, str], None]] = {
     "dtrain launch cluster.yaml -- --lr 3e-4": launch_with_arguments,
     "dtrain launch cluster.yaml --rank 0,4-7 --fold": launch_shown_in_part,
     "dtrain launch cluster.yaml --detach": detached,
-    "dtrain top cluster": detached,
-    "dtrain ps": detached,
-    "dtrain ps cluster": detached,
-    "dtrain logs cluster --rank 0 --since 1h": detached,
-    "dtrain report cluster": detached,
-    "dtrain attach cluster": detached,
+    "dtrain top cluster": observed,
+    "dtrain ps": observed,
+    "dtrain ps cluster": observed,
+    "dtrain logs cluster --rank 0 --since 1h": observed,
+    "dtrain report cluster": observed,
+    "dtrain attach cluster": observed,
     "dtrain stop cluster": detached,
     "dtrain exec cluster.yaml -- df -h /": execute,
-    next(command for command in commands() if command.startswith("dtrain exec cluster ")): detached,
+    next(command for command in commands() if command.startswith("dtrain exec cluster ")): observed,
     "dtrain --install-completion": install_completion,
     "dtrain help": show_help,
     "dtrain help failures": show_help,
@@ -330,9 +350,10 @@ COVERED: dict[str, Callable[[Desk, str], None]] = {
 
 
 @pytest.mark.parametrize("command", commands())
-def test_every_command_does_what_it_says(desk: Desk, command: str) -> None:
+def test_every_command_does_what_it_says(request: pytest.FixtureRequest, command: str) -> None:
     assert command in COVERED, "say in COVERED how this command is tested"
-    COVERED[command](desk, command)
+    test = COVERED[command]
+    test(request.getfixturevalue("background" if test is observed else "desk"), command)
 
 
 def test_no_test_is_left_of_a_command_that_is_gone() -> None:

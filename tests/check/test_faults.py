@@ -84,12 +84,13 @@ def running(host: Host, *argv: str) -> Iterator[None]:
 
 
 @pytest.mark.torch
-def test_eight_healthy_hosts_raise_no_alarm(hosts: Hosts, launcher: Launcher) -> None:
-    cluster = hosts(8)
+def test_healthy_hosts_raise_no_alarm(hosts: Hosts, launcher: Launcher) -> None:
+    """With the real torch; `test_scale.py` checks many hosts."""
+    cluster = hosts(2)
     file = launcher.file(cluster, REAL, network={"interface": "eth0"})
     done = launcher.command("check", str(file)).wait()
     assert done.code == 0, done
-    assert "8 hosts checked in" in done.stdout
+    assert "2 hosts checked in" in done.stdout
     assert "no problems found" in done.stdout
     assert launcher.left(cluster) == {}
     healthy(launcher, by_name(cluster, launcher, JOB))

@@ -17,10 +17,10 @@ Hosts = Callable[..., Cluster]
 
 
 @pytest.mark.torch
-def test_a_failure_on_one_of_eight_hosts(hosts: Hosts, launcher: Launcher) -> None:
-    cluster = hosts(8)
+def test_a_failure_on_one_of_four_hosts(hosts: Hosts, launcher: Launcher) -> None:
+    cluster = hosts(4)
     file = launcher.file(
-        cluster, {"framework": "torch", "script": job("fail.py"), "args": ["5", "raise"]}
+        cluster, {"framework": "torch", "script": job("fail.py"), "args": ["2", "raise"]}
     )
     launch = launcher.start(file)
     launch.until("stopping the other workers", timeout=HANG)
@@ -28,8 +28,8 @@ def test_a_failure_on_one_of_eight_hosts(hosts: Hosts, launcher: Launcher) -> No
     done = launch.wait()
     assert done.code == 1
     report = done.stderr[done.stderr.index("\nerror: ") + 1 :]
-    assert report.startswith("error: rank 5 on node6 exited with status 1\n")
-    assert report.index("ValueError: bad batch on rank 5") < 2000
+    assert report.startswith("error: rank 2 on node3 exited with status 1\n")
+    assert report.index("ValueError: bad batch on rank 2") < 2000
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
