@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -72,7 +73,17 @@ def nothing_stays_changed() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slow files first. At the end, all workers then have short ones left to share."""
-    slow = {"netns", "tensorflow", "torch"}
-    files = {item.path for item in items if slow & {mark.name for mark in item.iter_markers()}}
-    items.sort(key=lambda item: item.path not in files)
+    """Run the slow files first. At the end, all workers then have short ones left to share. Files
+    that mostly wait for hosts alternate with files that mostly compute."""
+    marks: dict[Path, set[str]] = {}
+    for item in items:
+        marks.setdefault(item.path, set()).update(mark.name for mark in item.iter_markers())
+    waiting = [path for path, names in marks.items() if "netns" in names]
+    computing = [path for path, names in marks.items() if names & {"tensorflow", "torch"}]
+    computing = [path for path in computing if path not in waiting]
+    place = {
+        path: (number + 0.5) / len(files)
+        for files in (waiting, computing)
+        for number, path in enumerate(files)
+    }
+    items.sort(key=lambda item: place.get(item.path, 1.0))

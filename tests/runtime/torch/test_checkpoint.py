@@ -76,7 +76,7 @@ def until(rank: Process, text: str) -> None:
 
 
 def test_stopped_and_killed_runs_follow_an_undisturbed_one(tmp_path: Path) -> None:
-    steps = 24
+    steps = 40
     options = [*SMALL, "--steps", steps, "--checkpoint", tmp_path / "saved", "--save-every", "4"]
     run(1, RECIPE, *SMALL, "--steps", steps, "--losses", tmp_path / "whole.json")
     whole = json.loads((tmp_path / "whole.json").read_text())
