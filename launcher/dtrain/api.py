@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dtrain.failures.cause import Report
     from dtrain.parallelism.question import Answer
     from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan
-    from dtrain.planning import PlanRequest, QueueGpus
+    from dtrain.plan_request import PlanRequest, QueueGpus
     from dtrain.runs.progress import Progress
     from dtrain.runs.record import Request
     from dtrain.session.callbacks import OnLine, OnState
@@ -394,7 +394,9 @@ def examine(
     request = load(spec)
     file = request.spec()
     if file.cluster.allocated:
-        return _examine_request(
+        from dtrain.engines.inspection import examine_allocated
+
+        return examine_allocated(
             request, rendezvous=rendezvous or bandwidth, ask=ask, on_notice=on_notice
         )
     if bandwidth and file.job.framework != "torch":
@@ -418,32 +420,6 @@ def examine(
         return evidence
     finally:
         preflight.close()
-        transport.close()
-
-
-def _examine_request(
-    request: Request, *, rendezvous: bool, ask: Ask | None, on_notice: Callable[[str], None] | None
-) -> Evidence:
-    """The facts about a job whose hosts an engine chooses."""
-    from dtrain.engines.slurm import allocation
-    from dtrain.engines.slurm.inspection import examine
-    from dtrain.transport.select import Transports
-
-    if request.spec().cluster.kubernetes is not None:
-        raise UsageError(
-            "this version of dtrain cannot check a Kubernetes cluster",
-            hint=f"dtrain launch {request.file} --dry-run | kubectl apply --dry-run=server -f -",
-        )
-    if rendezvous:
-        raise UsageError(
-            "`rendezvous` and `bandwidth` need hosts by name, but an engine chooses them",
-            hint="leave the option out, or check a copy of the file with cluster.hosts",
-        )
-    transport = Transports(request.base, ask, notice=on_notice or (lambda text: None))
-    try:
-        inside = allocation.current(request.spec(), os.environ)
-        return examine(replace(request, allocation=inside), transport)
-    finally:
         transport.close()
 
 
@@ -471,21 +447,12 @@ def plan(
     """
     from dtrain import planning
 
-    def ask_queue(spec: ClusterFile) -> QueueGpus:
-        from dtrain.engines.slurm import login_shell
-        from dtrain.engines.slurm.queue_gpus import gpus_of
-        from dtrain.spec.model import Slurm
-        from dtrain.transport.select import Transports
+    def ask_engine(spec: ClusterFile) -> QueueGpus:
+        from dtrain.engines.inspection import queue_gpus
 
-        folder = request.file.absolute().parent if request.file else Path.cwd()
-        slurm = spec.cluster.slurm or Slurm()
-        transport = Transports(folder, ask, notice=lambda text: None)
-        try:
-            return gpus_of(login_shell.partitions(transport, slurm), slurm)
-        finally:
-            transport.close()
+        return queue_gpus(spec, request.file, ask)
 
-    question = planning.pose(request, ask_queue)
+    question = planning.pose(request, ask_engine)
     if question.framework == "torch":
         return question.answer()
     if not strategies:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from dtrain.planning import PlanRequest, pose
+from dtrain.plan_request import PlanRequest
+from dtrain.planning import pose
 from dtrain.spec.load import read
 
 FILE = """\

@@ -12,7 +12,8 @@ import pytest
 from dtrain.parallelism.answer.backends import gain
 from dtrain.parallelism.question import Question
 from dtrain.parallelism.search import Plan
-from dtrain.planning import PlanRequest, pose
+from dtrain.plan_request import PlanRequest
+from dtrain.planning import pose
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from dtrain.diagnostics import UsageError
 from dtrain.parallelism.answer.backends import gain
 from dtrain.parallelism.question import Answer
 from dtrain.plan_file import written
-from dtrain.planning import PlanRequest
+from dtrain.plan_request import PlanRequest
 from dtrain_cli import completion, prompt
 from dtrain_cli.options import as_options, errors_name_options
 from dtrain_cli.output import write

@@ -14,7 +14,8 @@ from dtrain.engines.slurm.judgement import RequestJudge, duration
 from dtrain.engines.slurm.login_shell import CommandAnswer
 from dtrain.engines.slurm.queue_gpus import gpus_of
 from dtrain.parallelism.question import Question
-from dtrain.planning import AskQueue, PlanRequest, QueueGpus, pose
+from dtrain.plan_request import AskQueue, PlanRequest, QueueGpus
+from dtrain.planning import pose
 from dtrain.spec.load import parse, position
 from dtrain.spec.model import ClusterFile, Slurm
 from dtrain_cli import first_slurm_file

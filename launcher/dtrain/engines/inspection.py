@@ -1,0 +1,52 @@
+"""What an engine says about the machines that it chooses: for checks and for plans."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from dtrain.checks import Evidence
+from dtrain.diagnostics import UsageError
+from dtrain.engines.slurm import allocation, inspection, login_shell
+from dtrain.engines.slurm import queue_gpus as partition_gpus
+from dtrain.plan_request import QueueGpus
+from dtrain.runs.record import Request
+from dtrain.spec.model import ClusterFile, Slurm
+from dtrain.transport.questions import Ask
+from dtrain.transport.select import Transports
+
+
+def examine_allocated(
+    request: Request, *, rendezvous: bool, ask: Ask | None, on_notice: Callable[[str], None] | None
+) -> Evidence:
+    """The facts about a job whose hosts an engine chooses. Raises UsageError for ``rendezvous``,
+    which needs hosts by name."""
+    if request.spec().cluster.kubernetes is not None:
+        raise UsageError(
+            "this version of dtrain cannot check a Kubernetes cluster",
+            hint=f"dtrain launch {request.file} --dry-run | kubectl apply --dry-run=server -f -",
+        )
+    if rendezvous:
+        raise UsageError(
+            "`rendezvous` and `bandwidth` need hosts by name, but an engine chooses them",
+            hint="leave the option out, or check a copy of the file with cluster.hosts",
+        )
+    transport = Transports(request.base, ask, notice=on_notice or (lambda text: None))
+    try:
+        inside = allocation.current(request.spec(), os.environ)
+        return inspection.examine(replace(request, allocation=inside), transport)
+    finally:
+        transport.close()
+
+
+def queue_gpus(spec: ClusterFile, file: Path | None, ask: Ask | None) -> QueueGpus:
+    """The GPUs that the partition of a cluster file has. Raises DtrainError."""
+    slurm = spec.cluster.slurm or Slurm()
+    folder = file.absolute().parent if file else Path.cwd()
+    transport = Transports(folder, ask, notice=lambda text: None)
+    try:
+        return partition_gpus.gpus_of(login_shell.partitions(transport, slurm), slurm)
+    finally:
+        transport.close()

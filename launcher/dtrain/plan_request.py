@@ -1,0 +1,108 @@
+"""A request to the planner, and what an engine answers about its machines. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dtrain.diagnostics import UsageError
+from dtrain.runtime.layout import SIZES
+
+if TYPE_CHECKING:
+    from dtrain.spec.model import ClusterFile
+
+LARGEST = 10**15
+"""The largest integer in a request."""
+MODEL_SIZES = (
+    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "experts", "experts_per_token",
+)  # fmt: skip
+FIXABLE = (
+    *SIZES, "virtual_pipeline", "expert", "sharding", "micro_batch", "recompute",
+    "sequence_parallel", "offload",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """A request to the planner. None means: from the cluster file, or a default.
+
+    Give the model in one way: ``model_size``, ``model``, ``model_config`` or ``sizes``.
+    """
+
+    file: Path | None = None
+    """A cluster file: its hosts, GPUs and network."""
+    model_size: str | None = None
+    """Parameter count such as ``100B``."""
+    model: str | None = None
+    """Name of a well-known model."""
+    model_config: Path | None = None
+    """A Hugging Face ``config.json``."""
+    sizes: Mapping[str, int | None] = field(default_factory=dict)
+    """Values of `MODEL_SIZES`; at least ``layers`` and ``hidden``."""
+    vocab: int | None = None
+    seq_len: int | None = None
+    global_batch: int | None = None
+    tokens: str | None = None
+    precision: str | None = None
+    gpus: int | None = None
+    gpu: str | None = None
+    gpus_per_host: int | None = None
+    network_gbps: float | None = None
+    hardware: Path | None = None
+    calibrate: Path | None = None
+    failure_rate: float | None = None
+    """Failures in 1,000 days of a node with 8 GPUs; this and the next two need ``tokens``."""
+    restart_minutes: float | None = None
+    storage_gbs: float | None = None
+    """GB/s with which all hosts together write a checkpoint."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Required values of `FIXABLE` fields of a layout."""
+    framework: str | None = None
+    backend: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueGpus:
+    """The GPUs of the machines that an engine may choose for a job."""
+
+    partition: str
+    types: tuple[str, ...]
+    """As the cluster's configuration names them; empty if it names none."""
+    per_host: int
+
+
+AskQueue = Callable[["ClusterFile"], QueueGpus]
+"""Asks an engine about the GPUs of a file's job. Raises DtrainError."""
+
+
+def check(request: PlanRequest) -> None:
+    """Raise UsageError for an unknown key and for an integer that is too large."""
+    _check_names(request)
+    _check_digits(request)
+
+
+def _check_names(request: PlanRequest) -> None:
+    """Raise UsageError for an unknown key in ``sizes`` or ``fixed``."""
+    for field_name, keys, known in (
+        ("sizes", request.sizes, MODEL_SIZES),
+        ("fixed", request.fixed, FIXABLE),
+    ):
+        for name in keys:
+            if name not in known:
+                raise UsageError(
+                    f"`{field_name}` has no key {name!r}", hint=f"one of {', '.join(known)}"
+                )
+
+
+def _check_digits(request: PlanRequest) -> None:
+    """Raise UsageError for an integer too large for floating-point numbers."""
+    names = ("vocab", "seq_len", "global_batch", "gpus", "gpus_per_host")
+    given = {**{name: getattr(request, name) for name in names}, **request.sizes, **request.fixed}
+    for name, value in given.items():
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise UsageError(
+                f"`{name}`: a number of {len(str(abs(value)))} digits is too long",
+                hint=f"at most {LARGEST:,}",
+            )
