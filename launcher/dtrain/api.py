@@ -453,6 +453,10 @@ def plan(
         return queue_gpus(spec, request.file, ask)
 
     question = planning.pose(request, ask_engine)
+    if request.calibrate_runs:
+        from dtrain.runs.calibration import learned
+
+        question = learned(question, request.calibrate_runs)
     if question.framework == "torch":
         return question.answer()
     if not strategies:

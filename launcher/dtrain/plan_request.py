@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,8 @@ class PlanRequest:
     network_gbps: float | None = None
     hardware: Path | None = None
     calibrate: Path | None = None
+    calibrate_runs: Sequence[str] = ()
+    """Runs of this machine, by name, from which its speed is learned."""
     failure_rate: float | None = None
     """Failures in 1,000 days of a node with 8 GPUs; this and the next two need ``tokens``."""
     restart_minutes: float | None = None

@@ -103,6 +103,14 @@ def plan(
     calibrate: Annotated[
         Path | None, typer.Option(help="JSON file with measured efficiencies.", metavar="FILE")
     ] = None,
+    calibrate_run: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Learn the machines' speed from this run; repeatable.",
+            metavar="RUN",
+            autocompletion=completion.runs,
+        ),
+    ] = None,
     tensor: Annotated[int | None, typer.Option(help="Only: GPUs that split a layer.")] = None,
     pipeline: Annotated[int | None, typer.Option(help="Only: pipeline stages.")] = None,
     virtual_pipeline: Annotated[int | None, typer.Option(help="Only: pieces of a stage.")] = None,
@@ -218,6 +226,7 @@ def plan(
         network_gbps=network_gbps,
         hardware=hardware,
         calibrate=calibrate,
+        calibrate_runs=calibrate_run or (),
         fixed={name: value for name, value in fixed.items() if value is not None},
         framework=framework,
         backend=backend,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dtrain.framing import clean
 from dtrain.parallelism.answer import explain
-from dtrain.parallelism.question import Answer, Question, TrainingCost
+from dtrain.parallelism.question import Answer, Question, RunError, TrainingCost
 from dtrain_cli.options import as_options
 from dtrain_cli.views import names
 
@@ -47,7 +47,19 @@ def described(asked: Question, notes: Sequence[str]) -> list[tuple[str, str]]:
         f"{asked.precision}{_source(asked.batch_source)}"
     )
     entries = [("Model", model), ("Cluster", gpus), ("Batch", batch)]
+    entries += [("Calibration", _calibration(one)) for one in asked.calibration]
     return [*entries, *(("Note", as_options(clean(note))) for note in notes)]
+
+
+def _calibration(error: RunError) -> str:
+    before, after = (
+        f"{explain.seconds(estimate)} ({(estimate / error.measured_s - 1) * 100:+.0f} %)"
+        for estimate in (error.before_s, error.after_s)
+    )
+    return (
+        f"a step of run {clean(error.run)} took {explain.seconds(error.measured_s)}; estimated "
+        f"before: {before}, with calibration: {after}"
+    )
 
 
 def _source(text: str) -> str:

@@ -30,6 +30,16 @@ KEPT = ("reduce", "compile", "offload_activations")
 """Fields of a layout that a plan takes from the cluster file: no search chooses them."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunError:
+    """The measured time of a run's step, and the estimates before and after, in seconds."""
+
+    run: str
+    measured_s: float
+    before_s: float
+    after_s: float
+
+
 @dataclass(frozen=True)
 class Question:
     """A model, a cluster, and the fixed fields of the layout."""
@@ -59,6 +69,8 @@ class Question:
     """Assumed and overridden values, for users."""
     hardware: Hardware = field(default_factory=hardware)
     """The GPUs that may be suggested instead."""
+    calibration: tuple[RunError, ...] = ()
+    """The errors for the runs from which the speed of the machine is learned."""
     tf32: bool = False
     """Whether the cluster file has the precision ``tf32``, which is planned as fp32."""
 

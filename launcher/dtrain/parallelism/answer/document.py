@@ -46,6 +46,8 @@ def document(answer: Answer, count: int, notes: Sequence[str] = ()) -> dict[str,
         "explanation": _explanation(answer),
         "notes": list(notes),
     }
+    if question.calibration:
+        found["calibration"] = [_rounded(asdict(one)) for one in question.calibration]
     if training := answer.training(answer.best) if answer.fits else None:
         found["training"] = _rounded(asdict(training))
     return found
