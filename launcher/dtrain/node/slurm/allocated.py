@@ -17,11 +17,13 @@ from dtrain.node.agent.wire import shown
 from dtrain.node.agent.worker_files import read_regular
 from dtrain.node.slurm.commands import (
     FAILED,
+    MAX_TEXT,
     OUTPUT,
     SCRIPT,
     BatchJob,
     CommandResult,
     environment,
+    locked,
     make_private,
     words,
 )
@@ -34,18 +36,26 @@ PROCESS, STATUS = b"process", b"status"
 MAX_OUTPUT = 1 << 20
 """Bytes at the end of the script's output that are searched for restarts."""
 _SESSION = """\
+trap 'stopped=1; [ -z "$!" ] || kill -TERM $!' TERM
+read -ra stat <"/proc/$$/stat"
+echo "$4 $$ ${stat[21]}" >"$5.new" && mv "$5.new" "$5" || exit
+eval "exec >/dev/null 2>&1 $6>&-"
 bash "$1" >>"$2" 2>&1 &
-trap 'kill -TERM $!' TERM
+[ -z "$stopped" ] || kill -TERM $!
 wait $!
 status=$?
 while kill -0 $!; do
   wait $!
   status=$?
 done
+trap '' TERM
+kill -TERM 0
 echo $status >"$3.new"
 mv "$3.new" "$3"
 """
-"""Runs a script, and writes its exit status. Passes TERM on to the script alone."""
+"""Saves the identity of the session, and then closes its output and the lock. Runs a script, and
+writes its exit status. Passes TERM on to the script alone. A script that ends before it handles
+TERM leaves its sruns: they get TERM at its end."""
 
 _ENDED = re.compile(r"\bJobState=(?:CANCELLED|TIMEOUT|DEADLINE|NODE_FAIL|PREEMPTED|OUT_OF_MEMORY)")
 _RESTART = re.compile(rb"^dtrain: attempt \d+ ended; the job starts again$", re.MULTILINE)
@@ -63,33 +73,49 @@ class AllocationScript(BatchJob):
         self._allocation = allocation
 
     def find(self) -> CommandResult:
-        self.number = self._allocation if self._begun() else ""
+        if os.path.isdir(self.folder):
+            with locked(self.folder):
+                self._find()
         return CommandResult("", 0, "")
+
+    def _find(self) -> bool:
+        """Set `number`, if the script was started."""
+        self.number = self._allocation if self._begun() else ""
+        return self.number != ""
 
     def _begun(self) -> bool:
         return os.path.exists(self.path(PROCESS))
 
     def submit(self, order: SubmitOrder) -> CommandResult:
-        paths = [self.path(name) for name in (SCRIPT, OUTPUT, STATUS)]
-        command = ["bash", "-c", _SESSION, "dtrain", *map(shown, paths)]
+        paths = [shown(self.path(name)) for name in (SCRIPT, OUTPUT, STATUS, PROCESS)]
+        paths.insert(3, os.uname().nodename)
         variables = environment(order)
         variables["SLURM_RESTART_COUNT"] = "0"  # the run's attempts are not those of the allocation
         try:
             make_private(self.folder)
-            self.prepare(order)
-            process = subprocess.Popen(
-                command,
-                cwd=expand(order["workdir"]),
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            self.save(PROCESS, self._identity(process.pid).encode())
+            with locked(self.folder) as lock:
+                if self._find():
+                    return CommandResult("", 0, "")
+                self.prepare(order)
+                # It holds the lock until its identity is saved, even if this program is killed.
+                process = subprocess.Popen(
+                    ["bash", "-c", _SESSION, "dtrain", *paths, str(lock)],
+                    cwd=expand(order["workdir"]),
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=(lock,),
+                )
+                assert process.stdout is not None
+                with process.stdout as stdout:
+                    said = stdout.read()
         except OSError as error:
             return CommandResult("bash", FAILED, words(error))
-        self.number = self._allocation
+        if not self._find():
+            process.wait()
+            return CommandResult("bash", FAILED, shown(said).strip()[:MAX_TEXT])
         return CommandResult("bash", 0, self.number)
 
     def describe(self) -> CommandResult:

@@ -54,13 +54,15 @@ class BatchJob:
         """Empty until the job is submitted, or found."""
 
     def submit(self, order: SubmitOrder) -> CommandResult:
-        """Submit the job's script. Sets `number`."""
+        """Submit the job's script, unless another program has done so. Sets `number`."""
         output = re.sub(r"([\\%])", r"\\\1", shown(self.path(OUTPUT)))
         command = ["sbatch", "--parsable", "--job-name=" + self.run,
                    "--output=" + output, shown(self.path(SCRIPT))]  # fmt: skip
         try:
             make_private(self.folder)
-            with _locked(self.folder) as lock:
+            with locked(self.folder) as lock:
+                if self._is_saved():
+                    return CommandResult("", 0, "")
                 self.prepare(order)
                 # It holds the lock too: it goes on if this program is killed.
                 answer = _run(command, expand(order["workdir"]), environment(order), (lock,))
@@ -75,7 +77,8 @@ class BatchJob:
                 if not jobs:
                     reason = "it printed no job number: " + answer.text
                     return CommandResult(answer.command, FAILED, reason)
-                self.save(JOB_FILE, jobs[-1].encode())
+                with contextlib.suppress(OSError):  # as on a full disk: the job has its name, too
+                    self.save(JOB_FILE, jobs[-1].encode())
         except OSError as error:
             return CommandResult(" ".join(command), FAILED, words(error))
         self.number = jobs[-1]
@@ -86,17 +89,19 @@ class BatchJob:
         none = CommandResult("", 0, "")
         if not os.path.isdir(self.folder):
             return none
-        with _locked(self.folder):
-            saved = self.saved(JOB_FILE)
-            if _JOB.fullmatch(saved):
-                self.number = saved
-                return none
-            if not os.path.exists(self.path(SCRIPT)):
+        with locked(self.folder):
+            if self._is_saved() or not os.path.exists(self.path(SCRIPT)):
                 return none
             # That program may have been killed between the submission and the file.
             answer = self._queued()
             self.number = "" if answer.status else answer.text
             return answer
+
+    def _is_saved(self) -> bool:
+        """Set `number`, if a file has it."""
+        saved = self.saved(JOB_FILE)
+        self.number = saved if _JOB.fullmatch(saved) else ""
+        return self.number != ""
 
     def _queued(self) -> CommandResult:
         """The last job with the name of the run; an empty ``text`` if there is none."""
@@ -163,7 +168,7 @@ def environment(order: SubmitOrder) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _locked(folder: bytes) -> Iterator[int]:
+def locked(folder: bytes) -> Iterator[int]:
     """One program at a time submits a run, on whatever login node."""
     fd = os.open(os.path.join(folder, b"lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

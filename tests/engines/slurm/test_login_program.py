@@ -1,0 +1,129 @@
+"""The program on the login node: it submits a run once, and asks the controller seldom."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.node.agent.processes import processes
+from dtrain.node.slurm import watchers
+from dtrain.node.slurm.allocated import AllocationScript
+from dtrain.node.slurm.commands import BatchJob, CommandResult
+from dtrain.node.slurm.main import StateWatch
+from support.node import wait_until
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a shell script on PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    (tmp_path / "bin").mkdir()
+
+    def write(name: str, text: str) -> None:
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    return write
+
+
+def order(tmp_path: Path, script: str = "") -> Any:
+    return {
+        "workdir": str(tmp_path),
+        "script": script,
+        "runtime": "",
+        "environment": {},
+        "hidden": [],
+    }
+
+
+def test_two_programs_submit_a_run_once(tmp_path: Path, program: Any) -> None:
+    """The second one is that of a new connection, while the first one still submits."""
+    program("sbatch", f"echo sbatch >>{tmp_path}/calls; echo 7")
+    folder = os.fsencode(tmp_path / "run")
+    first, second = BatchJob("run", folder), BatchJob("run", folder)
+    for job in (first, second):
+        assert job.find().status == 0 and not job.number
+    for job in (first, second):
+        assert job.submit(order(tmp_path)).status == 0
+        assert job.number == "7"
+    assert (tmp_path / "calls").read_text() == "sbatch\n"
+
+
+def test_a_submitted_job_whose_number_cannot_be_saved(tmp_path: Path, program: Any) -> None:
+    program("sbatch", "echo 7")
+    (tmp_path / "run" / "job-id").mkdir(parents=True)
+    job = BatchJob("run", os.fsencode(tmp_path / "run"))
+    assert job.submit(order(tmp_path)).status == 0
+    assert job.number == "7"
+
+
+def test_a_script_in_an_allocation_is_started_once_and_leaves_nothing(tmp_path: Path) -> None:
+    """TERM ends this script before it can end its step."""
+    script = f"echo begun >>{tmp_path}/calls; mkfifo fifo; sleep 500 & echo up >fifo; wait"
+    folder = os.fsencode(tmp_path / "run")
+    first, second = AllocationScript("run", folder, "5"), AllocationScript("run", folder, "5")
+    for job in (first, second):
+        job.find()
+        assert not job.number
+    for job in (first, second):
+        assert job.submit(order(tmp_path, script)).status == 0
+        assert job.number == "5"
+    shell = int(first.saved(b"process").split(" ")[1])
+    wait_until((tmp_path / "fifo").exists)
+    assert (tmp_path / "fifo").read_text() == "up\n"
+    assert first.cancel(kill=False).status == 0
+    os.waitpid(shell, 0)
+    assert first.saved(b"status") == "143"
+    assert (tmp_path / "calls").read_text() == "begun\n"
+    wait_until(lambda: not [one for one in processes().values() if one.pgrp == shell and one.alive])
+
+
+def test_a_script_in_an_allocation_that_cannot_be_started(tmp_path: Path) -> None:
+    (tmp_path / "run" / "process.new").mkdir(parents=True)
+    job = AllocationScript("run", os.fsencode(tmp_path / "run"), "5")
+    answer = job.submit(order(tmp_path))
+    assert answer.status and "process.new: Is a directory" in answer.text
+
+
+def test_the_run_time_of_a_job_is_no_news() -> None:
+    """Otherwise the controller would be asked once a second, for as long as the job runs."""
+
+    class Job:
+        asked = 0
+
+        def describe(self) -> CommandResult:
+            self.asked += 1
+            if self.asked > 3:
+                raise EOFError
+            watch.hurry()
+            return CommandResult("", 0, f"JobState=RUNNING RunTime=00:00:0{self.asked} Restarts=0")
+
+    job: Any = Job()
+    watch = StateWatch(job)
+    with pytest.raises(EOFError):
+        watch.run()
+    assert watch.answers.qsize() == 1
+
+
+def test_watchers_that_cannot_start_leave_no_threads(
+    monkeypatch: pytest.MonkeyPatch, program: Any
+) -> None:
+    program("srun", "exit 1")
+    monkeypatch.setattr(watchers, "FIRST_START", 0.0)
+    monkeypatch.setattr(watchers, "AGAIN", 0.0)
+    watch: Any = {"nodes": 1, "start": "", "folder": "", "world_size": 1}
+    channel: Any = type("Channel", (), {"report": lambda *_, **__: None})()
+    importer: Any = type("Importer", (), {"modules": {}})()
+    one = watchers.Watchers(watch, importer, channel)
+    before = threading.active_count()
+    ended: list[None] = []
+    one.on_end = lambda: ended.append(None)
+    for count in (1, 2, 3):
+        one.poll("5")
+        wait_until(lambda count=count: len(ended) == count)
+    wait_until(lambda: threading.active_count() == before)
