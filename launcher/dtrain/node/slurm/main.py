@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from dtrain.node.slurm.orders import FirstOrder, LaterOrder
 
 STREAM = re.compile(rb"([a-z]+)-(0|[1-9][0-9]{0,8})\.(?:out|err)")
+CLOCKS = re.compile(r"\b(?:RunTime|LastSchedEval)=\S*")
+"""What changes in the state of a job although nothing has happened."""
 QUEUED = re.compile(r"\bJobState=(?:PENDING|CONFIGURING)\b")
 POLL = 0.1
 """Seconds between two looks at the output files."""
@@ -184,21 +186,24 @@ class StateWatch(threading.Thread):
         self.answers: queue.SimpleQueue[CommandResult] = queue.SimpleQueue()
         self._job = job
         self._asked = threading.Event()
+        self._since = time.monotonic()
+        """When the state has changed, or is about to."""
 
     def run(self) -> None:
         before: str | None = None
-        since = time.monotonic()
         while True:
             answer = self._job.describe()
-            if answer.text != before:
-                before, since = answer.text, time.monotonic()
+            state = CLOCKS.sub("", answer.text)
+            if state != before:
+                before, self._since = state, time.monotonic()
                 self.answers.put(answer)
-            age = time.monotonic() - since
+            age = time.monotonic() - self._since
             self._asked.wait(min(LAST_LOOK, FIRST_LOOK + age / 10))
             self._asked.clear()
 
     def hurry(self) -> None:
-        """Ask now."""
+        """Ask now, and soon again."""
+        self._since = time.monotonic()
         self._asked.set()
 
 
@@ -257,6 +262,7 @@ class JobRelay:
         """Report the job until the launcher says that it is over."""
         watch = StateWatch(job)
         watch.start()
+        watchers.on_end = watch.hurry  # they end with the job
         finish_at = 0.0
         kill: bool | None = None  # a job to cancel, and how
         cancel_at = 0.0

@@ -18,6 +18,8 @@ from dtrain.node.slurm.step_output import StepInput
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Callable
+
     from dtrain.node.agent.launcher_channel import LauncherChannel
     from dtrain.node.agent.wire import Json
     from dtrain.node.importer import Importer
@@ -42,6 +44,8 @@ class Watchers:
         self._start_at = 0.0
         self._failure = ""
         self._report_at = 0.0
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when a step of watchers ends."""
 
     def poll(self, job: str) -> None:
         """Start the watchers if none run. The job is running."""
@@ -80,7 +84,8 @@ class Watchers:
             self._input.put(framed(pack(PROGRAM, self._importer.modules)))
             self.send({name: self._order[name] for name in ("folder", "world_size")})
             for work in (self._read, self._write):
-                threading.Thread(target=work, args=(self._process,), daemon=True).start()
+                arguments = self._process, self._input
+                threading.Thread(target=work, args=arguments, daemon=True).start()
 
     def send(self, order: Json) -> None:
         self._input.put(encode(order) + b"\n")
@@ -94,15 +99,15 @@ class Watchers:
                 process.wait(END_LIMIT)
             process.terminate()
 
-    def _write(self, process: subprocess.Popen[bytes]) -> None:
+    def _write(self, process: subprocess.Popen[bytes], orders: queue.SimpleQueue[bytes]) -> None:
         """Runs in a thread of its own: the step may start late."""
         assert process.stdin
         with contextlib.suppress(OSError), process.stdin as stream:
-            for data in iter(self._input.get, b""):
+            for data in iter(orders.get, b""):
                 stream.write(data)
                 stream.flush()
 
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
+    def _read(self, process: subprocess.Popen[bytes], orders: queue.SimpleQueue[bytes]) -> None:
         """Report what the watchers write. Runs in a thread of its own."""
         assert process.stdout
         joined, said = StepInput(), b""
@@ -115,6 +120,9 @@ class Watchers:
                     continue
                 if message is not None:
                     self._channel.send(message)
-        if process.wait():
+        status = process.wait()
+        orders.put(b"")  # the other thread ends
+        self.on_end()
+        if status:
             self._failure = shown(said).strip() or "srun ended"
             self._report_at = time.monotonic() + END_LIMIT
