@@ -159,6 +159,15 @@ def batch_script(desk: Desk, command: str) -> None:
     assert "#SBATCH --nodes=8\n" in (desk.folder / "job.sbatch").read_text()
 
 
+def manifest(desk: Desk, command: str) -> None:
+    page = (ROOT / "cli/dtrain_cli/help/kubernetes.md").read_text("utf-8")
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (desk.folder / "kubernetes.yaml").write_text(text)
+    desk.succeeds(command)
+    *_, job = yaml.safe_load_all((desk.folder / "job.yaml").read_text())
+    assert job["kind"] == "JobSet"
+
+
 def dry_run_json(desk: Desk, command: str) -> None:
     document = json.loads(desk.succeeds(command))
     assert [host["host"] for host in document["hosts"]] == [f"gpu0{n}" for n in range(1, 9)]
@@ -320,6 +329,7 @@ COVERED: dict[str, Callable[[Desk, str], None]] = {
     "dtrain launch cluster.yaml --dry-run --json": dry_run_json,
     "dtrain launch cluster.yaml --dry-run --output rendered": dry_run_output,
     "dtrain launch slurm.yaml --dry-run > job.sbatch": batch_script,
+    "dtrain launch kubernetes.yaml --dry-run > job.yaml": manifest,
     "bash rendered/gpu01/worker-0.sh": script_by_hand,
     "dtrain plan --model-size 100B": plan,
     "dtrain plan --model llama-3-70b --gpus 128 --gpu h100 --tokens 2T": plan_training,

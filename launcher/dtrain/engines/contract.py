@@ -1,8 +1,10 @@
 """The contract of every engine: what starts a launch plan and reports its state.
 
-SSH and Slurm are engines. Commands, views, records and logs do not know which one runs.
+SSH, Slurm and Kubernetes are engines. Commands, views, records and logs do not know which one
+runs.
 
-    render   `dtrain.launchplan.shell` for SSH, `dtrain.engines.slurm.script` for Slurm: pure
+    render   `dtrain.launchplan.shell` for SSH, `dtrain.engines.slurm.script` for Slurm,
+             `dtrain.engines.kubernetes.manifest` for Kubernetes: pure
     submit   `Engine.run`: give the run a name and a folder, start the job, then follow it
     follow   `Engine.attach`: show a run that was submitted before, until it ends
     stop     a request to the `Control` of `run` or `attach`

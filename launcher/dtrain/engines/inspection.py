@@ -23,16 +23,15 @@ def examine_allocated(
 ) -> Evidence:
     """The facts about a job whose hosts an engine chooses. Raises UsageError for ``rendezvous``,
     which needs hosts by name."""
-    if request.spec().cluster.kubernetes is not None:
-        raise UsageError(
-            "this version of dtrain cannot check a Kubernetes cluster",
-            hint=f"dtrain launch {request.file} --dry-run | kubectl apply --dry-run=server -f -",
-        )
     if rendezvous:
         raise UsageError(
             "`rendezvous` and `bandwidth` need hosts by name, but an engine chooses them",
             hint="leave the option out, or check a copy of the file with cluster.hosts",
         )
+    if request.spec().cluster.kubernetes is not None:
+        from dtrain.engines.kubernetes import inspection as kubernetes
+
+        return kubernetes.examine(request)
     transport = Transports(request.base, ask, notice=on_notice or (lambda text: None))
     try:
         inside = allocation.current(request.spec(), os.environ)

@@ -68,7 +68,7 @@ FEATURES = (
     ),
     Feature("`dtrain exec` on the machines of a run", kubernetes=False),
     Feature("number of machines, from a queue", ("cluster.nodes",), ssh=False),
-    Feature("`dtrain check`", kubernetes=False),
+    Feature("`dtrain check`"),
     Feature("`dtrain init`, GPU types for `dtrain plan`", kubernetes=False),
     Feature(
         "hosts by name",

@@ -119,8 +119,6 @@ class PodOutput:
                     if f"{found.process}.out" in self._writers:
                         self.ends.append(found)
                         continue
-            if not text.strip():
-                continue
             self.words.append(text.decode(errors="replace").rstrip("\n"))
             pieces.setdefault(f"{self._first}.err", []).append(text.rstrip(b"\n") + b"\n")
         grown = {}

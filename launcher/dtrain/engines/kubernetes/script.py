@@ -1,8 +1,8 @@
 """The script of each pod, ``job.sh``: all processes of one host. Pure.
 
-The script needs no dtrain in the image, only bash, sed and mkfifo. A pod knows its node rank from
-``JOB_COMPLETION_INDEX``, and all addresses from the name of the JobSet. Each process gets the
-environment of an SSH launch.
+The script needs no dtrain in the image, only bash and the basic programs of Linux. A pod knows its
+node rank from ``JOB_COMPLETION_INDEX``, and all addresses from the name of the JobSet. Each process
+gets the environment of an SSH launch.
 
 Kubernetes keeps one log for each container. So the script puts the name of the process in front of
 each line, and adds a line about the end of each process. `dtrain.engines.kubernetes.lines` reads
@@ -139,8 +139,8 @@ def _start(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
     yield "# Puts a name in front of each line."
     yield "dtrain_label() {"
     yield "  trap '' TERM"
-    # Without a look at the next line, which would delay each line: no address `$`.
-    yield '  LC_ALL=C exec sed -u "s/^/[$1] /"'
+    # grep completes a last line without a newline. sed would read the next line before.
+    yield "  LC_ALL=C grep -a --line-buffered '' | LC_ALL=C sed -u \"s/^/[$1] /\""
     yield "}"
     yield ""
     yield "# TERM for all processes, and KILL after job.grace."
@@ -196,10 +196,8 @@ def _end(plan: LaunchPlan) -> Iterator[str]:
     yield '    wait "${dtrain_processes[dtrain_number]}"'
     yield "    dtrain_ended=$?"
     yield "    dtrain_time=${EPOCHREALTIME:-$(date +%s)}"
-    # The last line of a process may have no newline.
-    yield "    printf '\\n%s\\n' \\"
     yield (
-        f'      "{MARK} ${{dtrain_names[dtrain_number]}} ended: $dtrain_ended'
+        f'    echo "{MARK} ${{dtrain_names[dtrain_number]}} ended: $dtrain_ended'
         ' at ${dtrain_time/,/.}"'
     )
     yield '    unset "dtrain_processes[dtrain_number]"'
