@@ -208,6 +208,14 @@ def test_pods_that_cannot_be_scheduled_are_shown(desk: Desk) -> None:
     assert launch.wait().code == 130
 
 
+def test_a_quota_without_room_is_shown(desk: Desk) -> None:
+    desk.kubernetes.limit(pods="1")
+    launch = desk.launch(WAIT)
+    launch.until("waits: FailedCreate: exceeded quota")
+    launch.send(signal.SIGINT)
+    assert launch.wait().code == 130
+
+
 def test_a_queue(desk: Desk) -> None:
     desk.kubernetes.add_queue("gpu")
     launch = desk.start("launch", str(desk.file("echo done", {"queue": "gpu"})))

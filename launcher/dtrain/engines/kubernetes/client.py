@@ -107,15 +107,16 @@ class Client:
         Raises ConnectError if the server cannot be reached or is not ready, AuthError,
         NotFoundError, ConflictError, AnswerError, and PrepareError for other refusals.
         """
+        attempted = self._attempted(method, path)
         answer = self._send(method, path, body, query, READ_SECONDS)
         try:
-            data = self._read(answer, path)
+            data = self._read(answer, attempted)
         finally:
             answer.release_conn()
         try:
             return parse_object(data)
         except ProtocolError as error:
-            raise AnswerError(self.host, f"reading {path}", error) from None
+            raise AnswerError(self.host, attempted, error) from None
 
     def stream(self, path: str, **query: str | int) -> Generator[list[bytes]]:
         """The lines of an answer without an end, as they arrive, each with its newline. The last
@@ -123,6 +124,7 @@ class Client:
         breaks."""
         import urllib3
 
+        attempted = self._attempted("GET", path)
         answer = self._send("GET", path, None, query, STREAM_SECONDS)
         rest = b""
         try:
@@ -130,11 +132,11 @@ class Client:
                 *lines, rest = (rest + chunk).split(b"\n")
                 yield [line + b"\n" for line in lines]
                 if len(rest) > MAX_LINE:
-                    raise AnswerError(self.host, f"reading {path}", "a line is too long")
+                    raise AnswerError(self.host, attempted, "a line is too long")
             if rest:
                 yield [rest]
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise ConnectError(self.host, f"reading {path}", _words(error)) from None
+            raise ConnectError(self.host, attempted, _words(error)) from None
         finally:
             answer.close()
 
@@ -156,7 +158,7 @@ class Client:
         if answer.status < 300:
             return answer
         try:
-            said = self._said(self._read(answer, path))
+            said = self._said(self._read(answer, self._attempted(method, path)))
         finally:
             answer.close()
         raise self._refusal(answer.status, method, path, said)
@@ -205,15 +207,18 @@ class Client:
                 hint="check that `kubectl version` works",
             ) from None
 
-    def _read(self, answer: Any, path: str) -> bytes:
+    def _attempted(self, method: str, path: str) -> str:
+        return f"{method} {path.format(namespace=self.namespace)}"
+
+    def _read(self, answer: Any, attempted: str) -> bytes:
         import urllib3
 
         try:
             data: bytes = answer.read(MAX_ANSWER + 1)
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise ConnectError(self.host, f"reading {path}", _words(error)) from None
+            raise ConnectError(self.host, attempted, _words(error)) from None
         if len(data) > MAX_ANSWER:
-            raise AnswerError(self.host, f"reading {path}", f"more than {MAX_ANSWER} bytes")
+            raise AnswerError(self.host, attempted, f"more than {MAX_ANSWER} bytes")
         return data
 
     def _said(self, data: bytes) -> str:
@@ -226,7 +231,7 @@ class Client:
         return text[:500]
 
     def _refusal(self, status: int, method: str, path: str, said: str) -> Exception:
-        attempted = f"{method} {path.format(namespace=self.namespace)}"
+        attempted = self._attempted(method, path)
         reason = said or f"HTTP status {status}"
         if status == 401:
             return AuthError(

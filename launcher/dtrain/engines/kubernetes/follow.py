@@ -22,6 +22,7 @@ from dtrain.engines.kubernetes.reading import (
     Readers,
     Recovered,
     Trouble,
+    Warned,
 )
 from dtrain.failures.cause import Report
 from dtrain.runs.log_store import StorageError
@@ -113,10 +114,13 @@ class JobFollower:
                 job.pod_seen(pod, removed=True)
             case JobSeen(state):
                 job.job_seen(state)
+                self._readers.pods_missing = job.pods_missing
             case Lines():
                 job.keep(event)
             case LogEnded(uid):
                 job.log_ended(uid)
+            case Warned(text):
+                job.warned(text)
             case Trouble(text):
                 job.notice(f"{text}; the job goes on, trying again")
             case Recovered():

@@ -81,6 +81,8 @@ class KubernetesJob:
         self._waiting: dict[str, Pod] = {}
         """Pods of a later attempt."""
         self._states: dict[str, tuple[ShownState, str]] = {}
+        self._present: set[str] = set()
+        """Hosts whose pod was there in this attempt."""
         self._shown: set[str] = set()
         self._changed: dict[str, int] = {}
         self._save_due = self._sizes_due = 0.0
@@ -124,6 +126,19 @@ class KubernetesJob:
             if detail:
                 self.notice_once(f"{self.name} {detail}")
 
+    @property
+    def pods_missing(self) -> bool:
+        """Whether the job runs and has not all its pods."""
+        state = self.state
+        runs = state is not None and not state.suspended and not state.over
+        return runs and len(self._present) < len(self.plan.hosts)
+
+    def warned(self, text: str) -> None:
+        """Kubernetes says why it does not create a pod."""
+        for host in self.plan.host_names:
+            if host not in self._present:
+                self._show(host, ShownState.QUEUED, text)
+
     def pod_seen(self, pod: Pod, *, removed: bool = False) -> FollowedPod | None:
         """A pod has changed. Returns it if its log can be read from now on. Raises StorageError."""
         if pod.index >= len(self.plan.hosts):
@@ -135,6 +150,7 @@ class KubernetesJob:
         if pod.attempt < self.record.attempt and known is None:
             return None
         host = self.plan.hosts[pod.index].host.name
+        self._present.add(host)
         if known is None:
             if not pod.started or removed:
                 self._show(host, pod.state, pod.detail)
@@ -239,6 +255,7 @@ class KubernetesJob:
         self._recorder.next_attempt(number + 1, self.plan)
         self.pods.clear()
         self._states.clear()
+        self._present.clear()
         waiting, self._waiting = self._waiting, {}
         return [new for pod in waiting.values() if (new := self.pod_seen(pod)) is not None]
 

@@ -257,3 +257,25 @@ class WatchEvent:
 def watch_event(value: Any) -> WatchEvent:
     """Raises ProtocolError."""
     return decode(WatchEvent, value, "event")
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    type: Word = ""
+    reason: Word = ""
+    message: Sentence = ""
+
+
+_OF_POD = re.compile(r'.*pods "[^"]*" is forbidden: ')
+"""Names a pod with random letters, so that each message would differ."""
+
+
+def warnings(value: Any) -> tuple[str, ...]:
+    """The warnings in a list of events, each once. Raises ProtocolError."""
+    events = [decode(_Event, one, "event") for one in object_list(value).items]
+    texts = (
+        _sentence(one.reason, _OF_POD.sub("", one.message))
+        for one in events
+        if one.type == "Warning"
+    )
+    return tuple(dict.fromkeys(texts))

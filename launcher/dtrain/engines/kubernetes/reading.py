@@ -6,6 +6,7 @@ expired and a watch that ends do not end a job.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -73,6 +74,13 @@ class LogEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Warned:
+    """Why a pod is missing."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Trouble:
     """A question without an answer; it is asked again."""
 
@@ -84,7 +92,9 @@ class Recovered:
     pass
 
 
-Event = PodsListed | PodChanged | PodRemoved | JobSeen | Lines | LogEnded | Trouble | Recovered
+Event = (
+    PodsListed | PodChanged | PodRemoved | JobSeen | Lines | LogEnded | Warned | Trouble | Recovered
+)
 
 
 class Readers:
@@ -98,6 +108,9 @@ class Readers:
         self._stopped = threading.Event()
         self.events: queue.Queue[Event] = queue.Queue(MAX_WAITING)
         self._troubled: set[str] = set()
+        self._job_events = f"involvedObject.name={name}-{names.REPLICATED_JOB}-0"
+        self.pods_missing = False
+        """Whether to ask why pods are missing."""
 
     def start(self) -> None:
         self._thread("pods", self._watch_pods)
@@ -147,8 +160,17 @@ class Readers:
             else:
                 self._recovered("job")
                 self._send(JobSeen(state))
+                if self.pods_missing:
+                    self._ask_for_warnings()
             delay = FIRST_DELAY
             self._stopped.wait(JOB_SECONDS)
+
+    def _ask_for_warnings(self) -> None:
+        path = "/api/v1/namespaces/{namespace}/events"
+        with contextlib.suppress(NodeError, ProtocolError):  # not everybody may read events
+            found = self._client.request("GET", path, fieldSelector=self._job_events)
+            for text in objects.warnings(found):
+                self._send(Warned(text))
 
     def _watch_pods(self) -> None:
         delay = FIRST_DELAY
