@@ -117,14 +117,16 @@ class KubernetesJob:
     def job_seen(self, state: JobState | None) -> None:
         self.seen |= state is not None
         self.state = state
-        if state is not None and not self.pods:
-            keys = self.plan.kubernetes
-            queue = f" {keys.queue}" if keys is not None and keys.queue else ""
-            detail = f"waits in the queue{queue}" if state.suspended else ""
-            for host in self.plan.host_names:
-                self._show(host, ShownState.QUEUED, detail)
-            if detail:
-                self.notice_once(f"{self.name} {detail}")
+        if state is None:
+            return
+        keys = self.plan.kubernetes
+        queue = f"waits in the queue {keys.queue or ''}".rstrip() if keys is not None else ""
+        if state.suspended:
+            self.notice_once(f"{self.name} {queue}")
+        for host in self.plan.host_names:
+            shown = self._states.get(host)
+            if host not in self._present and (shown is None or shown[1] in ("", queue)):
+                self._show(host, ShownState.QUEUED, queue if state.suspended else "")
 
     @property
     def pods_missing(self) -> bool:
@@ -224,7 +226,8 @@ class KubernetesJob:
             return
         self._states[host] = state, detail
         self._recorder.record(journal.HostState(host, state, detail))
-        if detail and state in (ShownState.QUEUED, ShownState.PREPARING):
+        queued = state is ShownState.QUEUED and not detail.startswith("waits in the queue")
+        if detail and (queued or state is ShownState.PREPARING):
             self.notice_once(f"{host} waits: {detail}")
 
     def _record_sizes(self, now: float) -> None:
