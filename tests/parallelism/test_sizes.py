@@ -120,7 +120,6 @@ def test_sizes_by_option_recognize_gpt_3s_mlp() -> None:
     assert not gpt.gated
     grouped = shape_from_sizes(layers=96, hidden=12288, heads=96, kv_heads=8, ffn_hidden=49152)
     assert grouped.gated
-    assert shape_from_sizes(layers=2, hidden=512, gated=False).ffn_hidden == 2048
 
 
 def test_options_for_a_mixture_of_experts() -> None:
@@ -151,8 +150,3 @@ def test_contradicting_sizes_name_their_fields(sizes, message: str, hint: str) -
         shape_from_sizes(**{"layers": 32, "hidden": 4096, **sizes})
     assert message in caught.value.message
     assert hint in caught.value.hint
-
-
-def test_a_head_size_frees_heads_from_dividing_the_hidden_size() -> None:
-    shape = shape_from_sizes(layers=28, hidden=3072, heads=16, head_size=256)
-    assert shape.heads * shape.head_size == 4096

@@ -27,7 +27,7 @@ import threading
 import time
 
 from dtrain.node.agent.folder import expand
-from dtrain.node.agent.processes import reap, signal_name
+from dtrain.node.agent.processes import exit_of, reap
 from dtrain.node.agent.spawn import spawn, why_not_executed
 from dtrain.node.agent.sweep import Sweep, Tag, adopt_orphans, load_prctl
 from dtrain.node.agent.wire import DATA, HEADER, MESSAGE, PREAMBLE, encode, raw
@@ -97,11 +97,7 @@ class NodeCommand:
         return self.status is not None and not lingers
 
     def message(self) -> Json:
-        status = self.status or 0
-        code: int | None = status >> 8
-        name: str | None = None
-        if status & 0x7F:
-            code, name = None, signal_name(status & 0x7F)
+        code, name = exit_of(self.status or 0)
         if self.reason:
             code, name = FAILED, None
         return {

@@ -166,6 +166,13 @@ def signal_name(number: int) -> str:
         return "signal %d" % number
 
 
+def exit_of(status: int) -> tuple[int | None, str | None]:
+    """The exit code in a wait status, or the name of the signal that ended the process."""
+    if os.WIFSIGNALED(status):
+        return None, signal_name(os.WTERMSIG(status))
+    return os.WEXITSTATUS(status), None
+
+
 def own_start() -> int:
     me = look(os.getpid())
     return me.start if me is not None else 0

@@ -21,7 +21,15 @@ from dtrain.node.agent.folder import discard
 from dtrain.node.agent.kernel_log import oom_kills
 from dtrain.node.agent.network import share_ports
 from dtrain.node.agent.preparation import Preparation
-from dtrain.node.agent.processes import Proc, look, name_list, own_start, reap, signal_name
+from dtrain.node.agent.processes import (
+    Proc,
+    exit_of,
+    look,
+    name_list,
+    own_start,
+    reap,
+    signal_name,
+)
 from dtrain.node.agent.sweep import Sweep, Tag, adopt_orphans, load_prctl
 from dtrain.node.agent.wire import RefusedError, raw
 from dtrain.node.telemetry.sampler import Files, Sampler
@@ -275,20 +283,14 @@ class Supervisor:
 
     def _exited(self, worker: Worker, status: int) -> None:
         ended = time.time()
-        code: int | None = None
-        signame: str | None = None
+        code, signame = exit_of(status)
         error = worker.error
         if error is not None:
-            code = error.pop("code")
-        elif os.WIFSIGNALED(status):
-            signame = signal_name(os.WTERMSIG(status))
-        else:
-            code = os.WEXITSTATUS(status)
-            if self._containers and self._containers["waits"] and code > 128:
-                # As the client reports the signal that ended the worker.
-                number = code - 128
-                if number in signal.valid_signals():
-                    code, signame = None, signal_name(number)
+            code, signame = error.pop("code"), None
+        elif code is not None and self._containers and self._containers["waits"]:
+            number = code - 128  # as the client reports the signal that ended the worker
+            if number in signal.valid_signals():
+                code, signame = None, signal_name(number)
         bad = code != 0
         if bad and error is None:
             error = error_report(os.path.join(self._folder, worker.name + b".error.json"))

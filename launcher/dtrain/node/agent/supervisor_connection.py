@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 import threading
 import time
 
 from dtrain.node.agent.control import call_supervisor, lives
-from dtrain.node.agent.processes import reap, signal_name
+from dtrain.node.agent.processes import exit_of, reap
 from dtrain.node.agent.pulse import Pulse
 from dtrain.node.agent.worker_files import decode
 
@@ -108,7 +107,5 @@ class SupervisorConnection:
     def child_ended(self, pid: int, status: int) -> None:
         if pid == self.pid:
             self.pid = 0
-            if os.WIFSIGNALED(status):
-                self.end = "killed by " + signal_name(os.WTERMSIG(status))
-            else:
-                self.end = "status %d" % os.WEXITSTATUS(status)
+            code, signame = exit_of(status)
+            self.end = "killed by " + signame if signame else "status %s" % code

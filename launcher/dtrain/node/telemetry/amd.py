@@ -35,14 +35,14 @@ class Amd:
         self._next_start = 0.0
         self._output = b""
         self._rows: list[list[Any]] = []
-        self._then = 0.0
+        self._rows_at = 0.0
 
     def read(self, _xids: dict[str, int]) -> list[list[Any]]:
         now = time.monotonic()
         if self._tool is not None and not self._tool.ended:
             self._output = (self._output + self._tool.read())[:MAX_OUTPUT]
             if self._tool.ended:
-                self._take(now)
+                self._keep_rows(now)
             elif now >= self._next_start:
                 self._tool.stop()
                 self._try_next()
@@ -51,12 +51,12 @@ class Amd:
             program = self._programs[0]
             with contextlib.suppress(OSError):
                 self._tool = Tool([program, *ARGUMENTS[program.rpartition("/")[2]]])
-        return self._rows if now - self._then < PAUSE + STALE else []
+        return self._rows if now - self._rows_at < PAUSE + STALE else []
 
-    def _take(self, now: float) -> None:
+    def _keep_rows(self, now: float) -> None:
         rows = rows_of(self._output)
         if rows:
-            self._rows, self._then = rows, now
+            self._rows, self._rows_at = rows, now
         else:
             self._try_next()
 

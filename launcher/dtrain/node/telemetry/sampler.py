@@ -203,16 +203,13 @@ def average(window: list[Json]) -> Json:
         pairs = [one[name] for one in window if one[name] is not None]
         found[name] = [mean(column, 0) for column in zip(*pairs)] if pairs else None
     found["gpus"] = [gpu_average(rows) for rows in grouped(window, "gpus")]
-    found["ranks"] = [
-        [
-            rows[-1][0],
-            mean([row[1] for row in rows], 2),
-            highest([row[2] for row in rows]),
-            highest([row[3] for row in rows]),
-        ]
-        for rows in grouped(window, "ranks")
-    ]
+    found["ranks"] = [rank_average(rows) for rows in grouped(window, "ranks")]
     return found
+
+
+def rank_average(rows: list[list[Any]]) -> list[Any]:
+    names, cpu, memory, files = zip(*rows)
+    return [names[-1], mean(cpu, 2), highest(list(memory)), highest(list(files))]
 
 
 def gpu_average(rows: list[list[Any]]) -> list[Any]:

@@ -187,19 +187,15 @@ def shape_from_sizes(
     ffn_hidden: int | None = None,
     vocab: int | None = None,
     seq_len: int | None = None,
-    head_size: int | None = None,
     experts: int = 0,
     experts_per_token: int | None = None,
-    gated: bool | None = None,
-    tied: bool = False,
-    name: str = "",
 ) -> Shape:
     """Return the shape with these sizes, and defaults for the rest.
 
     Heads of 128 (or of 64 if 128 does not divide), as many key and value heads, a gated MLP
     of 8/3 hidden rounded up to 256 or a plain one of 4 hidden, 2 experts per token, 4096 tokens,
     128256 words (50304 below hidden 4096). An MLP of exactly 4 hidden with one key head per
-    head is treated as GPT-3's, which is not gated, unless ``gated`` is given.
+    head is treated as GPT-3's, which is not gated.
 
     Raises:
         UsageError: sizes do not fit together; names the fields.
@@ -212,24 +208,21 @@ def shape_from_sizes(
         ("ffn_hidden", ffn_hidden),
         ("vocab", vocab),
         ("seq_len", seq_len),
-        ("head_size", head_size),
     ):
         if value is not None and value < 1:
             raise UsageError(f"`{field}={value}` is not a size", hint="at least 1")
     if heads is None:
-        size = head_size or (128 if hidden % 128 == 0 else 64)
+        size = 128 if hidden % 128 == 0 else 64
         if hidden % size:
             raise UsageError(
                 f"`hidden={hidden}` does not divide into heads of {size}", hint="set `heads`"
             )
         heads = hidden // size
-    if head_size is None:
-        if hidden % heads:
-            raise UsageError(
-                f"`heads={heads}` does not divide `hidden={hidden}`",
-                hint=f"use `heads={_divisor(hidden, heads)}`",
-            )
-        head_size = hidden // heads
+    if hidden % heads:
+        raise UsageError(
+            f"`heads={heads}` does not divide `hidden={hidden}`",
+            hint=f"use `heads={_divisor(hidden, heads)}`",
+        )
     kv_heads = heads if kv_heads is None else kv_heads
     if heads % kv_heads:
         raise UsageError(
@@ -237,10 +230,9 @@ def shape_from_sizes(
             hint=f"use `kv_heads={_divisor(heads, kv_heads)}`",
         )
     chosen = _experts_per_token(experts, experts_per_token)
-    if gated is None:
-        gated = not (ffn_hidden == 4 * hidden and kv_heads == heads and not experts)
+    gated = not (ffn_hidden == 4 * hidden and kv_heads == heads and not experts)
     if ffn_hidden is None:
-        ffn_hidden = -(-8 * hidden // 768) * 256 if gated else 4 * hidden
+        ffn_hidden = -(-8 * hidden // 768) * 256
     return Shape(
         layers=layers,
         hidden=hidden,
@@ -249,12 +241,10 @@ def shape_from_sizes(
         ffn_hidden=ffn_hidden,
         vocab=vocab or (128256 if hidden >= 4096 else 50304),
         seq_len=seq_len or 4096,
-        head_size=head_size,
+        head_size=hidden // heads,
         gated=gated,
-        tied=tied,
         experts=experts,
         experts_per_token=chosen,
-        name=name,
     )
 
 

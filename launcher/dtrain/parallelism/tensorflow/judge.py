@@ -19,15 +19,13 @@ from dtrain.parallelism.tensorflow.verdict import Assignment, Placed, TensorFlow
 _GIB = 2.0**30
 
 
-def answer(question: Question, *, host_memory: float | None = None) -> TensorFlowPlan:
+def answer(question: Question) -> TensorFlowPlan:
     """Evaluate every strategy of ``tf.distribute``.
 
-    ``host_memory`` is one host's memory in GiB. If unknown, strategies that keep variables
-    there are evaluated by their GPUs only, and state the memory that hosts need.
+    Strategies that keep variables in hosts' memory, which is unknown, are evaluated by their GPUs
+    only, and state the memory that hosts need.
     """
-    job = _Job(
-        question.shape, question.cluster, question.global_batch, question.precision, host_memory
-    )
+    job = _Job(question.shape, question.cluster, question.global_batch, question.precision)
     verdicts = tuple(sorted(job.verdicts(), key=lambda verdict: not verdict.fits))
     held = verdicts[0].fits
     assignment = None if held or job.tpu else job.assignment()
@@ -50,7 +48,6 @@ class _Job:
     cluster: GpuCluster
     global_batch: int
     precision: Precision
-    host_memory: float | None
 
     @property
     def limit(self) -> float:
@@ -90,12 +87,10 @@ class _Job:
             tpu, fits=False, reason=f"the cluster has no TPUs but {self.cluster.gpu.name} GPUs"
         )
 
-    def _way(
-        self, replicas: int, *, variables: bool = True, part: Part | None = None
-    ) -> tuple[Way, KerasMemory]:
+    def _way(self, replicas: int, *, variables: bool = True) -> tuple[Way, KerasMemory]:
         """Return the fastest way that fits, or the smallest: recomputing costs a third of
         the time, and small micro-batches less than that."""
-        part = part or Part.whole(self.shape)
+        part = Part.whole(self.shape)
         tried = []
         for way in _ways(-(-self.global_batch // replicas)):
             memory = on_gpu(
@@ -176,19 +171,18 @@ class _Job:
         at once.
         """
         way, memory = self._way(replicas, variables=False)
-        room = self.host_memory is None or host <= self.host_memory
-        fits = memory.total <= self.limit and room
+        fits = memory.total <= self.limit
         reason = f"variables live in {home}: "
-        if memory.total > self.limit:
+        if not fits:
             reason += (
                 f"a copy of all of them and their gradients take {8 * self.gigabytes:.0f} GiB of "
                 f"it, {memory.total:.0f} with the rest, on {self.limit:.1f}"
             )
-        elif not room:
-            reason += f"a host needs {host:.0f} GiB of memory and has {self.host_memory:.0f}"
         else:
-            needs = f" if each host has {host:.0f} GiB" if self.host_memory is None else ""
-            reason += f"fits in {memory.total:.1f} of {self.limit:.1f} GiB{needs}, but is slow"
+            reason += (
+                f"fits in {memory.total:.1f} of {self.limit:.1f} GiB if each host has {host:.0f} "
+                "GiB, but is slow"
+            )
         return Verdict(name, fits, where, way, memory, host, reason)
 
     def assignment(self) -> Assignment | None:
