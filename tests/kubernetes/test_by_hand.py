@@ -47,19 +47,12 @@ def results(kubernetes: Kubernetes, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    ("api", "plural", "end"),
-    [("jobset", "jobsets", "Completed"), ("trainjob", "trainjobs", "Complete")],
-)
-def test_torchrun_trains_on_two_pods(
-    kubernetes: Kubernetes, launcher: Launcher, api: str, plural: str, end: str
-) -> None:
-    name = apply(kubernetes, launcher, TORCH, 2, api=api)
-    kubernetes.wait_for_end(plural, name)
+def test_a_trainjob_runs_torchrun(kubernetes: Kubernetes, launcher: Launcher) -> None:
+    name = apply(kubernetes, launcher, TORCH, 2, api="trainjob")
+    kubernetes.wait_for_end("trainjobs", name)
     found = results(kubernetes, name)
     assert [one["sum"] for one in found] == [10.0] * 4, kubernetes.all_logs()
     assert {one["hostname"] for one in found} == {f"{name}-node-0-0", f"{name}-node-0-1"}
-    kubernetes.wait_for(plural, name, end)
 
 
 @pytest.mark.tensorflow

@@ -89,16 +89,18 @@ class Container:
         enter = ["/usr/bin/nsenter", "-t", str(host.pid), "--net", "--ipc", "--pid"]
         unshare = ["/usr/bin/unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child"]
         script = _script(root, settings, said)
+        self._errors = root.with_name(f"{root.name}.errors")
         defaults = {"PATH": settings.path, "HOME": "/root", "HOSTNAME": settings.name}
-        self._process = subprocess.Popen(
-            [*enter, *unshare, "/bin/bash", "-c", script, "container", *settings.argv],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**defaults, **settings.environment},
-            pass_fds=[said],
-            start_new_session=True,
-        )
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [*enter, *unshare, "/bin/bash", "-c", script, "container", *settings.argv],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**defaults, **settings.environment},
+                pass_fds=[said],
+                start_new_session=True,
+            )
         os.close(said)
         with open(known, "rb") as pipe:
             # Not to its end: the processes around the container keep the pipe open.
@@ -113,12 +115,16 @@ class Container:
         with self._process.stdout as pipe:
             while data := os.read(pipe.fileno(), 1 << 16):
                 self.log.feed(data)
+        if not self.pid:
+            self.log.feed(self._errors.read_bytes())
         self.log.end()
 
     def wait(self) -> int:
         """The exit status, after all of the output; 128 and the number of a signal."""
         status = self._process.wait()
         self._reader.join()
+        if b"sigprocmask unblock failed" in self._errors.read_bytes():
+            return 137  # unshare cannot end itself by the KILL that ended its child
         return status if status >= 0 else 128 - status
 
     def signal(self, number: signal.Signals) -> None:
@@ -158,7 +164,7 @@ def _script(root: Path, settings: Settings, said: int) -> str:
         f"mkdir -p .{folder}",
         _FIND.format(said=said, status=NOT_FOUND),
         f'echo "$pid" >&{said}',
-        f"exec {said}>&-",
+        f"exec {said}>&- 2>&1",
         f'exec chroot {owner} "$ROOT" {_ENV} -C {folder} {hidden} PATH="$PATH_GIVEN" {kept} "$@"',
     ]
     return "\n".join(lines)
