@@ -7,27 +7,15 @@ from typing import Annotated
 import typer
 
 from dtrain import api
-from dtrain_cli import completion
 from dtrain_cli.commands.watch import Watch
-from dtrain_cli.views import Display
+from dtrain_cli.parameters import Fold, OpenRun, ShowAs
 
 
 def attach(
-    run: Annotated[
-        str,
-        typer.Argument(
-            help="A run's name, or its first characters.",
-            metavar="RUN",
-            autocompletion=completion.open_runs,
-        ),
-    ],
+    run: OpenRun,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per event.")] = False,
-    fold: Annotated[
-        bool, typer.Option("--fold", help="Show a line that several ranks write only once.")
-    ] = False,
-    view: Annotated[
-        Display | None, typer.Option(help="How to show the run; default: live on a terminal.")
-    ] = None,
+    fold: Fold = False,
+    view: ShowAs = None,
 ) -> None:
     """Watch a run; Ctrl-C leaves it running."""
     watch = Watch(stopping=False, json=json, fold=fold, display=view)

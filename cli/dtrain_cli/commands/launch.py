@@ -21,7 +21,8 @@ from dtrain.spec.report import render_warnings
 from dtrain_cli import completion
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.output import write
-from dtrain_cli.views import Display, Filters
+from dtrain_cli.parameters import Fold, ShowAs
+from dtrain_cli.views import Filters
 
 if TYPE_CHECKING:
     from dtrain.launchplan.plan import LaunchPlan
@@ -71,12 +72,8 @@ def launch(
             autocompletion=completion.hosts,
         ),
     ] = None,
-    fold: Annotated[
-        bool, typer.Option("--fold", help="Show a line that several ranks write only once.")
-    ] = False,
-    view: Annotated[
-        Display | None, typer.Option(help="How to show the run; default: live on a terminal.")
-    ] = None,
+    fold: Fold = False,
+    view: ShowAs = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Forward the job's TensorBoard to this machine.")
     ] = False,

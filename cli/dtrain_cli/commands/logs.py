@@ -24,6 +24,7 @@ from dtrain.spec.scalars import seconds
 from dtrain_cli import completion
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.commands.watch import Departure
+from dtrain_cli.parameters import Fold
 from dtrain_cli.standard import OutputError
 from dtrain_cli.views import Filters, View, make_view
 
@@ -62,9 +63,7 @@ def logs(
         str | None, typer.Option(help="Only output of the last TIME, e.g. 10m.", metavar="TIME")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
-    fold: Annotated[
-        bool, typer.Option("--fold", help="Show a line that several ranks write only once.")
-    ] = False,
+    fold: Fold = False,
 ) -> None:
     """Show the output of a run's workers."""
     age = None if since is None else seconds(since)

@@ -7,19 +7,12 @@ from typing import Annotated
 import typer
 
 from dtrain import api
-from dtrain_cli import completion
 from dtrain_cli.commands.watch import Watch
+from dtrain_cli.parameters import OpenRun
 
 
 def stop(
-    run: Annotated[
-        str,
-        typer.Argument(
-            help="A run's name, or its first characters.",
-            metavar="RUN",
-            autocompletion=completion.open_runs,
-        ),
-    ],
+    run: OpenRun,
     force: Annotated[
         bool, typer.Option("--force", help="Send KILL at once, without TERM.")
     ] = False,

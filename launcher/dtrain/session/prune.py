@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,15 +77,23 @@ def remove(run: RunStatus) -> None:
             # A run that is removed only in part must not look like one. Links in it are removed,
             # not followed.
             hidden = f"{REMOVED}{folder.name}"
-            shutil.rmtree(f"/proc/self/fd/{runs}/{hidden}", ignore_errors=True)
+            _remove_tree(hidden, runs, ignore_errors=True)
             os.rename(folder.name, hidden, src_dir_fd=runs, dst_dir_fd=runs)
-            shutil.rmtree(f"/proc/self/fd/{runs}/{hidden}")
+            _remove_tree(hidden, runs)
         finally:
             os.close(runs)
     except OSError as error:
         raise storage_error(folder.path, error) from None
     finally:
         claim.release()
+
+
+def _remove_tree(name: str, runs: int, *, ignore_errors: bool = False) -> None:
+    """Remove a folder in the open folder ``runs``. Raises OSError."""
+    if sys.version_info >= (3, 11):
+        shutil.rmtree(name, ignore_errors, dir_fd=runs)
+    else:
+        shutil.rmtree(f"/proc/self/fd/{runs}/{name}", ignore_errors)
 
 
 def _check(run: RunStatus) -> None:
