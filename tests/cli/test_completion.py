@@ -66,7 +66,7 @@ def asked(desk: Path, *words: str, of: str = "bash") -> list[str]:
     ("words", "offered"),
     [
         (["la"], ["launch"]),
-        (["launch", "--tens"], ["--tensorboard"]),
+        (["launch", "--tensorb"], ["--tensorboard", "--tensorboard-dir"]),
         (["launch", ""], ["cluster.yaml", "configs/big.yml"]),
         (["launch", "configs/"], ["configs/big.yml"]),
         (["launch", "cluster.yaml", "--host", ""], ["gpu01", "gpu02"]),
