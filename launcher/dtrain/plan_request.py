@@ -59,6 +59,8 @@ class PlanRequest:
     restart_minutes: float | None = None
     storage_gbs: float | None = None
     """GB/s with which all hosts together write a checkpoint."""
+    price_per_gpu_hour: float | None = None
+    """In any currency; needs ``tokens``."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Required values of `FIXABLE` fields of a layout."""
     framework: str | None = None

@@ -67,6 +67,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None) -> Question:
         kept=_kept(request.file, backend),
         tokens=None if request.tokens is None else parse_count(request.tokens, "tokens"),
         reliability=_reliability(request),
+        price_per_gpu_hour=_of_a_training(request, "price_per_gpu_hour"),
         cluster_source=where.source,
         batch_source=batch_source,
         notes=(*where.overruled, *([note] if note else [])),
@@ -81,19 +82,22 @@ def _reliability(request: PlanRequest) -> Reliability:
         "restart": ("restart_minutes", 60.0),
         "storage": ("storage_gbs", 1.0),
     }
-    values = {}
-    for name, (key, unit) in given.items():
-        value = getattr(request, key)
-        if value is None:
-            continue
-        if not 0 < value < LARGEST:
-            raise UsageError(f"`{key}={value:g}` is not possible", hint="a number above 0")
-        if request.tokens is None:
-            raise UsageError(
-                f"`{key}` is for the days of a training", hint="add `tokens`, such as 2T"
-            )
-        values[name] = value * unit
-    return Reliability(**values)
+    values = {name: (_of_a_training(request, key), unit) for name, (key, unit) in given.items()}
+    return Reliability(
+        **{name: value * unit for name, (value, unit) in values.items() if value is not None}
+    )
+
+
+def _of_a_training(request: PlanRequest, key: str) -> float | None:
+    """Return a value of the request that only a training on a number of tokens needs."""
+    value: float | None = getattr(request, key)
+    if value is None:
+        return None
+    if not 0 < value < LARGEST:
+        raise UsageError(f"`{key}={value:g}` is not possible", hint="a number above 0")
+    if request.tokens is None:
+        raise UsageError(f"`{key}` is for the days of a training", hint="add `tokens`, such as 2T")
+    return value
 
 
 def _framework(request: PlanRequest, spec: ClusterFile | None) -> Literal["torch", "tensorflow"]:

@@ -150,6 +150,9 @@ def test_the_training_belongs_to_the_first_layout(plan: Plan) -> None:
     failing = training["with_failures"]
     assert failing["goodput"] == pytest.approx(training["days"] / failing["days"], rel=1e-4)
     assert failing["days_at_least"] < failing["days"] < failing["days_at_most"]
+    assert training["price"] is None
+    priced = plan("--model-size", "100B", "--tokens", "2T", "--price-per-gpu-hour", "2.5")
+    assert priced["training"]["price"] == pytest.approx(2.5 * failing["gpu_hours"], rel=1e-5)
     assert "training" not in plan("--model-size", "100B")
 
 

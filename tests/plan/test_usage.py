@@ -28,6 +28,7 @@ M = ("--model-size", "100B")
         ((*M, "--tensor", "0"), "--tensor 0", "at least 1"),
         ((*M, "--failure-rate", "4"), "--failure-rate is for the days", "--tokens"),
         ((*M, "--tokens", "1T", "--storage-gbs", "nan"), "--storage-gbs nan", "above 0"),
+        ((*M, "--price-per-gpu-hour", "2"), "--price-per-gpu-hour is for the days", "--tokens"),
         ((*M, "--tensor", "8", "--pipeline", "16"), "= 128", "--pipeline 1, 2, 4 or 8"),
         ((*M, "--tensor", "8", "--pipeline", "8", "--data", "2"), "= 128", "--data 1"),
         ((*M, "--pipeline", "8", "--virtual-pipeline", "3"), "80 layers", "1, 2, 5 or 10"),

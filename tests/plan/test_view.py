@@ -24,7 +24,7 @@ Shown = Callable[..., str]
 
 
 def test_the_reference_problem_beats_the_textbook_layout(shown: Shown) -> None:
-    text = shown("--model-size", "100B", "--tokens", "2T")
+    text = shown("--model-size", "100B", "--tokens", "2T", "--price-per-gpu-hour", "2")
     assert "64 x a100-80gb in 8 hosts of 8, 1600 Gb/s between hosts (assumed" in text
     sentence = re.search(
         r"Splitting the model only inside each host \(tensor \d[^)]*\) and copying it to all 8 "
@@ -39,6 +39,7 @@ def test_the_reference_problem_beats_the_textbook_layout(shown: Shown) -> None:
     assert float(instead[2]) < 80
     assert re.search(r"2\.0T tokens take [\d,]+ days on 64 GPUs: .* GPU-hours", text)
     assert re.search(r"With failures, expect [\d,]+ days \([\d,]+ to [\d,]+ with", text)
+    assert re.search(r"[\d,]+ GPU-hours at a price of 4,\d{3},\d{3}, a goodput of", text)
     assert "a failure every 32 d 23 h (3.8 in 1,000 days of 8 GPUs, as Llama 3 had)" in text
     assert re.search(r"MFU \d+ % \(non-causal attention; \d+ % causal\)", text)
 

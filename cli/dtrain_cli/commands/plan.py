@@ -75,6 +75,10 @@ def plan(
         float | None,
         typer.Option(help="With --tokens: GB/s of checkpoints; default: 1 for each host."),
     ] = None,
+    price_per_gpu_hour: Annotated[
+        float | None,
+        typer.Option(help="With --tokens: price of one GPU for an hour; shows the total."),
+    ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
@@ -219,6 +223,7 @@ def plan(
         failure_rate=failure_rate,
         restart_minutes=restart_minutes,
         storage_gbs=storage_gbs,
+        price_per_gpu_hour=price_per_gpu_hour,
         precision=precision,
         gpus=gpus,
         gpu=gpu,

@@ -88,9 +88,11 @@ def _failures(training: TrainingCost) -> str:
         return f"With {often}, it never ends: it fails before it saves a checkpoint."
     least, most = map(explain.amount, (found.days_at_least, found.days_at_most))
     spread = f" ({least} to {most} with other published rates)" if least != most else ""
+    price = "" if training.price is None else f" at a price of {training.price:,.0f}"
     return (
         f"With failures, expect {explain.amount(found.days)} days{spread} and "
-        f"{found.gpu_hours:,.0f} GPU-hours, a goodput of {found.goodput * 100:.1f} %: {often}, "
+        f"{found.gpu_hours:,.0f} GPU-hours{price}, a goodput of {found.goodput * 100:.1f} %: "
+        f"{often}, "
         f"{names.duration(found.restart_s)} until it trains again, and a checkpoint of "
         f"{found.checkpoint_gb:,.0f} GB, saved in {names.duration(found.save_s)}, every "
         f"{names.duration(found.interval_s)}."

@@ -59,6 +59,7 @@ class Question:
     kept: Mapping[str, Any] = field(default_factory=dict)
     """Values of `KEPT` fields, for the backend `runtime`."""
     tokens: int | None = None
+    price_per_gpu_hour: float | None = None
     """Tokens of the whole training."""
     reliability: Reliability = field(default_factory=Reliability)
     """What the training with failures assumes."""
@@ -196,8 +197,14 @@ class Answer:
             step=candidate.time.total,
             days=seconds / 86400,
         )
+        price = self.question.price_per_gpu_hour
         return TrainingCost(
-            tokens, -(-tokens // per_step), seconds / 86400, seconds / 3600 * gpus, failures
+            tokens,
+            -(-tokens // per_step),
+            seconds / 86400,
+            seconds / 3600 * gpus,
+            failures,
+            None if price is None else failures.gpu_hours * price,
         )
 
 
@@ -210,6 +217,8 @@ class TrainingCost:
     days: float
     gpu_hours: float
     with_failures: FailureCost
+    price: float | None = None
+    """Of all GPU-hours with failures; None without a price of one."""
 
 
 def distinct(layouts: Sequence[Candidate], count: int) -> tuple[Candidate, ...]:

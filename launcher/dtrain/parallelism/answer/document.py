@@ -140,7 +140,7 @@ def _rounded(values: dict[str, Any]) -> dict[str, Any]:
         key: _rounded(value)
         if isinstance(value, dict)
         else value
-        if isinstance(value, str)
+        if value is None or isinstance(value, str)
         else _short(value)
         if math.isfinite(value)
         else None
