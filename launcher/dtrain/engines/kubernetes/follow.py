@@ -78,7 +78,6 @@ class JobFollower:
                 problems=(problem,),
                 hint=error.hint,
             )
-            self._launched.delete_or_report()
         finally:
             self._readers.stop()
         if self._control.left and not job_over(report):
