@@ -17,7 +17,12 @@ from support.launching import Launch
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.netns]
 
-WAIT = "echo up; exec sleep 500"
+WAIT = "echo the worker waits; exec sleep 500"
+COUNT = (
+    'n=0; until [ -e /shared/enough ]; do n=$((n + 1)); echo "line $n"; sleep 0.01; done;'
+    ' echo "end $n"'
+)
+"""Numbers its lines until `Desk.enough`."""
 
 
 class Desk:
@@ -54,6 +59,19 @@ class Desk:
     def runs(self) -> list[Path]:
         return [*(self._launcher.home / "runs").iterdir()]
 
+    def count(self) -> Launch:
+        shared = self.folder / "shared"
+        shared.mkdir()
+        return self.start("launch", str(self.file(COUNT, {"host_paths": [f"{shared}:/shared"]})))
+
+    def enough(self) -> None:
+        (self.folder / "shared" / "enough").touch()
+
+    def has_each_line_once(self, rank: int) -> bool:
+        *lines, end = self.log(rank).splitlines()
+        expected = [f"line {number}" for number in range(1, len(lines) + 1)]
+        return lines == expected and end == f"end {len(lines)}"
+
     def is_empty(self) -> bool:
         kinds = ("jobsets", "pods", "configmaps", "secrets")
         return not any(self.kubernetes.list(kind) for kind in kinds)
@@ -84,7 +102,7 @@ def test_the_first_cause_of_a_failure(desk: Desk) -> None:
 
 def test_ctrl_c_deletes_the_job(desk: Desk) -> None:
     launch = desk.launch(WAIT)
-    launch.until("up", count=4)
+    launch.until("the worker waits", count=4)
     launch.send(signal.SIGINT)
     done = launch.wait()
     assert done.code == 130, str(done)
@@ -105,9 +123,9 @@ def test_a_failed_job_starts_again(desk: Desk) -> None:
 
 
 def test_secrets_reach_the_processes_and_nothing_else(desk: Desk) -> None:
-    file = desk.file("echo ${#TOKEN}; exec sleep 500", secrets=["TOKEN"])
+    file = desk.file("echo length ${#TOKEN}; exec sleep 500", secrets=["TOKEN"])
     launch = desk.start("launch", str(file), TOKEN="hunter2-hunter2")  # noqa: S106
-    launch.until("15", count=4)
+    launch.until("length 15", count=4)
     (secret,) = desk.kubernetes.list("secrets")
     (job,) = desk.kubernetes.list("jobsets")
     assert "hunter2" not in json.dumps(desk.kubernetes.list("jobsets"))
@@ -133,16 +151,17 @@ def test_code_of_sync_comes_from_the_config_map(desk: Desk) -> None:
 
 def test_attach_goes_on_at_the_same_line(desk: Desk) -> None:
     """A killed launcher: another process stores each line once."""
-    program = 'for n in {1..600}; do echo "line $n"; sleep 0.01; done'
-    launch = desk.launch(program)
+    launch = desk.count()
     launch.until("line 30\n")
     launch.kill()
     (run,) = desk.runs
     assert "running" in desk.start("ps", run.name).wait().stdout
-    done = desk.start("attach", run.name).wait()
+    attached = desk.start("attach", run.name)
+    attached.until("line ")
+    desk.enough()
+    done = attached.wait()
     assert done.code == 0, str(done)
-    expected = "".join(f"line {number}\n" for number in range(1, 601))
-    assert [desk.log(rank) for rank in range(4)] == [expected] * 4
+    assert all(desk.has_each_line_once(rank) for rank in range(4))
 
 
 def test_detach_and_stop(desk: Desk) -> None:
@@ -155,8 +174,7 @@ def test_detach_and_stop(desk: Desk) -> None:
 
 
 def test_disturbances_lose_and_double_no_line(desk: Desk) -> None:
-    program = 'for n in {1..900}; do echo "line $n"; sleep 0.01; done'
-    launch = desk.launch(program)
+    launch = desk.count()
     launch.until("line 50\n")
     desk.kubernetes.end_watches(gone=True)
     desk.kubernetes.cut_logs()
@@ -166,16 +184,16 @@ def test_disturbances_lose_and_double_no_line(desk: Desk) -> None:
     launch.until("the API server answers again")
     desk.kubernetes.cut_logs()
     desk.kubernetes.end_watches()
+    desk.enough()
     done = launch.wait()
     assert done.code == 0, str(done)
-    expected = "".join(f"line {number}\n" for number in range(1, 901))
-    assert [desk.log(rank) for rank in range(4)] == [expected] * 4
+    assert all(desk.has_each_line_once(rank) for rank in range(4))
     assert "lines are missing" not in done.stderr
 
 
 def test_a_pod_that_ran_out_of_memory(desk: Desk) -> None:
     launch = desk.launch(WAIT)
-    launch.until("up", count=4)
+    launch.until("the worker waits", count=4)
     desk.kubernetes.run_out_of_memory(desk.pod(1))
     done = launch.wait()
     assert done.code == 1, str(done)
@@ -185,7 +203,7 @@ def test_a_pod_that_ran_out_of_memory(desk: Desk) -> None:
 
 def test_an_evicted_pod(desk: Desk) -> None:
     launch = desk.launch(WAIT)
-    launch.until("up", count=4)
+    launch.until("the worker waits", count=4)
     desk.kubernetes.evict(desk.pod(1))
     done = launch.wait()
     assert done.code == 3, str(done)
@@ -226,15 +244,16 @@ def test_a_queue(desk: Desk) -> None:
 
 
 def test_a_token_that_expires(desk: Desk) -> None:
-    launch = desk.launch('for n in {1..300}; do echo "line $n"; sleep 0.01; done')
+    launch = desk.count()
     launch.until("line 50\n")
     desk.kubernetes.access.expire()
     launch.until("trying again")
     desk.kubernetes.access.renew()
     desk.kubernetes.cut_logs()
+    desk.enough()
     done = launch.wait()
     assert done.code == 0, str(done)
-    assert desk.log(3) == "".join(f"line {number}\n" for number in range(1, 301))
+    assert all(desk.has_each_line_once(rank) for rank in range(4))
 
 
 def test_a_missing_permission_is_named(desk: Desk) -> None:
