@@ -22,9 +22,9 @@ from dtrain.runtime.progress import steps
 
 STEPS = 4
 LAYOUTS = {
-    "fsdp": parallel.Layout(data=2, sharding="full"),
-    "pipeline": parallel.Layout(pipeline=2),
-    "tensor": parallel.Layout(tensor=2),
+    "fsdp": parallel.Layout(data=2, sharding="full", micro_batch=4),
+    "pipeline": parallel.Layout(pipeline=2, micro_batch=4),
+    "tensor": parallel.Layout(tensor=2, micro_batch=8),
 }
 
 
