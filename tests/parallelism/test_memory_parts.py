@@ -42,6 +42,12 @@ LAYOUTS = {
     "full recompute": Layout(data=4, sharding="full", recompute="full", micro_batch=4),
     "selective recompute": Layout(data=4, recompute="selective", micro_batch=4),
     "selective, fsdp": Layout(data=4, sharding="full", recompute="selective"),
+    "full recompute, unsharded": Layout(data=4, recompute="full", micro_batch=16),
+    "full recompute, sequence": Layout(
+        tensor=2, data=2, sequence_parallel=True, sharding="full", recompute="full", micro_batch=8
+    ),
+    "selective recompute, tensor": Layout(tensor=2, recompute="selective", micro_batch=8),
+    "long": Layout(data=8, sharding="full", micro_batch=16),
     "tensor": Layout(tensor=4, data=2),
     "sequence": Layout(tensor=4, sequence_parallel=True, sharding="full", data=2),
     "context": Layout(context=4, data=2, sharding="full"),
