@@ -82,6 +82,7 @@ class Diagnosis:
     def _report_stacks(self, processes: list[tuple[Json, Proc]], abort: bool, ras: bool) -> None:
         """Report what py-spy and torch's flight recorder show. With ``abort``, processes that
         py-spy cannot read get SIGABRT: Python's fault handler writes their stacks to stderr."""
+        deadline = time.monotonic() + DUMP_LIMIT
         ranks = {identity["rank"] for identity, _ in processes}
         pending = {rank for rank in ranks if self._flights.request_dump(rank)}
         if ras and self._ras_address is not None:
@@ -92,9 +93,10 @@ class Diagnosis:
         for identity, proc in processes:
             if proc.pid in stacks:
                 self._events.append("stack", **identity, text=stacks[proc.pid])
-        deadline = time.monotonic() + DUMP_LIMIT
-        while pending and time.monotonic() < deadline:
+        while pending:
             pending -= self._report_collectives()
+            if time.monotonic() > deadline:
+                break
             time.sleep(0.05)
         if abort:
             aborted = [proc for _, proc in processes if proc.pid not in stacks]
