@@ -35,6 +35,8 @@ StreamKey = tuple[str, str, int, str]
 
 _PIECE = 128 << 10
 """Bytes read from one stream before the next stream gets its turn."""
+MAX_CALLS = 10_000
+"""Waiting calls from which on progress is left out: a terminal that is stopped takes none."""
 
 
 class RunReceiver(Protocol):
@@ -148,7 +150,7 @@ class Feed:
         self._call(skip)
 
     def progress(self, host: str, report: Progress) -> None:
-        if not self._hurry:
+        if not self._hurry and len(self._calls) < MAX_CALLS:
             self._call(lambda: self._receiver.progress(host, report))
 
     def telemetry(self, host: str, sample: Sample) -> None:

@@ -66,6 +66,6 @@ class HostOutput:
             self.offsets[name] = offset
 
     def received(self) -> Mapping[str, int]:
-        """Bytes of each stream and progress file that have arrived."""
-        others = ("events", "telemetry")
-        return {name: size for name, size in self.offsets.copy().items() if name not in others}
+        """Bytes of each stream that have arrived."""
+        sizes = self.offsets.copy()
+        return {name: size for name, size in sizes.items() if name.endswith((".out", ".err"))}
