@@ -109,7 +109,7 @@ _OTHERS: list[Any] = [
     {"type": "refused", "what": "port", "reason": "port 29500 is taken", "hint": ""},
     {"type": "refused", "what": "gone", "reason": "no run", "hint": ""},
     {"type": "attached", "folder": "/f", "running": True},
-    {"type": "alive", "supervisor": 7, "silent": 0.0},
+    {"type": "alive", "supervisor": 7, "silent": 0.0, "time": 1e9},
     {"type": "notice", "text": "a file is too long"},
     {"type": "lost", "reason": "it died", "survivors": []},
     {"type": "status", "state": "running", "since": 1.7e9, "why": "", "processes": []},

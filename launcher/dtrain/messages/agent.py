@@ -283,6 +283,8 @@ class Alive:
     supervisor: Pid | None
     silent: Annotated[float, Range(0, 1e7)]
     """Seconds since the supervisor's last answer."""
+    time: Time | None = None
+    """The host's clock."""
 
 
 @dataclass(frozen=True, slots=True)

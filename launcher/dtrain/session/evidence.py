@@ -6,6 +6,7 @@ The link's reader adds to it. Other threads may read it at any time.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Collection
 
 from dtrain.failures import collectives
@@ -16,6 +17,9 @@ from dtrain.launchplan import names
 from dtrain.messages import agent as messages
 
 MAX_KERNEL_MESSAGES = 1000
+CLOCK_READINGS = 60
+"""The latest readings of a host's clock that count, one every 5 s: clocks drift, and time servers
+set them."""
 
 
 class HostEvidence:
@@ -39,6 +43,7 @@ class HostEvidence:
         """Workers that a signal ended while the job was being stopped."""
         self._host = host
         self._gpus = gpus
+        self._clock_readings: deque[float] = deque(maxlen=CLOCK_READINGS)
         self._clock_offset = math.inf
 
     def expect_stacks(self) -> None:
@@ -46,13 +51,16 @@ class HostEvidence:
         self.stacks_complete = False
         self.stacks, self.collectives, self.ras = {}, {}, ""
 
-    def compare_clocks(self, theirs: float, now: float) -> None:
-        """Measure the clock offset from a time that the host has just sent.
+    def compare_clocks(self, theirs: float, now: float, *, current: bool = True) -> None:
+        """Measure the clock offset from a time that the host has sent. ``current``: it was the
+        host's time when the host sent it. An event may be sent again much later.
 
         Each difference is the offset plus the message's travel time, so the smallest one is the
         most accurate.
         """
-        self._clock_offset = min(self._clock_offset, now - theirs)
+        if current or now - theirs < self._clock_offset:
+            self._clock_readings.append(now - theirs)
+            self._clock_offset = min(self._clock_readings)
 
     def add(self, event: messages.Event) -> None:
         match event:

@@ -113,7 +113,9 @@ class Inbox:
                 self._telemetry.show(said)
             case messages.TelemetryAverage(said):
                 self._telemetry.keep(said)
-            case messages.Alive(supervisor=pid, silent=silent):
+            case messages.Alive(supervisor=pid, silent=silent, time=theirs):
+                if theirs is not None:
+                    self._evidence.compare_clocks(theirs, time.time())
                 if state.phase in (HostPhase.RUNNING, HostPhase.STOPPING):
                     self._check_supervisor(pid or 0, silent)
             case messages.Notice(text=text):
@@ -150,7 +152,7 @@ class Inbox:
         if offset > self._journaled:
             happened = journal.HostEvent(self._host, offset, event.as_json())
             self._context.recorder.record(happened)
-        self._evidence.compare_clocks(event.time, time.time())
+        self._evidence.compare_clocks(event.time, time.time(), current=False)
         match event:
             case messages.Exited():
                 # A process that was stopped has not finished its work, even if its status is 0.

@@ -181,7 +181,8 @@ class Relay:
         pulse = self._supervisor.pulse
         if pulse.pinged:
             pulse.pinged = False
-            self._channel.report("alive", supervisor=pulse.pid, silent=pulse.silent)
+            now = time.time()
+            self._channel.report("alive", supervisor=pulse.pid, silent=pulse.silent, time=now)
         pulse.rouse()
         while pulse.notices:
             self._channel.report("notice", text=pulse.notices.pop(0))

@@ -34,8 +34,8 @@ Messages, by ``type``:
               ``steps`` or ``tensorboard``; ``offset`` is where the next begins
     sample    said: the host's telemetry of the last second, see `dtrain.node.telemetry`
     average   said: its averages of 10 s, in order of their times
-    alive     supervisor, silent: the answer to ``ping``: the supervisor's process id (or null), and
-              for how many seconds it has not answered (0 if it has)
+    alive     supervisor, silent, time: the answer to ``ping``: the supervisor's process id (or
+              null), for how many seconds it has not answered (0 if it has), and the node's clock
     notice    text: a message for the user
     lost      reason, survivors: the supervisor died, and the relay has ended the run's processes
     bye       everything has been sent
