@@ -39,7 +39,7 @@ class JobFollower:
         self._job = job
         self._launched = Launched(client, job.record, job.plan)
         self._control = control
-        self._readers = Readers(client, self._launched.path, self._launched.name)
+        self._readers = Readers(client, self._launched)
         self._asked = self._done = Force.NONE
         """The force of the last stop request, and of the last one that the server has."""
         self._over_since: float | None = None

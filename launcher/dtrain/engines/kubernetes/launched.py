@@ -30,7 +30,7 @@ class Launched:
         keys = plan.kubernetes
         self._jobs = JOBS[keys.api if keys is not None else "jobset"]
         self.path = f"{self._jobs}/{self.name}"
-        self._selector = f"jobset.sigs.k8s.io/jobset-name={self.name}"
+        self.selector = f"jobset.sigs.k8s.io/jobset-name={self.name}"
         self._files = [f"{_CORE}/configmaps"]
         if plan.job.secrets:
             self._files.append(f"{_CORE}/secrets")
@@ -94,7 +94,7 @@ class Launched:
 
     def pods(self) -> tuple[objects.Pod, ...]:
         """The job's pods. Raises NodeError."""
-        found = self._client.request("GET", f"{_CORE}/pods", labelSelector=self._selector)
+        found = self._client.request("GET", f"{_CORE}/pods", labelSelector=self.selector)
         try:
             pods = [objects.pod(one) for one in objects.object_list(found).items]
         except ProtocolError as error:

@@ -14,16 +14,13 @@ from typing import Any
 import yaml
 
 from dtrain.engines.kubernetes import script
+from dtrain.engines.kubernetes.objects import RESTART_LABEL
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.spec.kubernetes_keys import CLAIM, HOST_PATH, TAINT
 from dtrain.spec.model import Kubernetes
 
 NAME = "job.yaml"
-CONTAINER = names.REPLICATED_JOB
-"""The name of the container, as Kubeflow Trainer requires it."""
-RESTART_LABEL = "jobset.sigs.k8s.io/restart-attempt"
-"""Label of a pod with the number of restarts of its JobSet."""
 EXIT_SECONDS = 15
 """Seconds that a pod has after ``job.grace`` to end its processes and write its last lines."""
 GPUS = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
@@ -188,7 +185,7 @@ def _container(plan: LaunchPlan) -> Object:
         # RDMA pins memory.
         capabilities["add"] = ["IPC_LOCK"]
     return {
-        "name": CONTAINER,
+        "name": names.REPLICATED_JOB,
         "image": keys.image,
         "command": ["bash", f"{script.FILES}/{script.NAME}"],
         "env": [

@@ -12,7 +12,9 @@ from dtrain.messages.decode import Length, Range, decode
 from dtrain.runs.shown_state import ShownState
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+"""Label of a pod with its completion index."""
 RESTART_LABEL = "jobset.sigs.k8s.io/restart-attempt"
+"""Label of a pod with the number of restarts of its JobSet."""
 
 Word = Annotated[str, Length(300)]
 Sentence = Annotated[str, Length(1 << 15)]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from dtrain.diagnostics import AuthError, ConnectError, NodeError
 from dtrain.engines.kubernetes import objects
 from dtrain.engines.kubernetes.client import Client, GoneError, NotFoundError
+from dtrain.engines.kubernetes.launched import Launched
 from dtrain.engines.kubernetes.lines import Cursor, stamped
 from dtrain.engines.kubernetes.objects import JobState, Pod
 from dtrain.launchplan import names
@@ -100,15 +101,14 @@ Event = (
 class Readers:
     """The threads of one run. Their events arrive in `events`."""
 
-    def __init__(self, client: Client, job_path: str, name: str) -> None:
-        """``job_path``: the job's own path; ``name``: the JobSet's name."""
+    def __init__(self, client: Client, launched: Launched) -> None:
         self._client = client
-        self._job_path = job_path
-        self._selector = f"jobset.sigs.k8s.io/jobset-name={name}"
+        self._job_path = launched.path
+        self._selector = launched.selector
         self._stopped = threading.Event()
         self.events: queue.Queue[Event] = queue.Queue(MAX_WAITING)
         self._troubled: set[str] = set()
-        self._job_events = f"involvedObject.name={name}-{names.REPLICATED_JOB}-0"
+        self._job_events = f"involvedObject.name={launched.name}-{names.REPLICATED_JOB}-0"
         self.pods_missing = False
         """Whether to ask why pods are missing."""
 
