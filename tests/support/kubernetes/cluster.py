@@ -63,6 +63,7 @@ class Kubernetes:
         self.server = Server(self.store, self.access)
         self._kubelet = Kubelet(self.store, self.server.logs, cluster.hosts, folder)
         self._closing = False
+        self._broken: Exception | None = None
         self._controllers = threading.Thread(target=self._control)
         for name in ("default", "kube-system", NAME_SPACE):
             namespace = {"metadata": {"name": name}, "status": {"phase": "Active"}}
@@ -87,6 +88,7 @@ class Kubernetes:
         self._controllers.join()
         self.server.stop()
         self._kubelet.close()
+        assert self._broken is None, "a controller has ended"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -167,6 +169,7 @@ class Kubernetes:
             while not is_so():
                 left = deadline - time.monotonic()
                 assert left > 0, f"no {what}: {self.events()}"
+                assert self._broken is None, f"a controller has ended: {self._broken!r}"
                 self.store.changed.wait(min(left, 1))
 
     def wait_for(self, plural: str, name: str, type_: str) -> None:
@@ -326,8 +329,13 @@ class Kubernetes:
                 if seen == self.store.version:
                     self.store.changed.wait(0.5)
                 seen = self.store.version
-                for reconcile in controllers:
-                    reconcile(self.store)
+                try:
+                    for reconcile in controllers:
+                        reconcile(self.store)
+                except Exception as error:  # the tests' own thread reports it
+                    self._broken = error
+                    self.store.changed.notify_all()
+                    raise
 
 
 def _node(name: str, address: str) -> Object:
