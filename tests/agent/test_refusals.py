@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from dtrain.node.agent.events import EventReader, Events
 from support.node import Agent, Node, node
 from support.ports import free_port
 
@@ -243,6 +244,25 @@ def test_a_disk_that_fills_up_during_the_run_loses_no_event(host: Node, small_di
     assert agent.event("exited")["code"] == 3
     agent.event("ended")
     agent.wait()
+
+
+def test_evidence_on_a_full_disk_leaves_room_for_the_end(small_disk: Path) -> None:
+    """The stacks of all ranks are longer than the reserve."""
+    folder = os.open(small_disk, os.O_RDONLY)
+    events = Events(folder)
+    os.close(folder)
+    disk = os.statvfs(small_disk)
+    (small_disk / "ballast").write_bytes(b"\0" * (disk.f_bavail * disk.f_frsize))
+    for size in (1000, 100, 1):
+        for _ in range(1000):
+            events.append("stack", text="x" * size)
+    for index in range(50):
+        events.append("exited", role="worker", index=index, error={"traceback": "x" * 10_000})
+    events.append("ended")
+    found = list(EventReader(os.fsencode(small_disk / "events")).all())
+    kinds = [event["event"] for event in found]
+    assert kinds.count("stack") > 20
+    assert kinds[-51:] == [*["exited"] * 50, "ended"]
 
 
 def test_a_read_only_disk(host: Node, small_disk: Path) -> None:

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 MAX_EVENT = MAX_PAYLOAD // 2
 """Bytes of one event, which must fit into a message."""
+EVIDENCE = ("kernel", "stack", "collectives", "ras")
+"""Long events that a run may lose."""
+SPARE = 32 << 10
+"""Bytes that they, and the details of others, leave free: a full disk must not hide how a run
+ended."""
+NO_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+"""Errors of a file system that cannot reserve space."""
 MAX_EVENTS = 64 << 20
 """Bytes of the file that are read to learn the state of a run."""
 
@@ -36,17 +43,29 @@ class Events:
         try:
             os.posix_fallocate(self._fd, 0, RESERVED)
         except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            if error.errno not in NO_RESERVE:
                 raise
             os.pwrite(self._fd, b"\0" * RESERVED, 0)
 
     def append(self, kind: str, **body: Any) -> None:
         event = {"event": kind, "time": time.time(), **body}
+        line = encode(event) + b"\n"
         with self._lock:
-            if not self._write(encode(event) + b"\n"):
+            room = self._has_room(len(line) + SPARE)
+            if kind in EVIDENCE and not room:
+                return
+            if not room or not self._write(line):
                 # The disk and the reserve are full, or the event is too long: drop its details.
                 event.update({name: None for name in ("error", "ranks") if name in event})
                 self._write(encode(event) + b"\n")
+
+    def _has_room(self, size: int) -> bool:
+        """Whether the disk has room for ``size`` more bytes of events."""
+        try:
+            os.posix_fallocate(self._fd, self._end, size)
+        except OSError as error:
+            return error.errno in NO_RESERVE
+        return True
 
     def _write(self, line: bytes) -> bool:
         if len(line) > MAX_EVENT:
