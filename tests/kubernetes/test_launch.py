@@ -59,10 +59,14 @@ class Desk:
     def runs(self) -> list[Path]:
         return [*(self._launcher.home / "runs").iterdir()]
 
-    def count(self) -> Launch:
+    def shared_file(self, program: str, **job: Any) -> Path:
+        """The file of a job whose processes see what `enough` does."""
         shared = self.folder / "shared"
         shared.mkdir()
-        return self.start("launch", str(self.file(COUNT, {"host_paths": [f"{shared}:/shared"]})))
+        return self.file(program, {"host_paths": [f"{shared}:/shared"]}, **job)
+
+    def count(self) -> Launch:
+        return self.start("launch", str(self.shared_file(COUNT)))
 
     def enough(self) -> None:
         (self.folder / "shared" / "enough").touch()
@@ -111,8 +115,14 @@ def test_ctrl_c_deletes_the_job(desk: Desk) -> None:
 
 
 def test_a_failed_job_starts_again(desk: Desk) -> None:
-    program = 'echo "attempt $DTRAIN_ATTEMPT"; [ $DTRAIN_ATTEMPT = 1 ] && exit 5; exit 0'
-    done = desk.launch(program, restart={"max": 1}).wait()
+    program = (
+        'echo "attempt $DTRAIN_ATTEMPT"; [ $DTRAIN_ATTEMPT = 2 ] && exit 0;'
+        " until [ -e /shared/enough ]; do sleep 0.05; done; exit 5"
+    )
+    launch = desk.start("launch", str(desk.shared_file(program, restart={"max": 1})))
+    launch.until("attempt 1\n", count=4)
+    desk.enough()
+    done = launch.wait()
     assert done.code == 0, str(done)
     assert "exited with status 5; all pods start again (restart 1)" in done.stderr
     (run,) = desk.runs

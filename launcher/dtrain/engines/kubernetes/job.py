@@ -241,7 +241,9 @@ class KubernetesJob:
     @property
     def restarts(self) -> bool:
         """Whether Kubernetes has begun a later attempt."""
-        return self.state is not None and self.state.attempt > self.record.attempt
+        # The state of a TrainJob does not count restarts, but its pods do.
+        known = self.state is not None and self.state.attempt > self.record.attempt
+        return known or bool(self._waiting)
 
     def begin_next_attempt(self) -> list[FollowedPod]:
         """Returns the pods whose log can be read from now on."""
