@@ -20,6 +20,7 @@ from dtrain.spec.load import parse
 from dtrain_cli.app import VERBS
 from support.launching import completed
 from support.limits import HANG
+from support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -206,6 +207,15 @@ def launch_with_arguments(desk: Desk, command: str) -> None:
     assert sorted(shown) == [f"[gpu0{n + 1} {n}] {n} 8 ['--lr', '3e-4']" for n in range(8)]
 
 
+def launch_with_metrics(desk: Desk, command: str) -> None:
+    """At an address and in a folder of this machine."""
+    here = {"10.0.0.5": "127.0.0.1", "9400": str(free_port()), "/var/lib": str(desk.folder)}
+    for name, ours in here.items():
+        command = command.replace(name, ours)
+    (desk.folder / "node_exporter").mkdir()
+    launch(desk, command)
+
+
 def launch_shown_in_part(desk: Desk, command: str) -> None:
     desk.on_this_machine("print('the same')\n")
     shown = desk.succeeds(command)
@@ -341,6 +351,12 @@ COVERED: dict[str, Callable[[Desk, str], None]] = {
     "dtrain launch cluster.yaml": launch,
     "dtrain launch cluster.yaml -- --lr 3e-4": launch_with_arguments,
     "dtrain launch cluster.yaml --rank 0,4-7 --fold": launch_shown_in_part,
+    "dtrain launch cluster.yaml --metrics-port 9400": launch_with_metrics,
+    "dtrain launch cluster.yaml --metrics-port 10.0.0.5:9400": launch_with_metrics,
+    "dtrain launch cluster.yaml --metrics-file /var/lib/node_exporter/dtrain.prom": (
+        launch_with_metrics
+    ),
+    "dtrain launch cluster.yaml --tensorboard-dir runs": launch_with_metrics,
     "dtrain launch cluster.yaml --detach": detached,
     "dtrain top cluster": observed,
     "dtrain ps": observed,
