@@ -47,7 +47,7 @@ def described(asked: Question, notes: Sequence[str]) -> list[tuple[str, str]]:
         f"{asked.precision}{_source(asked.batch_source)}"
     )
     entries = [("Model", model), ("Cluster", gpus), ("Batch", batch)]
-    entries += [("Calibration", _calibration(one)) for one in asked.calibration]
+    entries += [("Learned", _calibration(one)) for one in asked.calibration]
     return [*entries, *(("Note", as_options(clean(note))) for note in notes)]
 
 
