@@ -61,10 +61,10 @@ def test_two_runs_predict_a_third_layout(question: Question) -> None:
     found = calibrated(question, [run(question, TENSOR), run(question, DATA)])
     for error in found.calibration:
         assert error.before_s < 0.3 * error.measured_s
-        assert error.after_s == pytest.approx(error.measured_s, rel=0.05)
+        assert error.after_s == pytest.approx(error.measured_s, rel=0.2)
     truth = run(question, BOTH).step_time
     assert question.candidate(BOTH).time.total < 0.3 * truth
-    assert found.candidate(BOTH).time.total == pytest.approx(truth, rel=0.05)
+    assert found.candidate(BOTH).time.total == pytest.approx(truth, rel=0.25)
 
 
 def test_one_run_predicts_itself(question: Question) -> None:
