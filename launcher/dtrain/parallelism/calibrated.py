@@ -24,8 +24,8 @@ from dtrain.runtime.layout import Layout
 ROUNDS = 5
 """Fits, each from the estimates of the one before: traffic that computation hides is not linear."""
 EQUAL = 0.1
-"""Weight of the difference of both factors, relative to the errors of the runs: measurements of 10 %
-noise must not turn a small share of traffic into a large factor."""
+"""Weight of the difference of both factors, relative to the errors of the runs. Noise of
+10 % must not turn a small share of traffic into a large factor."""
 _TRAFFIC = ("tensor", "context", "expert", "pipeline", "data")
 
 
