@@ -1,8 +1,11 @@
-"""`dtrain check` on a cluster: permissions, kinds, objects, quota and GPUs."""
+"""`dtrain check` on a cluster: permissions, kinds, objects, quota, GPUs and the image."""
 
 from __future__ import annotations
 
 import json
+import signal
+import sys
+import this
 from typing import Any
 
 import pytest
@@ -10,18 +13,33 @@ import yaml
 
 from support.cluster import Launcher
 from support.kubernetes.cluster import Kubernetes
-from support.launching import Done
+from support.launching import Done, Launch
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.netns]
 
 
-def check(kubernetes: Kubernetes, launcher: Launcher, gpus: int = 0, **keys: Any) -> Done:
+NO_JOB = {"framework": "none", "command": ["true"], "secrets": ["TOKEN"]}
+TRAINING = {"framework": "torch", "script": str(this.__file__)}
+
+
+def start(
+    kubernetes: Kubernetes,
+    launcher: Launcher,
+    gpus: int = 0,
+    job: dict[str, Any] = NO_JOB,
+    python: str = "python3",
+    **keys: Any,
+) -> Launch:
     section = {"image": "test:1", **keys}
-    cluster = {"kubernetes": section, "nodes": 2, "gpus": gpus, **({} if gpus else {"slots": 1})}
-    job = {"framework": "none", "command": ["true"], "secrets": ["TOKEN"]}
+    cluster = {"kubernetes": section, "nodes": 2, "gpus": gpus, "python": python}
+    cluster |= {} if gpus else {"slots": 1}
     file = launcher.folder / "cluster.yaml"
     file.write_text(yaml.safe_dump({"name": "test", "cluster": cluster, "job": job}))
-    return launcher.command("check", str(file), "--json", env=kubernetes.environment).wait()
+    return launcher.command("check", str(file), "--json", env=kubernetes.environment)
+
+
+def check(kubernetes: Kubernetes, launcher: Launcher, **settings: Any) -> Done:
+    return start(kubernetes, launcher, **settings).wait()
 
 
 def seen(done: Done) -> list[str]:
@@ -77,3 +95,58 @@ def test_a_server_that_does_not_answer(kubernetes: Kubernetes, launcher: Launche
         done = check(kubernetes, launcher)
     assert done.code == 3, str(done)
     assert "asking the API server" in done.stdout
+
+
+def test_an_image_that_has_all(kubernetes: Kubernetes, launcher: Launcher) -> None:
+    done = check(kubernetes, launcher, job=TRAINING, run_as_user=1000)
+    assert (done.code, seen(done)) == (0, []), str(done)
+    assert "Started container node" in " ".join(kubernetes.events())
+    assert kubernetes.list("pods") == []
+
+
+def test_an_image_without_python_and_code(kubernetes: Kubernetes, launcher: Launcher) -> None:
+    job = {"framework": "torch", "script": "train.py", "workdir": "/code"}
+    done = check(kubernetes, launcher, job=job, python="python3.99")
+    assert done.code == 3, str(done)
+    python, code = seen(done)
+    assert python.startswith("python3.99 does not run: ")
+    assert code == "the folder /code does not exist"
+
+
+def test_an_image_without_the_framework(kubernetes: Kubernetes, launcher: Launcher) -> None:
+    python = f"{sys.base_prefix}/bin/python3"
+    done = check(kubernetes, launcher, job={**TRAINING, "framework": "jax"}, python=python)
+    assert (done.code, seen(done)) == (3, [f"jax is not installed for {python}"]), str(done)
+
+
+def test_an_image_without_a_shell(kubernetes: Kubernetes, launcher: Launcher) -> None:
+    kubernetes.set_image_path("test:1", "/nowhere")
+    done = check(kubernetes, launcher)
+    assert done.code == 3, str(done)
+    assert seen(done)[0].startswith("the image does not start: StartError: ")
+
+
+def test_an_image_that_cannot_be_pulled(kubernetes: Kubernetes, launcher: Launcher) -> None:
+    kubernetes.break_image("test:1", "no such image")
+    done = check(kubernetes, launcher)
+    assert done.code == 3, str(done)
+    assert "the image cannot be pulled: ImagePullBackOff" in seen(done)[0]
+    assert "no such image" in seen(done)[0]
+    assert kubernetes.list("pods") == []
+
+
+def test_an_image_that_dtrain_may_not_look_into(kubernetes: Kubernetes, launcher: Launcher) -> None:
+    kubernetes.deny("create", "pods")
+    done = check(kubernetes, launcher)
+    assert done.code == 0, str(done)
+    assert seen(done) == [
+        "dtrain did not look into the image: you may not create pods in the namespace ml"
+    ]
+
+
+def test_ctrl_c_deletes_the_pod_that_waits(kubernetes: Kubernetes, launcher: Launcher) -> None:
+    launch = start(kubernetes, launcher, node_selector={"zone": "none"})
+    kubernetes.wait("a pod", lambda: kubernetes.list("pods"))
+    launch.send(signal.SIGINT)
+    assert launch.wait().code == 130
+    assert kubernetes.list("pods") == []

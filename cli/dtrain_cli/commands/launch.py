@@ -49,7 +49,7 @@ def launch(
         Path | None,
         typer.Option(
             help="With --dry-run: write a script and its environment for each process, or one "
-            "batch script.",
+            "batch script or manifest.",
             metavar="DIR",
         ),
     ] = None,

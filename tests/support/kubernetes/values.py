@@ -52,11 +52,9 @@ def expand(text: str, variables: dict[str, str]) -> str:
     """Replace ``$(NAME)``; ``$$`` is an escape."""
 
     def value(match: re.Match[str]) -> str:
-        if match[0].startswith("$$"):
-            return match[0][1:]
-        return variables.get(match[1], match[0])
+        return "$" if match[0] == "$$" else variables.get(match[1], match[0])
 
-    return re.sub(r"\$?\$\(([^()]*)\)", value, text)
+    return re.sub(r"\$\$|\$\(([^()]*)\)", value, text)
 
 
 def _referred(store: Store, pod: Object, container: Object, origin: Object) -> str | None:

@@ -1,4 +1,4 @@
-"""`dtrain check` on Kubernetes: asks the API server what a launch would need. Starts no pod."""
+"""`dtrain check` on Kubernetes: asks the API server what a launch would need."""
 
 from __future__ import annotations
 
@@ -7,48 +7,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated
 
-from dtrain.checks import Evidence, Finding
+from dtrain.checks import Evidence, Finding, Severity
 from dtrain.checks.finding import error, warning
 from dtrain.diagnostics import AnswerError, NodeError, PrepareError
-from dtrain.engines.kubernetes import manifest
+from dtrain.engines.kubernetes import manifest, permissions
 from dtrain.engines.kubernetes.client import Client, NotFoundError
+from dtrain.engines.kubernetes.image_check import ImageCheck
 from dtrain.engines.kubernetes.launched import JOBS
 from dtrain.engines.kubernetes.objects import Word, object_list
+from dtrain.engines.kubernetes.permissions import GROUPS
 from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.messages.decode import Length, ProtocolError, decode
 from dtrain.runs.record import Request
 from dtrain.spec.kubernetes_keys import CLAIM
 from dtrain.spec.load import position
 from dtrain.spec.model import Kubernetes
-
-GROUPS = {
-    "jobset": ("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet"),
-    "trainjob": ("trainer.kubeflow.org", "v1alpha1", "trainjobs", "Kubeflow Trainer"),
-}
-"""Group, version and resource of each kind of job, and the program that serves them."""
-
-
-def permissions(api: str, *, secrets: bool) -> Iterator[tuple[str, str, str, str]]:
-    """Verb, group, resource and subresource of each request of a launch."""
-    group, _, resource, _ = GROUPS[api]
-    for verb in ("create", "get", "delete"):
-        yield verb, group, resource, ""
-    for verb in ("list", "watch", "delete"):
-        yield verb, "", "pods", ""
-    yield "get", "", "pods", "log"
-    for name in ("configmaps", "secrets") if secrets else ("configmaps",):
-        for verb in ("create", "patch", "delete"):
-            yield verb, "", name, ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Allowed:
-    allowed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Review:
-    status: _Allowed = _Allowed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +64,14 @@ def examine(request: Request) -> Evidence:
     nobody = replace(plan, hosts=())
     try:
         client.request("GET", "/version")
-        found = tuple(Inspection(plan, keys, client, place).findings())
+        found = [*Inspection(plan, keys, client, place).findings()]
+        if not any(one.severity is Severity.ERROR for one in found):
+            found += ImageCheck(plan, client, place).findings()
     except NodeError as failure:
         return Evidence(nobody, (), (failure,))
     except ProtocolError as wrong:
         return Evidence(nobody, (), (AnswerError(client.host, "checking the cluster", wrong),))
-    return Evidence(nobody, (), request=found)
+    return Evidence(nobody, (), request=tuple(found))
 
 
 class Inspection:
@@ -147,31 +122,13 @@ class Inspection:
 
     def _denied(self) -> Iterator[Finding]:
         secrets = bool(self._plan.job.secrets)
-        for verb, group, resource, sub in permissions(self._keys.api, secrets=secrets):
-            attributes = {
-                "namespace": self._client.namespace,
-                "verb": verb,
-                "group": group,
-                "resource": resource,
-                **({"subresource": sub} if sub else {}),
-            }
-            answer = self._client.request(
-                "POST",
-                "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
-                {
-                    "apiVersion": "authorization.k8s.io/v1",
-                    "kind": "SelfSubjectAccessReview",
-                    "spec": {"resourceAttributes": attributes},
-                },
-            )
-            if not decode(_Review, answer, "review").status.allowed:
-                name = f"{resource}/{sub}" if sub else resource
-                name += f".{group}" if group else ""
+        for asked in permissions.of_launch(self._keys.api, secrets=secrets):
+            if not permissions.allowed(self._client, asked):
                 yield self._error(
                     "kubernetes.namespace",
-                    f"you may not {verb} {name} in the namespace {self._client.namespace}",
-                    f"the permission to {verb} {name}",
-                    f"ask the administrator for a Role with the verb {verb} on {name}",
+                    f"you may not {asked} in the namespace {self._client.namespace}",
+                    f"the permission to {asked}",
+                    f"ask the administrator for a Role with the verb {asked.verb} on {asked.name}",
                 )
 
     def _references(self) -> Iterator[Finding]:

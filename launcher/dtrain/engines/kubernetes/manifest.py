@@ -87,7 +87,7 @@ def _job_set(plan: LaunchPlan) -> Object:
         "backoffLimit": 0,
         "template": {
             "metadata": {"annotations": topology} if (topology := _topology(keys)) else {},
-            "spec": _pod(plan),
+            "spec": pod_spec(plan),
         },
     }
     if serving := script.serving_pods(plan):
@@ -108,7 +108,7 @@ def _job_set(plan: LaunchPlan) -> Object:
 
 def _train_job(plan: LaunchPlan) -> Object:
     keys = _keys(plan)
-    pod = _pod(plan)
+    pod = pod_spec(plan)
     (container,) = pod.pop("containers")
     patched = {
         key: container[key]
@@ -145,7 +145,8 @@ def _train_job(plan: LaunchPlan) -> Object:
     }
 
 
-def _pod(plan: LaunchPlan) -> Object:
+def pod_spec(plan: LaunchPlan) -> Object:
+    """What all pods of the job have in common."""
     keys = _keys(plan)
     pod: Object = {"restartPolicy": "Never"}
     pod["terminationGracePeriodSeconds"] = ceil(plan.job.grace) + EXIT_SECONDS

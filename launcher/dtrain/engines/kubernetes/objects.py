@@ -125,6 +125,15 @@ def pod(value: Any) -> Pod | None:
     restarts = found.metadata.labels.get(RESTART_LABEL, "0")
     if not re.fullmatch("[0-9]{1,6}", index) or not re.fullmatch("[0-9]{1,6}", restarts):
         return None
+    return _pod(found, int(index), int(restarts) + 1)
+
+
+def lone_pod(value: Any) -> Pod:
+    """The pod in a JSON object, outside a job. Raises ProtocolError."""
+    return _pod(decode(_PodObject, value, "pod"), index=0, attempt=1)
+
+
+def _pod(found: _PodObject, index: int, attempt: int) -> Pod:
     status = found.status
     container = next(
         (one.state for one in status.containerStatuses if one.name == names.REPLICATED_JOB),
@@ -134,8 +143,8 @@ def pod(value: Any) -> Pod | None:
     return Pod(
         name=found.metadata.name,
         uid=found.metadata.uid,
-        index=int(index),
-        attempt=int(restarts) + 1,
+        index=index,
+        attempt=attempt,
         machine=found.spec.nodeName,
         phase=status.phase,
         state=state,

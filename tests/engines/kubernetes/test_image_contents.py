@@ -1,0 +1,74 @@
+"""What `dtrain check` concludes from the output of the pod that looks into the image."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dtrain.checks import Severity
+from dtrain.engines.kubernetes import image_contents
+from dtrain.launchplan.plan import build
+from dtrain.messages.decode import ProtocolError
+from dtrain.spec.load import parse
+
+TORCH = {"version": "2.13.0", "cuda": "12.8"}
+
+
+def log(framework: dict[str, Any], *more: str, output: str = "") -> bytes:
+    report = json.dumps({"python": "3.11.2", "executable": "/bin/python3", "framework": framework})
+    facts = [*more, "status=0", f"report={report}", "done=yes"]
+    return "\n".join([output, *(f"[dtrain] {fact}" for fact in facts)]).encode() + b"\n"
+
+
+def judged(output: bytes, job: str = "", kubernetes: str = "") -> list[tuple[Severity, str]]:
+    text = f"""
+cluster: {{kubernetes: {{image: "train:1", {kubernetes}}}, nodes: 2, gpus: 2}}
+job: {{framework: torch, script: t.py, workdir: /code, {job}}}
+"""
+    contents = image_contents.read(output)
+    assert contents is not None
+    found = image_contents.judge(build(parse(text, "job.yaml")), contents)
+    return [(finding.severity, finding.seen) for finding in found]
+
+
+CODE = ("workdir=yes", "script=yes")
+NO_SCRIPT = (Severity.ERROR, "/code/t.py does not exist")
+MISSING = "torch is not installed for python3"
+
+
+def test_what_is_missing() -> None:
+    assert judged(log(TORCH, *CODE, output="a warning of an image")) == []
+    assert judged(log({"version": "2.13.0+cpu"}, "missing=sed", "workdir=yes")) == [
+        (Severity.ERROR, "the image has no sed"),
+        (Severity.ERROR, "torch 2.13.0+cpu is a CPU-only build"),
+        NO_SCRIPT,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("job", "kubernetes", "severity"),
+    [
+        ("", 'claims: ["data:/data"]', Severity.ERROR),
+        ("setup: [pip install torch]", "", Severity.WARNING),
+        ("env: {PYTHONPATH: '/lib:/data/lib'}", 'claims: ["data:/data"]', Severity.WARNING),
+    ],
+)
+def test_setup_lines_and_volumes_may_bring_the_framework(
+    job: str, kubernetes: str, severity: Severity
+) -> None:
+    assert judged(log({"missing": True}, *CODE), job, kubernetes) == [(severity, MISSING)]
+
+
+def test_code_that_the_image_need_not_have() -> None:
+    assert judged(log(TORCH), "sync: {source: .}") == []
+    assert judged(log(TORCH), kubernetes='claims: ["code:/code"]') == []
+
+
+def test_output_that_is_incomplete_or_hostile() -> None:
+    assert image_contents.read(log(TORCH)[:-20]) is None
+    with pytest.raises(ProtocolError):
+        image_contents.read(log({"version": {"a": []}}))
+    with pytest.raises(ProtocolError):
+        image_contents.read(b"[dtrain] status=0\n[dtrain] report=[]\n[dtrain] done=yes\n")
