@@ -116,8 +116,8 @@ class JobFollower:
                 self._readers.pods_missing = job.pods_missing
             case Lines():
                 job.keep(event)
-            case LogEnded(uid):
-                job.log_ended(uid)
+            case LogEnded(uid, whole):
+                job.log_ended(uid, whole=whole)
             case Warned(text):
                 job.warned(text)
             case Trouble(text):
@@ -151,8 +151,9 @@ class JobFollower:
         if gone or job.restarts:
             for pod in job.pods.values():
                 pod.over.set()
-        waited = time.monotonic() - self._over_since
-        return job.all_read or waited > LOG_SECONDS
+        if not job.all_read and time.monotonic() > self._over_since + LOG_SECONDS:
+            job.give_up_logs()
+        return job.all_read
 
     def _stop(self) -> Report | None:
         """Delete the job, or kill its pods. The report, once dtrain gives up."""

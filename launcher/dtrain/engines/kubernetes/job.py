@@ -212,9 +212,23 @@ class KubernetesJob:
             self._positions.save()
         self._record_sizes(now)
 
-    def log_ended(self, uid: str) -> None:
-        if uid in self.pods:
-            self.pods[uid].read = True
+    def log_ended(self, uid: str, *, whole: bool) -> None:
+        known = self.pods.get(uid)
+        if known is None:
+            return
+        known.read = True
+        if not whole:
+            host = self.plan.hosts[known.pod.index].host.name
+            self._recorder.notice(
+                f"{host}: the last lines of the output may be missing: the log of pod"
+                f" {known.pod.name} could not be read to its end"
+            )
+
+    def give_up_logs(self) -> None:
+        """No more output of this attempt is awaited."""
+        for uid, known in self.pods.items():
+            if not known.read:
+                self.log_ended(uid, whole=False)
 
     @property
     def all_read(self) -> bool:

@@ -72,6 +72,8 @@ class Lines:
 @dataclass(frozen=True, slots=True)
 class LogEnded:
     uid: str
+    whole: bool
+    """Whether the log was read until its container ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +238,12 @@ class Readers:
 
     def _read_log(self, pod: Pod, cursor: Cursor, over: threading.Event) -> None:
         delay = FIRST_DELAY
+        whole = False
         while not self._stopped.is_set():
             complete = over.is_set()
             try:
                 self._stream_log(pod, cursor)
+                whole = True
                 self._recovered(pod.uid)
                 if complete:
                     break
@@ -248,6 +252,7 @@ class Readers:
             except NotFoundError:
                 break
             except (ConnectError, AuthError) as error:
+                whole = False
                 self._trouble(pod.uid, error)
                 self._stopped.wait(delay)
                 delay = min(LAST_DELAY, 2 * delay)
@@ -257,7 +262,7 @@ class Readers:
                     break
                 over.wait(delay)
                 delay = min(2.0, 2 * delay)
-        self._send(LogEnded(pod.uid))
+        self._send(LogEnded(pod.uid, whole))
 
     def _stream_log(self, pod: Pod, cursor: Cursor) -> None:
         since = {"sinceTime": cursor.since} if cursor.since else {}
