@@ -34,8 +34,11 @@ def render(plan: LaunchPlan) -> str:
     name = names.object_name(plan.name, None)
     head = [f"# Written by `dtrain launch --dry-run`. Start it: kubectl apply -f {NAME}"]
     if plan.job.secrets:
-        keys = " ".join(f"--from-literal={key}=..." for key in plan.job.secrets)
-        head.append(f"# First create the Secret: kubectl create secret generic {name} {keys}")
+        keys = ", ".join(plan.job.secrets)
+        head += [
+            f"# First create the Secret from a file with NAME=value lines for {keys}:",
+            f"#   kubectl create secret generic {name} --from-env-file=secrets.env",
+        ]
     if plan.job.sync is not None:
         head.append(
             f"# First add the files of job.sync to the ConfigMap: binaryData, key {script.SYNCED}"
