@@ -54,12 +54,6 @@ class Difference:
     def ratio(self) -> float:
         return self.measured / self.planned
 
-    @property
-    def better(self) -> bool:
-        """Whether the run does better than planned, or close to it."""
-        limit = 1 - CLOSE if self.what == "MFU" else 1 + CLOSE
-        return self.ratio >= limit if self.what == "MFU" else self.ratio <= limit
-
 
 def points(records: Records) -> list[Point]:
     """The curves of a run, from the events of its journal."""

@@ -7,34 +7,30 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from dtrain.diagnostics import ExitCode, NodeError
+from dtrain.diagnostics import NodeError
+from dtrain.engines.completion import announce, completed, with_cause
 from dtrain.engines.kubernetes.ending import JobEnding, PodEnding, failures
 from dtrain.engines.kubernetes.lines import Cursor
 from dtrain.engines.kubernetes.objects import JobState, Pod
 from dtrain.engines.kubernetes.output import PodOutput, Position, Positions
 from dtrain.engines.kubernetes.reading import Lines
-from dtrain.failures.cause import Failure, Report, in_order_of_blame
-from dtrain.failures.torchrun import root_rank
+from dtrain.failures.cause import Report, in_order_of_blame
 from dtrain.launchplan import names
 from dtrain.messages.decode import ProtocolError
 from dtrain.runs import journal
-from dtrain.runs.log_store import RunFolder, tail
+from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.restart import AttemptResult
 from dtrain.runs.shown_state import ShownState
 from dtrain.session.beginning import save
-from dtrain.session.ending import explained
 from dtrain.session.notifications import Notifications
 from dtrain.session.observer import Observer
 from dtrain.session.recorder import Recorder
-from dtrain.spec.model import NotifyEvent
 
 SAVE_SECONDS = 1.0
 """Seconds between two times that the positions in the logs are stored."""
 SIZES_SECONDS = 10.0
 """Seconds between two journal entries about the size of the output received so far."""
-_SUMMARY = 64 << 10
-"""Bytes at the end of a torchrun's stderr, which has its summary."""
 
 
 @dataclass(slots=True)
@@ -262,7 +258,7 @@ class KubernetesJob:
     def begin_next_attempt(self) -> list[FollowedPod]:
         """Returns the pods whose log can be read from now on."""
         number = self.record.attempt
-        report = self._complete(self._ending("").failed())
+        report = completed(self._ending("").failed(), self.record, self._folder)
         culprit = report.failures[0].host if report.failures else None
         result = AttemptResult(ran=True, step=None, culprit=culprit)
         self._recorder.record(journal.AttemptFailed(number, result, report))
@@ -292,15 +288,9 @@ class KubernetesJob:
             state=self.state,
             plan=self.plan,
             pods=pods,
-            failures=in_order_of_blame(map(self._explained, failed)),
+            failures=in_order_of_blame(with_cause(one, self._folder.logs) for one in failed),
             stopped_by=stopped_by,
         )
-
-    def _explained(self, failure: Failure) -> Failure:
-        logs = self._folder.logs
-        name = f"{names.process_name(failure.role, failure.index)}.err"
-        stderr = tail(logs / failure.host / name, _SUMMARY).decode(errors="replace")
-        return explained(root_rank(failure, stderr), logs)
 
     # The end of the run --------------------------------------------------------------------------
 
@@ -330,17 +320,8 @@ class KubernetesJob:
         self._positions.save()
         self._sizes_due = 0.0
         self._record_sizes(time.monotonic())
-        report = self._complete(report)
+        report = completed(report, self.record, self._folder)
         for host in self.plan.host_names:
             self._show(host, ShownState.ENDED, "")
-        if report.exit_code is not ExitCode.INTERRUPTED:
-            event: NotifyEvent = "done" if report.ok else "failed"
-            self._notifications.send(event, self.record.attempt, report)
-        self._notifications.close()
-        self._recorder.finished(report)
+        announce(report, self.record, self._notifications, self._recorder)
         return report
-
-    def _complete(self, report: Report) -> Report:
-        """The report with the run's folder and duration."""
-        seconds = max(0.0, time.time() - self.record.started)
-        return replace(report, seconds=seconds, logs=str(self._folder.path))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from dtrain.diagnostics import ExitCode, NodeError
+from dtrain.engines.completion import announce, completed, with_cause
 from dtrain.engines.slurm import submission
 from dtrain.engines.slurm.ending import (
     JobEnding,
@@ -19,28 +20,22 @@ from dtrain.engines.slurm.output import JobOutput, offsets, roles, torchruns
 from dtrain.engines.slurm.state import JobState
 from dtrain.engines.slurm.step import program_start
 from dtrain.engines.slurm.watch import JobWatch
-from dtrain.failures.cause import Failure, Report, in_order_of_blame
-from dtrain.failures.torchrun import root_rank
-from dtrain.launchplan import names
+from dtrain.failures.cause import Report, in_order_of_blame
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import Following, OutputFiles
 from dtrain.runs import journal
-from dtrain.runs.log_store import RunFolder, tail
+from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.restart import AttemptResult
 from dtrain.runs.shown_state import ShownState
 from dtrain.session.beginning import save
-from dtrain.session.ending import explained
 from dtrain.session.notifications import Notifications
 from dtrain.session.observer import Observer
 from dtrain.session.recorder import Recorder
-from dtrain.spec.model import NotifyEvent
 
 SIZES_SECONDS = 10.0
 """Seconds between two journal entries about the size of the output received so far."""
-_SUMMARY = 64 << 10
-"""Bytes at the end of a torchrun's stderr, which has its summary."""
 
 
 class SlurmJob:
@@ -174,7 +169,7 @@ class SlurmJob:
     def begin_next_attempt(self) -> None:
         job, number = str(self.record.job_id), self.record.attempt
         self.watch.close()
-        report = self._complete(self._ending(job).before_restart())
+        report = completed(self._ending(job).before_restart(), self.record, self._folder)
         culprit = report.failures[0].host if report.failures else None
         result = AttemptResult(ran=True, step=self.watch.progress.step, culprit=culprit)
         self._recorder.record(journal.AttemptFailed(number, result, report))
@@ -231,17 +226,11 @@ class SlurmJob:
             state=self._state,
             plan=self.plan,
             script=script,
-            failures=in_order_of_blame(map(self._explained, failed)),
+            failures=in_order_of_blame(with_cause(one, self._folder.logs) for one in failed),
             stopped_by=stopped_by,
             hang=self.watch.hang,
             waits=self.watch.whereabouts() if self.watch.hang else (),
         )
-
-    def _explained(self, failure: Failure) -> Failure:
-        name = f"{names.process_name(failure.role, failure.index)}.err"
-        logs = self._folder.logs
-        stderr = tail(logs / failure.host / name, _SUMMARY).decode(errors="replace")
-        return explained(root_rank(failure, stderr), logs)
 
     # The end of the run --------------------------------------------------------------------------
 
@@ -256,15 +245,6 @@ class SlurmJob:
         self._sizes_due = 0.0
         self._record_sizes()
         self.watch.close()
-        report = self._complete(report)
-        if report.exit_code is not ExitCode.INTERRUPTED:
-            event: NotifyEvent = "done" if report.ok else "failed"
-            self._notifications.send(event, self.record.attempt, report)
-        self._notifications.close()
-        self._recorder.finished(report)
+        report = completed(report, self.record, self._folder)
+        announce(report, self.record, self._notifications, self._recorder)
         return report
-
-    def _complete(self, report: Report) -> Report:
-        """The report with the run's folder and duration."""
-        seconds = max(0.0, time.time() - self.record.started)
-        return replace(report, seconds=seconds, logs=str(self._folder.path))
