@@ -8,10 +8,12 @@ import os
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import yaml
 
-from dtrain.diagnostics import UsageError
+from dtrain.diagnostics import AuthError, UsageError
 from dtrain.engines.kubernetes import files
 from dtrain.engines.kubernetes.client import Client
 from dtrain.spec.model import Kubernetes
@@ -37,6 +39,47 @@ def test_without_a_kubeconfig(
     with pytest.raises(UsageError, match="the kubeconfig cannot be used") as raised:
         Client(Kubernetes(image="i", context="prod"))
     assert "kubectl config get-contexts" in raised.value.hint
+
+
+def kubeconfig(current: str) -> str:
+    names = ("dev", "prod")
+    return yaml.safe_dump(
+        {
+            "clusters": [{"name": n, "cluster": {"server": f"http://{n}.test"}} for n in names],
+            "users": [{"name": "me", "user": {}}],
+            "contexts": [
+                {"name": n, "context": {"cluster": n, "user": "me", "namespace": f"of-{n}"}}
+                for n in names
+            ],
+            "current-context": current,
+        }
+    )
+
+
+def test_a_new_token_is_read_from_the_context_of_the_launch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The user may switch to another context, or write the file, while the job runs."""
+    file = tmp_path / "config"
+    file.write_text(kubeconfig("prod"))
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    client = Client(Kubernetes(image="i"))
+    expired = SimpleNamespace(status=401, close=lambda: None, read=lambda size: b"expired")
+    asked = []
+
+    def once(*_: object) -> SimpleNamespace:
+        asked.append((client.server, client.namespace))
+        return expired
+
+    monkeypatch.setattr(client, "_once", once)
+    file.write_text(kubeconfig("dev"))
+    with pytest.raises(AuthError, match="expired"):
+        client.request("GET", "/version")
+    file.write_text("")
+    with pytest.raises(AuthError, match="the kubeconfig cannot be used"):
+        client.request("GET", "/version")
+    assert set(asked) == {("http://prod.test", "of-prod")}
 
 
 def test_the_code_is_an_archive(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from dtrain.diagnostics import AnswerError, AuthError, ConnectError, PrepareError, UsageError
 from dtrain.messages.decode import ProtocolError, excerpt, parse_object
 from dtrain.spec.model import Kubernetes
@@ -48,6 +50,9 @@ class Client:
     def __init__(self, keys: Kubernetes) -> None:
         """Reads the kubeconfig. Raises UsageError if there is none, or without the package."""
         self._keys = keys
+        # Kept: the user may switch to another context while the job runs.
+        self._context = keys.context
+        self.namespace = keys.namespace or ""
         self._lock = threading.Lock()
         self._load()
 
@@ -63,7 +68,7 @@ class Client:
             ) from None
         configuration = client.Configuration()
         inside = (
-            self._keys.context is None
+            self._context is None
             and "KUBERNETES_SERVICE_HOST" in os.environ
             and "KUBECONFIG" not in os.environ
             and not Path("~/.kube/config").expanduser().exists()
@@ -74,20 +79,27 @@ class Client:
                 config.load_incluster_config(client_configuration=configuration)
                 namespace = Path(_NAMESPACE_FILE).read_text().strip()
             else:
+                # The package reads the variable only when it is imported.
+                file = os.environ.get("KUBECONFIG")
                 config.load_kube_config(
-                    context=self._keys.context, client_configuration=configuration
+                    file, context=self._context, client_configuration=configuration
                 )
-                contexts, active = config.list_kube_config_contexts()
+                contexts, active = config.list_kube_config_contexts(file)
                 named = {one["name"]: one for one in contexts}
-                chosen = named.get(self._keys.context, active)
+                chosen = named.get(self._context, active)
+                self._context = chosen["name"]
                 namespace = chosen["context"].get("namespace")
-        except (config.ConfigException, OSError) as error:
+        except (
+            config.ConfigException, OSError, yaml.YAMLError,
+            # A value of another type than the package expects.
+            TypeError, ValueError, KeyError, AttributeError,
+        ) as error:  # fmt: skip
             raise UsageError(
                 f"the kubeconfig cannot be used: {excerpt(str(error))}",
                 hint="`kubectl config get-contexts` lists the contexts; set"
                 " cluster.kubernetes.context or KUBECONFIG",
             ) from None
-        self.namespace: str = self._keys.namespace or namespace or "default"
+        self.namespace = self.namespace or namespace or "default"
         self.server = str(configuration.host).rstrip("/")
         self.host = urllib.parse.urlsplit(self.server).hostname or self.server
         self._configuration = configuration
@@ -151,8 +163,14 @@ class Client:
         if answer.status == 401:
             # A short-lived token may have expired.
             answer.close()
-            with self._lock:
-                self._load()
+            try:
+                with self._lock:
+                    self._load()
+            except UsageError as error:
+                # Others may be writing the kubeconfig now.
+                raise AuthError(
+                    self.host, self._attempted(method, path), error.message, hint=error.hint or ""
+                ) from None
             answer = self._once(method, path, body, query, seconds)
         if answer.status < 300:
             return answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
+from dataclasses import replace
 from typing import Any
 
 from dtrain.diagnostics import ExitCode, NodeError
@@ -31,7 +32,7 @@ from dtrain.session.control import Control, Force
 TICK = 0.2
 """Seconds between two looks at requests to stop."""
 LOG_SECONDS = 30.0
-"""Seconds to wait for the last lines of pods that have ended."""
+"""Seconds without a line to wait for the last lines of pods that have ended."""
 
 
 class JobFollower:
@@ -65,7 +66,11 @@ class JobFollower:
             try:
                 self._launched.create(submit)
             except NodeError as error:
-                return job.finish(job.failed(error))
+                report = job.failed(error)
+                if problem := self._launched.problem:
+                    job.left_over()
+                    report = replace(report, problems=(*report.problems, problem))
+                return job.finish(report)
             job.created()
         self._readers.start()
         try:
@@ -116,6 +121,8 @@ class JobFollower:
                 self._readers.pods_missing = job.pods_missing
             case Lines():
                 job.keep(event)
+                if self._over_since is not None and job.container_ended(event.uid):
+                    self._over_since = time.monotonic()
             case LogEnded(uid, whole):
                 job.log_ended(uid, whole=whole)
             case Warned(text):
@@ -136,6 +143,7 @@ class JobFollower:
         gone = job.seen and state is None
         over = gone or (state is not None and state.over) or job.restarts
         if not over:
+            self._over_since = None
             # A job that was deleted before this process has seen it.
             if state is None and self._launched.created_before and self._launched.is_gone():
                 job.seen = True
@@ -151,7 +159,8 @@ class JobFollower:
         if gone or job.restarts:
             for pod in job.pods.values():
                 pod.over.set()
-        if not job.all_read and time.monotonic() > self._over_since + LOG_SECONDS:
+        limit = LOG_SECONDS + job.plan.job.grace
+        if not job.all_read and time.monotonic() > self._over_since + limit:
             job.give_up_logs()
         return job.all_read
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from dtrain.failures.cause import Report, in_order_of_blame
 from dtrain.launchplan import names
 from dtrain.messages.decode import ProtocolError
 from dtrain.runs import journal
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.log_store import RunFolder, StorageError
 from dtrain.runs.record import Record
 from dtrain.runs.restart import AttemptResult
 from dtrain.runs.shown_state import ShownState
@@ -220,6 +221,10 @@ class KubernetesJob:
                 f" {known.pod.name} could not be read to its end"
             )
 
+    def container_ended(self, uid: str) -> bool:
+        """Whether no new lines are written to this log."""
+        return uid in self.pods and self.pods[uid].over.is_set()
+
     def give_up_logs(self) -> None:
         """No more output of this attempt is awaited."""
         for uid, known in self.pods.items():
@@ -317,7 +322,8 @@ class KubernetesJob:
         return replace(report, logs=str(self._folder.path))
 
     def finish(self, report: Report) -> Report:
-        self._positions.save()
+        with contextlib.suppress(StorageError):  # a full disk: nobody reads on from there
+            self._positions.save()
         self._sizes_due = 0.0
         self._record_sizes(time.monotonic())
         report = completed(report, self.record, self._folder)

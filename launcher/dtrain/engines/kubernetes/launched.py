@@ -36,6 +36,8 @@ class Launched:
             self._files.append(f"{_CORE}/secrets")
         self._grace = plan.job.grace
         self.created_before = record.job_id is not None
+        self.problem = ""
+        """Why objects of a job that could not be created may still be there."""
 
     @property
     def still_there(self) -> str:
@@ -54,10 +56,10 @@ class Launched:
             job = self._client.request("POST", self._jobs, submit["job"])
             self._own(submit["job"], objects.job(job).uid)
         except ProtocolError as error:
-            self.delete_or_report()
+            self.problem = self.delete_or_report()
             raise NodeError(self._client.host, "creating the job", str(error)) from None
         except NodeError:
-            self.delete_or_report()
+            self.problem = self.delete_or_report()
             raise
 
     def _own(self, job: Mapping[str, Any], uid: str) -> None:

@@ -237,9 +237,12 @@ def job(value: Any) -> JobState:
     )
 
 
+_VERSION = re.compile("[0-9A-Za-z]{0,100}")
+
+
 @dataclass(frozen=True, slots=True)
 class _ListMetadata:
-    resourceVersion: Annotated[str, Length(100)] = ""  # noqa: N815 (Kubernetes)
+    resourceVersion: Annotated[str, _VERSION] = ""  # noqa: N815 (Kubernetes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +265,7 @@ class WatchEvent:
     def version(self) -> str:
         metadata = self.object.get("metadata")
         version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
-        return version if isinstance(version, str) and len(version) < 100 else ""
+        return version if isinstance(version, str) and _VERSION.fullmatch(version) else ""
 
 
 def watch_event(value: Any) -> WatchEvent:

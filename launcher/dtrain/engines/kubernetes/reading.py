@@ -188,6 +188,7 @@ class Readers:
                 self._stopped.wait(FIRST_DELAY / 5)
             except GoneError:
                 version = ""
+                self._stopped.wait(FIRST_DELAY)
             except (NodeError, ProtocolError) as error:
                 version = ""
                 self._trouble("pods", error)
