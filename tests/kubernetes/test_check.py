@@ -65,6 +65,29 @@ def test_each_missing_permission_is_named(kubernetes: Kubernetes, launcher: Laun
     ]
 
 
+def test_permissions_that_a_launch_can_do_without(
+    kubernetes: Kubernetes, launcher: Launcher
+) -> None:
+    for verb, resource in (
+        ("list", "events"), ("list", "workloads"), ("get", "clustertrainingruntimes"),
+    ):  # fmt: skip
+        kubernetes.deny(verb, resource)
+    kubernetes.add_queue("gpu")
+    done = check(kubernetes, launcher, queue="gpu", api="trainjob")
+    assert done.code == 0, str(done)
+    events, workloads, runtimes = seen(done)
+    assert events.startswith("you may not list events in the namespace ml: a launch does not say")
+    assert workloads.startswith("you may not list workloads.kueue.x-k8s.io in the namespace ml: ")
+    assert runtimes.startswith("you may not get clustertrainingruntimes.trainer.kubeflow.org: ")
+
+
+def test_a_cluster_without_kueue(kubernetes: Kubernetes, launcher: Launcher) -> None:
+    kubernetes.remove_api("kueue.x-k8s.io")
+    done = check(kubernetes, launcher, queue="gpu")
+    assert done.code == 3, str(done)
+    assert seen(done)[0].startswith("the cluster has no queues: ")
+
+
 def test_kinds_and_objects_that_the_cluster_lacks(
     kubernetes: Kubernetes, launcher: Launcher
 ) -> None:

@@ -59,11 +59,12 @@ class Desk:
     def runs(self) -> list[Path]:
         return [*(self._launcher.home / "runs").iterdir()]
 
-    def shared_file(self, program: str, **job: Any) -> Path:
+    def shared_file(self, program: str, keys: dict[str, Any] | None = None, **job: Any) -> Path:
         """The file of a job whose processes see what `enough` does."""
         shared = self.folder / "shared"
         shared.mkdir()
-        return self.file(program, {"host_paths": [f"{shared}:/shared"]}, **job)
+        keys = {**(keys or {}), "host_paths": [f"{shared}:/shared"]}
+        return self.file(program, keys, **job)
 
     def count(self) -> Launch:
         return self.start("launch", str(self.shared_file(COUNT)))
@@ -178,9 +179,12 @@ def test_detach_and_stop(desk: Desk) -> None:
     done = desk.launch(WAIT, "--detach").wait()
     assert done.code == 0, str(done)
     run = done.stdout.strip()
+    logs = desk.start("logs", run, "--follow")
+    logs.until("the worker waits", count=4)
     stopped = desk.start("stop", run).wait()
     assert stopped.code == 0, str(stopped)
     assert desk.is_empty()
+    assert logs.wait().code == 0
 
 
 def test_disturbances_lose_and_double_no_line(desk: Desk) -> None:
@@ -247,10 +251,73 @@ def test_a_quota_without_room_is_shown(desk: Desk) -> None:
 def test_a_queue(desk: Desk) -> None:
     desk.kubernetes.add_queue("gpu")
     launch = desk.start("launch", str(desk.file("echo done", {"queue": "gpu"})))
-    launch.until("waits in the queue gpu")
+    launch.until("waits in the queue gpu: Pending: couldn't assign flavors to pod set node")
     (job,) = desk.kubernetes.list("jobsets")
     desk.kubernetes.release(job["metadata"]["name"])
     assert launch.wait().code == 0
+
+
+@pytest.mark.parametrize("api", ["jobset", "trainjob"])
+def test_a_job_that_its_queue_suspends_and_resumes(desk: Desk, api: str) -> None:
+    """The pods of the time before the suspension are not blamed for what happens later."""
+    program = (
+        "trap 'echo stopped; [ -e /shared/enough ] || exit 3; exit 0' TERM; echo begins;"
+        " until [ -e /shared/enough ]; do sleep 0.05; done; [ $RANK = 2 ] && exit 9;"
+        " sleep 500 & wait"
+    )
+    desk.kubernetes.add_queue("gpu")
+    file = desk.shared_file(program, {"queue": "gpu", "api": api})
+    launch = desk.start("launch", str(file))
+    launch.until("waits in the queue gpu")
+    (job,) = desk.kubernetes.list(f"{api}s")
+    name = job["metadata"]["name"]
+    desk.kubernetes.release(name)
+    launch.until("has left the queue gpu")
+    launch.until("] begins\n", count=4)
+    desk.kubernetes.preempt(name)
+    launch.until("is suspended and waits in the queue gpu: Preempted: Preempted to accommodate")
+    launch.until("] stopped\n", count=4)
+    desk.kubernetes.release(name)
+    launch.until("has left the queue gpu", count=2)
+    launch.until("] begins\n", count=8)
+    desk.enough()
+    done = launch.wait()
+    assert done.code == 1, str(done)
+    assert "rank 2 on node1 exited with status 9" in done.stderr, done.stderr
+    assert "status 3" not in done.stderr
+    assert desk.log(0) == "begins\nstopped\nbegins\nstopped\n"
+    assert desk.is_empty()
+
+
+def test_attach_to_a_job_that_its_queue_has_suspended(desk: Desk) -> None:
+    """Without the permission to read Workloads, the reason comes from events."""
+    desk.kubernetes.add_queue("gpu")
+    desk.kubernetes.deny("list", "workloads")
+    launch = desk.start("launch", str(desk.shared_file(COUNT, {"queue": "gpu"})))
+    launch.until("waits in the queue gpu: Pending: couldn't assign flavors")
+    (job,) = desk.kubernetes.list("jobsets")
+    desk.kubernetes.release(job["metadata"]["name"])
+    # The launcher asks once a second whether the job is suspended.
+    launch.until("has left the queue gpu")
+    launch.until("line 20\n", count=4)
+    desk.kubernetes.preempt(job["metadata"]["name"])
+    launch.until("is suspended and waits in the queue gpu")
+    launch.kill()
+    (run,) = desk.runs
+    attached = desk.start("attach", run.name)
+    attached.until("waits in the queue gpu: Preempted: Preempted to accommodate")
+    desk.kubernetes.release(job["metadata"]["name"])
+    attached.until("line 20\n", count=4)
+    desk.enough()
+    done = attached.wait()
+    assert done.code == 0, str(done)
+    lines = desk.log(0).splitlines()
+    first = lines.index("line 1", 1)
+    assert lines == [*_counted(first), *_counted(len(lines) - first - 1), lines[-1]]
+
+
+def _counted(count: int) -> list[str]:
+    return [f"line {number}" for number in range(1, count + 1)]
 
 
 def test_a_token_that_expires(desk: Desk) -> None:

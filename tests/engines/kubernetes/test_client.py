@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
 import sys
 import tarfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import urllib3
 import yaml
 
-from dtrain.diagnostics import AuthError, UsageError
-from dtrain.engines.kubernetes import files
-from dtrain.engines.kubernetes.client import Client
+from dtrain.diagnostics import AuthError, ConnectError, UsageError
+from dtrain.engines.kubernetes import credentials, files
+from dtrain.engines.kubernetes.client import AbsentError, Client, NotFoundError
 from dtrain.spec.model import Kubernetes
 from dtrain.sync import scan
+from support.limits import HANG
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,3 +112,149 @@ def test_code_that_changes_during_a_launch(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("b")
     with pytest.raises(UsageError, match=r"a\.py has changed"):
         files.config_files(tree, "")
+
+
+class Answer:
+    """Of a server, as the connection pool gives it."""
+
+    def __init__(self, status: int, body: object = None, **headers: str) -> None:
+        self.status = status
+        self.headers = {name.replace("_", "-"): text for name, text in headers.items()}
+        self._body = json.dumps(body or {}).encode()
+
+    def read(self, size: int) -> bytes:
+        return self._body[:size]
+
+    def close(self) -> None: ...
+
+
+def client_of(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, user: dict[str, object], *answers: Answer
+) -> tuple[Client, list[dict[str, str]]]:
+    """A client, and the headers of each request that it sends to a server with these answers."""
+    config = yaml.safe_load(kubeconfig("prod"))
+    config["users"][0]["user"] = user
+    (folder / "config").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(folder / "config"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    left, sent = list(answers), []
+
+    def request(*_: object, headers: dict[str, str], **_more: object) -> Answer:
+        sent.append(headers)
+        return left.pop(0)
+
+    monkeypatch.setattr(urllib3.PoolManager, "request", request)
+    return Client(Kubernetes(image="i")), sent
+
+
+def plugin(folder: Path, text: str) -> dict[str, object]:
+    program = folder / "plugin"
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+    api = "client.authentication.k8s.io/v1"
+    return {"exec": {"apiVersion": api, "command": str(program), "interactiveMode": "Never"}}
+
+
+def test_a_login_program_that_fails_is_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The next request runs it again."""
+    credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
+    token = json.dumps(credential | {"status": {"token": "t"}})
+    script = f"[ -e {tmp_path}/ok ] && echo '{token}' && exit; echo 'SSO has ended' >&2; exit 1"
+    client, sent = client_of(monkeypatch, tmp_path, plugin(tmp_path, script), Answer(200))
+    with pytest.raises(AuthError, match=r"process returned 1\. SSO has ended"):
+        client.request("GET", "/version")
+    assert "SSO" not in "".join(capfd.readouterr())
+    (tmp_path / "ok").touch()
+    assert client.request("GET", "/version") == {}
+    assert [headers["authorization"] for headers in sent] == ["Bearer t"]
+
+
+def test_an_exception_of_the_authentication_is_an_authentication_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    client, _ = client_of(monkeypatch, tmp_path, {"token": "t"})
+
+    def fails(_: object) -> None:
+        raise RuntimeError("no such key ring")
+
+    monkeypatch.setattr("kubernetes.client.Configuration.auth_settings", fails)
+    with pytest.raises(AuthError, match="RuntimeError: no such key ring"):
+        client.request("GET", "/version")
+
+
+def test_a_busy_server_is_asked_again_when_it_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    busy = Answer(429, {"message": "too many requests"}, Retry_After="2")
+    later = Answer(503, Retry_After="3600")
+    client, sent = client_of(
+        monkeypatch, tmp_path, {"token": "t"}, busy, later, Answer(200), *[busy] * 5, Answer(429)
+    )
+    assert client.request("POST", "/x", {}) == {}
+    assert waits == [2, 5]
+    for _ in range(2):
+        with pytest.raises(ConnectError, match=r"too many requests|status 429"):
+            client.request("GET", "/x")
+    assert len(sent) == 9
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"kind": "Status", "details": {"name": "c-1", "kind": "jobsets"}}, AbsentError),
+        ({"kind": "Status", "details": {}}, NotFoundError),
+        ("404 page not found", NotFoundError),
+    ],
+)
+def test_a_server_that_does_not_know_the_kind_yet_says_nothing_about_the_object(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: object, kind: type
+) -> None:
+    """So answers a server that has just started."""
+    client, _ = client_of(monkeypatch, tmp_path, {"token": "t"}, Answer(404, body))
+    with pytest.raises(NotFoundError) as raised:
+        client.request("GET", "/x")
+    assert type(raised.value) is kind
+    assert bool(raised.value.hint) == (kind is NotFoundError)
+
+
+def test_many_logs_that_end_at_the_same_time_print_no_warnings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a handler, Python writes warnings to stderr."""
+    client, _ = client_of(monkeypatch, tmp_path, {"token": "t"})
+    pool = client._credentials.pool.connection_from_url("http://prod.test")
+    for connection in [pool._get_conn() for _ in range(500)]:
+        pool._put_conn(connection)
+    assert caplog.messages == []
+
+
+def test_one_thread_renews_an_expired_token_for_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    count = 8
+    barrier = threading.Barrier(count)
+    client, _ = client_of(monkeypatch, tmp_path, {"token": "t"})
+    used = set()
+
+    def once(*_: object) -> Answer:
+        if client._credentials is first:
+            barrier.wait(HANG)
+            return Answer(401)
+        used.add(client._credentials.server)
+        return Answer(200)
+
+    first = client._credentials
+    monkeypatch.setattr(client, "_once", once)
+    loaded = []
+    log_in = credentials.log_in
+    monkeypatch.setattr(credentials, "log_in", lambda context: loaded.append(1) or log_in(context))
+    threads = [threading.Thread(target=client.request, args=("GET", "/x")) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG)
+    assert len(loaded) == len(used) == 1

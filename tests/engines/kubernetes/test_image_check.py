@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dtrain.checks import Severity
 from dtrain.diagnostics import ConnectError
-from dtrain.engines.kubernetes import image_check
+from dtrain.engines.kubernetes import image_check, training_runtime
+from dtrain.engines.kubernetes.client import ForbiddenError
+from dtrain.engines.kubernetes.training_runtime import TrainingRuntime
 from dtrain.launchplan.plan import build
+from dtrain.messages.decode import ProtocolError
 from dtrain.spec.load import parse
 
 FILE = """
@@ -61,7 +65,11 @@ def findings(server: Server) -> list[tuple[Severity, str]]:
 
 @pytest.mark.parametrize(
     ("status", "why"),
-    [(UNSCHEDULABLE, "Unschedulable"), (LATE, "its pod ended in the phase Failed")],
+    [
+        (UNSCHEDULABLE, "Unschedulable"),
+        (LATE, "DeadlineExceeded"),
+        ({"phase": "Failed"}, "its pod ended in the phase Failed"),
+    ],
 )
 def test_a_pod_that_does_not_run_is_a_warning(
     status: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
@@ -93,3 +101,83 @@ def test_the_pod_needs_less_than_the_job() -> None:
     assert {"nodeSelector", "imagePullSecrets", "serviceAccountName"} < pod["spec"].keys()
     assert pod["spec"]["securityContext"]["runAsUser"] == 1000
     assert "volumes" not in pod["spec"]
+
+
+RUNTIME = {
+    "spec": {
+        "template": {
+            "spec": {
+                "replicatedJobs": [
+                    {"name": "initializer", "template": None},
+                    {
+                        "name": "node",
+                        "template": {
+                            "spec": {
+                                "template": {
+                                    "spec": {
+                                        "nodeSelector": {"zone": "b", "gpu": "h100"},
+                                        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+                                        "imagePullSecrets": [{"name": "shared"}],
+                                        "runtimeClassName": "nvidia",
+                                        "priorityClassName": "high",
+                                        "initContainers": [{"name": "fetch"}],
+                                        "volumes": [{"name": "hub"}],
+                                        "containers": [
+                                            {"name": "sidecar", "env": [{"name": "A"}]},
+                                            {
+                                                "name": "node",
+                                                "image": "other:1",
+                                                "env": [
+                                                    {"name": "HF_HOME", "value": "/hub"},
+                                                    {"name": "TOKEN", "valueFrom": {"x": {}}},
+                                                ],
+                                                "volumeMounts": [{"mountPath": "/hub"}],
+                                            },
+                                        ],
+                                    }
+                                }
+                            }
+                        },
+                    },
+                ]
+            }
+        }
+    }
+}
+
+
+def test_the_pod_of_a_train_job_has_what_its_runtime_adds() -> None:
+    runtime = training_runtime.parsed(RUNTIME, "torch-distributed")
+    assert runtime.folders == ("/hub",)
+    assert runtime.unseen == (
+        "what the runtime torch-distributed adds (volumes, init containers, variables from other"
+        " objects)"
+    )
+    spec = image_check.check_pod(PLAN, "dtrain-check-1", runtime)["spec"]
+    (container,) = spec["containers"]
+    assert container["image"] == "train:1"
+    assert container["env"] == [{"name": "HF_HOME", "value": "/hub"}]
+    assert spec["nodeSelector"] == {"zone": "a", "gpu": "h100"}
+    assert spec["imagePullSecrets"] == [{"name": "shared"}, {"name": "registry"}]
+    assert spec["runtimeClassName"] == "nvidia"
+    assert [one["key"] for one in spec["tolerations"]] == ["gpu", "nvidia.com/gpu"]
+    assert spec["securityContext"]["runAsUser"] == 1000
+    assert not {"priorityClassName", "initContainers", "volumes"} & spec.keys()
+
+
+@pytest.mark.parametrize("spec", [{"nodeSelector": 3}, {"containers": {}}, {"tolerations": ["x"]}])
+def test_a_hostile_runtime_is_refused(spec: dict[str, Any]) -> None:
+    job = {"name": "node", "template": {"spec": {"template": {"spec": spec}}}}
+    with pytest.raises(ProtocolError):
+        training_runtime.parsed({"spec": {"template": {"spec": {"replicatedJobs": [job]}}}}, "r")
+
+
+def test_a_runtime_that_is_not_readable_is_not_known() -> None:
+    class Refuses:
+        def request(self, method: str, path: str) -> dict[str, Any]:
+            raise ForbiddenError("10.0.0.1", f"{method} {path}", "forbidden")
+
+    keys = replace(PLAN.kubernetes, api="trainjob", runtime="r")  # type: ignore[type-var]
+    found = training_runtime.read(Refuses(), keys)  # type: ignore[arg-type]
+    assert found == TrainingRuntime("r", unseen="the runtime r, which you may not read,")
+    assert training_runtime.read(Refuses(), PLAN.kubernetes) is None  # type: ignore[arg-type]

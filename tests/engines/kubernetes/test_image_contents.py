@@ -9,6 +9,7 @@ import pytest
 
 from dtrain.checks import Severity
 from dtrain.engines.kubernetes import image_contents
+from dtrain.engines.kubernetes.training_runtime import TrainingRuntime
 from dtrain.launchplan.plan import build
 from dtrain.messages.decode import ProtocolError
 from dtrain.spec.load import parse
@@ -22,14 +23,16 @@ def log(framework: dict[str, Any], *more: str, output: str = "") -> bytes:
     return "\n".join([output, *(f"[dtrain] {fact}" for fact in facts)]).encode() + b"\n"
 
 
-def judged(output: bytes, job: str = "", kubernetes: str = "") -> list[tuple[Severity, str]]:
+def judged(
+    output: bytes, job: str = "", kubernetes: str = "", runtime: TrainingRuntime | None = None
+) -> list[tuple[Severity, str]]:
     text = f"""
 cluster: {{kubernetes: {{image: "train:1", {kubernetes}}}, nodes: 2, gpus: 2}}
 job: {{framework: torch, script: t.py, workdir: /code, {job}}}
 """
     contents = image_contents.read(output)
     assert contents is not None
-    found = image_contents.judge(build(parse(text, "job.yaml")), contents)
+    found = image_contents.judge(build(parse(text, "job.yaml")), contents, runtime)
     return [(finding.severity, finding.seen) for finding in found]
 
 
@@ -59,6 +62,18 @@ def test_setup_lines_and_volumes_may_bring_the_framework(
     job: str, kubernetes: str, severity: Severity
 ) -> None:
     assert judged(log({"missing": True}, *CODE), job, kubernetes) == [(severity, MISSING)]
+
+
+def test_a_runtime_may_bring_code_and_framework() -> None:
+    """An error stays one only if the runtime is known and brings nothing."""
+    bare = log({"missing": True}, "workdir=yes")
+    known = TrainingRuntime("r")
+    assert judged(bare, runtime=known) == [(Severity.ERROR, MISSING), NO_SCRIPT]
+    unseen = TrainingRuntime("r", unseen="what the runtime r adds (init containers)")
+    warned = [(Severity.WARNING, text) for _, text in judged(bare)]
+    assert judged(bare, runtime=unseen) == warned
+    mounted = TrainingRuntime("r", folders=("/code",), environment={"PYTHONPATH": "/code/lib"})
+    assert judged(bare, runtime=mounted) == [(Severity.WARNING, MISSING)]
 
 
 def test_code_that_the_image_need_not_have() -> None:

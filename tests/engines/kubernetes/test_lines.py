@@ -28,7 +28,27 @@ def test_a_log_is_read_again_from_the_second_of_the_last_line() -> None:
     cursor = Cursor()
     assert cursor.since is None
     read(cursor, 1_700_000_000 * SECOND + 999_999_999)
-    assert cursor.since == "2023-11-14T22:13:20Z"
+    assert cursor.since == "2023-11-14T22:12:20Z"
+    assert Cursor(last=30 * SECOND, count=1).since == "1970-01-01T00:00:00Z"
+
+
+def test_a_clock_that_steps_back_hides_no_line() -> None:
+    cursor = Cursor()
+    assert read(cursor, 100, 101, 90, 91, 92) == [True] * 5
+    # Lines from before the step come again, until the last known one.
+    assert read(cursor, 91, 100, 101, 90, 91, 91, 92, 80, 93) == [*[False] * 7, True, True]
+    again = Cursor(cursor.last, cursor.count, cursor.latest)
+    assert read(again, 100, 101, 80, 93, 94, 102) == [*[False] * 4, True, True]
+
+
+def test_a_rotation_after_a_step_back_hides_lines_until_the_clock_has_caught_up() -> None:
+    cursor = Cursor(last=92, count=1, latest=101)
+    cursor.begin()
+    assert [(cursor.takes_gap(time), cursor.is_new(time)) for time in (95, 102, 96)] == [
+        (False, False),
+        (True, True),
+        (False, True),
+    ]
 
 
 @pytest.mark.parametrize(("times", "gap"), [([7, 8], False), ([8, 9], True)])

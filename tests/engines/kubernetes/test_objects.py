@@ -67,12 +67,45 @@ def test_states(
     assert (found.state, found.detail) == (shown, detail)
 
 
+def test_a_pod_that_terminates_has_a_log_once_its_container_runs() -> None:
+    def terminating(**container: Any) -> objects.Pod:
+        metadata = {"name": "a", "labels": LABELS, "deletionTimestamp": "2026-11-22T10:00:00Z"}
+        status = {"phase": "Running", "containerStatuses": state(**container)}
+        found = objects.pod({"metadata": metadata, "status": status})
+        assert found is not None
+        assert found.state is ShownState.STOPPING
+        return found
+
+    assert terminating(running={"startedAt": "x"}).started
+    assert not terminating(waiting={"reason": "ContainerCreating"}).started
+
+
+def test_null_fields_are_missing_fields() -> None:
+    metadata = {"name": "a", "labels": LABELS, "deletionTimestamp": None}
+    status = {"phase": "Pending", "conditions": None, "containerStatuses": None}
+    found = objects.pod({"metadata": metadata, "spec": None, "status": status})
+    assert found is not None
+    assert found.detail == "not scheduled yet"
+    assert objects.object_list({"items": None, "metadata": {}}).items == ()
+    assert not objects.job({"metadata": {"name": "a"}, "status": {"conditions": None}}).over
+
+
+def test_a_version_that_is_no_number_is_not_sent_back() -> None:
+    event = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "12\n3"}}}
+    assert objects.watch_event(event).version == ""
+    event["object"] = {"metadata": {"resourceVersion": "12"}}
+    assert objects.watch_event(event).version == "12"
+
+
 def test_a_pod_that_kubernetes_ended() -> None:
     assert pod({"phase": "Failed", "reason": "Evicted", "message": "disk"}).disrupted == (
         "Evicted: disk"
     )
     assert pod({"phase": "Failed", "conditions": [DISRUPTED]}).disrupted == "PreemptionByScheduler"
-    assert pod({"phase": "Failed", "reason": "Error"}).disrupted == ""
+    refused = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no device"}
+    assert pod(refused).disrupted == "UnexpectedAdmissionError: no device"
+    ended = state(terminated={"exitCode": 1})
+    assert pod({"phase": "Failed", "reason": "E", "containerStatuses": ended}).disrupted == ""
 
 
 @pytest.mark.parametrize(
@@ -83,7 +116,7 @@ def test_a_pod_that_kubernetes_ended() -> None:
         {},
         {"metadata": {"name": "../../etc"}},
         {"metadata": {"name": "a", "labels": {"x": 1}}},
-        {"metadata": {"name": "a"}, "status": {"phase": "x" * 1000}},
+        {"metadata": {"name": "a"}, "status": {"phase": "x" * 2000}},
         {"metadata": {"name": "a"}, "status": {"containerStatuses": [{"state": []}]}},
     ],
 )
@@ -118,4 +151,21 @@ def test_warnings_do_not_name_random_pods() -> None:
             for name in ("xyz12", "abc34")
         ),
     ]
-    assert objects.warnings({"items": events}) == ("FailedCreate: exceeded quota: q",)
+    for of_pod in (True, False):
+        found = objects.warnings({"items": events}, of_pod=of_pod)
+        assert found == ("FailedCreate: exceeded quota: q",)
+
+
+@pytest.mark.parametrize(
+    ("reason", "of_pod", "of_job"),
+    [
+        ("FailedMount", True, False),
+        ("FailedScheduling", False, False),
+        ("JobCreationFailed", True, True),
+        ("RestartJobSetFailurePolicyAction", True, False),
+    ],
+)
+def test_which_warnings_explain_what(reason: str, of_pod: bool, of_job: bool) -> None:
+    events = {"items": [{"type": "Warning", "reason": reason, "message": "x"}]}
+    assert bool(objects.warnings(events, of_pod=True)) == of_pod
+    assert bool(objects.warnings(events, of_pod=False)) == of_job

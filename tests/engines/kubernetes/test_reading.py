@@ -1,7 +1,8 @@
-"""A log that could not be read to its end is reported as such."""
+"""The threads that read from the API server: what they report, and that nothing ends them."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Generator
 from types import SimpleNamespace
@@ -9,22 +10,112 @@ from typing import Any
 
 import pytest
 
-from dtrain.engines.kubernetes.client import NotFoundError
+from dtrain.diagnostics import ConnectError
+from dtrain.engines.kubernetes import reading
+from dtrain.engines.kubernetes.client import ForbiddenError, NotFoundError, QuietError
 from dtrain.engines.kubernetes.lines import Cursor
-from dtrain.engines.kubernetes.reading import LogEnded, Readers
+from dtrain.engines.kubernetes.reading import (
+    LogEnded,
+    LogProblem,
+    PodEvent,
+    PodLines,
+    PodsListed,
+    Readers,
+    ReadFailed,
+    Recovered,
+    Warned,
+)
 from support.limits import HANG
 
 Answer = Callable[[], Generator[list[bytes]]]
 LINE = b"2026-11-22T10:00:00.5Z [worker-0] hello\n"
+NEW = PodLines("uid", (b"[worker-0] hello\n",), 1795341600_500000000, 1, 1795341600_500000000)
+NO_WATCH = b"failed to create fsnotify watcher: too many open files"
 
 
 def one_line() -> Generator[list[bytes]]:
     yield [LINE]
 
 
-def gone() -> Generator[list[bytes]]:
-    raise NotFoundError("server", "GET log", "no such pod")
-    yield []
+def raises(error: Exception) -> Answer:
+    def answer() -> Generator[list[bytes]]:
+        raise error
+        yield []
+
+    return answer
+
+
+gone = raises(NotFoundError("server", "GET log", "no such pod"))
+down = raises(ConnectError("server", "GET log", "connection refused"))
+
+
+def no_watch() -> Generator[list[bytes]]:
+    yield [LINE, NO_WATCH]
+
+
+def cut() -> Generator[list[bytes]]:
+    yield [LINE, b"2026-11-22T10:0"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(reading, "LAST_DELAY", 0.01)
+
+
+class Server:
+    """Gives each answer once, and keeps what was asked."""
+
+    host = "server"
+
+    def __init__(self, *answers: Answer) -> None:
+        self._answers = list(answers)
+        self.asked: list[dict[str, Any]] = []
+        self.empty = threading.Event()
+
+    def stream(self, path: str, **query: Any) -> Generator[list[bytes]]:
+        self.asked.append(query)
+        answer = self._answers.pop(0)
+        if not self._answers:
+            self.empty.set()
+        return answer()
+
+    def request(self, method: str, path: str, **query: Any) -> dict[str, Any]:
+        return {"metadata": {"resourceVersion": "5"}, "items": []}
+
+
+def readers(server: Server) -> Readers:
+    client: Any = server
+    launched: Any = SimpleNamespace(selector="", name="job")
+    return Readers(client, launched)
+
+
+def first_events(followed: Readers, run: Callable[[], None], count: int) -> list[PodEvent]:
+    """What a reader reports first."""
+    thread = threading.Thread(target=run)
+    thread.start()
+    found = [followed.events.get(timeout=HANG) for _ in range(count)]
+    followed.stop()
+    while thread.is_alive():
+        followed.events.queue.clear()
+        thread.join(0.1)
+    return found
+
+
+def events_of_log(server: Server, *, over: bool = False) -> list[PodEvent]:
+    """The events of one pod whose container ends once it is ``over``, or at the last answer."""
+    followed = readers(server)
+    ended = server.empty
+    if over:
+        ended = threading.Event()
+        ended.set()
+    pod: Any = SimpleNamespace(name="pod", uid="uid")
+    followed.read_log(pod, Cursor(), ended)
+    events = [followed.events.get(timeout=HANG)]
+    while not isinstance(events[-1], LogEnded):
+        events.append(followed.events.get(timeout=HANG))
+    followed.stop()
+    return events
 
 
 @pytest.mark.parametrize(
@@ -32,22 +123,93 @@ def gone() -> Generator[list[bytes]]:
     [
         ([one_line], True),
         ([gone], False),
-        ([one_line, gone], True),
+        ([one_line, gone], False),
     ],
 )
 def test_the_end_of_a_log(answers: list[Answer], whole: bool) -> None:
-    left = list(answers)
-    client: Any = SimpleNamespace(stream=lambda path, **query: left.pop(0)())
-    launched: Any = SimpleNamespace(path="", selector="", name="job")
-    readers = Readers(client, launched)
-    over = threading.Event()
-    if len(answers) == 1:
-        over.set()
-    pod: Any = SimpleNamespace(name="pod", uid="uid")
-    readers.read_log(pod, Cursor(), over)
-    events = [readers.events.get(timeout=HANG)]
-    over.set()
-    while not isinstance(events[-1], LogEnded):
-        events.append(readers.events.get(timeout=HANG))
-    assert events[-1] == LogEnded("uid", whole)
-    assert len(events) == 1 + (one_line in answers)
+    events = events_of_log(Server(*answers), over=len(answers) == 1)
+    assert events == [*([NEW] if one_line in answers else []), LogEnded("uid", whole)]
+
+
+def test_what_a_kubelet_writes_instead_of_a_log_is_no_line() -> None:
+    """It cannot follow the log, so the log is read without."""
+    server = Server(no_watch, one_line)
+    problem = LogProblem("uid", NO_WATCH.decode())
+    assert events_of_log(server, over=True) == [problem, NEW, LogEnded("uid", True)]
+    assert [query["follow"] for query in server.asked] == ["true", "false"]
+    assert events_of_log(Server(no_watch, no_watch), over=True)[-1] == LogEnded("uid", False)
+
+
+def test_a_stream_that_ends_within_a_line_is_no_message_of_the_kubelet() -> None:
+    assert events_of_log(Server(cut, one_line), over=True) == [NEW, LogEnded("uid", True)]
+
+
+def test_trouble_with_a_log_is_over_when_the_log_is() -> None:
+    """Later trouble shows again."""
+    *_, recovered, ended = found = events_of_log(Server(down, down, gone))
+    assert isinstance(found[0], ReadFailed)
+    assert (recovered, ended) == (Recovered(), LogEnded("uid", False))
+
+
+def test_a_stream_that_can_be_opened_again_is_no_trouble() -> None:
+    assert events_of_log(Server(down, one_line, down, gone)) == [NEW, LogEnded("uid", False)]
+
+
+def test_a_missing_permission_to_read_logs_is_reported() -> None:
+    forbidden = raises(ForbiddenError("server", "GET log", "pods/log is forbidden"))
+    trouble, *_ = events_of_log(Server(forbidden, gone))
+    assert trouble == ReadFailed("server: GET log: pods/log is forbidden")
+
+
+def test_a_worker_that_writes_nothing_is_no_trouble() -> None:
+    quiet = raises(QuietError("server", "GET log", "timed out"))
+    assert events_of_log(Server(quiet, gone)) == [LogEnded("uid", False)]
+
+
+def test_an_exception_that_nobody_expects_is_reported_and_ends_no_reader() -> None:
+    found = events_of_log(Server(raises(ZeroDivisionError("x")), one_line), over=True)
+    assert found[0] == ReadFailed("reading pod failed: ZeroDivisionError: x")
+    assert [event for event in found[1:] if event != Recovered()] == [NEW, LogEnded("uid", True)]
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(410, PodsListed(())), (500, ReadFailed("server: watching the pods: why"))],
+)
+def test_a_watch_that_the_server_ends_with_an_error(code: int, expected: PodEvent) -> None:
+    def error() -> Generator[list[bytes]]:
+        status = {"kind": "Status", "code": code, "message": "why"}
+        yield [json.dumps({"type": "ERROR", "object": status}).encode() + b"\n"]
+
+    followed = readers(Server(error, *[down] * 1000))
+    assert first_events(followed, followed._watch_pods, 2) == [PodsListed(()), expected]
+
+
+def test_a_user_who_may_list_pods_and_not_watch_them_is_told_once() -> None:
+    def forbidden(path: str, **query: Any) -> Any:
+        raise ForbiddenError("server", "GET pods", "cannot watch pods")
+
+    server: Any = Server()
+    server.stream = forbidden
+    followed = readers(server)
+    listed, trouble = PodsListed(()), ReadFailed("server: GET pods: cannot watch pods")
+    found = first_events(followed, followed._watch_pods, 4)
+    assert found == [listed, trouble, listed, listed]
+
+
+def test_why_a_job_has_no_pods() -> None:
+    """The JobSet has failed to create the Job, or the Job its pods."""
+    server: Any = Server()
+    asked = []
+
+    def request(method: str, path: str, *, fieldSelector: str) -> dict[str, Any]:
+        name = fieldSelector.removeprefix("involvedObject.name=")
+        asked.append(name)
+        return {"items": [{"type": "Warning", "reason": "FailedCreate", "message": name}]}
+
+    server.request = request
+    followed = readers(server)
+    followed.pods_missing = True
+    followed._ask_for_warnings()
+    warned = [followed.events.get_nowait() for _ in range(2)]
+    assert warned == [Warned("FailedCreate: job"), Warned("FailedCreate: job-node-0")]

@@ -302,6 +302,12 @@ class Kubernetes:
         with self.store.changed:
             queue.release(self.store, kind, NAME_SPACE, name)
 
+    def preempt(self, name: str) -> None:
+        """A queue takes a JobSet or TrainJob back while it runs."""
+        kind = TRAINJOB if self.get("trainjobs", name) else JOBSET
+        with self.store.changed:
+            queue.preempt(self.store, kind, NAME_SPACE, name)
+
     def _run(self, pod: str) -> PodRun:
         found = self.store.get(POD, NAME_SPACE, pod)
         return self._kubelet.run(found["metadata"]["uid"])

@@ -27,7 +27,9 @@ class ApiError(Exception):
 
 
 def not_found(kind: Kind, name: str) -> ApiError:
-    return ApiError(404, "NotFound", f'{kind.resource} "{name}" not found', kind=kind.plural)
+    return ApiError(
+        404, "NotFound", f'{kind.resource} "{name}" not found', kind=kind.plural, name=name
+    )
 
 
 def invalid(kind: Kind, name: str, causes: list[str]) -> ApiError:

@@ -43,6 +43,8 @@ def _reconcile(store: Store, job: Object) -> None:
     if finished(job) or ending or spec.get("suspend"):
         for pod in active:
             if "deletionTimestamp" not in pod["metadata"]:
+                if spec.get("suspend"):
+                    forget(store, pod)  # so that it does not count as a failure
                 delete(store, POD, meta["namespace"], pod["metadata"]["name"], {})
     else:
         _create_pods(store, job, {_index(pod) for pod in active} | _completed(job))
@@ -114,7 +116,9 @@ def _suffices(policy: Object, completed: set[int]) -> bool:
 def forget(store: Store, pod: Object) -> None:
     """A pod that has been counted may be removed."""
     meta = pod["metadata"]
-    store.edit(POD, meta["namespace"], meta["name"], lambda it: it["metadata"].pop("finalizers"))
+    store.edit(
+        POD, meta["namespace"], meta["name"], lambda it: it["metadata"].pop("finalizers", None)
+    )
 
 
 def _index(pod: Object) -> int:

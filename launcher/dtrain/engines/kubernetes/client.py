@@ -1,22 +1,22 @@
-"""HTTP to an API server, with the configuration and the connections of the official client.
+"""HTTP to an API server.
 
-`Client` is the only place where the package ``kubernetes`` is imported. It returns JSON objects,
-which `dtrain.engines.kubernetes.objects` types and limits.
+`Client` returns JSON objects, which `dtrain.engines.kubernetes.objects` types and limits.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import re
 import threading
+import time
 import urllib.parse
-from collections.abc import Generator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from typing import Any
 
-import yaml
-
 from dtrain.diagnostics import AnswerError, AuthError, ConnectError, PrepareError, UsageError
+from dtrain.engines.kubernetes import credentials
+from dtrain.engines.kubernetes.credentials import Credentials
 from dtrain.messages.decode import ProtocolError, excerpt, parse_object
 from dtrain.spec.model import Kubernetes
 
@@ -26,14 +26,23 @@ MAX_LINE = 1 << 20
 """Bytes of one event of a watch, or of one line of a log; what comes after them is cut off."""
 CONNECT_SECONDS, READ_SECONDS = 10.0, 60.0
 STREAM_SECONDS = 330.0
-"""Seconds without a byte after which a stream counts as broken. A quiet worker breaks its stream,
-too; the next one continues at the same line."""
-_NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+"""Seconds without a byte after which a stream ends. Its connection may be broken, or a worker is
+quiet."""
+BUSY_TRIES, BUSY_SECONDS = 5, 5.0
+"""Times that a request is sent to a busy server, which names the time to wait; the longest wait."""
 _CHUNK = 1 << 16
 
 
 class NotFoundError(PrepareError):
-    """The server does not know the object."""
+    """The server does not know the object, or its kind."""
+
+
+class AbsentError(NotFoundError):
+    """The server knows the kind, and has no such object."""
+
+
+class ForbiddenError(PrepareError):
+    """The user lacks a permission."""
 
 
 class ConflictError(PrepareError):
@@ -44,66 +53,44 @@ class GoneError(PrepareError):
     """The server no longer has the events since the version."""
 
 
+class QuietError(ConnectError):
+    """The server has sent nothing for a long time."""
+
+
 class Client:
     """Requests to one namespace. Any thread may use it."""
 
     def __init__(self, keys: Kubernetes) -> None:
         """Reads the kubeconfig. Raises UsageError if there is none, or without the package."""
-        self._keys = keys
-        # Kept: the user may switch to another context while the job runs.
-        self._context = keys.context
-        self.namespace = keys.namespace or ""
+        self._credentials = credentials.log_in(keys.context)
+        self.namespace = keys.namespace or self._credentials.namespace or "default"
         self._lock = threading.Lock()
-        self._load()
 
-    def _load(self) -> None:
-        try:
-            from kubernetes.client import rest
+    @property
+    def server(self) -> str:
+        """URL of the API server."""
+        return self._credentials.server
 
-            from kubernetes import client, config
-        except ImportError:
-            raise UsageError(
-                "a launch on Kubernetes needs the Python package kubernetes",
-                hint="pip install 'dtrain[kubernetes]'",
-            ) from None
-        configuration = client.Configuration()
-        inside = (
-            self._context is None
-            and "KUBERNETES_SERVICE_HOST" in os.environ
-            and "KUBECONFIG" not in os.environ
-            and not Path("~/.kube/config").expanduser().exists()
-        )
-        namespace = None
+    @property
+    def context(self) -> str | None:
+        """The context of the kubeconfig; None for a service account."""
+        return self._credentials.context
+
+    @property
+    def host(self) -> str:
+        """The API server in messages."""
+        return self._credentials.host
+
+    def _log_in_again(self, known: Credentials) -> None:
+        """Replace the login ``known``, unless another thread has done it. Raises AuthError."""
         try:
-            if inside:
-                config.load_incluster_config(client_configuration=configuration)
-                namespace = Path(_NAMESPACE_FILE).read_text().strip()
-            else:
-                # The package reads the variable only when it is imported.
-                file = os.environ.get("KUBECONFIG")
-                config.load_kube_config(
-                    file, context=self._context, client_configuration=configuration
-                )
-                contexts, active = config.list_kube_config_contexts(file)
-                named = {one["name"]: one for one in contexts}
-                chosen = named.get(self._context, active)
-                self._context = chosen["name"]
-                namespace = chosen["context"].get("namespace")
-        except (
-            config.ConfigException, OSError, yaml.YAMLError,
-            # A value of another type than the package expects.
-            TypeError, ValueError, KeyError, AttributeError,
-        ) as error:  # fmt: skip
-            raise UsageError(
-                f"the kubeconfig cannot be used: {excerpt(str(error))}",
-                hint="`kubectl config get-contexts` lists the contexts; set"
-                " cluster.kubernetes.context or KUBECONFIG",
-            ) from None
-        self.namespace = self.namespace or namespace or "default"
-        self.server = str(configuration.host).rstrip("/")
-        self.host = urllib.parse.urlsplit(self.server).hostname or self.server
-        self._configuration = configuration
-        self._pool = rest.RESTClientObject(configuration).pool_manager
+            with self._lock:
+                if self._credentials is known:
+                    # In the same context: the user may switch to another one while the job runs.
+                    self._credentials = credentials.log_in(known.context)
+        except UsageError as error:
+            # Others may be writing the kubeconfig now.
+            raise AuthError(self.host, "logging in", error.message, hint=error.hint) from None
 
     # Requests ------------------------------------------------------------------------------------
 
@@ -124,7 +111,7 @@ class Client:
         try:
             data = self._read(answer, attempted)
         finally:
-            answer.release_conn()
+            answer.close()
         try:
             return parse_object(data)
         except ProtocolError as error:
@@ -132,12 +119,14 @@ class Client:
 
     def stream(self, path: str, **query: str | int) -> Generator[list[bytes]]:
         """The lines of an answer without an end, as they arrive, each with its newline. The last
-        one has none if it is incomplete. Raises as `request`, and ConnectError if the connection
-        breaks."""
+        one has none if it is incomplete. Raises as `request`; the lines raise ConnectError if the
+        connection breaks."""
+        answer = self._send("GET", path, None, query, STREAM_SECONDS)
+        return self._lines(answer, self._attempted("GET", path))
+
+    def _lines(self, answer: Any, attempted: str) -> Generator[list[bytes]]:
         import urllib3
 
-        attempted = self._attempted("GET", path)
-        answer = self._send("GET", path, None, query, STREAM_SECONDS)
         rest = b""
         try:
             for chunk in answer.stream(_CHUNK):
@@ -146,6 +135,8 @@ class Client:
                 rest = rest[:MAX_LINE]
             if rest:
                 yield [rest]
+        except urllib3.exceptions.ReadTimeoutError as error:
+            raise QuietError(self.host, attempted, _words(error)) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise ConnectError(self.host, attempted, _words(error)) from None
         finally:
@@ -159,26 +150,36 @@ class Client:
         query: Mapping[str, str | int],
         seconds: float,
     ) -> Any:
-        answer = self._once(method, path, body, query, seconds)
+        once = partial(self._once, method, path, body, query, seconds)
+        answer = self._authorized(once)
+        for _ in range(BUSY_TRIES - 1):
+            if (wait := _wait_asked(answer)) is None:
+                break
+            answer.close()
+            time.sleep(wait)
+            answer = self._authorized(once)
+        if answer.status < 300:
+            return answer
+        attempted = self._attempted(method, path)
+        try:
+            data = self._read(answer, attempted)
+        finally:
+            answer.close()
+        raise self._refusal(answer.status, attempted, data)
+
+    def _authorized(self, once: Callable[[], Any]) -> Any:
+        """The answer to a request, with a new login if the server refuses the old one."""
+        used = self._credentials
+        if used.problem:
+            self._log_in_again(used)
+            used = self._credentials
+        answer = once()
         if answer.status == 401:
             # A short-lived token may have expired.
             answer.close()
-            try:
-                with self._lock:
-                    self._load()
-            except UsageError as error:
-                # Others may be writing the kubeconfig now.
-                raise AuthError(
-                    self.host, self._attempted(method, path), error.message, hint=error.hint or ""
-                ) from None
-            answer = self._once(method, path, body, query, seconds)
-        if answer.status < 300:
-            return answer
-        try:
-            said = self._said(self._read(answer, self._attempted(method, path)))
-        finally:
-            answer.close()
-        raise self._refusal(answer.status, method, path, said)
+            self._log_in_again(used)
+            answer = once()
+        return answer
 
     def _once(
         self,
@@ -190,23 +191,21 @@ class Client:
     ) -> Any:
         import urllib3
 
+        used = self._credentials
         path = path.format(namespace=self.namespace)
-        url = f"{self.server}{path}"
+        url = f"{used.server}{path}"
         if query:
             url += "?" + urllib.parse.urlencode(query)
-        headers = {"Accept": "application/json", "User-Agent": "dtrain"}
+        headers = {"Accept": "application/json", "User-Agent": "dtrain", **used.headers()}
         if "watch" in query or path.endswith("/log"):
             headers["Accept"] = "*/*"
-        for setting in self._configuration.auth_settings().values():
-            if setting["in"] == "header" and setting["value"]:
-                headers[setting["key"]] = setting["value"]
         data = None
         if body is not None:
             data = json.dumps(body).encode()
             kind = "merge-patch+json" if method == "PATCH" else "json"
             headers["Content-Type"] = f"application/{kind}"
         try:
-            return self._pool.request(
+            return used.pool.request(
                 method,
                 url,
                 body=data,
@@ -216,6 +215,8 @@ class Client:
                 retries=False,
                 redirect=False,
             )
+        except urllib3.exceptions.ReadTimeoutError as error:
+            raise QuietError(self.host, self._attempted(method, path), _words(error)) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise ConnectError(
                 self.host,
@@ -238,31 +239,30 @@ class Client:
             raise AnswerError(self.host, attempted, f"more than {MAX_ANSWER} bytes")
         return data
 
-    def _said(self, data: bytes) -> str:
-        """The message of a Status, or the start of another text."""
+    def _refusal(self, status: int, attempted: str, data: bytes) -> Exception:
+        """``data``: a Status, or another text."""
         try:
-            message = parse_object(data).get("message")
+            body = parse_object(data)
         except ProtocolError:
-            message = data[:500].decode(errors="replace")
-        text = " ".join(str(message or "").split())
-        return text[:500]
-
-    def _refusal(self, status: int, method: str, path: str, said: str) -> Exception:
-        attempted = self._attempted(method, path)
-        reason = said or f"HTTP status {status}"
+            body = {"message": data[:500].decode(errors="replace")}
+        said = " ".join(str(body.get("message") or "").split())
+        reason = said[:500] or f"HTTP status {status}"
         if status == 401:
-            return AuthError(
-                self.host, attempted, reason, hint="log in again: `kubectl get pods` must work"
-            )
+            return AuthError(self.host, attempted, reason, hint=credentials.HINT)
         if status == 403:
-            return PrepareError(
+            return ForbiddenError(
                 self.host,
                 attempted,
                 reason,
                 hint="`dtrain check FILE` lists the permissions that are missing",
             )
         if status == 404:
-            return NotFoundError(self.host, attempted, reason)
+            details = body.get("details")
+            # A server that has just started may not know the kinds of CRDs yet.
+            if isinstance(details, dict) and details.get("name"):
+                return AbsentError(self.host, attempted, reason)
+            hint = "`dtrain check FILE` says what the cluster does not have"
+            return NotFoundError(self.host, attempted, reason, hint=hint)
         if status == 409:
             return ConflictError(self.host, attempted, reason)
         if status == 410:
@@ -270,6 +270,14 @@ class Client:
         if status == 429 or status >= 500:
             return ConnectError(self.host, attempted, reason)
         return PrepareError(self.host, attempted, reason)
+
+
+def _wait_asked(answer: Any) -> float | None:
+    """Seconds that a busy server asks to wait before the request is sent again."""
+    if answer.status not in (429, 503):
+        return None
+    seconds = str(answer.headers.get("Retry-After", ""))
+    return min(BUSY_SECONDS, float(seconds)) if re.fullmatch("[0-9]{1,6}", seconds) else None
 
 
 def _words(error: Exception) -> str:

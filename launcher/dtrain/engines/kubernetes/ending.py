@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dtrain.diagnostics import ExitCode
-from dtrain.engines.kubernetes.lines import ProcessEnd
-from dtrain.engines.kubernetes.objects import JobState, Pod
+from dtrain.engines.kubernetes.lines import ProcessEnd, stamped
+from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
 from dtrain.failures.cause import Failure, Report
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 
@@ -29,11 +29,11 @@ class PodEnding:
 
 
 @dataclass(frozen=True, slots=True)
-class JobEnding:
+class KubernetesEnding:
     """What is known about the end of an attempt."""
 
     name: str
-    state: JobState | None
+    state: KubernetesJobState | None
     """None if the job is gone."""
     plan: LaunchPlan
     pods: Sequence[PodEnding]
@@ -49,7 +49,7 @@ class JobEnding:
             return Report(ExitCode.OK, done)
         if self.stopped_by:
             return Report(ExitCode.INTERRUPTED, self.stopped_by)
-        if self.state is None and not self.failures:
+        if self.state is None and not any(map(_is_own, self.failures)):
             return Report(
                 ExitCode.JOB_FAILED,
                 f"{self.name} was deleted outside dtrain",
@@ -67,7 +67,7 @@ class JobEnding:
                 + (f" on {pod.machine}" if pod.machine else ""),
                 failures=self.failures,
                 problems=tuple(dict.fromkeys(pod.disrupted for pod in disrupted)),
-                hint="with job.restart.max: 3, Kubernetes starts all pods again after such an end",
+                hint=self._restart_hint,
             )
         words = [line for ending in self.pods for line in ending.words]
         if self.failures:
@@ -93,6 +93,15 @@ class JobEnding:
             problems=tuple(dict.fromkeys(problems)),
         )
 
+    @property
+    def _restart_hint(self) -> str:
+        keys, most = self.plan.kubernetes, self.plan.job.restart.max
+        if keys is not None and keys.api == "trainjob":
+            return "the TrainingRuntime decides whether Kubernetes starts all pods again"
+        if most:
+            return f"all {most} restarts of job.restart.max are used"
+        return "with job.restart.max: 3, Kubernetes starts all pods again after such an end"
+
     def _host(self, pod: Pod) -> str:
         return self.plan.hosts[pod.index].host.name
 
@@ -100,9 +109,13 @@ class JobEnding:
 def failures(plan: LaunchPlan, pods: Sequence[PodEnding], time: float) -> list[Failure]:
     """The processes that failed. ``time``: when the attempt ended, in seconds since the epoch."""
     found = [failure for ending in pods for failure in _of_pod(plan, ending, time)]
-    # The script and Kubernetes end the other processes after the first failure.
-    own = [one for one in found if one.ended_by not in ("SIGTERM", "SIGKILL") or one.out_of_memory]
-    return own or found
+    return [one for one in found if _is_own(one)] or found
+
+
+def _is_own(failure: Failure) -> bool:
+    """Whether the process did not end because the script or Kubernetes ended it, as they do after
+    the first failure, and when the job is deleted."""
+    return failure.ended_by not in ("SIGTERM", "SIGKILL") or failure.out_of_memory
 
 
 def _of_pod(plan: LaunchPlan, ending: PodEnding, time: float) -> Iterator[Failure]:
@@ -114,10 +127,13 @@ def _of_pod(plan: LaunchPlan, ending: PodEnding, time: float) -> Iterator[Failur
         yield _failure(part, end.process, end.status, end.time, full=full)
     code = pod.ended.exitCode if pod.ended is not None else 0
     # The whole container was killed. Without that, the script has said what failed.
-    if not failed and not pod.disrupted and code and (full or code > 128):
+    if pod.ended and code and not failed and not pod.disrupted and (full or code > 128):
         ended = {end.process for end in ending.ends}
         left = [process.name for process in part.processes if process.name not in ended]
         name = (left or [part.processes[0].name])[0]
+        # Other processes fail because of it, before the launcher hears of it.
+        if known := stamped((pod.ended.finishedAt or "").encode()):
+            time = known[0] / 1e9
         yield _failure(part, name, _KILLED if full else code, time, full=full)
 
 

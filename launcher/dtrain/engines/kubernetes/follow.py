@@ -9,20 +9,23 @@ from dataclasses import replace
 from typing import Any
 
 from dtrain.diagnostics import ExitCode, NodeError
+from dtrain.engines.followed_run import not_stored
 from dtrain.engines.kubernetes.client import Client
 from dtrain.engines.kubernetes.job import FollowedPod, KubernetesJob
-from dtrain.engines.kubernetes.launched import Launched
+from dtrain.engines.kubernetes.launched import GONE_SECONDS, LaunchedJob
+from dtrain.engines.kubernetes.manifest import EXIT_SECONDS
 from dtrain.engines.kubernetes.reading import (
-    Event,
     JobSeen,
-    Lines,
     LogEnded,
+    LogProblem,
     PodChanged,
+    PodEvent,
+    PodLines,
     PodRemoved,
     PodsListed,
     Readers,
+    ReadFailed,
     Recovered,
-    Trouble,
     Warned,
 )
 from dtrain.failures.cause import Report
@@ -35,15 +38,17 @@ LOG_SECONDS = 30.0
 """Seconds without a line to wait for the last lines of pods that have ended."""
 
 
-class JobFollower:
+class KubernetesFollower:
     def __init__(self, job: KubernetesJob, client: Client, control: Control) -> None:
         self._job = job
-        self._launched = Launched(client, job.record, job.plan)
+        self._launched = LaunchedJob(client, job.record, job.plan, lambda: self._asked)
         self._control = control
         self._readers = Readers(client, self._launched)
         self._asked = self._done = Force.NONE
         """The force of the last stop request, and of the last one that the server has."""
         self._over_since: float | None = None
+        self._gone_due = float("inf")
+        """Time at which the pods of a deleted job should be gone."""
 
     # Requests, from any thread and from signal handlers ----------------------------------------
 
@@ -76,13 +81,7 @@ class JobFollower:
         try:
             report = self._follow()
         except StorageError as error:
-            problem = f"{error.message}\n{self._launched.still_there}"
-            report = Report(
-                error.exit_code,
-                "this machine cannot store the run's files",
-                problems=(problem,),
-                hint=error.hint,
-            )
+            report = not_stored(error, self._launched.still_there)
         finally:
             self._readers.stop()
         if self._control.left and not job_over(report):
@@ -98,6 +97,11 @@ class JobFollower:
                 return Report(ExitCode.INTERRUPTED, "left")
             if self._asked > self._done and (report := self._stop()) is not None:
                 return report
+            if time.monotonic() > self._gone_due:
+                job.notice_once(
+                    f"{job.name} is not gone yet, for example because a machine does not answer:"
+                    " a second request to stop kills its pods"
+                )
             if self._attempt_is_read():
                 if job.restarts and not self._done:
                     self._over_since = None
@@ -106,7 +110,7 @@ class JobFollower:
                     continue
                 return self._end()
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: PodEvent) -> None:
         job = self._job
         match event:
             case PodsListed(pods):
@@ -116,18 +120,21 @@ class JobFollower:
                 self._read(job.pod_seen(pod))
             case PodRemoved(pod):
                 job.pod_seen(pod, removed=True)
-            case JobSeen(state):
-                job.job_seen(state)
+            case JobSeen(state, reason):
+                job.job_seen(state, reason)
                 self._readers.pods_missing = job.pods_missing
-            case Lines():
+                self._readers.slow_pod = job.slow_pod
+            case PodLines():
                 job.keep(event)
                 if self._over_since is not None and job.container_ended(event.uid):
                     self._over_since = time.monotonic()
+            case LogProblem(uid, text):
+                job.log_problem(uid, text)
             case LogEnded(uid, whole):
                 job.log_ended(uid, whole=whole)
-            case Warned(text):
-                job.warned(text)
-            case Trouble(text):
+            case Warned(text, pod):
+                job.warned(text, pod)
+            case ReadFailed(text):
                 job.notice(f"{text}; the job goes on, trying again")
             case Recovered():
                 job.notice("the API server answers again")
@@ -144,9 +151,6 @@ class JobFollower:
         over = gone or (state is not None and state.over) or job.restarts
         if not over:
             self._over_since = None
-            # A job that was deleted before this process has seen it.
-            if state is None and self._launched.created_before and self._launched.is_gone():
-                job.seen = True
             return False
         if self._over_since is None:
             try:
@@ -168,12 +172,14 @@ class JobFollower:
         """Delete the job, or kill its pods. The report, once dtrain gives up."""
         job = self._job
         if self._asked is Force.GIVE_UP:
+            job.left_over()
             problems = (self._launched.still_there,)
             return Report(ExitCode.INTERRUPTED, self._control.why, problems=problems)
         try:
             if not self._done:
                 job.stopping(self._control.why)
                 self._launched.delete_job()
+                self._gone_due = time.monotonic() + job.plan.job.grace + EXIT_SECONDS + GONE_SECONDS
             if self._asked is Force.KILL:
                 self._launched.kill_pods()
         except NodeError as error:

@@ -11,9 +11,17 @@ from typing import Any
 from dtrain.checks import Finding
 from dtrain.checks.finding import error, warning
 from dtrain.diagnostics import NodeError
-from dtrain.engines.kubernetes import image_contents, manifest, objects, permissions
+from dtrain.engines.kubernetes import (
+    image_contents,
+    manifest,
+    objects,
+    permissions,
+    training_runtime,
+)
 from dtrain.engines.kubernetes.client import Client, NotFoundError
+from dtrain.engines.kubernetes.kinds import PODS
 from dtrain.engines.kubernetes.objects import Pod
+from dtrain.engines.kubernetes.training_runtime import TrainingRuntime
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError
 from dtrain.runs.shown_state import ShownState
@@ -27,7 +35,6 @@ MAX_LOG = 64 << 10
 """Bytes of the pod's log that are read."""
 RESOURCES = {"cpu": "500m", "memory": "512Mi"}
 """Small, and set because a quota may require them."""
-_PODS = "/api/v1/namespaces/{namespace}/pods"
 _NOT_STARTED = ("StartError", "ContainerCannotRun")
 """Reasons of a container whose program does not exist."""
 
@@ -35,9 +42,17 @@ _NOT_STARTED = ("StartError", "ContainerCannotRun")
 class ImageCheck:
     """Compares the image with the job."""
 
-    def __init__(self, plan: LaunchPlan, client: Client, place: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        client: Client,
+        place: Callable[[str], str],
+        runtime: TrainingRuntime | None = None,
+    ) -> None:
+        """``runtime``: of a TrainJob."""
         self._plan = plan
         self._client = client
+        self._runtime = runtime
         self._place = place("cluster.kubernetes.image")
 
     def findings(self) -> list[Finding]:
@@ -55,13 +70,13 @@ class ImageCheck:
     def _with_pod(self, name: str) -> list[Finding]:
         found: list[Finding] = []
         try:
-            self._client.request("POST", _PODS, check_pod(self._plan, name))
-            found += self._look(f"{_PODS}/{name}")
+            self._client.request("POST", PODS, check_pod(self._plan, name, self._runtime))
+            found += self._look(f"{PODS}/{name}")
         except (NodeError, ProtocolError) as failure:
             found.append(self._failed(failure))
         finally:
             try:
-                self._client.request("DELETE", f"{_PODS}/{name}", None, gracePeriodSeconds=0)
+                self._client.request("DELETE", f"{PODS}/{name}", None, gracePeriodSeconds=0)
             except NotFoundError:
                 pass
             except NodeError as failure:
@@ -90,7 +105,7 @@ class ImageCheck:
         contents = image_contents.read(self._log(pod_path))
         if contents is None:
             return [self._unknown(f"the output of its pod is incomplete ({why})")]
-        found = image_contents.judge(self._plan, contents)
+        found = image_contents.judge(self._plan, contents, self._runtime)
         return [replace(one, hosts=(self._client.host,), place=self._place) for one in found]
 
     def _wait(self, pod_path: str) -> tuple[Pod, Finding | None]:
@@ -146,15 +161,19 @@ class ImageCheck:
         return warning("image", [self._client.host], seen, expected, remedy, self._place)
 
 
-def check_pod(plan: LaunchPlan, name: str) -> dict[str, Any]:
+def check_pod(
+    plan: LaunchPlan, name: str, runtime: TrainingRuntime | None = None
+) -> dict[str, Any]:
     """The pod: placed and with the rights as those of the job, without what they wait for."""
-    spec = manifest.pod_spec(plan)
-    (container,) = spec["containers"]
+    own = manifest.pod_spec(plan)
+    (container,) = own["containers"]
     assert plan.kubernetes is not None  # noqa: S101 (types)
-    kept = ("serviceAccountName", "imagePullSecrets", "nodeSelector", "securityContext")
+    spec = training_runtime.placing(runtime, own)
     security = dict(container["securityContext"])
+    environment = runtime.environment if runtime is not None else {}
     if dropped := security.pop("capabilities", {}).get("drop"):
         security["capabilities"] = {"drop": dropped}
+    variables = [{"name": key, "value": text} for key, text in environment.items()]
     # Some clusters add it to pods that ask for GPUs.
     gpus = {"key": manifest.GPUS[plan.kubernetes.gpu_vendor], "operator": "Exists"}
     return {
@@ -162,7 +181,7 @@ def check_pod(plan: LaunchPlan, name: str) -> dict[str, Any]:
         "kind": "Pod",
         "metadata": {"name": name, "labels": dict(manifest.MANAGER)},
         "spec": {
-            **{key: spec[key] for key in kept if key in spec},
+            **spec,
             "tolerations": [*spec.get("tolerations", ()), gpus],
             "restartPolicy": "Never",
             # Ends it if nobody deletes it.
@@ -174,6 +193,7 @@ def check_pod(plan: LaunchPlan, name: str) -> dict[str, Any]:
                     "image": container["image"],
                     # Kubernetes replaces $(NAME).
                     "command": ["sh", "-c", image_contents.script(plan).replace("$", "$$")],
+                    **({"env": variables} if variables else {}),
                     "resources": {"limits": RESOURCES, "requests": RESOURCES},
                     "securityContext": security,
                 }

@@ -13,6 +13,7 @@ from dtrain.checks import Evidence, Finding, HostFacts, Severity, files, softwar
 from dtrain.checks.finding import error
 from dtrain.engines.kubernetes import manifest
 from dtrain.engines.kubernetes.script import MARK
+from dtrain.engines.kubernetes.training_runtime import TrainingRuntime
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import decode, parse_object
 from dtrain.messages.facts import Interpreter
@@ -57,7 +58,7 @@ def script(plan: LaunchPlan) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class ImageContents:
     """What the script wrote."""
 
     missing: frozenset[str]
@@ -66,7 +67,7 @@ class Contents:
     interpreter: Interpreter | None
 
 
-def read(log: bytes) -> Contents | None:
+def read(log: bytes) -> ImageContents | None:
     """None if the script did not get to its end. Raises ProtocolError."""
     values: dict[str, str] = {}
     missing = set()
@@ -91,11 +92,13 @@ def read(log: bytes) -> Contents | None:
         if report := values.get("report"):
             answer |= parse_object(report.encode())
         interpreter = decode(Interpreter, answer, "interpreter")
-    return Contents(frozenset(missing), "workdir" in values, "script" in values, interpreter)
+    return ImageContents(frozenset(missing), "workdir" in values, "script" in values, interpreter)
 
 
-def judge(plan: LaunchPlan, contents: Contents) -> Iterator[Finding]:
-    """What the job needs and the image does not have."""
+def judge(
+    plan: LaunchPlan, contents: ImageContents, runtime: TrainingRuntime | None = None
+) -> Iterator[Finding]:
+    """What the job needs and the image does not have. ``runtime``: of a TrainJob."""
     missing = [name for name in _needed(plan) if name in contents.missing]
     if missing:
         yield error(
@@ -106,7 +109,9 @@ def judge(plan: LaunchPlan, contents: Contents) -> Iterator[Finding]:
             "add them to the image, or set cluster.kubernetes.image to another one",
         )
     part = plan.hosts[0]
-    evidence = Evidence(plan, (HostFacts(part, _facts(plan, contents)),))
+    folders = runtime.folders if runtime is not None else ()
+    variables = runtime.environment.values() if runtime is not None else ()
+    evidence = Evidence(plan, (HostFacts(part, _facts(plan, contents, folders)),))
     python, name = part.python, plan.job.framework
     code = "put the code into the image or a volume (cluster.kubernetes.claims), or set job.sync"
     remedies = {
@@ -116,17 +121,24 @@ def judge(plan: LaunchPlan, contents: Contents) -> Iterator[Finding]:
     }
     for finding in (*software.judge(evidence), *files.judge(evidence)):
         found = replace(finding, remedy=remedies.get(finding.subject, code))
-        if plan.job.setup or (finding.subject in remedies and _uses_volumes(plan)):
-            # The pod has no volumes and does not run the setup lines.
+        # The pod has no volumes and does not run the setup lines.
+        providers = ["job.setup"] if plan.job.setup else []
+        if finding.subject in remedies and _uses_volumes(plan, variables, folders):
+            providers.append("a volume")
+        if runtime is not None and runtime.unseen:
+            providers.append(runtime.unseen)
+        if providers:
             found = replace(
                 found,
                 severity=Severity.WARNING,
-                expected=f"{finding.expected}, unless job.setup or a volume provides it",
+                expected=f"{finding.expected}, unless {' or '.join(providers)} provides it",
             )
         yield found
 
 
-def _facts(plan: LaunchPlan, contents: Contents) -> Mapping[str, Mapping[str, Any]]:
+def _facts(
+    plan: LaunchPlan, contents: ImageContents, folders: Iterable[str]
+) -> Mapping[str, Mapping[str, Any]]:
     """The contents in the form of the facts of a host, see `dtrain.node.facts`."""
     found: dict[str, Mapping[str, Any]] = {}
     part = plan.hosts[0]
@@ -137,7 +149,7 @@ def _facts(plan: LaunchPlan, contents: Contents) -> Mapping[str, Mapping[str, An
             # The pod has no GPUs: only the build counts.
             interpreter["framework"] = {**framework, "gpus": len(part.host.gpus)}
         found["interpreter"] = interpreter
-    if _has_code(plan):
+    if _has_code(plan, folders):
         code: dict[str, Any] = {"workdir": part.workdir, "workdir_exists": contents.workdir}
         if name := plan.job.script:
             code |= {"path": posixpath.join(part.workdir, name), "exists": contents.script}
@@ -154,20 +166,23 @@ def _needs_python(plan: LaunchPlan) -> bool:
     return plan.job.framework != "none" or part.processes[0].argv[0] == part.python
 
 
-def _has_code(plan: LaunchPlan) -> bool:
-    """Whether the image must have the code: no volume and no ConfigMap brings it."""
+def _has_code(plan: LaunchPlan, folders: Iterable[str] = ()) -> bool:
+    """Whether the image must have the code: no ConfigMap brings it, and no volume, also not one
+    that a runtime mounts at ``folders``."""
     part = plan.hosts[0]
     code = posixpath.join(part.workdir, plan.job.script or "")
-    return plan.job.sync is None and not _mounted(plan, [part.workdir, code])
+    return plan.job.sync is None and not _mounted(plan, [part.workdir, code], folders)
 
 
-def _uses_volumes(plan: LaunchPlan) -> bool:
-    """Whether the interpreter or its packages may be in a volume."""
-    return _mounted(plan, [plan.hosts[0].python, *plan.job.env.values()])
+def _uses_volumes(plan: LaunchPlan, variables: Iterable[str], folders: Iterable[str]) -> bool:
+    """Whether the interpreter or its packages may be in a volume. ``variables`` and ``folders``:
+    what a runtime adds."""
+    return _mounted(plan, [plan.hosts[0].python, *plan.job.env.values(), *variables], folders)
 
 
-def _mounted(plan: LaunchPlan, texts: Iterable[str]) -> bool:
+def _mounted(plan: LaunchPlan, texts: Iterable[str], more: Iterable[str]) -> bool:
     (container,) = manifest.pod_spec(plan)["containers"]
-    folders = [mount["mountPath"].rstrip("/") for mount in container["volumeMounts"]]
+    mounts = [*(mount["mountPath"] for mount in container["volumeMounts"]), *more]
+    folders = [mount.rstrip("/") for mount in mounts]
     paths = [f"{each}/" for text in texts for each in text.split(":")]
     return any(each.startswith(f"{folder}/") for each in paths for folder in folders)

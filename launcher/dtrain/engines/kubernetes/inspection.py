@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated
+from typing import Any
 
 from dtrain.checks import Evidence, Finding, Severity
 from dtrain.checks.finding import error, warning
 from dtrain.diagnostics import AnswerError, NodeError, PrepareError
-from dtrain.engines.kubernetes import manifest, permissions
-from dtrain.engines.kubernetes.client import Client, NotFoundError
+from dtrain.engines.kubernetes import kueue, manifest, permissions, training_runtime
+from dtrain.engines.kubernetes.client import Client, ConflictError, NotFoundError
 from dtrain.engines.kubernetes.image_check import ImageCheck
-from dtrain.engines.kubernetes.launched import JOBS
-from dtrain.engines.kubernetes.objects import Word, object_list
-from dtrain.engines.kubernetes.permissions import GROUPS
+from dtrain.engines.kubernetes.kinds import CORE, JOB_KINDS, PODS, STRICT
+from dtrain.engines.kubernetes.objects import Word, object_list, without_nulls
 from dtrain.launchplan.plan import LaunchPlan, build
-from dtrain.messages.decode import Length, ProtocolError, decode
+from dtrain.messages.decode import ProtocolError, decode
 from dtrain.runs.record import Request
 from dtrain.spec.kubernetes_keys import CLAIM
 from dtrain.spec.load import position
 from dtrain.spec.model import Kubernetes
-
-
-@dataclass(frozen=True, slots=True)
-class _Version:
-    version: Word = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    versions: Annotated[tuple[_Version, ...], Length(100)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +32,25 @@ class _Amounts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Unschedulable:
-    unschedulable: bool | None = None
+class _Labels:
+    labels: Mapping[str, Word] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    unschedulable: bool = False
+    """A machine gets no new pods."""
+    scopes: tuple[Word, ...] = ()
+    scopeSelector: Mapping[str, Any] = field(default_factory=dict)  # noqa: N815 (Kubernetes)
+    """A quota counts some pods only."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
     """A machine, or a quota."""
 
-    spec: _Unschedulable = _Unschedulable()
+    metadata: _Labels = _Labels()
+    spec: _Scope = _Scope()
     status: _Amounts = _Amounts()
 
 
@@ -64,9 +64,10 @@ def examine(request: Request) -> Evidence:
     nobody = replace(plan, hosts=())
     try:
         client.request("GET", "/version")
-        found = [*Inspection(plan, keys, client, place).findings()]
+        found = [*KubernetesInspection(plan, keys, client, place).findings()]
         if not any(one.severity is Severity.ERROR for one in found):
-            found += ImageCheck(plan, client, place).findings()
+            runtime = training_runtime.read(client, keys)
+            found += ImageCheck(plan, client, place, runtime).findings()
     except NodeError as failure:
         return Evidence(nobody, (), (failure,))
     except ProtocolError as wrong:
@@ -74,7 +75,7 @@ def examine(request: Request) -> Evidence:
     return Evidence(nobody, (), request=tuple(found))
 
 
-class Inspection:
+class KubernetesInspection:
     """Compares one file with one cluster. Raises NodeError and ProtocolError."""
 
     def __init__(
@@ -90,6 +91,7 @@ class Inspection:
         denied = [*self._denied()]
         references = [*self._references()]
         yield from (*missing, *denied, *references)
+        yield from self._not_helped()
         if not missing and not denied and not references:
             yield from self._refused()
         yield from self._gpus()
@@ -100,24 +102,24 @@ class Inspection:
         return error(path, [self._client.host], seen, expected, remedy, self._place(path))
 
     def _kinds(self) -> Iterator[Finding]:
-        group, version, resource, program = GROUPS[self._keys.api]
+        kind = JOB_KINDS[self._keys.api]
         try:
-            answer = self._client.request("GET", f"/apis/{group}")
+            answer = self._client.request("GET", f"/apis/{kind.group}")
         except NotFoundError:
             yield self._error(
                 "kubernetes.api",
-                f"the cluster does not know {resource}.{group}",
-                f"{program} is installed",
-                f"ask the administrator to install {program}, or use another api",
+                f"the cluster does not know {kind.resource}.{kind.group}",
+                f"{kind.program} is installed",
+                f"ask the administrator to install {kind.program}, or use another api",
             )
             return
-        versions = [one.version for one in decode(_Group, answer, "group").versions]
-        if version not in versions:
+        versions = [one.version for one in decode(kueue.ApiGroup, answer, "group").versions]
+        if kind.version not in versions:
             yield self._error(
                 "kubernetes.api",
-                f"{group} has the versions {', '.join(versions) or 'none'}",
-                f"{group}/{version}",
-                f"ask the administrator for a {program} that serves {version}",
+                f"{kind.group} has the versions {', '.join(versions) or 'none'}",
+                kind.api_version,
+                f"ask the administrator for a {kind.program} that serves {kind.version}",
             )
 
     def _denied(self) -> Iterator[Finding]:
@@ -131,18 +133,43 @@ class Inspection:
                     f"ask the administrator for a Role with the verb {asked.verb} on {asked.name}",
                 )
 
+    def _not_helped(self) -> Iterator[Finding]:
+        for asked, lost in permissions.helpful(self._keys):
+            if not permissions.allowed(self._client, asked):
+                where = f" in the namespace {self._client.namespace}" if asked.namespaced else ""
+                role = "Role" if asked.namespaced else "ClusterRole"
+                yield warning(
+                    "permissions",
+                    [self._client.host],
+                    f"you may not {asked}{where}: {lost}",
+                    f"the permission to {asked}",
+                    f"ask the administrator for a {role} with the verb {asked.verb} on"
+                    f" {asked.name}",
+                    self._place("cluster.kubernetes.namespace"),
+                )
+
     def _references(self) -> Iterator[Finding]:
         """Objects that the file names and the cluster does not have."""
-        keys, core = self._keys, "/api/v1/namespaces/{namespace}"
-        kueue = "/apis/kueue.x-k8s.io/v1beta1/namespaces/{namespace}/localqueues"
-        runtimes = "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes"
+        keys = self._keys
+        queues = ""
+        if keys.queue is not None:
+            try:
+                queues = f"{kueue.served_path(self._client)}/localqueues"
+            except PrepareError as failure:
+                yield self._error(
+                    "kubernetes.queue",
+                    f"the cluster has no queues: {failure.reason}",
+                    f"Kueue is installed, with {kueue.GROUP}/"
+                    + " or ".join(reversed(kueue.KNOWN_VERSIONS)),
+                    "remove cluster.kubernetes.queue, or ask the administrator to install Kueue",
+                )
         named = [
-            *(("claims", f"{core}/persistentvolumeclaims", _claim(one)) for one in keys.claims),
-            *(("pull_secrets", f"{core}/secrets", one) for one in keys.pull_secrets),
-            ("service_account", f"{core}/serviceaccounts", keys.service_account),
+            *(("claims", f"{CORE}/persistentvolumeclaims", _claim(one)) for one in keys.claims),
+            *(("pull_secrets", f"{CORE}/secrets", one) for one in keys.pull_secrets),
+            ("service_account", f"{CORE}/serviceaccounts", keys.service_account),
             ("priority", "/apis/scheduling.k8s.io/v1/priorityclasses", keys.priority),
-            ("queue", kueue, keys.queue),
-            ("runtime", runtimes, keys.runtime if keys.api == "trainjob" else None),
+            ("queue", queues, keys.queue if queues else None),
+            ("runtime", training_runtime.PATH, keys.runtime if keys.api == "trainjob" else None),
         ]
         for key, path, name in named:
             if name is None:
@@ -161,17 +188,27 @@ class Inspection:
                 continue  # Users need not be allowed to read it.
 
     def _refused(self) -> Iterator[Finding]:
-        """What the server says to the job itself, without creating it."""
-        path = JOBS[self._keys.api]
-        try:
-            self._client.request("POST", path, manifest.job(self._plan), dryRun="All")
-        except PrepareError as refused:
-            yield self._error(
-                "kubernetes",
-                f"the server refuses the job: {refused.reason}",
-                "the server accepts the job",
-                "`dtrain launch FILE --dry-run` shows what dtrain asks for",
-            )
+        """What the server says to the job itself and to its pods, without creating them."""
+        name, job = "job", manifest.job(self._plan)
+        requests = [(name, JOB_KINDS[self._keys.api].path, job)]
+        create_pods = permissions.OF_IMAGE_CHECK[0]
+        if self._keys.api == "jobset" and permissions.allowed(self._client, create_pods):
+            requests.append(("pods of the job", PODS, manifest.pod(self._plan)))
+        for what, path, body in requests:
+            try:
+                self._client.request("POST", path, body, dryRun="All", **STRICT)
+            except ConflictError:
+                continue  # The object of a dry run that a user has applied.
+            except PrepareError as refused:
+                if "exceeded quota" in refused.reason:
+                    continue  # `_quota` compares.
+                yield self._error(
+                    "kubernetes",
+                    f"the server refuses the {what}: {refused.reason}",
+                    f"the server accepts the {what}",
+                    "`dtrain launch FILE --dry-run` shows what dtrain asks for",
+                )
+                return
 
     def _gpus(self) -> Iterator[Finding]:
         gpus, count = len(self._plan.hosts[0].host.gpus), len(self._plan.hosts)
@@ -182,20 +219,23 @@ class Inspection:
             answer = self._client.request("GET", "/api/v1/nodes")
         except PrepareError:
             return  # Users need not be allowed to list machines.
-        machines = [decode(_Measured, one, "node") for one in object_list(answer).items]
+        items = object_list(answer).items
+        machines = [decode(_Measured, without_nulls(one), "node") for one in items]
+        wanted = self._keys.node_selector.items()
         each = [
-            _amount(machine.status.allocatable.get(resource, "0"))
+            int(_amount(machine.status.allocatable.get(resource, "0")))
             for machine in machines
-            if not machine.spec.unschedulable
+            if not machine.spec.unschedulable and wanted <= machine.metadata.labels.items()
         ]
         enough = sum(one >= gpus for one in each)
         if enough < count:
             most = max(each, default=0)
+            selected = " match the node selector and" if wanted else ""
             yield warning(
                 "cluster.gpus",
                 [self._client.host],
-                f"{enough} of {len(machines)} machines have {gpus} {resource}; the most that one"
-                f" has is {most}",
+                f"{enough} of {len(machines)} machines{selected} have {gpus} {resource}; the most"
+                f" that one has is {most}",
                 f"{count} machines with {gpus}, or a cluster that adds machines",
                 f"set cluster.gpus to {most} or less"
                 if most
@@ -205,13 +245,20 @@ class Inspection:
 
     def _quota(self) -> Iterator[Finding]:
         gpus, count = len(self._plan.hosts[0].host.gpus), len(self._plan.hosts)
-        needed = {"pods": count, f"requests.{manifest.GPUS[self._keys.gpu_vendor]}": gpus * count}
+        needed: dict[str, float] = {"pods": count}
+        asked = {**self._keys.resources, manifest.GPUS[self._keys.gpu_vendor]: str(gpus)}
+        for resource, text in asked.items():
+            for kind in ("requests.", "limits.", ""):
+                needed[f"{kind}{resource}"] = _amount(text) * count
         try:
-            answer = self._client.request("GET", "/api/v1/namespaces/{namespace}/resourcequotas")
+            answer = self._client.request("GET", f"{CORE}/resourcequotas")
         except PrepareError:
             return
         for one in object_list(answer).items:
-            quota = decode(_Measured, one, "quota").status
+            found = decode(_Measured, without_nulls(one), "quota")
+            if found.spec.scopes or found.spec.scopeSelector:
+                continue
+            quota = found.status
             for resource, amount in needed.items():
                 if resource not in quota.hard:
                     continue
@@ -220,7 +267,7 @@ class Inspection:
                 if amount > hard:
                     yield self._error(
                         "nodes",
-                        f"the job needs {amount} {resource}, and the quota is {hard}",
+                        f"the job needs {_text(amount)} {resource}, and the quota is {_text(hard)}",
                         expected,
                         "set cluster.nodes or cluster.gpus lower, or ask for a larger quota",
                     )
@@ -228,7 +275,8 @@ class Inspection:
                     yield warning(
                         "cluster.nodes",
                         [self._client.host],
-                        f"the job needs {amount} {resource}; {used} of {hard} are in use",
+                        f"the job needs {_text(amount)} {resource}; {_text(used)} of {_text(hard)}"
+                        " are in use",
                         expected,
                         "`kubectl describe quota` shows it; the pods wait until others end",
                     )
@@ -239,12 +287,30 @@ def _claim(text: str) -> str | None:
     return found["name"] if found else None
 
 
-_SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9}
+_UNITS = "kMGTPE"
+_SUFFIXES = {
+    "": 1.0,
+    "m": 1e-3,
+    **{unit: 1e3 ** (number + 1) for number, unit in enumerate(_UNITS)},
+    **{f"{unit.upper()}i": 1024.0 ** (number + 1) for number, unit in enumerate(_UNITS)},
+}
+_QUANTITY = re.compile(
+    r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(?:(m|k|[MGTPE]|[KMGTPE]i)|[eE]([0-9]{1,2}))?"
+)
 
 
-def _amount(text: str) -> int:
-    """A count as Kubernetes writes it, such as ``8`` or ``1k``. Raises ProtocolError."""
-    digits, factor = (text[:-1], _SUFFIXES[text[-1:]]) if text[-1:] in _SUFFIXES else (text, 1)
-    if not digits.isascii() or not digits.isdecimal() or len(digits) > 12:
-        raise ProtocolError(f"not a count: {text[:40]!r}")
-    return int(digits) * factor
+def _amount(text: str) -> float:
+    """A quantity as Kubernetes writes it, such as ``8``, ``500m``, ``1.5Gi`` or ``1e3``. Raises
+    ProtocolError."""
+    found = _QUANTITY.fullmatch(text)
+    if found is None:
+        raise ProtocolError(f"not a quantity: {text[:40]!r}")
+    return float(found[1]) * _SUFFIXES[found[2] or ""] * 10.0 ** int(found[3] or 0)
+
+
+def _text(amount: float) -> str:
+    for unit in reversed(_UNITS):
+        size = _SUFFIXES[f"{unit.upper()}i"]
+        if amount >= 10 * size and amount % size == 0:
+            return f"{amount / size:.0f}{unit.upper()}i"
+    return f"{amount:.10g}"

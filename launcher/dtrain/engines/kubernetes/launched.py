@@ -3,64 +3,73 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from dtrain.diagnostics import NodeError
+from dtrain.diagnostics import AnswerError, NodeError, PrepareError
 from dtrain.engines.kubernetes import objects
-from dtrain.engines.kubernetes.client import Client, NotFoundError
-from dtrain.launchplan import names
+from dtrain.engines.kubernetes.client import AbsentError, Client
+from dtrain.engines.kubernetes.kinds import CORE, PODS, STRICT, job_kind
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.launchplan.pods import object_name
 from dtrain.messages.decode import ProtocolError
 from dtrain.runs.record import Record
+from dtrain.session.control import Force
 
 GONE_SECONDS = 30.0
 """Seconds beyond ``job.grace`` in which deleted pods must be gone."""
-_CORE = "/api/v1/namespaces/{namespace}"
-JOBS = {
-    "jobset": "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets",
-    "trainjob": "/apis/trainer.kubeflow.org/v1alpha1/namespaces/{namespace}/trainjobs",
-}
+_FILES = {"ConfigMap": f"{CORE}/configmaps", "Secret": f"{CORE}/secrets"}
+"""Paths of the objects with the job's files, by kind."""
 
 
-class Launched:
-    def __init__(self, client: Client, record: Record, plan: LaunchPlan) -> None:
+class LaunchedJob:
+    def __init__(
+        self,
+        client: Client,
+        record: Record,
+        plan: LaunchPlan,
+        asked: Callable[[], Force] = lambda: Force.NONE,
+    ) -> None:
+        """``asked``: the last request of the user to stop, which may end a wait."""
         self._client = client
-        self.name = names.object_name(plan.name, record.run)
-        keys = plan.kubernetes
-        self._jobs = JOBS[keys.api if keys is not None else "jobset"]
-        self.path = f"{self._jobs}/{self.name}"
+        self._asked = asked
+        self.name = object_name(plan.name, record.run)
+        self._kind = job_kind(plan)
+        self._path = f"{self._kind.path}/{self.name}"
         self.selector = f"jobset.sigs.k8s.io/jobset-name={self.name}"
-        self._files = [f"{_CORE}/configmaps"]
-        if plan.job.secrets:
-            self._files.append(f"{_CORE}/secrets")
+        self._files = [
+            path for kind, path in _FILES.items() if kind != "Secret" or plan.job.secrets
+        ]
         self._grace = plan.job.grace
-        self.created_before = record.job_id is not None
         self.problem = ""
         """Why objects of a job that could not be created may still be there."""
 
     @property
     def still_there(self) -> str:
-        kind = self._jobs.rpartition("/")[2].removesuffix("s")
+        kind = self._kind.name.lower()
         name = f"{kind} {self.name} --namespace {self._client.namespace}"
+        name += f" --context {self._client.context}" if self._client.context else ""
         return f"{self.name} may still be there: `kubectl delete {name}` ends it"
 
     def create(self, submit: Mapping[str, Any]) -> None:
         """Create the objects by their kind, the job last. Raises NodeError, after deleting those
         that were created."""
-        kinds = {"ConfigMap": f"{_CORE}/configmaps", "Secret": f"{_CORE}/secrets"}
+        self.state()  # A server that does not answer has nothing to delete.
+        created = False
         try:
-            for kind, path in kinds.items():
+            for kind, path in _FILES.items():
                 if kind in submit:
-                    self._client.request("POST", path, submit[kind])
-            job = self._client.request("POST", self._jobs, submit["job"])
+                    self._client.request("POST", path, submit[kind], **STRICT)
+                    created = True
+            job = self._client.request("POST", self._kind.path, submit["job"], **STRICT)
             self._own(submit["job"], objects.job(job).uid)
-        except ProtocolError as error:
-            self.problem = self.delete_or_report()
-            raise NodeError(self._client.host, "creating the job", str(error)) from None
-        except NodeError:
-            self.problem = self.delete_or_report()
-            raise
+        except (NodeError, ProtocolError) as error:
+            # After a refusal, an object of this name belongs to another run.
+            if created or not isinstance(error, PrepareError):
+                self.problem = self.delete_or_report()
+            if isinstance(error, NodeError):
+                raise
+            raise AnswerError(self._client.host, "creating the job", error) from None
 
     def _own(self, job: Mapping[str, Any], uid: str) -> None:
         """Make the job the owner of its files: Kubernetes then deletes them with it, even if this
@@ -75,58 +84,60 @@ class Launched:
             change = {"metadata": {"ownerReferences": [owner]}}
             self._client.request("PATCH", f"{path}/{self.name}", change)
 
-    def is_gone(self) -> bool:
-        """Whether the server does not know the job. False if it does not answer."""
+    def state(self) -> objects.KubernetesJobState | None:
+        """None if there is no such job. Raises NodeError."""
         try:
-            self._client.request("GET", self.path)
-        except NotFoundError:
-            return True
-        except NodeError:
-            return False
-        return False
+            return objects.job(self._client.request("GET", self._path))
+        except AbsentError:
+            return None
+        except ProtocolError as error:
+            raise AnswerError(self._client.host, "reading the job", error) from None
 
     def delete_job(self) -> None:
         """Ask the server to delete the job and its pods. Raises NodeError."""
-        self._delete(self.path, propagationPolicy="Foreground")
+        self._delete(self._path, propagationPolicy="Foreground")
 
     def kill_pods(self) -> None:
         """End the pods without their grace period. Raises NodeError."""
         for pod in self.pods():
-            self._delete(f"{_CORE}/pods/{pod.name}", gracePeriodSeconds=0)
+            self._delete(f"{PODS}/{pod.name}", gracePeriodSeconds=0)
 
     def pods(self) -> tuple[objects.Pod, ...]:
         """The job's pods. Raises NodeError."""
-        found = self._client.request("GET", f"{_CORE}/pods", labelSelector=self.selector)
+        found = self._client.request("GET", PODS, labelSelector=self.selector)
         try:
             pods = [objects.pod(one) for one in objects.object_list(found).items]
         except ProtocolError as error:
-            raise NodeError(self._client.host, "listing the pods", str(error)) from None
+            raise AnswerError(self._client.host, "listing the pods", error) from None
         return tuple(pod for pod in pods if pod is not None)
 
     def delete_or_report(self) -> str:
         """Delete all objects, and wait until no pod is left. The problem; empty without one."""
         deadline = time.monotonic() + self._grace + GONE_SECONDS
         problem = ""
-        asked = False
+        deleted = killed = False
         while True:
             try:
-                if not asked:
+                if not deleted:
                     self.delete_job()
                     for path in self._files:
                         self._delete(f"{path}/{self.name}")
-                    asked = True
+                    deleted = True
+                if self._asked() is Force.KILL and not killed:
+                    self.kill_pods()
+                    killed = True
                 if not (left := self.pods()):
                     return ""
                 some = ", ".join(pod.name for pod in left[:5])
-                problem = f"pods are still there {GONE_SECONDS:.0f} s after job.grace: {some}"
+                problem = f"pods are still there: {some}"
             except NodeError as error:
                 problem = error.message
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or self._asked() is Force.GIVE_UP:
                 return f"{problem}\n{self.still_there}"
             time.sleep(0.3)
 
     def _delete(self, path: str, **query: str | int) -> None:
         try:
             self._client.request("DELETE", path, None, **query)
-        except NotFoundError:
+        except AbsentError:
             return

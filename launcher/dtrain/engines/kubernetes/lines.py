@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import Annotated
 
 from dtrain.engines.kubernetes.script import MARK
+from dtrain.messages.decode import Length, Range
 
+STEP_SECONDS = 60
+"""Seconds by which the clock of a machine may step back while no stream reads its log."""
 _STAMPED = re.compile(
     rb"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?"
     rb"(Z|[+-][0-9]{2}:[0-9]{2}) ?"
@@ -31,8 +35,8 @@ class ProcessLine:
 class ProcessEnd:
     """The script's line about the end of a process."""
 
-    process: str
-    status: int
+    process: Annotated[str, Length(100)]
+    status: Annotated[int, Range(0, 999)]
     time: float
     """Seconds since the epoch, on the clock of the pod's machine."""
 
@@ -64,45 +68,47 @@ def stamped(line: bytes) -> tuple[int, bytes] | None:
 
 
 class Cursor:
-    """Finds the new lines of a log that is read again from the second of the last known line."""
+    """Finds the new lines of a log that is read again from some time before its last known line.
 
-    def __init__(self, last: int = -1, count: int = 0) -> None:
+    The order of the lines counts, not their time: the clock of a machine may step back.
+    """
+
+    def __init__(self, last: int = -1, count: int = 0, latest: int = -1) -> None:
         """``last``: time of the last line, in nanoseconds since the epoch; ``count``: lines that
-        were read with this time."""
+        were read with this time; ``latest``: the latest time of all lines."""
         self.last = last
         self.count = count
+        self.latest = max(last, latest)
         self._skip = 0
+        """Times that the last known line comes again before the first new one."""
 
     @property
     def since(self) -> str | None:
         """The value of ``sinceTime``, which counts in seconds; None to read from the start."""
         if self.last < 0:
             return None
-        return datetime.fromtimestamp(self.last // 10**9, timezone.utc).strftime(
-            "%Y-%m-%dT%H:%M:%SZ"
-        )
+        seconds = max(0, self.last // 10**9 - STEP_SECONDS)
+        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def begin(self) -> None:
         """A new stream begins, at `since`."""
         self._skip = self.count
 
     def is_new(self, time: int) -> bool:
-        """Whether a line with this time was not read before; counts it then."""
-        if time < self.last:
+        """Whether the line with this time was not read before; counts it then."""
+        if self._skip and time <= self.latest:
+            self._skip -= time == self.last
             return False
-        if time == self.last:
-            if self._skip:
-                self._skip -= 1
-                return False
-            self.count += 1
-            return True
-        self.last, self.count = time, 1
+        self._skip = 0
+        self.count = self.count + 1 if time == self.last else 1
+        self.last = time
+        self.latest = max(self.latest, time)
         return True
 
     def takes_gap(self, time: int) -> bool:
         """Whether lines before the line with this time are missing: the last known one is not there
         any more, because the kubelet has rotated the log. True once for each stream."""
-        gap = self._skip > 0 and time > self.last
+        gap = self._skip > 0 and time > self.latest
         if gap:
             self._skip = 0
         return gap

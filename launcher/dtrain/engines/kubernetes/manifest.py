@@ -1,7 +1,7 @@
 """The launch plan as Kubernetes objects: a ConfigMap with the script, and a JobSet or a TrainJob.
 Pure.
 
-The fields are those of Kubernetes 1.31, jobset.x-k8s.io/v1alpha2 and trainer.kubeflow.org/v1alpha1.
+The fields are those of Kubernetes 1.31 and of the versions in `dtrain.engines.kubernetes.kinds`.
 ``kubectl apply`` runs the objects of a dry run; the cluster needs no dtrain.
 """
 
@@ -14,9 +14,10 @@ from typing import Any
 import yaml
 
 from dtrain.engines.kubernetes import script
+from dtrain.engines.kubernetes.kinds import JOBSET, TRAINJOB
 from dtrain.engines.kubernetes.objects import RESTART_LABEL
-from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.launchplan.pods import REPLICATED_JOB, object_name
 from dtrain.spec.kubernetes_keys import CLAIM, HOST_PATH, TAINT
 from dtrain.spec.model import Kubernetes
 
@@ -31,7 +32,7 @@ Object = dict[str, Any]
 
 def render(plan: LaunchPlan) -> str:
     """The objects as YAML, for ``kubectl apply``."""
-    name = names.object_name(plan.name, None)
+    name = object_name(plan.name, None)
     head = [f"# Written by `dtrain launch --dry-run`. Start it: kubectl apply -f {NAME}"]
     if plan.job.secrets:
         keys = ", ".join(plan.job.secrets)
@@ -88,6 +89,8 @@ def _job_set(plan: LaunchPlan) -> Object:
         "completions": count,
         "parallelism": count,
         "backoffLimit": 0,
+        # After a suspension, a pod begins when the one before it has ended.
+        "podReplacementPolicy": "Failed",
         "template": {
             "metadata": {"annotations": topology} if (topology := _topology(keys)) else {},
             "spec": pod_spec(plan),
@@ -97,13 +100,13 @@ def _job_set(plan: LaunchPlan) -> Object:
         working = [str(rank) for rank in range(count) if rank not in serving]
         template["successPolicy"] = {"rules": [{"succeededIndexes": ",".join(working)}]}
     return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
+        "apiVersion": JOBSET.api_version,
+        "kind": JOBSET.name,
         "metadata": _metadata(plan, _queue(keys)),
         "spec": {
             "failurePolicy": {"maxRestarts": plan.job.restart.max},
             "replicatedJobs": [
-                {"name": names.REPLICATED_JOB, "replicas": 1, "template": {"spec": template}}
+                {"name": REPLICATED_JOB, "replicas": 1, "template": {"spec": template}}
             ],
         },
     }
@@ -122,10 +125,10 @@ def _train_job(plan: LaunchPlan) -> Object:
     template: Object = {"spec": {**pod, "containers": [patched]}}
     if topology := _topology(keys):
         template["metadata"] = {"annotations": topology}
-    replicated = {"name": names.REPLICATED_JOB, "template": {"spec": {"template": template}}}
+    replicated = {"name": REPLICATED_JOB, "template": {"spec": {"template": template}}}
     return {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
+        "apiVersion": TRAINJOB.api_version,
+        "kind": TRAINJOB.name,
         "metadata": _metadata(plan, _queue(keys)),
         "spec": {
             "runtimeRef": {"name": keys.runtime, "kind": "ClusterTrainingRuntime"},
@@ -146,6 +149,13 @@ def _train_job(plan: LaunchPlan) -> Object:
             ],
         },
     }
+
+
+def pod(plan: LaunchPlan) -> Object:
+    """One pod of the job, outside the job."""
+    name = f"{object_name(plan.name, plan.run)}-pod"
+    metadata = {**_metadata(plan), "name": name}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec(plan)}
 
 
 def pod_spec(plan: LaunchPlan) -> Object:
@@ -177,7 +187,7 @@ def pod_spec(plan: LaunchPlan) -> Object:
 
 def _container(plan: LaunchPlan) -> Object:
     keys = _keys(plan)
-    name = names.object_name(plan.name, plan.run)
+    name = object_name(plan.name, plan.run)
     resources = dict(keys.resources)
     if gpus := len(plan.hosts[0].host.gpus):
         resources[GPUS[keys.gpu_vendor]] = str(gpus)
@@ -189,7 +199,7 @@ def _container(plan: LaunchPlan) -> Object:
         # RDMA pins memory.
         capabilities["add"] = ["IPC_LOCK"]
     return {
-        "name": names.REPLICATED_JOB,
+        "name": REPLICATED_JOB,
         "image": keys.image,
         "command": ["bash", f"{script.FILES}/{script.NAME}"],
         "env": [
@@ -213,7 +223,7 @@ def _volumes(plan: LaunchPlan) -> Iterator[tuple[Object, Object]]:
     """Each volume, with its place in the container."""
     keys = _keys(plan)
     yield (
-        {"name": "dtrain-files", "configMap": {"name": names.object_name(plan.name, plan.run)}},
+        {"name": "dtrain-files", "configMap": {"name": object_name(plan.name, plan.run)}},
         {"name": "dtrain-files", "mountPath": script.FILES, "readOnly": True},
     )
     yield (
@@ -270,7 +280,7 @@ def _queue(keys: Kubernetes) -> Mapping[str, str]:
 def _metadata(plan: LaunchPlan, labels: Mapping[str, str] | None = None) -> Object:
     keys = _keys(plan)
     return {
-        "name": names.object_name(plan.name, plan.run),
+        "name": object_name(plan.name, plan.run),
         **({"namespace": keys.namespace} if keys.namespace else {}),
         "labels": {**MANAGER, **(labels or {})},
     }

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from dtrain.launchplan import names
+from dtrain.launchplan.pods import REPLICATED_JOB
 from dtrain.messages.decode import Length, Range, decode
 from dtrain.runs.shown_state import ShownState
 
@@ -16,8 +16,8 @@ INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 RESTART_LABEL = "jobset.sigs.k8s.io/restart-attempt"
 """Label of a pod with the number of restarts of its JobSet."""
 
-Word = Annotated[str, Length(300)]
-Sentence = Annotated[str, Length(1 << 15)]
+Word = Annotated[str, Length(1 << 10)]
+Sentence = Annotated[str, Length(1 << 16)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class _Metadata:
     name: Annotated[str, re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")]
     uid: Annotated[str, re.compile(r"[A-Za-z0-9-]{1,64}")] = ""
     labels: Mapping[str, Word] = field(default_factory=dict)
+    creationTimestamp: Word = ""  # noqa: N815 (Kubernetes)
     deletionTimestamp: Word | None = None  # noqa: N815 (Kubernetes)
 
 
@@ -103,11 +104,15 @@ class Pod:
     """How the container ended."""
     disrupted: str = ""
     """Why Kubernetes ended the pod: evicted, preempted, a lost machine. Empty otherwise."""
+    created: str = ""
+    """Time in the form of RFC 3339, which sorts as text."""
+    running: bool = False
+    """Whether its container runs, also while the pod terminates."""
 
     @property
     def started(self) -> bool:
         """Whether there is a log."""
-        return self.state in (ShownState.RUNNING, ShownState.ENDED) or self.ended is not None
+        return self.running or self.state is ShownState.ENDED
 
     @property
     def over(self) -> bool:
@@ -120,7 +125,7 @@ _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverP
 
 def pod(value: Any) -> Pod | None:
     """The pod in a JSON object; None if it has no number in a job. Raises ProtocolError."""
-    found = decode(_PodObject, value, "pod")
+    found = decode(_PodObject, without_nulls(value), "pod")
     index = found.metadata.labels.get(INDEX_LABEL, "")
     restarts = found.metadata.labels.get(RESTART_LABEL, "0")
     if not re.fullmatch("[0-9]{1,6}", index) or not re.fullmatch("[0-9]{1,6}", restarts):
@@ -130,13 +135,22 @@ def pod(value: Any) -> Pod | None:
 
 def lone_pod(value: Any) -> Pod:
     """The pod in a JSON object, outside a job. Raises ProtocolError."""
-    return _pod(decode(_PodObject, value, "pod"), index=0, attempt=1)
+    return _pod(decode(_PodObject, without_nulls(value), "pod"), index=0, attempt=1)
+
+
+def without_nulls(value: Any) -> Any:
+    """The value without fields that are null, which Kubernetes writes for empty lists and maps."""
+    if isinstance(value, dict):
+        return {key: without_nulls(one) for key, one in value.items() if one is not None}
+    if isinstance(value, list):
+        return [without_nulls(one) for one in value]
+    return value
 
 
 def _pod(found: _PodObject, index: int, attempt: int) -> Pod:
     status = found.status
     container = next(
-        (one.state for one in status.containerStatuses if one.name == names.REPLICATED_JOB),
+        (one.state for one in status.containerStatuses if one.name == REPLICATED_JOB),
         _ContainerState(),
     )
     state, detail = _state(found, container)
@@ -150,7 +164,9 @@ def _pod(found: _PodObject, index: int, attempt: int) -> Pod:
         state=state,
         detail=detail,
         ended=container.terminated,
-        disrupted=_disruption(status),
+        disrupted=_disruption(status, container),
+        created=found.metadata.creationTimestamp,
+        running=container.running is not None,
     )
 
 
@@ -165,25 +181,27 @@ def _state(found: _PodObject, container: _ContainerState) -> tuple[ShownState, s
     if not found.spec.nodeName:
         scheduled = next((one for one in status.conditions if one.type == "PodScheduled"), None)
         if scheduled is not None and scheduled.status == "False":
-            return ShownState.QUEUED, _sentence(scheduled.reason, scheduled.message)
+            return ShownState.QUEUED, sentence(scheduled.reason, scheduled.message)
         return ShownState.QUEUED, "not scheduled yet"
     waiting = container.waiting
     if waiting is not None and waiting.reason not in ("", "ContainerCreating", "PodInitializing"):
         what = "the image cannot be pulled: " if waiting.reason in _PULL else ""
-        return ShownState.PREPARING, what + _sentence(waiting.reason, waiting.message)
+        return ShownState.PREPARING, what + sentence(waiting.reason, waiting.message)
     return ShownState.PREPARING, ""
 
 
-def _disruption(status: _PodStatus) -> str:
+def _disruption(status: _PodStatus, container: _ContainerState) -> str:
     target = next((one for one in status.conditions if one.type == "DisruptionTarget"), None)
     if target is not None and target.status == "True":
-        return _sentence(target.reason, target.message)
-    if status.phase == "Failed" and status.reason in _DISRUPTIONS:
-        return _sentence(status.reason, status.message)
+        return sentence(target.reason, target.message)
+    # Without a container that has ended, a kubelet has refused the pod: no device, no room.
+    refused = status.reason and container.terminated is None
+    if status.phase == "Failed" and (refused or status.reason in _DISRUPTIONS):
+        return sentence(status.reason, status.message)
     return ""
 
 
-def _sentence(reason: str, message: str) -> str:
+def sentence(reason: str, message: str) -> str:
     text = " ".join(message.split())[:400]
     return f"{reason}: {text}" if reason and text else reason or text
 
@@ -207,7 +225,7 @@ class _JobObject:
 
 
 @dataclass(frozen=True, slots=True)
-class JobState:
+class KubernetesJobState:
     """The state of the JobSet or the TrainJob."""
 
     uid: str
@@ -223,17 +241,17 @@ class JobState:
         return self.done or bool(self.failed)
 
 
-def job(value: Any) -> JobState:
+def job(value: Any) -> KubernetesJobState:
     """The state of a job in a JSON object. Raises ProtocolError."""
-    found = decode(_JobObject, value, "job")
+    found = decode(_JobObject, without_nulls(value), "job")
     true = {one.type: one for one in found.status.conditions if one.status == "True"}
     failed = true.get("Failed")
-    return JobState(
+    return KubernetesJobState(
         uid=found.metadata.uid,
         attempt=(found.status.restarts or 0) + 1,
         suspended=bool(found.spec.suspend),
         done="Completed" in true or "Complete" in true,
-        failed=(_sentence(failed.reason, failed.message) or "failed") if failed else "",
+        failed=(sentence(failed.reason, failed.message) or "failed") if failed else "",
     )
 
 
@@ -253,6 +271,8 @@ class ObjectList:
 
 def object_list(value: Any) -> ObjectList:
     """A list of objects. Raises ProtocolError."""
+    if isinstance(value, dict) and value.get("items") is None:
+        value = {**value, "items": []}
     return decode(ObjectList, value, "list")
 
 
@@ -274,6 +294,19 @@ def watch_event(value: Any) -> WatchEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchError:
+    """Why the server ends a watch."""
+
+    code: Annotated[int, Range(0, 999)] = 0
+    message: Sentence = ""
+
+
+def watch_error(value: Any) -> WatchError:
+    """Raises ProtocolError."""
+    return decode(WatchError, without_nulls(value), "status")
+
+
+@dataclass(frozen=True, slots=True)
 class _Event:
     type: Word = ""
     reason: Word = ""
@@ -284,12 +317,19 @@ _OF_POD = re.compile(r'.*pods "[^"]*" is forbidden: ')
 """Names a pod with random letters, so that each message would differ."""
 
 
-def warnings(value: Any) -> tuple[str, ...]:
-    """The warnings in a list of events, each once. Raises ProtocolError."""
-    events = [decode(_Event, one, "event") for one in object_list(value).items]
+_NOT_CREATED = ("FailedCreate", "CreationFailed")
+"""Ends of the reasons with which a controller says that it cannot create pods or other objects."""
+
+
+def warnings(value: Any, *, of_pod: bool) -> tuple[str, ...]:
+    """The warnings in a list of events, each once: about a pod that does not start, or about
+    objects that cannot be created. Raises ProtocolError."""
+    events = [decode(_Event, without_nulls(one), "event") for one in object_list(value).items]
     texts = (
-        _sentence(one.reason, _OF_POD.sub("", one.message))
+        sentence(one.reason, _OF_POD.sub("", one.message))
         for one in events
         if one.type == "Warning"
+        # The pod has a machine.
+        and (one.reason != "FailedScheduling" if of_pod else one.reason.endswith(_NOT_CREATED))
     )
     return tuple(dict.fromkeys(texts))

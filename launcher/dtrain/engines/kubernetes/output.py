@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from dtrain.diagnostics import UsageError
 from dtrain.engines.kubernetes.lines import ProcessEnd, ProcessLine, labelled
 from dtrain.launchplan.plan import HostPlan
-from dtrain.messages.decode import Length, ProtocolError, Range, decode, parse_object
+from dtrain.messages.decode import Length, Range, decode
 from dtrain.runs.log_store import LogWriter, RunFolder, Stream, storage_error
-from dtrain.runs.stored_file import open_stored, unreadable
+from dtrain.runs.stored_file import read_object, write_object
 
 FILE = "pods.json"
 SCHEMA = 1
@@ -25,65 +22,53 @@ _WORDS = 20
 
 
 @dataclass(slots=True)
-class Position:
+class LogPosition:
     """How far the log of a pod has been stored."""
 
     last: Annotated[int, Range(-1, 1 << 63)] = -1
     """Time of the last line, in nanoseconds since the epoch; -1 before the first."""
     count: Annotated[int, Range(0, 1 << 40)] = 0
     """Lines with this time."""
+    latest: Annotated[int, Range(-1, 1 << 63)] = -1
+    """The latest time of a line. A clock that steps back makes it later than `last`."""
     sizes: dict[Annotated[str, Length(100)], Annotated[int, Range(0, 1 << 50)]] = field(
         default_factory=dict
     )
     """Bytes of each stream that come before the next line."""
+    ends: tuple[ProcessEnd, ...] = ()
+    """The processes that have ended. Their lines are not read again."""
 
 
-class Positions:
+class LogPositions:
     """The positions of all pods of a run, kept in its folder."""
 
     def __init__(self, folder: Path) -> None:
         """Raises UsageError if the folder has a file that this version cannot read."""
         self._path = folder / FILE
-        self.pods: dict[str, Position] = {}
-        try:
-            with os.fdopen(open_stored(self._path, os.O_RDONLY), "rb") as file:
-                data = file.read(MAX_BYTES + 1)
-            if len(data) > MAX_BYTES:
-                raise ProtocolError(f"larger than {MAX_BYTES >> 20} MiB")
-            body = parse_object(data)
-            if body.get("schema") != SCHEMA:
-                raise UsageError(f"{self._path}: written by another version of dtrain")
-            self.pods = decode(dict[str, Position], body.get("pods"), "pods")
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise unreadable(self._path, error) from None
-        except ProtocolError as error:
-            raise UsageError(f"{self._path}: cannot be read: {error}") from None
+        stored = read_object(self._path, SCHEMA, MAX_BYTES, _read_positions)
+        self.pods: dict[str, LogPosition] = stored or {}
 
     def save(self) -> None:
         """Readers never see half of the file. Raises StorageError."""
-        draft = self._path.with_name(f".{FILE}")
+        pods = {uid: asdict(position) for uid, position in self.pods.items()}
         try:
-            draft.unlink(missing_ok=True)
-            fd = open_stored(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            with os.fdopen(fd, "w") as file:
-                pods = {uid: asdict(position) for uid, position in self.pods.items()}
-                json.dump({"schema": SCHEMA, "pods": pods}, file)
-            draft.replace(self._path)
+            write_object(self._path, {"schema": SCHEMA, "pods": pods})
         except OSError as error:
             raise storage_error(self._path, error) from None
+
+
+def _read_positions(body: Mapping[str, Any]) -> dict[str, LogPosition]:
+    return decode(dict[str, LogPosition], body.get("pods"), "pods")
 
 
 class PodOutput:
     """The output of one pod, in a stream for each process."""
 
     def __init__(
-        self, folder: RunFolder, part: HostPlan, position: Position, *, ranked: bool
+        self, folder: RunFolder, part: HostPlan, position: LogPosition, *, ranked: bool
     ) -> None:
         """``folder``: that of the pod's attempt. Raises StorageError."""
         self.position = position
-        self.ends: list[ProcessEnd] = []
         self.words: deque[str] = deque(maxlen=_WORDS)
         """The last lines without the name of a process: of the script itself."""
         self._writers: dict[str, tuple[LogWriter, Stream]] = {}
@@ -91,22 +76,29 @@ class PodOutput:
         for process in part.processes:
             for suffix in ("out", "err"):
                 name = f"{process.name}.{suffix}"
-                stream = folder.stream(
-                    part.host.name,
-                    name,
-                    role=process.role,
-                    index=process.index,
-                    rank=process.rank if ranked else None,
-                )
+                stream = folder.stream(part.host.name, name, ranked=ranked)
                 writer = LogWriter(stream)
                 self._writers[name] = writer, stream
                 known = position.sizes.get(name, writer.size)
                 # A file that someone has cut off goes on at its end.
                 position.sizes[name] = min(known, writer.size)
 
-    def keep(self, lines: Iterable[bytes], last: int, count: int) -> Mapping[Stream, int]:
-        """Store lines. ``last`` and ``count``: the position after them. Returns the sizes of the
-        streams that have grown. Raises StorageError."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether the script has written its last line: about the end of its last process."""
+        ended = {f"{one.process}.out" for one in self.position.ends}
+        return {name for name in self._writers if name.endswith(".out")} <= ended
+
+    def skip(self) -> None:
+        """Lines are missing, maybe also some that are stored here and come after the position: what
+        follows begins at the end of each stream."""
+        self.position.sizes |= {name: writer.size for name, (writer, _) in self._writers.items()}
+
+    def keep(
+        self, lines: Iterable[bytes], last: int, count: int, latest: int
+    ) -> Mapping[Stream, int]:
+        """Store lines. ``last``, ``count`` and ``latest``: the position after them. Returns the
+        sizes of the streams that have grown. Raises StorageError."""
         pieces: dict[str, list[bytes]] = {}
         for text in lines:
             match found := labelled(text.rstrip(b"\n")):
@@ -117,7 +109,9 @@ class PodOutput:
                         continue
                 case ProcessEnd():
                     if f"{found.process}.out" in self._writers:
-                        self.ends.append(found)
+                        known = {one.process for one in self.position.ends}
+                        if found.process not in known:
+                            self.position.ends += (found,)
                         continue
             self.words.append(text.decode(errors="replace").rstrip("\n"))
             pieces.setdefault(f"{self._first}.err", []).append(text.rstrip(b"\n") + b"\n")
@@ -128,5 +122,6 @@ class PodOutput:
             size = writer.append(self.position.sizes[name], data)
             self.position.sizes[name] += len(data)
             grown[stream] = size
-        self.position.last, self.position.count = last, count
+        position = self.position
+        position.last, position.count, position.latest = last, count, latest
         return grown

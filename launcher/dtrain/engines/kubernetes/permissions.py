@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dtrain.engines.kubernetes import kueue
 from dtrain.engines.kubernetes.client import Client
+from dtrain.engines.kubernetes.kinds import JOB_KINDS, TRAINJOB
 from dtrain.messages.decode import decode
-
-GROUPS = {
-    "jobset": ("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet"),
-    "trainjob": ("trainer.kubeflow.org", "v1alpha1", "trainjobs", "Kubeflow Trainer"),
-}
-"""Group, version and resource of each kind of job, and the program that serves them."""
+from dtrain.spec.model import Kubernetes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +18,7 @@ class Permission:
     resource: str
     group: str = ""
     subresource: str = ""
+    namespaced: bool = True
 
     @property
     def name(self) -> str:
@@ -33,15 +31,30 @@ class Permission:
 
 def of_launch(api: str, *, secrets: bool) -> Iterator[Permission]:
     """One for each request of a launch."""
-    group, _, resource, _ = GROUPS[api]
+    kind = JOB_KINDS[api]
     for verb in ("create", "get", "delete"):
-        yield Permission(verb, resource, group)
+        yield Permission(verb, kind.resource, kind.group)
     for verb in ("list", "watch", "delete"):
         yield Permission(verb, "pods")
     yield Permission("get", "pods", subresource="log")
     for name in ("configmaps", "secrets") if secrets else ("configmaps",):
         for verb in ("create", "patch", "delete"):
             yield Permission(verb, name)
+
+
+def helpful(keys: Kubernetes) -> Iterator[tuple[Permission, str]]:
+    """Those that a launch can do without, each with what is missing then."""
+    yield Permission("list", "events"), "a launch does not say why pods are missing"
+    if keys.queue is not None:
+        yield (
+            Permission("list", "workloads", kueue.GROUP),
+            "a launch says why it waits in the queue only as far as events say it",
+        )
+    if keys.api == "trainjob":
+        yield (
+            Permission("get", "clustertrainingruntimes", TRAINJOB.group, namespaced=False),
+            "this check does not know what the runtime adds to the pods",
+        )
 
 
 OF_IMAGE_CHECK = (Permission("create", "pods"), Permission("get", "pods"))
@@ -61,7 +74,7 @@ class _Review:
 def allowed(client: Client, permission: Permission) -> bool:
     """Whether the user has it in the namespace. Raises NodeError and ProtocolError."""
     attributes = {
-        "namespace": client.namespace,
+        **({"namespace": client.namespace} if permission.namespaced else {}),
         "verb": permission.verb,
         "group": permission.group,
         "resource": permission.resource,

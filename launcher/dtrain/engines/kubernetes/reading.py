@@ -9,24 +9,37 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from dtrain.diagnostics import AuthError, ConnectError, NodeError
 from dtrain.engines.kubernetes import objects
-from dtrain.engines.kubernetes.client import Client, GoneError, NotFoundError
-from dtrain.engines.kubernetes.launched import Launched
+from dtrain.engines.kubernetes.client import (
+    Client,
+    ForbiddenError,
+    GoneError,
+    NotFoundError,
+    QuietError,
+)
+from dtrain.engines.kubernetes.kinds import EVENTS, PODS
+from dtrain.engines.kubernetes.kueue import Queue
+from dtrain.engines.kubernetes.launched import LaunchedJob
 from dtrain.engines.kubernetes.lines import Cursor, stamped
-from dtrain.engines.kubernetes.objects import JobState, Pod
-from dtrain.launchplan import names
+from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
+from dtrain.launchplan.pods import REPLICATED_JOB, child_job
 from dtrain.messages.decode import ProtocolError, parse_object
 
 FIRST_DELAY, LAST_DELAY = 0.5, 15.0
 """Seconds before the first and the later attempts to ask again."""
 JOB_SECONDS = 1.0
 """Seconds between two questions for the state of the job."""
+WARNINGS_SECONDS = 5.0
+"""Seconds between two questions for warnings."""
 WATCH_SECONDS = 240
 """Seconds after which the server ends a watch, and the next one begins."""
+MAX_PROBLEM = 500
+"""Bytes of a kubelet's message that are shown."""
 MAX_WAITING = 1000
 """Pieces of output that wait for the thread that stores them."""
 
@@ -54,19 +67,30 @@ class PodRemoved:
 class JobSeen:
     """None: there is no such job."""
 
-    state: JobState | None
+    state: KubernetesJobState | None
+    reason: str = ""
+    """Why a queue holds the job back."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class PodLines:
     """New lines of a pod's log, and the position after them."""
 
     uid: str
     lines: tuple[bytes, ...]
     last: int
     count: int
+    latest: int
     gap: bool = False
     """Whether lines before them are missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogProblem:
+    """What a kubelet writes instead of a log."""
+
+    uid: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +102,14 @@ class LogEnded:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """Why a pod is missing."""
+    """Why pods are missing, or why one does not start."""
 
     text: str
+    pod: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class ReadFailed:
     """A question without an answer; it is asked again."""
 
     text: str
@@ -95,37 +120,59 @@ class Recovered:
     pass
 
 
-Event = (
-    PodsListed | PodChanged | PodRemoved | JobSeen | Lines | LogEnded | Warned | Trouble | Recovered
+PodEvent = (
+    PodsListed
+    | PodChanged
+    | PodRemoved
+    | JobSeen
+    | PodLines
+    | LogProblem
+    | LogEnded
+    | Warned
+    | ReadFailed
+    | Recovered
 )
 
 
 class Readers:
     """The threads of one run. Their events arrive in `events`."""
 
-    def __init__(self, client: Client, launched: Launched) -> None:
+    def __init__(self, client: Client, launched: LaunchedJob) -> None:
         self._client = client
-        self._job_path = launched.path
-        self._selector = launched.selector
+        self._launched = launched
         self._stopped = threading.Event()
-        self.events: queue.Queue[Event] = queue.Queue(MAX_WAITING)
+        self.events: queue.Queue[PodEvent] = queue.Queue(MAX_WAITING)
+        self._lock = threading.Lock()
         self._troubled: set[str] = set()
-        self._job_events = f"involvedObject.name={launched.name}-{names.REPLICATED_JOB}-0"
+        self._queue = Queue(client, launched.name)
         self.pods_missing = False
         """Whether to ask why pods are missing."""
+        self.slow_pod = ""
+        """A pod to ask why it does not start."""
+        self._warnings_due = 0.0
 
     def start(self) -> None:
-        self._thread("pods", self._watch_pods)
-        self._thread("job", self._ask_for_job)
+        self._thread("pods", "pods", self._watch_pods)
+        self._thread("job", "job", self._ask_for_job)
 
     def stop(self) -> None:
         """The threads end on their own; a read that waits ends with its connection."""
         self._stopped.set()
 
-    def _thread(self, name: str, run: Callable[[], None]) -> None:
-        threading.Thread(target=run, name=f"dtrain-kubernetes-{name}", daemon=True).start()
+    def _thread(self, source: str, name: str, run: Callable[[], None]) -> None:
+        def run_to_end() -> None:
+            while not self._stopped.is_set():
+                try:
+                    run()
+                    return
+                except Exception as error:  # noqa: BLE001 (a defect must not end it in silence)
+                    text = f"reading {name} failed: {type(error).__name__}: {error}"
+                    self._trouble(source, text, always=True)
+                    self._stopped.wait(LAST_DELAY)
 
-    def _send(self, event: Event) -> None:
+        threading.Thread(target=run_to_end, name=f"dtrain-kubernetes-{name}", daemon=True).start()
+
+    def _send(self, event: PodEvent) -> None:
         while not self._stopped.is_set():
             try:
                 self.events.put(event, timeout=1)
@@ -133,16 +180,20 @@ class Readers:
                 continue
             return
 
-    def _trouble(self, source: str, error: Exception) -> None:
-        if not self._troubled:
-            self._send(Trouble(error.message if isinstance(error, NodeError) else str(error)))
-        self._troubled.add(source)
+    def _trouble(self, source: str, error: Exception | str, *, always: bool = False) -> None:
+        """Report the first trouble of all sources. ``always``: report any other one, too."""
+        with self._lock:
+            report = always or not self._troubled
+            self._troubled.add(source)
+        if report:
+            self._send(ReadFailed(error.message if isinstance(error, NodeError) else str(error)))
 
     def _recovered(self, source: str) -> None:
-        if source in self._troubled:
+        with self._lock:
+            last = self._troubled == {source}
             self._troubled.discard(source)
-            if not self._troubled:
-                self._send(Recovered())
+        if last:
+            self._send(Recovered())
 
     # The job and its pods --------------------------------------------------------------------
 
@@ -150,29 +201,32 @@ class Readers:
         delay = FIRST_DELAY
         while not self._stopped.is_set():
             try:
-                state = objects.job(self._client.request("GET", self._job_path))
-            except NotFoundError:
-                self._recovered("job")
-                self._send(JobSeen(None))
-            except (NodeError, ProtocolError) as error:
+                state = self._launched.state()
+            except NodeError as error:
                 self._trouble("job", error)
                 self._stopped.wait(delay)
                 delay = min(LAST_DELAY, 2 * delay)
                 continue
-            else:
-                self._recovered("job")
-                self._send(JobSeen(state))
-                if self.pods_missing:
-                    self._ask_for_warnings()
+            self._recovered("job")
+            waits = state.uid if state is not None and state.suspended else ""
+            self._send(JobSeen(state, self._queue.reason(waits) if waits else ""))
+            self._ask_for_warnings()
             delay = FIRST_DELAY
             self._stopped.wait(JOB_SECONDS)
 
     def _ask_for_warnings(self) -> None:
-        path = "/api/v1/namespaces/{namespace}/events"
+        name = self._launched.name
+        wanted = [(name, ""), (child_job(name), "")] if self.pods_missing else []
+        wanted += [(self.slow_pod, self.slow_pod)] if self.slow_pod else []
+        if not wanted or time.monotonic() < self._warnings_due:
+            return
+        self._warnings_due = time.monotonic() + WARNINGS_SECONDS
         with contextlib.suppress(NodeError, ProtocolError):  # not everybody may read events
-            found = self._client.request("GET", path, fieldSelector=self._job_events)
-            for text in objects.warnings(found):
-                self._send(Warned(text))
+            for name, pod in wanted:
+                fields = f"involvedObject.name={name}"
+                found = self._client.request("GET", EVENTS, fieldSelector=fields)
+                for text in objects.warnings(found, of_pod=bool(pod)):
+                    self._send(Warned(text, pod))
 
     def _watch_pods(self) -> None:
         delay = FIRST_DELAY
@@ -182,10 +236,11 @@ class Readers:
                 if not version:
                     version = self._list_pods()
                 version = self._follow_pods(version)
-                self._recovered("pods")
                 delay = FIRST_DELAY
                 # A server that ends each watch at once is not asked all the time.
                 self._stopped.wait(FIRST_DELAY / 5)
+            except QuietError:
+                continue  # the connection may be broken: go on at the same version
             except GoneError:
                 version = ""
                 self._stopped.wait(FIRST_DELAY)
@@ -196,24 +251,26 @@ class Readers:
                 delay = min(LAST_DELAY, 2 * delay)
 
     def _list_pods(self) -> str:
-        path = "/api/v1/namespaces/{namespace}/pods"
-        found = objects.object_list(self._client.request("GET", path, labelSelector=self._selector))
+        found = objects.object_list(
+            self._client.request("GET", PODS, labelSelector=self._launched.selector)
+        )
         pods = [objects.pod(one) for one in found.items]
-        self._recovered("pods")
         self._send(PodsListed(tuple(pod for pod in pods if pod is not None)))
         return found.metadata.resourceVersion
 
     def _follow_pods(self, version: str) -> str:
-        """Watch until the server ends the watch. Returns the version to go on from; empty to list
-        all pods again. Raises GoneError, other NodeErrors and ProtocolError."""
+        """Watch until the server ends the watch. Returns the version to go on from. Raises
+        GoneError, other NodeErrors and ProtocolError."""
         lines = self._client.stream(
-            "/api/v1/namespaces/{namespace}/pods",
+            PODS,
             watch="true",
-            labelSelector=self._selector,
+            labelSelector=self._launched.selector,
             resourceVersion=version,
             timeoutSeconds=WATCH_SECONDS,
             allowWatchBookmarks="true",
         )
+        # Not before: a user who may list pods may not watch them.
+        self._recovered("pods")
         try:
             for several in lines:
                 for line in several:
@@ -221,7 +278,9 @@ class Readers:
                         return version
                     event = objects.watch_event(parse_object(line))
                     if event.type == "ERROR":
-                        return ""  # most often 410: the version is too old
+                        ended = objects.watch_error(event.object)
+                        kind = GoneError if ended.code == 410 else ConnectError
+                        raise kind(self._client.host, "watching the pods", ended.message)
                     version = event.version or version
                     if event.type != "BOOKMARK" and (pod := objects.pod(event.object)) is not None:
                         removed = event.type == "DELETED"
@@ -235,26 +294,36 @@ class Readers:
     def read_log(self, pod: Pod, cursor: Cursor, over: threading.Event) -> None:
         """Read the log of ``pod`` from ``cursor`` on. ``over``: set once its container has ended;
         the log that is read from then on is the whole one."""
-        self._thread(pod.name, lambda: self._read_log(pod, cursor, over))
+        self._thread(pod.uid, pod.name, lambda: self._read_log(pod, cursor, over))
 
     def _read_log(self, pod: Pod, cursor: Cursor, over: threading.Event) -> None:
         delay = FIRST_DELAY
         whole = False
+        follow = True
+        failed = False
         while not self._stopped.is_set():
             complete = over.is_set()
             try:
-                self._stream_log(pod, cursor)
-                whole = True
+                whole = self._stream_log(pod, cursor, follow=follow)
+                failed = False
                 self._recovered(pod.uid)
-                if complete:
+                if complete and (whole or not follow):
                     break
+                # Kubelets that can watch no more files cannot follow a log, but they can read it.
+                follow = whole or not complete
                 over.wait(delay)
                 delay = min(1.0, 2 * delay)
-            except NotFoundError:
-                break
-            except (ConnectError, AuthError) as error:
+            except QuietError:
                 whole = False
-                self._trouble(pod.uid, error)
+            except NotFoundError:
+                whole = False  # its stream may have ended before its container
+                break
+            except (ConnectError, AuthError, ForbiddenError) as error:
+                whole = False
+                # Load balancers cut quiet streams, which can be opened again.
+                if failed or isinstance(error, ForbiddenError):
+                    self._trouble(pod.uid, error)
+                failed = True
                 self._stopped.wait(delay)
                 delay = min(LAST_DELAY, 2 * delay)
             except NodeError:
@@ -263,14 +332,17 @@ class Readers:
                     break
                 over.wait(delay)
                 delay = min(2.0, 2 * delay)
+        self._recovered(pod.uid)
         self._send(LogEnded(pod.uid, whole))
 
-    def _stream_log(self, pod: Pod, cursor: Cursor) -> None:
+    def _stream_log(self, pod: Pod, cursor: Cursor, *, follow: bool) -> bool:
+        """Whether the stream had nothing but the log."""
         since = {"sinceTime": cursor.since} if cursor.since else {}
+        clean = True
         stream = self._client.stream(
-            f"/api/v1/namespaces/{{namespace}}/pods/{pod.name}/log",
-            container=names.REPLICATED_JOB,
-            follow="true",
+            f"{PODS}/{pod.name}/log",
+            container=REPLICATED_JOB,
+            follow=str(follow).lower(),
             timestamps="true",
             **since,
         )
@@ -280,9 +352,13 @@ class Readers:
                 new: list[bytes] = []
                 gap = False
                 for line in several:
-                    # The rest of a line whose connection broke comes again.
-                    read = stamped(line) if line.endswith(b"\n") else None
-                    if read is None:
+                    read = stamped(line)
+                    if read is None or not line.endswith(b"\n"):
+                        clean = False
+                        # A stream may end within a line, which comes again.
+                        if read is None and not line[:1].isdigit():
+                            problem = line[:MAX_PROBLEM].decode(errors="replace").strip()
+                            self._send(LogProblem(pod.uid, problem))
                         continue
                     moment, text = read
                     gap |= cursor.takes_gap(moment)
@@ -290,8 +366,10 @@ class Readers:
                         new.append(text)
                 if new:
                     self._recovered(pod.uid)
-                    self._send(Lines(pod.uid, tuple(new), cursor.last, cursor.count, gap))
+                    position = (cursor.last, cursor.count, cursor.latest)
+                    self._send(PodLines(pod.uid, tuple(new), *position, gap))
                 if self._stopped.is_set():
-                    return
+                    break
         finally:
             stream.close()
+        return clean

@@ -15,8 +15,8 @@ import zlib
 from collections.abc import Iterator
 from math import ceil
 
-from dtrain.launchplan import names
 from dtrain.launchplan.plan import CODE, LaunchPlan
+from dtrain.launchplan.pods import object_name, pod_address
 from dtrain.launchplan.shell import command, comment, completed
 from dtrain.launchplan.tasks import Task, exported_lines, numbers, tasks_of, uniform
 from dtrain.quoting import path, word
@@ -69,7 +69,7 @@ def _serves(plan: LaunchPlan) -> bool:
 
 def _values(plan: LaunchPlan) -> Iterator[str]:
     """What differs from pod to pod, and from one attempt to the next."""
-    objects = names.object_name(plan.name, plan.run)
+    objects = object_name(plan.name, plan.run)
     yield "dtrain_node_rank=$JOB_COMPLETION_INDEX"
     yield f"dtrain_attempt=$((${{{RESTARTS}:-0}} + 1))"
     yield f"dtrain_run={word(plan.run or plan.name)}"
@@ -85,7 +85,7 @@ def _values(plan: LaunchPlan) -> Iterator[str]:
     yield "dtrain_hosts=() dtrain_addresses=()"
     yield f"for ((dtrain_number = 0; dtrain_number < {len(plan.hosts)}; dtrain_number++)); do"
     yield '  dtrain_hosts+=("node$dtrain_number")'
-    address = names.pod_address(objects, 0).replace("-0.", "-$dtrain_number.", 1)
+    address = pod_address(objects, 0).replace("-0.", "-$dtrain_number.", 1)
     yield f'  dtrain_addresses+=("{address}")'
     yield "done"
     if gpus := len(plan.hosts[0].host.gpus):

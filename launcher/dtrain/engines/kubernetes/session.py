@@ -10,25 +10,31 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from dtrain.diagnostics import NodeError
 from dtrain.engines.kubernetes import manifest
 from dtrain.engines.kubernetes.client import Client
 from dtrain.engines.kubernetes.files import config_files
-from dtrain.engines.kubernetes.follow import JobFollower
+from dtrain.engines.kubernetes.follow import KubernetesFollower
 from dtrain.engines.kubernetes.job import KubernetesJob
-from dtrain.engines.kubernetes.launched import Launched
+from dtrain.engines.kubernetes.launched import LaunchedJob
 from dtrain.engines.kubernetes.script import render
 from dtrain.failures.cause import Report
+from dtrain.launchplan.plan import build
+from dtrain.launchplan.pods import object_name
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record, Request
+from dtrain.runs.shown_state import ShownState
 from dtrain.session.beginning import earlier_run, files_to_send, new_run, save
-from dtrain.session.control import Control
+from dtrain.session.control import Control, Force
 from dtrain.session.observer import Observer
+from dtrain.session.recorder import Recorder
 from dtrain.session.status import HostStatus
 from dtrain.spec.model import Kubernetes
 
 
 class KubernetesEngine:
-    """One run. See `dtrain.engines.contract.Engine`."""
+    """One run. See `dtrain.engines.contract.Engine`. All methods raise UsageError without a
+    kubeconfig, or without the Python package."""
 
     def __init__(
         self,
@@ -38,8 +44,7 @@ class KubernetesEngine:
         control: Control,
         on_running: Callable[[str], None] = lambda run: None,
     ) -> None:
-        """``on_running`` gets the run's name once Kubernetes has accepted the job. Raises
-        UsageError without a kubeconfig, or without the Python package."""
+        """``on_running`` gets the run's name once Kubernetes has accepted the job."""
         self._request = request
         self._observer = observer
         self._control = control
@@ -47,35 +52,46 @@ class KubernetesEngine:
         keys = request.spec().cluster.kubernetes
         assert keys is not None  # noqa: S101 (types)
         self._keys: Kubernetes = keys
-        self._client = Client(keys)
 
     def run(self, secret_values: Mapping[str, str]) -> Report:
+        client = Client(self._keys)
         spec = self._request.spec()
         tree = files_to_send(self._request, spec)
-        if tree is not None:
-            # The size of the archive shows before the run has a folder.
-            config_files(tree, "")
+        # Refused before the run has a folder.
+        files = config_files(tree, render(build(spec)))
         with new_run(self._request, self._observer, self._control) as (record, folder):
             plan = record.plan()
             # Saved first: a process that takes over finds what was created.
-            record = replace(record, job_id=Launched(self._client, record, plan).name)
+            record = replace(
+                record,
+                job_id=object_name(plan.name, record.run),
+                context=client.context,
+                namespace=client.namespace,
+            )
             save(record, folder)
+            recorder = Recorder(folder, self._observer)
+            for notice in tree.notices if tree is not None else ():
+                recorder.notice(notice)
             submit = {
-                "ConfigMap": manifest.config_map(plan, config_files(tree, render(plan))),
+                "ConfigMap": manifest.config_map(plan, files),
                 "job": manifest.job(plan),
             }
             if spec.job.secrets:
                 values = {name: secret_values[name] for name in spec.job.secrets}
                 submit["Secret"] = manifest.secret(plan, values)
-            return self._follower(record, folder, secret_values).follow(submit)
+            return self._follower(client, record, folder, secret_values).follow(submit)
 
     def attach(self, record: Record, folder: RunFolder, secrets: Mapping[str, str]) -> Report:
+        client = self._client(record)
         with earlier_run(record, folder, self._observer, self._control) as folder:
-            return self._follower(record, folder, secrets).follow(None)
+            return self._follower(client, record, folder, secrets).follow(None)
 
     def clean(self, record: Record, folder: RunFolder) -> bool:
-        problem = Launched(self._client, record, record.plan()).delete_or_report()
-        if problem:
+        def asked() -> Force:
+            return Force.GIVE_UP if self._control.interrupted else Force.NONE
+
+        launched = LaunchedJob(self._client(record), record, record.plan(), asked)
+        if problem := launched.delete_or_report():
             self._observer.notice(problem)
             return False
         save(replace(record, leftovers=()), folder)
@@ -83,16 +99,34 @@ class KubernetesEngine:
 
     def status(self, record: Record, known: Mapping[str, HostStatus]) -> Mapping[str, HostStatus]:
         plan = record.plan()
-        found = dict(known)
-        for pod in Launched(self._client, record, plan).pods():
-            if pod.index < len(plan.hosts) and pod.attempt == record.attempt:
-                host = plan.hosts[pod.index].host.name
-                found[host] = HostStatus(pod.state, time.time(), pod.detail)
-        return found
+        launched = LaunchedJob(self._client(record), record, plan)
+        try:
+            state, pods = launched.state(), launched.pods()
+        except NodeError as error:
+            return {host: HostStatus(ShownState.UNREACHABLE, None, error.reason) for host in known}
+        if state is None:
+            return {host: HostStatus("gone", None) for host in known}
+        without_pod = ShownState.ENDED if state.over else ShownState.QUEUED
+        found = dict.fromkeys(plan.host_names, (without_pod, ""))
+        # After a restart or a suspension, one host may have several pods: the last one counts.
+        for pod in sorted(pods, key=lambda pod: (pod.attempt, pod.created)):
+            if pod.index < len(plan.hosts):
+                found[plan.host_names[pod.index]] = pod.state, pod.detail
+        now = time.time()
+        return {
+            host: HostStatus(word, known[host].since if known[host].state == word else now, detail)
+            for host, (word, detail) in found.items()
+        }
+
+    def _client(self, record: Record) -> Client:
+        """For the cluster and the namespace of the launch."""
+        context = record.context or self._keys.context
+        namespace = record.namespace or self._keys.namespace
+        return Client(replace(self._keys, context=context, namespace=namespace))
 
     def _follower(
-        self, record: Record, folder: RunFolder, secrets: Mapping[str, str]
-    ) -> JobFollower:
+        self, client: Client, record: Record, folder: RunFolder, secrets: Mapping[str, str]
+    ) -> KubernetesFollower:
         job = KubernetesJob(
             record,
             folder,
@@ -100,4 +134,4 @@ class KubernetesEngine:
             on_running=self._on_running,
             secrets=secrets,
         )
-        return JobFollower(job, self._client, self._control)
+        return KubernetesFollower(job, client, self._control)

@@ -1,0 +1,117 @@
+"""A run whose processes another system controls: Slurm, Kubernetes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dtrain.diagnostics import ExitCode
+from dtrain.failures.cause import Failure, Report
+from dtrain.failures.torchrun import root_rank
+from dtrain.launchplan import names
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.runs import journal
+from dtrain.runs.log_store import RunFolder, StorageError, Stream, tail
+from dtrain.runs.record import Record
+from dtrain.runs.restart import AttemptResult
+from dtrain.session.beginning import save
+from dtrain.session.failure_output import explained
+from dtrain.session.notifications import Notifications
+from dtrain.session.observer import Observer
+from dtrain.session.recorder import Recorder
+from dtrain.spec.model import NotifyEvent
+
+SIZES_SECONDS = 10.0
+"""Seconds between two journal entries about the size of the output received so far."""
+_SUMMARY = 64 << 10
+"""Bytes at the end of a torchrun's stderr, which has its summary."""
+
+
+class FollowedRun:
+    """Its record, journal and notifications, and the folder of its current attempt. Only the thread
+    that follows the run calls it."""
+
+    def __init__(
+        self, record: Record, folder: RunFolder, *, observer: Observer, secrets: Mapping[str, str]
+    ) -> None:
+        """``secrets`` are for notifications."""
+        self.record, self.folder = record, folder
+        self.recorder = Recorder(folder, observer)
+        self._observer = observer
+        self._notifications = Notifications(record.request, folder, self.recorder, secrets)
+        self._changed: dict[str, int] = {}
+        self._sizes_due = 0.0
+
+    def change(self, **fields: Any) -> LaunchPlan:
+        """Save the record with new values. Returns its plan. Raises StorageError."""
+        self.record = replace(self.record, **fields)
+        return save(self.record, self.folder)
+
+    def output(self, stream: Stream, size: int) -> None:
+        """A stream has grown."""
+        self._observer.output(stream, size)
+        self._changed[str(stream.path.relative_to(self.folder.path))] = size
+        if time.monotonic() >= self._sizes_due:
+            self._journal_sizes()
+
+    def _journal_sizes(self) -> None:
+        self._sizes_due = time.monotonic() + SIZES_SECONDS
+        if self._changed:
+            changed, self._changed = self._changed, {}
+            self.recorder.record(journal.Sizes(changed))
+
+    def next_attempt(
+        self, report: Report, then: str, *, step: int | None = None, **fields: Any
+    ) -> LaunchPlan:
+        """Another attempt follows the one that ended with ``report``. ``then``: what happens now;
+        ``step``: the last one that a worker reported; ``fields``: changes of the record."""
+        number = self.record.attempt
+        report = self._complete(report)
+        culprit = report.failures[0].host if report.failures else None
+        result = AttemptResult(ran=True, step=step, culprit=culprit)
+        self.recorder.record(journal.AttemptFailed(number, result, report))
+        self._notifications.send("restarted", number, report)
+        self.recorder.notice(f"{report.reason}; {then} (restart {number})")
+        plan = self.change(attempt=number + 1, **fields)
+        self.folder = replace(self.folder, attempt=number + 1)
+        self.recorder.next_attempt(number + 1, plan)
+        return plan
+
+    def explained(self, failure: Failure) -> Failure:
+        """The failure with what its process wrote about it; of a torchrun, that of the first
+        rank."""
+        logs = self.folder.logs
+        name = f"{names.process_name(failure.role, failure.index)}.err"
+        stderr = tail(logs / failure.host / name, _SUMMARY).decode(errors="replace")
+        return explained(root_rank(failure, stderr), logs)
+
+    def leave(self, report: Report) -> Report:
+        """The job goes on without this process."""
+        self._notifications.close()
+        self._observer.left(self.record.run)
+        return replace(report, logs=str(self.folder.path))
+
+    def finish(self, report: Report) -> Report:
+        """Record the end of the run, and notify about it."""
+        self._journal_sizes()
+        report = self._complete(report)
+        if report.exit_code is not ExitCode.INTERRUPTED:
+            event: NotifyEvent = "done" if report.ok else "failed"
+            self._notifications.send(event, self.record.attempt, report)
+        self._notifications.close()
+        self.recorder.finished(report)
+        return report
+
+    def _complete(self, report: Report) -> Report:
+        seconds = max(0.0, time.time() - self.record.started)
+        return replace(report, seconds=seconds, logs=str(self.folder.path))
+
+
+def not_stored(error: StorageError, still_there: str) -> Report:
+    """The report of a run whose files this machine cannot store. ``still_there``: how to find and
+    end the job."""
+    reason = "this machine cannot store the run's files"
+    problems = (f"{error.message}\n{still_there}",)
+    return Report(error.exit_code, reason, problems=problems, hint=error.hint)

@@ -1,0 +1,143 @@
+"""Access to an API server: its address, connections and credentials, from the official client.
+
+The package ``kubernetes`` is imported here only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dtrain.diagnostics import AuthError, UsageError
+from dtrain.messages.decode import excerpt
+
+HINT = "log in again: `kubectl get pods` must work"
+_NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+_MAX_WORDS = 500
+_CONNECTIONS = 1 << 12
+"""Connections that are kept open. urllib3 warns on stderr about each one that it closes because
+there are more: each pod has one for its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a kubeconfig or a service account gave at one moment. Any thread may use it."""
+
+    server: str
+    """URL of the API server."""
+    context: str | None
+    """The context of the kubeconfig; None for a service account."""
+    namespace: str | None
+    """The namespace of the context."""
+    problem: str
+    """Why the login program of the kubeconfig has failed; empty if it has not."""
+    pool: Any = field(repr=False)
+    """Connections with the certificates of the login."""
+    _configuration: Any = field(repr=False)
+
+    @property
+    def host(self) -> str:
+        return urllib.parse.urlsplit(self.server).hostname or self.server
+
+    def headers(self) -> dict[str, str]:
+        """The headers that authenticate a request. Raises AuthError."""
+        if self.problem:
+            raise AuthError(self.host, "logging in", self.problem, hint=HINT)
+        try:
+            with _logged_errors():
+                settings = self._configuration.auth_settings().values()
+        except Exception as error:  # noqa: BLE001 (a plugin may raise anything)
+            raise AuthError(self.host, "logging in", _words(error), hint=HINT) from None
+        return {
+            setting["key"]: setting["value"]
+            for setting in settings
+            if setting["in"] == "header" and setting["value"]
+        }
+
+
+def log_in(context: str | None) -> Credentials:
+    """Read the kubeconfig, or the service account if this process runs in a pod.
+
+    Raises UsageError without a usable kubeconfig, or without the package.
+    """
+    try:
+        from kubernetes.client import rest
+
+        from kubernetes import client, config
+    except ImportError:
+        raise UsageError(
+            "a launch on Kubernetes needs the Python package kubernetes",
+            hint="pip install 'dtrain[kubernetes]'",
+        ) from None
+    configuration = client.Configuration()
+    configuration.connection_pool_maxsize = _CONNECTIONS
+    inside = (
+        context is None
+        and "KUBERNETES_SERVICE_HOST" in os.environ
+        and "KUBECONFIG" not in os.environ
+        and not Path("~/.kube/config").expanduser().exists()
+    )
+    namespace = None
+    problem = ""
+    try:
+        if inside:
+            config.load_incluster_config(client_configuration=configuration)
+            namespace = Path(_NAMESPACE_FILE).read_text().strip()
+        else:
+            # The package reads the variable only when it is imported.
+            file = os.environ.get("KUBECONFIG")
+            with _logged_errors() as logged:
+                config.load_kube_config(file, context=context, client_configuration=configuration)
+            problem = "; ".join(logged)[:_MAX_WORDS]
+            contexts, active = config.list_kube_config_contexts(file)
+            named = {one["name"]: one for one in contexts}
+            chosen = named.get(context, active)
+            context = chosen["name"]
+            namespace = chosen["context"].get("namespace")
+    except (
+        config.ConfigException, OSError, yaml.YAMLError,
+        # A value of another type than the package expects.
+        TypeError, ValueError, KeyError, AttributeError,
+    ) as error:  # fmt: skip
+        raise UsageError(
+            f"the kubeconfig cannot be used: {excerpt(str(error))}",
+            hint="`kubectl config get-contexts` lists the contexts; set"
+            " cluster.kubernetes.context or KUBECONFIG",
+        ) from None
+    server = str(configuration.host).rstrip("/")
+    pool = rest.RESTClientObject(configuration).pool_manager
+    return Credentials(server, context, namespace, problem, pool, configuration)
+
+
+@contextlib.contextmanager
+def _logged_errors() -> Iterator[list[str]]:
+    """The errors that the package logs. It does not raise those of a login program, and its log
+    would go to stderr."""
+    collector = _Collector(logging.ERROR)
+    logger = logging.getLogger()
+    logger.addHandler(collector)
+    try:
+        yield collector.texts
+    finally:
+        logger.removeHandler(collector)
+
+
+class _Collector(logging.Handler):
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(" ".join(record.getMessage().split()))
+
+
+def _words(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_WORDS]

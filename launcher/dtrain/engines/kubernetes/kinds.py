@@ -1,0 +1,45 @@
+"""The kinds of objects on the API server that dtrain uses. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dtrain.launchplan.plan import LaunchPlan
+
+CORE = "/api/v1/namespaces/{namespace}"
+"""Path of the objects that belong to Kubernetes itself."""
+PODS = f"{CORE}/pods"
+EVENTS = f"{CORE}/events"
+STRICT = {"fieldValidation": "Strict"}
+"""Refuses fields that an older JobSet or Trainer would drop."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobKind:
+    name: str
+    group: str
+    version: str
+    resource: str
+    """The name in paths and permissions."""
+    program: str
+    """What serves it."""
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}"
+
+    @property
+    def path(self) -> str:
+        return f"/apis/{self.api_version}/namespaces/{{namespace}}/{self.resource}"
+
+
+JOBSET = JobKind("JobSet", "jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
+TRAINJOB = JobKind("TrainJob", "trainer.kubeflow.org", "v1alpha1", "trainjobs", "Kubeflow Trainer")
+JOB_KINDS = {"jobset": JOBSET, "trainjob": TRAINJOB}
+"""By the value of ``cluster.kubernetes.api``."""
+
+
+def job_kind(plan: LaunchPlan) -> JobKind:
+    """The kind of the plan's job. ``plan.kubernetes`` must be set."""
+    assert plan.kubernetes is not None  # noqa: S101 (types)
+    return JOB_KINDS[plan.kubernetes.api]

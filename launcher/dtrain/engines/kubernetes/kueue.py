@@ -1,0 +1,164 @@
+"""Why Kueue holds a job back: from its Workload, or else from the events about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from dtrain.diagnostics import NodeError
+from dtrain.engines.kubernetes.client import Client, ForbiddenError, NotFoundError
+from dtrain.engines.kubernetes.kinds import EVENTS
+from dtrain.engines.kubernetes.objects import (
+    Condition,
+    Sentence,
+    Word,
+    object_list,
+    sentence,
+    without_nulls,
+)
+from dtrain.messages.decode import Length, ProtocolError, decode
+
+GROUP = "kueue.x-k8s.io"
+KNOWN_VERSIONS = ("v1beta1", "v1beta2", "v1")
+"""Their Workloads have the same conditions."""
+ASK_SECONDS = 5.0
+"""Seconds between two questions for the reason."""
+_OF_JOB = f"{GROUP}/job-uid"
+"""Label of a Workload with the uid of its job."""
+_WAITING = ("Pending", "Inadmissible", "Preempted")
+"""Reasons of events about a job that waits; beside them, all that begin with Evicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ApiVersion:
+    version: Word = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiGroup:
+    """What the API server says of a group, such as that of JobSet."""
+
+    versions: Annotated[tuple[_ApiVersion, ...], Length(100)] = ()
+
+
+def served_path(client: Client) -> str:
+    """The path of the newest version of Kueue's API that the cluster serves and dtrain knows.
+    Raises NodeError, NotFoundError without one, and ProtocolError."""
+    found = decode(ApiGroup, client.request("GET", f"/apis/{GROUP}"), "group")
+    served = {one.version for one in found.versions}
+    for version in reversed(KNOWN_VERSIONS):
+        if version in served:
+            return f"/apis/{GROUP}/{version}/namespaces/{{namespace}}"
+    versions = ", ".join(sorted(served))
+    raise NotFoundError(client.host, "asking for Kueue", f"{GROUP} has the versions {versions}")
+
+
+class Queue:
+    """The queue of one job. Only one thread uses it."""
+
+    def __init__(self, client: Client, job: str) -> None:
+        """``job``: name of the job."""
+        self._client = client
+        self._job = job
+        self._path: str | None = None
+        self._reason = ""
+        self._due = 0.0
+
+    def reason(self, uid: str) -> str:
+        """Why the job with this uid waits; empty if the cluster does not say, or if the user may
+        not read it."""
+        if time.monotonic() < self._due:
+            return self._reason
+        self._due = time.monotonic() + ASK_SECONDS
+        try:
+            self._reason = self._ask(uid)
+        except (NodeError, ProtocolError):
+            self._reason = ""
+        return self._reason
+
+    def _ask(self, uid: str) -> str:
+        try:
+            if self._path is None:
+                self._path = served_path(self._client)
+            found = self._client.request(
+                "GET", f"{self._path}/workloads", labelSelector=f"{_OF_JOB}={uid}"
+            )
+        except ForbiddenError:
+            return self._ask_events()
+        reasons = (workload_reason(one) for one in object_list(found).items)
+        return next(filter(None, reasons), "")
+
+    def _ask_events(self) -> str:
+        found = self._client.request("GET", EVENTS, fieldSelector="involvedObject.kind=Workload")
+        return event_reason(object_list(found).items, self._job)
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    name: Word = ""
+    state: Word = ""
+    message: Sentence = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkloadStatus:
+    conditions: Annotated[tuple[Condition, ...], Length(100)] = ()
+    admissionChecks: Annotated[tuple[_Check, ...], Length(100)] = ()  # noqa: N815 (Kubernetes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Workload:
+    status: _WorkloadStatus = _WorkloadStatus()
+
+
+def workload_reason(value: Any) -> str:
+    """Why a Workload waits: its eviction, what it lacks for quota, and its admission checks. Pure.
+    Raises ProtocolError."""
+    status = decode(_Workload, without_nulls(value), "workload").status
+    by_type = {one.type: one for one in status.conditions}
+    reasons = []
+    evicted, quota = by_type.get("Evicted"), by_type.get("QuotaReserved")
+    if evicted is not None and evicted.status == "True":
+        reasons.append(sentence(evicted.reason, evicted.message))
+    if quota is not None and quota.status == "False":
+        # After an eviction, it repeats the message until the next attempt to admit the job.
+        if evicted is None or quota.message != evicted.message:
+            reasons.append(sentence(quota.reason, quota.message))
+    elif quota is not None:
+        reasons += [
+            sentence(f"admission check {check.name} is {check.state}", check.message)
+            for check in status.admissionChecks
+            if check.state != "Ready"
+        ]
+    return "; ".join(reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class _Involved:
+    name: Word = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    involvedObject: _Involved = _Involved()  # noqa: N815 (Kubernetes)
+    reason: Word = ""
+    message: Sentence = ""
+    lastTimestamp: Word = ""  # noqa: N815 (Kubernetes)
+    eventTime: Word = ""  # noqa: N815 (Kubernetes)
+
+
+def event_reason(values: tuple[Mapping[str, Any], ...], job: str) -> str:
+    """Why a job waits, by the last event about its Workload. Pure. Raises ProtocolError."""
+    events = [decode(_Event, without_nulls(one), "event") for one in values]
+    # The name of a Workload: the kind and the name of its job, and a hash.
+    names = tuple(f"{kind}-{job}-" for kind in ("jobset", "trainjob"))
+    mine = [
+        one
+        for one in events
+        if one.involvedObject.name.startswith(names)
+        and (one.reason in _WAITING or one.reason.startswith("Evicted"))
+    ]
+    last = max(mine, key=lambda one: one.lastTimestamp or one.eventTime, default=_Event())
+    return sentence(last.reason, last.message)

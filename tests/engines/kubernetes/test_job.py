@@ -1,0 +1,456 @@
+"""What is known of a job, and what the thread that follows it does, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dtrain.diagnostics import ConnectError, ExitCode
+from dtrain.engines.kubernetes import follow, host_states, launched
+from dtrain.engines.kubernetes.client import AbsentError, ConflictError
+from dtrain.engines.kubernetes.ending import KubernetesEnding, PodEnding
+from dtrain.engines.kubernetes.follow import KubernetesFollower
+from dtrain.engines.kubernetes.job import KubernetesJob
+from dtrain.engines.kubernetes.objects import INDEX_LABEL, KubernetesJobState, Pod, Terminated
+from dtrain.engines.kubernetes.reading import JobSeen, PodLines, PodsListed
+from dtrain.launchplan.plan import build
+from dtrain.runs import journal
+from dtrain.runs.journal import JournalReader
+from dtrain.runs.log_store import RunFolder, StorageError
+from dtrain.runs.record import Record, Request
+from dtrain.runs.shown_state import ShownState
+from dtrain.session.control import Control
+from dtrain.session.observer import NullObserver
+from dtrain.spec.load import parse
+
+FILE = """
+cluster: {kubernetes: {image: i, queue: gpu}, nodes: 2, slots: 1}
+job: {framework: none, command: [x]}
+"""
+RUNS, HELD, FAILED = (
+    KubernetesJobState("u", 1),
+    KubernetesJobState("u", 1, suspended=True),
+    KubernetesJobState("u", 1, failed="BackoffLimitExceeded"),
+)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubernetesJob:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    folder = RunFolder.create("run-1")
+    record = Record("run-1", Request("c.yaml", "/", FILE), 29500, "python3", 1e9)
+    return KubernetesJob(
+        record, folder, observer=NullObserver(), on_running=lambda run: None, secrets={}
+    )
+
+
+def pod(uid: str, index: int = 0, created: str = "10:00") -> Pod:
+    state = ShownState.RUNNING
+    return Pod(f"pod-{uid}", uid, index, 1, "m", "Running", state, created=created, running=True)
+
+
+def killed(job: KubernetesJob, uid: str, index: int, reason: str, at: str | None) -> None:
+    ended = Terminated(137, reason, finishedAt=at)
+    job.pod_seen(replace(pod(uid, index), ended=ended, state=ShownState.ENDED))
+
+
+def ends(job: KubernetesJob, uid: str, status: int, process: str = "worker-0") -> None:
+    line = f"[dtrain] {process} ended: {status} at 5.0\n".encode()
+    job.keep(PodLines(uid, (line,), 5, 1, 5))
+
+
+def events(job: KubernetesJob, kind: type) -> list[Any]:
+    found = JournalReader(job._run.folder.journal).read()
+    return [event for _, event in found if isinstance(event, kind)]
+
+
+def notices(job: KubernetesJob) -> list[str]:
+    return [event.text for event in events(job, journal.NoticeShown)]
+
+
+def blamed(job: KubernetesJob) -> list[tuple[str, int | None]]:
+    return [(failure.host, failure.code) for failure in job.ended("").failures]
+
+
+def test_pods_from_before_a_suspension_are_not_blamed(job: KubernetesJob) -> None:
+    job.job_seen(RUNS, "")
+    for index, uid in enumerate("ab"):
+        job.pod_seen(pod(uid, index))
+        ends(job, uid, 3, f"worker-{index}")
+    job.pod_seen(pod("a"), removed=True)
+    job.job_seen(HELD, "Preempted: for 7 others")
+    job.pod_seen(pod("b", 1), removed=True)
+    assert blamed(job) == []
+    job.job_seen(None, "")
+    assert job.ended("").reason == "c-1 was deleted outside dtrain"
+    job.job_seen(RUNS, "")
+    job.pod_seen(pod("c", 1, created="10:05"))
+    ends(job, "c", 9, "worker-1")
+    job.job_seen(FAILED, "")
+    assert blamed(job) == [("node1", 9)]
+
+
+def test_the_last_pod_of_an_index_counts_in_any_order(job: KubernetesJob) -> None:
+    new, old = pod("new", created="10:05"), pod("old", created="10:00")
+    job.job_seen(FAILED, "")
+    for known in job.listed((new, old)):
+        ends(job, known.pod.uid, {"new": 9, "old": 3}[known.pod.uid])
+    assert blamed(job) == [("node0", 9)]
+
+
+@pytest.mark.parametrize(
+    ("at", "first"),
+    [("1970-01-01T00:00:04Z", "node1"), ("1970-01-01T00:00:06Z", "node0"), (None, "node0")],
+)
+def test_a_killed_container_has_ended_when_the_kubelet_says(
+    job: KubernetesJob, at: str | None, first: str
+) -> None:
+    """The process on the other host ends at second 5."""
+    job.job_seen(FAILED, "")
+    job.pod_seen(pod("a"))
+    ends(job, "a", 1)
+    killed(job, "b", 1, "OOMKilled", at)
+    assert next(host for host, _ in blamed(job)) == first
+
+
+def test_a_suspension_shows_with_its_reason(job: KubernetesJob) -> None:
+    job.job_seen(HELD, "")
+    job.job_seen(HELD, "Pending: 7 more GPUs needed")
+    job.job_seen(HELD, "Pending: 12 more GPUs needed")
+    job.job_seen(RUNS, "")
+    job.pod_seen(pod("a"))
+    job.job_seen(HELD, "Preempted: x")
+    job.pod_seen(pod("a"), removed=True)
+    job.job_seen(HELD, "Preempted: x")
+    job.job_seen(RUNS, "")
+    job.pod_seen(pod("b", created="10:05"))
+    job.pod_seen(pod("a"), removed=True)
+    job.job_seen(HELD, "Preempted: x")
+    assert notices(job) == [
+        "c-1 waits in the queue gpu",
+        "c-1 waits in the queue gpu: Pending: 7 more GPUs needed",
+        "c-1 has left the queue gpu",
+        "c-1 is suspended and waits in the queue gpu: Preempted: x",
+        "c-1 has left the queue gpu",
+        "c-1 is suspended and waits in the queue gpu: Preempted: x",
+    ]
+    states = [
+        (event.state, event.detail)
+        for event in events(job, journal.HostState)
+        if event.host == "node0"
+    ]
+    waits = "waits in the queue gpu"
+    assert states == [
+        (ShownState.QUEUED, waits),
+        (ShownState.QUEUED, f"{waits}: Pending: 7 more GPUs needed"),
+        (ShownState.QUEUED, ""),
+        (ShownState.RUNNING, ""),
+        (ShownState.ENDED, ""),
+        (ShownState.QUEUED, f"{waits}: Preempted: x"),
+        (ShownState.QUEUED, ""),
+        (ShownState.RUNNING, ""),
+    ]
+
+
+def test_a_pod_that_ends_just_after_a_suspension_is_blamed(job: KubernetesJob) -> None:
+    """The server has not yet said that the job runs again."""
+    job.job_seen(RUNS, "")
+    job.pod_seen(pod("a"))
+    job.job_seen(HELD, "")
+    job.listed(())
+    job.pod_seen(pod("b", created="10:05"))
+    ends(job, "b", 9)
+    job.pod_seen(pod("b", created="10:05"), removed=True)
+    job.job_seen(FAILED, "")
+    assert blamed(job) == [("node0", 9)]
+
+
+def test_pods_that_a_watch_has_missed_are_gone(job: KubernetesJob) -> None:
+    job.job_seen(RUNS, "")
+    job.listed((pod("a"), pod("b", 1)))
+    job.listed((pod("b", 1),))
+    shown = [(event.host, event.state) for event in events(job, journal.HostState)]
+    assert shown[-1] == ("node0", ShownState.ENDED)
+
+
+def test_a_pod_that_does_not_start_gets_its_reason_from_events(
+    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_states, "SLOW_SECONDS", -1.0)
+    waits = replace(pod("a"), running=False, state=ShownState.PREPARING)
+    job.pod_seen(waits)
+    assert job.slow_pod == "pod-a"
+    job.warned("FailedMount: timed out", "pod-a")
+    assert notices(job) == ["node0 waits: FailedMount: timed out"]
+    job.pod_seen(pod("a"))
+    assert job.slow_pod == ""
+    job.warned("FailedMount: timed out", "pod-a")
+    job.pod_seen(replace(waits, uid="b", name="pod-b", created="10:05"))
+    job.pod_seen(pod("c", created="10:06"))
+    job.warned("FailedMount: timed out", "pod-b")
+    assert job.slow_pod == ""
+    assert events(job, journal.HostState)[-1].state == ShownState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("changes", "hint"),
+    [
+        ("", "with job.restart.max: 3, Kubernetes starts all pods again after such an end"),
+        ("restart: {max: 2}", "all 2 restarts of job.restart.max are used"),
+        ("api", "the TrainingRuntime decides whether Kubernetes starts all pods again"),
+    ],
+)
+def test_the_hint_for_an_evicted_pod(changes: str, hint: str) -> None:
+    text = FILE.replace("queue: gpu", "queue: gpu, api: trainjob") if changes == "api" else FILE
+    text = text if changes == "api" else text.replace("[x]", f"[x], {changes}")
+    evicted = PodEnding(replace(pod("a"), disrupted="Evicted"), (), ())
+    ending = KubernetesEnding("c-1", FAILED, build(parse(text, "c.yaml")), [evicted], ())
+    assert ending.report().hint == hint
+
+
+def test_a_message_of_a_kubelet_is_shown_once(job: KubernetesJob) -> None:
+    job.pod_seen(pod("a"))
+    for _ in range(2):
+        job.log_problem("a", "too many open files")
+    assert notices(job) == ["node0: the log of pod pod-a: too many open files"]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_log_without_its_last_line_may_lack_more(job: KubernetesJob, ended: bool) -> None:
+    job.pod_seen(pod("a"))
+    if ended:
+        ends(job, "a", 143)
+    job.log_ended("a", whole=False)
+    missing = "node0: the last lines of the output may be missing"
+    assert [text.startswith(missing) for text in notices(job)] == [True] * (not ended)
+
+
+def test_a_pod_that_the_kubelet_has_refused_has_no_log(job: KubernetesJob) -> None:
+    job.pod_seen(replace(pod("a"), running=False, phase="Failed", state=ShownState.ENDED))
+    job.log_ended("a", whole=False)
+    assert notices(job) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (143, "c-1 was deleted outside dtrain"),
+        (9, "rank 0 on node0 exited with status 9"),
+    ],
+)
+def test_processes_that_a_deletion_has_ended_are_no_cause(
+    job: KubernetesJob, status: int, reason: str
+) -> None:
+    job.pod_seen(pod("a"))
+    ends(job, "a", status)
+    job.job_seen(None, "")
+    assert job.ended("").reason == reason
+
+
+def test_the_cause_is_known_to_a_process_that_attaches_after_it(job: KubernetesJob) -> None:
+    job.pod_seen(pod("a"))
+    ends(job, "a", 9)
+    job.leave(job.ended(""))
+    attached = KubernetesJob(
+        job.record,
+        job._run.folder,
+        observer=NullObserver(),
+        on_running=lambda run: None,
+        secrets={},
+    )
+    attached.pod_seen(pod("a"))
+    attached.job_seen(FAILED, "")
+    assert blamed(attached) == [("node0", 9)]
+
+
+def test_lines_after_a_gap_follow_those_that_are_stored(job: KubernetesJob) -> None:
+    """A killed launcher may have stored more lines than the positions say."""
+    job.pod_seen(pod("a"))
+    job.leave(job.ended(""))
+    job.keep(PodLines("a", (b"[worker-0] stored\n",), 5, 1, 5))
+    attached = KubernetesJob(
+        job.record,
+        job._run.folder,
+        observer=NullObserver(),
+        on_running=lambda run: None,
+        secrets={},
+    )
+    attached.pod_seen(pod("a"))
+    attached.keep(PodLines("a", (b"[worker-0] new\n",), 9, 1, 9, gap=True))
+    log = job._run.folder.logs / "node0" / "worker-0.out"
+    assert log.read_text() == "stored\nnew\n"
+
+
+def test_a_full_disk_does_not_hide_the_report(
+    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> None:
+        raise StorageError("no space left on device")
+
+    monkeypatch.setattr(job._positions, "save", full)
+    report = job.finish(job.ended("Ctrl-C"))
+    assert report.exit_code is ExitCode.INTERRUPTED
+    assert [event.report.reason for event in events(job, journal.Finished)] == ["Ctrl-C"]
+
+
+# Following ---------------------------------------------------------------------------------------
+
+Answer = Callable[[str, str], dict[str, Any]]
+
+
+class Server:
+    """Answers requests with a function."""
+
+    namespace, host, context = "ml", "10.0.0.1", "prod"
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def request(self, method: str, path: str, body: Any = None, **_: Any) -> dict[str, Any]:
+        return self._answer(method, path)
+
+    def stream(self, path: str, **_: Any) -> Any:
+        raise ConnectError(self.host, "GET", "connection refused")
+
+
+def absent(method: str, path: str) -> dict[str, Any]:
+    raise AbsentError("10.0.0.1", f"{method} {path}", "not found")
+
+
+def follower(
+    job: KubernetesJob, answer: Answer, control: Control | None = None
+) -> KubernetesFollower:
+    client: Any = Server(answer)
+    return KubernetesFollower(job, client, control or Control())
+
+
+def refuse(method: str, path: str) -> dict[str, Any]:
+    raise ConnectError("10.0.0.1", f"{method} {path}", "connection refused")
+
+
+def test_a_stop_that_has_to_wait_is_recorded_once(
+    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = Control()
+    waits = []
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        if len(waits) == 3:
+            control.stop()
+            control.stop()
+        return False
+
+    monkeypatch.setattr(control, "wait", wait)
+    followed = follower(job, refuse, control)
+    control.hand_to(followed)
+    control.stop("Ctrl-C")
+    report = None
+    while report is None:
+        report = followed._stop()
+    assert "may still be there" in report.problems[0]
+    assert job.record.leftovers
+    assert len(waits) == 3
+    assert events(job, journal.StopRequested) == [journal.StopRequested("Ctrl-C")]
+
+
+def test_a_deleted_job_that_does_not_go_away(
+    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that does not answer keeps its pods."""
+    monkeypatch.setattr(follow, "GONE_SECONDS", -1000.0)
+    control = Control()
+    followed = follower(job, lambda method, path: {"metadata": {"name": "c-1"}}, control)
+    control.hand_to(followed)
+    control.stop("Ctrl-C")
+    monkeypatch.setattr(followed, "_attempt_is_read", lambda: control.leave())
+    followed._follow()
+    assert "c-1 is not gone yet" in notices(job)[-1]
+
+
+def test_what_may_be_left_of_a_job_that_could_not_be_created(
+    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launched, "GONE_SECONDS", -60.0)
+
+    def answer(method: str, path: str) -> dict[str, Any]:
+        return (absent if method == "GET" else refuse)(method, path)
+
+    report = follower(job, answer).follow({"ConfigMap": {}, "job": {}})
+    assert report.reason.startswith("not created: POST ")
+    assert "kubectl delete jobset c-1 --namespace ml --context prod" in report.problems[1]
+    assert job.record.leftovers == (("node0", 1), ("node1", 1))
+
+
+@pytest.mark.parametrize("answers", [(), ("GET",)])
+def test_what_is_not_created_is_not_deleted(job: KubernetesJob, answers: tuple[str, ...]) -> None:
+    """Without a connection, or with objects of the same name that belong to another run."""
+    asked = []
+
+    def answer(method: str, path: str) -> dict[str, Any]:
+        asked.append(method)
+        if not answers:
+            refuse(method, path)
+        if method in answers:
+            absent(method, path)
+        raise ConflictError("10.0.0.1", method, "already exists")
+
+    report = follower(job, answer).follow({"ConfigMap": {}, "job": {}})
+    assert report.reason.startswith("not created: ")
+    assert asked == ["GET", "POST"][: len(answers) + 1]
+    assert job.record.leftovers == ()
+
+
+def test_requests_to_stop_end_the_wait_for_pods(job: KubernetesJob) -> None:
+    """A pod on a machine that does not answer stays."""
+    deleted = []
+    control = Control()
+    left = {"metadata": {"name": "c-1-node-0-0", "labels": {INDEX_LABEL: "0"}}}
+
+    def answer(method: str, path: str) -> dict[str, Any]:
+        if method == "DELETE":
+            deleted.append(path.rpartition("/")[2])
+            control.stop("Ctrl-C")
+        elif deleted.count("c-1-node-0-0"):
+            control.stop("Ctrl-C")
+        return {"items": [left]}
+
+    followed = follower(job, answer, control)
+    control.hand_to(followed)
+    job.job_seen(FAILED, "")
+    report = followed._end()
+    assert report.exit_code is ExitCode.JOB_FAILED
+    assert "pods are still there: c-1-node-0-0" in report.problems[-1]
+    assert deleted == ["c-1", "c-1", "c-1-node-0-0"]
+    assert job.record.leftovers
+
+
+def test_output_is_awaited_for_as_long_as_it_arrives(
+    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    followed = follower(job, lambda method, path: {"items": []})
+    followed._handle(PodsListed((pod("a"),)))
+    followed._handle(JobSeen(FAILED))
+    assert not followed._attempt_is_read()
+    limit = follow.LOG_SECONDS + job.plan.job.grace
+    for _ in range(3):
+        now[0] += limit - 1
+        followed._handle(PodLines("a", (b"[worker-0] x\n",), 5, 1, 5))
+        assert not followed._attempt_is_read()
+    now[0] += limit + 1
+    assert followed._attempt_is_read()
+    assert "could not be read to its end" in notices(job)[-1]
+
+
+def test_a_job_that_another_process_has_deleted(job: KubernetesJob) -> None:
+    followed = follower(job, lambda method, path: {"items": []})
+    assert not followed._attempt_is_read()
+    followed._handle(JobSeen(None))
+    assert followed._attempt_is_read()
